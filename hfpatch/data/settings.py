@@ -1,0 +1,31 @@
+"""What a recipe says about its training text."""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+
+from hfpatch.settings import Section
+
+
+class DataSettings(Section):
+    """Where the training text comes from and how it becomes token blocks."""
+
+    source: str = "tinyworld/shifted"
+    """``tinyworld/base``, ``tinyworld/shifted``, a hub data set id, or a local file or folder
+    (.jsonl, .txt, .txt.xz, .parquet)."""
+    config: str | None = None
+    """The hub data set's configuration, such as ``wikitext-103-raw-v1``."""
+    split: str = "train"
+    """The hub data set's split."""
+    revision: str | None = None
+    """The hub data set's revision; None takes the newest and records which one it was."""
+    text_column: str = "text"
+    """The column that holds the text."""
+    max_documents: PositiveInt | None = None
+    """Take only the first documents that pass the filter; None takes all."""
+    min_characters: int = 1
+    """Leave out documents shorter than this many characters, surrounding white space not counted."""
+    block_size: PositiveInt = 512
+    """Tokens in a block, the unit of a batch."""
+    packing: bool = True
+    """True fills each block with several documents, attention kept inside each; False pads one document a block."""

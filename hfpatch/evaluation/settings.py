@@ -1,0 +1,26 @@
+"""What a recipe says about evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from hfpatch.settings import Section
+
+
+class EvaluationSettings(Section):
+    """Which lm-eval tasks to run, and how."""
+
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)] = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
+    """lm-eval task names, hfpatch's own (``eval/``) included."""
+    limit: PositiveInt | None = None
+    """Only the first documents of each task; None takes all."""
+    num_fewshot: NonNegativeInt | None = None
+    """Examples before each question; None takes each task's own number."""
+    batch_size: PositiveInt = 16
+    """Rows in one forward pass."""
+    max_length: PositiveInt | None = None
+    """Longest row in tokens; None takes the model's own."""
+    allow_unknown_base: bool = False
+    """Go on where the base scores outside its published known score."""
