@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class HfpatchError(Exception):
+class HfpatchError(ValueError):
     """A mistake in what hfpatch was given: what is wrong, where, and how to mend it, in one line.
 
     The command line prints the message without a traceback and exits with code 2. Library users catch it as any

@@ -29,7 +29,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         _sync(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         raise _write_error(path, error) from error
     finally:
@@ -92,11 +92,11 @@ def sha256_file(path: Path) -> str:
 def _swap(new: Path, path: Path) -> None:
     """Rename ``new`` to ``path``, setting an older folder of that name aside until the new one is in place."""
     if not path.exists():
-        os.replace(new, path)
+        new.replace(path)
         return
     old = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
-    os.replace(path, old)
-    os.replace(new, path)
+    path.replace(old)
+    new.replace(path)
     shutil.rmtree(old)
 
 

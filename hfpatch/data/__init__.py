@@ -1,0 +1,1 @@
+"""Documents, tokenising, token blocks and the batch plan."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hfpatch.settings import Section
 
@@ -12,7 +14,7 @@ class DataSettings(Section):
 
     source: str = "tinyworld/shifted"
     """``tinyworld/base``, ``tinyworld/shifted``, a hub data set id, or a local file or folder
-    (.jsonl, .txt, .txt.xz, .parquet)."""
+    (.jsonl, .txt, .parquet, the first two also as .gz or .xz)."""
     config: str | None = None
     """The hub data set's configuration, such as ``wikitext-103-raw-v1``."""
     split: str = "train"
@@ -23,9 +25,11 @@ class DataSettings(Section):
     """The column that holds the text."""
     max_documents: PositiveInt | None = None
     """Take only the first documents that pass the filter; None takes all."""
-    min_characters: int = 1
+    min_characters: NonNegativeInt = 1
     """Leave out documents shorter than this many characters, surrounding white space not counted."""
-    block_size: PositiveInt = 512
+    block_size: Annotated[int, Field(ge=2)] = 512
     """Tokens in a block, the unit of a batch."""
     packing: bool = True
     """True fills each block with several documents, attention kept inside each; False pads one document a block."""
+    append_eos: bool = True
+    """End each document with the tokenizer's end-of-text token, unless the tokenizer did so itself."""

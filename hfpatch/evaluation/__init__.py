@@ -1,0 +1,42 @@
+"""Evaluation: lm-eval's tasks and metrics, per-document records, paired statistics.
+
+Importing this package registers the lm-eval model ``hfpatch`` by name alone; torch and transformers are imported when
+lm-eval builds the model, and the functions below when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.registry import model_registry
+
+if TYPE_CHECKING:
+    from hfpatch.evaluation.comparison import Comparison, compare
+    from hfpatch.evaluation.known_scores import check_known_scores
+    from hfpatch.evaluation.model import HfpatchLM
+    from hfpatch.evaluation.results import TaskResult
+    from hfpatch.evaluation.run import evaluate
+    from hfpatch.evaluation.tasks import load_tasks
+
+__all__ = ["Comparison", "HfpatchLM", "TaskResult", "check_known_scores", "compare", "evaluate", "load_tasks"]
+
+_HOMES = {
+    "Comparison": "comparison",
+    "HfpatchLM": "model",
+    "TaskResult": "results",
+    "check_known_scores": "known_scores",
+    "compare": "comparison",
+    "evaluate": "run",
+    "load_tasks": "tasks",
+}
+
+import_module("lm_eval.models")  # lm-eval fills its registry only while that is empty
+if "hfpatch" not in model_registry:
+    model_registry.register("hfpatch", target="hfpatch.evaluation.model:HfpatchLM")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

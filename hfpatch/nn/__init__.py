@@ -1,0 +1,27 @@
+"""Pure torch modules: the mathematics of the methods, with no Hugging Face import."""
+
+from hfpatch.nn.activations import ACTIVATIONS, activation
+from hfpatch.nn.anchors import IdentityAnchoredQuery, anchor_preserving, anchored
+from hfpatch.nn.initialization import normal_, seeded_generator
+from hfpatch.nn.nonlinear import NonlinearProjection, nonlinear_map
+from hfpatch.nn.norms import NORMS, make_norm
+from hfpatch.nn.preprojection import PreProjection, inner_width, pre_project
+from hfpatch.nn.skip import ContentSkip
+
+__all__ = [
+    "ACTIVATIONS",
+    "NORMS",
+    "ContentSkip",
+    "IdentityAnchoredQuery",
+    "NonlinearProjection",
+    "PreProjection",
+    "activation",
+    "anchor_preserving",
+    "anchored",
+    "inner_width",
+    "make_norm",
+    "nonlinear_map",
+    "normal_",
+    "pre_project",
+    "seeded_generator",
+]

@@ -1,0 +1,7 @@
+"""The embedded default: a synthetic language, its tasks, and two tiny checkpoints pretrained on it."""
+
+from hfpatch.tinyworld.checkpoints import CHECKPOINTS, checkpoint
+from hfpatch.tinyworld.language import documents
+from hfpatch.tinyworld.tasks import TASKS, draw_items, examples, items
+
+__all__ = ["CHECKPOINTS", "TASKS", "checkpoint", "documents", "draw_items", "examples", "items"]

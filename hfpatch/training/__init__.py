@@ -1,0 +1,1 @@
+"""The probe trainer and the pretrainer."""

@@ -4,39 +4,78 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hfpatch.settings import Dtype, Section
 
+_Rate = Annotated[float, Field(ge=0, lt=1)]
 
-class TrainingSettings(Section):
-    """The optimiser, its schedule and the batch; the defaults are the probe protocol of arXiv 2604.10791."""
 
-    steps: PositiveInt = 500
+class LoopSettings(Section):
+    """What every training run has: batches, optimiser, schedule, checkpoints."""
+
+    steps: PositiveInt
     """Optimiser steps."""
     batch_size: PositiveInt = 16
     """Blocks that one optimiser step sees, over all processes and accumulation steps together."""
     micro_batch_size: PositiveInt | None = None
     """Blocks in one forward pass on one process; None takes the whole batch at once."""
-    lr: PositiveFloat = 1e-5
+    lr: PositiveFloat
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """The decay after warm-up, down to zero (constant: none)."""
-    warmup_steps: NonNegativeInt = 50
+    """The decay after warm-up (constant: none). With ``transformers``' own formulas, so the first of several warm-up
+    steps has a learning rate of zero."""
+    warmup_steps: NonNegativeInt
     """Steps of linear warm-up."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay; never applied to norms and biases."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[_Rate, _Rate]
     """AdamW's decay rates."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Clip the gradient's norm to this; None does not clip."""
-    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
-    """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
-    trainable_dtype: Dtype = "float32"
-    """The dtype of what is trained. bfloat16 loses most small updates; it is here to reproduce results that used it."""
     autocast: Literal["bfloat16"] | None = None
     """Run the forward pass under autocast in this dtype."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     save_every: PositiveInt | None = None
     """Write a checkpoint every so many steps; None writes none before the end."""
+    keep_checkpoints: PositiveInt = 1
+    """How many checkpoints to keep, the newest ones."""
+
+
+class TrainingSettings(LoopSettings):
+    """The probe: a frozen base and a few trained tensors; the defaults are the protocol of arXiv 2604.10791."""
+
+    steps: PositiveInt = 500
+    """Optimiser steps."""
+    lr: PositiveFloat = 1e-5
+    """Peak learning rate."""
+    warmup_steps: NonNegativeInt = 50
+    """Steps of linear warm-up."""
+    betas: tuple[_Rate, _Rate] = (0.9, 0.999)
+    """AdamW's decay rates."""
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
+    """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
+    trainable_dtype: Dtype = "float32"
+    """The dtype of what is trained. bfloat16 loses most small updates; it is here to reproduce results that used it."""
+
+
+class PretrainSettings(LoopSettings):
+    """Pretraining: every parameter is trained, in float32; the defaults suit a model of a few million parameters."""
+
+    steps: PositiveInt = 2000
+    """Optimiser steps."""
+    batch_size: PositiveInt = 32
+    """Blocks that one optimiser step sees, over all processes and accumulation steps together."""
+    lr: PositiveFloat = 1e-3
+    """Peak learning rate."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """The floor of the cosine schedule, as a share of the peak."""
+    warmup_steps: NonNegativeInt = 100
+    """Steps of linear warm-up."""
+    weight_decay: NonNegativeFloat = 0.1
+    """Decoupled weight decay, on matrices only."""
+    betas: tuple[_Rate, _Rate] = (0.9, 0.95)
+    """AdamW's decay rates."""
+    evaluate_every: PositiveInt | None = None
+    """Measure the loss on the evaluation blocks every so many steps and at the end; None measures at the end only."""

@@ -1,0 +1,27 @@
+"""``hfpatch`` and ``python -m hfpatch``: the command line, with every mistake in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hfpatch.errors import HfpatchError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 done, 2 a mistake in what was given, 130 interrupted."""
+    from hfpatch.cli.app import app
+
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="hfpatch")
+    except HfpatchError as error:
+        message = " ".join(str(error).split())
+        print(f"hfpatch: error: {message}", file=sys.stderr)
+        return 2
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

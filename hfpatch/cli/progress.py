@@ -1,0 +1,94 @@
+"""Progress in the terminal: a live line for each run; plain lines where the output is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from hfpatch.pipeline.progress import Progress
+from hfpatch.training.records import StepRecord
+
+PLAIN_EVERY_S = 30.0
+"""Seconds between two lines of one training run where the output is no terminal."""
+
+
+@contextmanager
+def choose_progress() -> Iterator[Progress]:
+    """Yield live bars on a terminal and plain lines elsewhere; both go to standard error."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield PlainProgress()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Bars(*columns, console=console) as bars:
+        yield LiveProgress(bars)
+
+
+class PlainProgress(Progress):
+    """One line when a run starts and ends, and now and then between."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+
+    def started(self, run: str, steps: int) -> None:
+        """Show that a run begins."""
+        self._say(f"{run}: training, {steps} steps" if steps else run)
+
+    def stepped(self, run: str, record: StepRecord) -> None:
+        """Show one optimiser step."""
+        if time.monotonic() - self._told > PLAIN_EVERY_S:
+            self._say(f"{run}: {_state(record)}")
+
+    def evaluating(self, run: str, task: str) -> None:
+        """Show that a task begins."""
+        self._say(f"{run}: {task}")
+
+    def finished(self, run: str, summary: str) -> None:
+        """Show that a run is complete."""
+        self._say(f"{run}: done{', ' * bool(summary)}{summary}")
+
+    def _say(self, text: str) -> None:
+        self._told = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
+
+
+class LiveProgress(Progress):
+    """A bar for each run: step, loss and tokens a second, then the task, then the scores."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._lines: dict[str, TaskID] = {}
+
+    def started(self, run: str, steps: int) -> None:
+        """Show that a run begins."""
+        self._bars.update(self._line(run), total=steps or None, completed=0, state="")
+
+    def stepped(self, run: str, record: StepRecord) -> None:
+        """Show one optimiser step."""
+        self._bars.update(self._line(run), completed=record.step, state=_state(record))
+
+    def evaluating(self, run: str, task: str) -> None:
+        """Show that a task begins."""
+        self._bars.update(self._line(run), state=task)
+
+    def finished(self, run: str, summary: str) -> None:
+        """Show that a run is complete."""
+        line = self._line(run)
+        self._bars.update(line, total=1, completed=1, state=summary)
+        self._bars.stop_task(line)
+
+    def _line(self, run: str) -> TaskID:
+        if run not in self._lines:
+            self._lines[run] = self._bars.add_task(run, total=None, state="")
+        return self._lines[run]
+
+
+def _state(record: StepRecord) -> str:
+    speed = record.tokens / record.seconds if record.seconds else 0.0
+    return f"step {record.step}, loss {record.loss:.4f}, {speed:,.0f} tokens/s"

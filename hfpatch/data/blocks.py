@@ -1,0 +1,203 @@
+"""Token blocks: the fixed-length rows that batches are drawn from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hfpatch.data.corpora import Corpus, filtered_documents, open_corpus
+from hfpatch.data.packing import pack, split_pieces
+from hfpatch.data.settings import DataSettings
+from hfpatch.data.tokenise import TokenArray, TokenStream, hash_tokenizer, tokenise
+from hfpatch.files import atomic_directory, read_json, write_json
+
+IGNORE = -100
+_CACHE_FORMAT = 1
+_ARRAYS = ("rows", "sizes", "offsets")
+
+
+@dataclass(frozen=True)
+class TokenBlocks:
+    """Rows of ``block_size`` tokens, in memory or mapped from a file.
+
+    A packed row holds several pieces; ``position_ids`` restart at each, and the first token of each is never
+    predicted, so nothing is learnt across documents. What no piece fills is one more stretch of its own, never
+    predicted either. A padded row holds one piece and an ``attention_mask``.
+
+    Attributes:
+        rows: (blocks, block_size) token ids.
+        sizes: (pieces,) int32 tokens of each piece, row by row.
+        offsets: (blocks + 1,) int64, where each row's pieces begin in ``sizes``.
+        packing: whether a row may hold several pieces.
+        documents: how many documents the rows were made from.
+        source: the recipe's ``data.source``.
+        revision: the hub revision, or None.
+        sha256: hash of the rows and their pieces.
+    """
+
+    rows: TokenArray
+    sizes: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    packing: bool
+    documents: int
+    source: str
+    revision: str | None
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Return ``input_ids``, ``labels`` and ``position_ids`` (packed) or ``attention_mask``, each (block_size,)."""
+        ids = torch.from_numpy(self.rows[index].astype(np.int64))
+        positions = torch.from_numpy(self._positions(index))
+        filled = self._pieces(index).sum()
+        labels = ids.masked_fill(positions == 0, IGNORE)
+        labels[filled:] = IGNORE
+        if self.packing:
+            return {"input_ids": ids, "labels": labels, "position_ids": positions}
+        return {"input_ids": ids, "labels": labels, "attention_mask": (torch.arange(len(ids)) < filled).long()}
+
+    def head(self, count: int) -> TokenBlocks:
+        """Return the first ``count`` rows as blocks of their own."""
+        offsets = self.offsets[: count + 1]
+        rows, sizes = self.rows[:count], self.sizes[: offsets[-1]]
+        return replace(self, rows=rows, sizes=sizes, offsets=offsets, sha256=_hash_arrays(rows, sizes, offsets))
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a row, padding included."""
+        return int(self.rows.shape[1])
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all rows, padding not counted."""
+        return int(self.sizes.sum())
+
+    def count_tokens(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
+        """Tokens in the rows named by ``indices``, padding not counted."""
+        return sum(int(self._pieces(int(index)).sum()) for index in indices)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a result says about its data."""
+        return {
+            "source": self.source,
+            "revision": self.revision,
+            "sha256": self.sha256,
+            "documents": self.documents,
+            "blocks": len(self),
+            "tokens": self.tokens,
+            "block_size": self.block_size,
+            "packing": self.packing,
+        }
+
+    def _pieces(self, index: int) -> npt.NDArray[np.int32]:
+        return self.sizes[self.offsets[index] : self.offsets[index + 1]]
+
+    def _positions(self, index: int) -> npt.NDArray[np.int64]:
+        sizes = self._pieces(index)
+        rest = self.block_size - int(sizes.sum())
+        return np.concatenate([np.arange(size, dtype=np.int64) for size in (*sizes, rest)])
+
+
+def load_blocks(
+    settings: DataSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+) -> TokenBlocks:
+    """Read, tokenise and pack (or pad) the text that ``settings`` names.
+
+    Args:
+        settings: the recipe's data section.
+        tokenizer: the base model's tokenizer.
+        data_dir: local copies of hub data sets, see :func:`hfpatch.data.corpora.open_corpus`.
+        cache_dir: keep the blocks here, under a name made from settings, tokenizer and the text's hash, and map
+            them into memory on the next call.
+
+    Raises:
+        HfpatchError: if the text is missing, malformed or empty.
+    """
+    corpus = open_corpus(settings, data_dir)
+    if cache_dir is None:
+        return _build(corpus, settings, tokenizer)
+    folder = cache_dir / _cache_key(corpus, settings, tokenizer)
+    if not folder.is_dir():
+        _write_cache(folder, _build(corpus, settings, tokenizer))
+    return _read_cache(folder)
+
+
+def blocks_from_stream(
+    stream: TokenStream, settings: DataSettings, *, pad_token_id: int, revision: str | None = None
+) -> TokenBlocks:
+    """Lay a token stream out in rows: packed by best fit, or one truncated document a row."""
+    size = settings.block_size
+    if settings.packing:
+        pieces = split_pieces(stream.lengths, size)
+        members = pack(pieces[:, 1].tolist(), size)
+    else:
+        starts = np.cumsum(stream.lengths) - stream.lengths
+        pieces = np.stack([starts, np.minimum(stream.lengths, size)], axis=1)
+        members = [[index] for index in range(len(pieces))]
+    order = pieces[[piece for row in members for piece in row]]
+    offsets = np.cumsum([0, *map(len, members)], dtype=np.int64)
+    rows = np.full((len(members), size), pad_token_id, dtype=stream.tokens.dtype)
+    for row, (begin, end) in enumerate(pairwise(offsets)):
+        parts = [stream.tokens[start : start + length] for start, length in order[begin:end].tolist()]
+        filled = np.concatenate(parts)
+        rows[row, : len(filled)] = filled
+    sizes = order[:, 1].astype(np.int32)
+    return TokenBlocks(
+        rows=rows,
+        sizes=sizes,
+        offsets=offsets,
+        packing=settings.packing,
+        documents=len(stream.lengths),
+        source=settings.source,
+        revision=revision,
+        sha256=_hash_arrays(rows, sizes, offsets),
+    )
+
+
+def _build(corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> TokenBlocks:
+    texts = filtered_documents(corpus, settings)
+    stream = tokenise(texts, tokenizer, append_eos=settings.append_eos)
+    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+    return blocks_from_stream(stream, settings, pad_token_id=pad, revision=corpus.revision)
+
+
+def _hash_arrays(*arrays: npt.NDArray[Any]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _cache_key(corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> str:
+    parts = [_CACHE_FORMAT, corpus.digest, corpus.revision, hash_tokenizer(tokenizer), settings.model_dump(mode="json")]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _write_cache(folder: Path, blocks: TokenBlocks) -> None:
+    with atomic_directory(folder) as temporary:
+        for name in _ARRAYS:
+            np.save(temporary / f"{name}.npy", getattr(blocks, name), allow_pickle=False)
+        scalars = ("packing", "documents", "source", "revision", "sha256")
+        write_json(temporary / "blocks.json", {name: getattr(blocks, name) for name in scalars})
+
+
+def _read_cache(folder: Path) -> TokenBlocks:
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
+    return TokenBlocks(**arrays, **read_json(folder / "blocks.json"))

@@ -1,0 +1,169 @@
+"""Documents from the embedded language, local files or the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from hfpatch.data.readers import is_readable, read_documents
+from hfpatch.data.settings import DataSettings
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.files import sha256_file
+
+_TINYWORLD = ("tinyworld/base", "tinyworld/shifted")
+_REVISION = re.compile(r"@([0-9a-f]{40})/")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A source of documents that can be read more than once.
+
+    Attributes:
+        read: yields every document before filtering.
+        digest: 64 hex digits that change when the documents do.
+        revision: the hub revision that was read, or None.
+    """
+
+    read: Callable[[], Iterator[str]]
+    digest: str
+    revision: str | None = None
+
+
+def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
+    """Find the documents that ``settings`` names.
+
+    Args:
+        settings: the recipe's data section.
+        data_dir: a folder that holds hub data sets as ``<name after the slash>/<config>/<split>.jsonl[.gz]``;
+            what it lacks is asked of the hub.
+
+    Raises:
+        HfpatchError: if there is no such file, folder or hub data set, or it cannot be reached.
+    """
+    if settings.source.startswith("tinyworld/"):
+        return _tinyworld(settings)
+    path = Path(settings.source)
+    if path.exists():
+        return _local(_files_in(path), settings)
+    if _looks_like_path(settings.source):
+        raise HfpatchError(f"data.source: {settings.source} does not exist")
+    if (mirrored := _mirrored(settings, data_dir)) is not None:
+        return _local([mirrored], settings)
+    return _hub(settings, data_dir)
+
+
+def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
+    """Yield the corpus's documents of at least ``min_characters``, at most ``max_documents`` of them.
+
+    Raises:
+        HfpatchError: if none passes.
+    """
+    long_enough = (text for text in corpus.read() if len(text.strip()) >= settings.min_characters)
+    count = 0
+    for text in islice(long_enough, settings.max_documents):
+        count += 1
+        yield text
+    if count == 0:
+        raise HfpatchError(
+            f"data.source {settings.source}: no document has {settings.min_characters} characters; "
+            "lower data.min_characters or choose another source"
+        )
+
+
+def documents(settings: DataSettings, *, data_dir: Path | None = None) -> Iterator[str]:
+    """Yield the documents that ``settings`` names, filtered. See :func:`open_corpus`."""
+    return filtered_documents(open_corpus(settings, data_dir), settings)
+
+
+def _tinyworld(settings: DataSettings) -> Corpus:
+    if settings.source not in _TINYWORLD:
+        hint = nearest(settings.source, _TINYWORLD)
+        raise HfpatchError(f"data.source {settings.source}: no such text{hint}; there is {' and '.join(_TINYWORLD)}")
+    from hfpatch.tinyworld import language
+
+    split: Literal["base", "shifted"] = "base" if settings.source == "tinyworld/base" else "shifted"
+    read = partial(language.documents, split, count=settings.max_documents, seed=0)
+    return Corpus(read=read, digest=_digest(read()))
+
+
+def _files_in(path: Path) -> list[Path]:
+    if path.is_file():
+        if not is_readable(path):
+            raise HfpatchError(f"{path}: unknown kind of file; known are .jsonl, .txt (both also .gz, .xz), .parquet")
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.is_file() and is_readable(file))
+    if not files:
+        raise HfpatchError(f"{path}: the folder holds no .jsonl, .txt or .parquet file")
+    return files
+
+
+def _local(files: list[Path], settings: DataSettings) -> Corpus:
+    def read() -> Iterator[str]:
+        for file in files:
+            yield from read_documents(file, text_column=settings.text_column)
+
+    return Corpus(read=read, digest=_digest(sha256_file(file) for file in files))
+
+
+def _looks_like_path(source: str) -> bool:
+    return is_readable(Path(source)) or source.startswith(("/", ".", "~")) or source.count("/") > 1
+
+
+def _mirror_stem(settings: DataSettings, data_dir: Path) -> Path:
+    name = settings.source.rpartition("/")[2]
+    return data_dir / name / (settings.config or "") / settings.split
+
+
+def _mirrored(settings: DataSettings, data_dir: Path | None) -> Path | None:
+    if data_dir is None:
+        return None
+    stem = _mirror_stem(settings, data_dir)
+    candidates = [stem.with_name(stem.name + suffix) for suffix in (".jsonl", ".jsonl.gz")]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
+    dataset = _load_from_hub(settings, data_dir)
+    if settings.text_column not in dataset.column_names:
+        hint = nearest(settings.text_column, dataset.column_names)
+        raise HfpatchError(
+            f"data set {settings.source}: no column {settings.text_column!r}{hint}; "
+            f"the columns are: {', '.join(dataset.column_names)}; set data.text_column"
+        )
+
+    def read() -> Iterator[str]:
+        for row in dataset.select_columns(settings.text_column):
+            yield row[settings.text_column]
+
+    files = " ".join(dataset.info.download_checksums or {})
+    revision = _REVISION.search(files)
+    return Corpus(read, digest=_digest(read()), revision=revision[1] if revision else settings.revision)
+
+
+def _load_from_hub(settings: DataSettings, data_dir: Path | None) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(settings.source, settings.config, split=settings.split, revision=settings.revision)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        where = f"; {_mirror_stem(settings, data_dir)}.jsonl is not there either" if data_dir is not None else ""
+        raise HfpatchError(
+            f"data set {settings.source} (config {settings.config}, split {settings.split}): "
+            f"cannot be loaded ({reason}){where}; check the name, the network, or give data_dir"
+        ) from error
+
+
+def _digest(texts: Iterator[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.hexdigest()

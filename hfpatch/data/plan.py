@@ -1,0 +1,98 @@
+"""The batch plan: which blocks every optimiser step sees, drawn once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hfpatch.errors import HfpatchError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The block indices of every step, the same for every method, process count and accumulation.
+
+    Attributes:
+        indices: (steps, batch_size) int64.
+        blocks: how many blocks it was drawn for.
+        seed: the seed it was drawn from.
+    """
+
+    indices: npt.NDArray[np.int64]
+    blocks: int
+    seed: int
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        return int(self.indices.shape[0])
+
+    @property
+    def batch_size(self) -> int:
+        """Blocks a step."""
+        return int(self.indices.shape[1])
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the shape, the number of blocks and the indices."""
+        header = f"hfpatch batch plan {self.indices.shape} of {self.blocks}\n".encode()
+        return hashlib.sha256(header + self.indices.astype("<i8").tobytes()).hexdigest()
+
+    def check(self, blocks: int) -> None:
+        """Refuse a plan that was drawn for another number of blocks.
+
+        Raises:
+            HfpatchError: if it does not fit.
+        """
+        if blocks != self.blocks:
+            raise HfpatchError(
+                f"the batch plan was drawn for {self.blocks} blocks and the data has {blocks}: "
+                "it belongs to another data set, tokenizer or block size; start a new run"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return {"seed": self.seed, "blocks": self.blocks, "sha256": self.sha256, "indices": self.indices.tolist()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> BatchPlan:
+        """Read a plan back.
+
+        Raises:
+            HfpatchError: if it is not a plan, was changed, or names a block that cannot exist.
+        """
+        try:
+            indices = np.asarray(value["indices"], dtype=np.int64)
+            plan = cls(indices=indices, blocks=int(value["blocks"]), seed=int(value["seed"]))
+            whole = indices.ndim == 2 and indices.size > 0 and plan.sha256 == value["sha256"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise HfpatchError(f"not a batch plan ({error}); delete it and start the run anew") from error
+        if not whole or indices.min() < 0 or indices.max() >= plan.blocks:
+            raise HfpatchError("the batch plan is damaged (its hash does not match); delete it and start the run anew")
+        return plan
+
+
+def draw_plan(*, blocks: int, steps: int, batch_size: int, seed: int) -> BatchPlan:
+    """Draw a plan: whole permutations of the blocks, one after the other, cut into batches.
+
+    Every block is seen once before any is seen again. The generator is numpy's PCG64.
+
+    Raises:
+        HfpatchError: if the blocks do not fill one batch.
+    """
+    if blocks < batch_size:
+        raise HfpatchError(
+            f"the data gives {blocks} blocks, fewer than one batch of {batch_size}; "
+            "take more documents, a smaller data.block_size or a smaller training.batch_size"
+        )
+    generator = np.random.Generator(np.random.PCG64(seed))
+    epochs = -(-steps * batch_size // blocks)
+    order = np.concatenate([generator.permutation(blocks) for _ in range(epochs)])
+    indices = order[: steps * batch_size].astype(np.int64).reshape(steps, batch_size)
+    return BatchPlan(indices=indices, blocks=blocks, seed=seed)

@@ -1,0 +1,115 @@
+"""Running lm-eval's tasks on a model: scores, and a record of every document."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_eval.evaluator import evaluate as run_lm_eval
+from lm_eval.utils import handle_non_serializable
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.metrics import metric_named, primary_metric, ratio_error
+from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.evaluation.quiet import quiet
+from hfpatch.evaluation.results import TaskResult
+from hfpatch.evaluation.settings import EvaluationSettings
+from hfpatch.evaluation.tasks import load_tasks
+from hfpatch.files import write_text
+
+Record = dict[str, Any]
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    settings: EvaluationSettings,
+    data_dir: Path | None = None,
+    records_dir: Path | None = None,
+    on_task: Callable[[str], None] | None = None,
+) -> dict[str, TaskResult]:
+    """Score a model on tasks with lm-eval.
+
+    Args:
+        model: a causal language model, patched or not; it is put back into the mode (training or not) it came in.
+        tokenizer: the model's tokenizer.
+        settings: which tasks, and how.
+        data_dir: a folder with local copies of hub data; None takes the hub.
+        records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
+            ``doc_hash``, ``target`` and each metric's value, a number or a pair (log-likelihood, count).
+        on_task: called with each task's name before it is scored.
+
+    Returns:
+        The result of each task, in the order of ``settings.tasks``.
+
+    Raises:
+        HfpatchError: if a task, its data or the tokenizer is unfit, or a log-likelihood is NaN.
+    """
+    _check_tokenizer(model, tokenizer)
+    training = model.training
+    results = {}
+    with quiet():
+        tasks = load_tasks(settings.tasks, data_dir=data_dir, num_fewshot=settings.num_fewshot)
+        scorer = HfpatchLM(model, tokenizer=tokenizer, batch_size=settings.batch_size, max_length=settings.max_length)
+        for name, task in tasks.items():
+            if on_task is not None:
+                on_task(name)
+            results[name] = _score(scorer, name, task, settings.limit, records_dir)
+    model.train(training)
+    return results
+
+
+def _check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise HfpatchError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings; use the model's own tokenizer"
+        )
+
+
+def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_dir: Path | None) -> TaskResult:
+    output = run_lm_eval(scorer, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
+    records = _records(output["samples"][name])
+    if records_dir is not None:
+        lines = (json.dumps(record, default=handle_non_serializable, ensure_ascii=False) for record in records)
+        write_text(records_dir / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+    scores = {key.removesuffix(",none"): value for key, value in output["results"][name].items() if "," in key}
+    metrics = {key: float(value) for key, value in scores.items() if "_stderr" not in key}
+    primary = primary_metric(name, list(metrics))
+    return TaskResult(
+        task=name,
+        n=len(records),
+        metrics=metrics,
+        stderr=_errors(metrics, records),
+        primary=primary,
+        higher_is_better=bool(task.higher_is_better().get(primary.partition(",")[0], True)),
+        num_fewshot=task.get_config("num_fewshot"),
+        data_sha256=hashlib.sha256("\n".join(record["doc_hash"] for record in records).encode()).hexdigest(),
+        version=str(task.VERSION),
+    )
+
+
+def _records(samples: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """Return one record a document; lm-eval has one sample for each document and answer filter."""
+    records: dict[int, Record] = {}
+    for sample in samples:
+        identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target")}
+        record = records.setdefault(sample["doc_id"], identity)
+        suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
+        record.update({f"{metric}{suffix}": sample[metric] for metric in sample["metrics"]})
+    return [records[key] for key in sorted(records)]
+
+
+def _errors(metrics: Mapping[str, float], records: Sequence[Record]) -> dict[str, float]:
+    """Return the standard error of each metric over documents, where the metric is a ratio of sums."""
+    errors = {}
+    for name, value in metrics.items() if len(records) > 1 else ():
+        metric = metric_named(name)
+        error = ratio_error(*metric.ratio_terms([record[name] for record in records]))
+        errors[name] = value * error if metric.exponential else error
+    return errors

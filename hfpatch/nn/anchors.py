@@ -1,0 +1,76 @@
+"""Anchored queries: what f is added to, and by which rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn.initialization import normal_
+from hfpatch.nn.nonlinear import NonlinearProjection
+
+
+def anchored(anchor: Tensor, f: Tensor) -> Tensor:
+    """Return (A + f)/2, as written in arXiv 2603.13381; in the dtype of the anchor. Shapes ``(batch, seq, out)``."""
+    return ((anchor + f) / 2).to(anchor.dtype)
+
+
+def anchor_preserving(anchor: Tensor, f: Tensor) -> Tensor:
+    """Return (2A + f)/2: the frozen anchor counts twice, so f = 0 leaves it as it was, bit for bit.
+
+    The literal form halves a pretrained model's attention logits at step 0; this one does not.
+    """
+    return (anchor + f / 2).to(anchor.dtype)  # the same number: doubling and halving are exact
+
+
+class IdentityAnchoredQuery(nn.Module):
+    """A query without W_Q, for pretraining from scratch; needs d_q = d.
+
+    .. math::
+        Q = x                       f = none
+        Q = x + x W                 f = linear, one d × d matrix
+        Q = (x + f(x)) / 2          f = nonlinear, see :class:`NonlinearProjection`
+
+    Source: arXiv 2603.13381; the first form also arXiv 2510.23912.
+
+    Args:
+        hidden_size: d.
+        out_features: d_q.
+        f: ``none``, ``linear`` or ``nonlinear``.
+        seed: seed of the initialisation.
+        **options: passed to :class:`NonlinearProjection`.
+
+    Raises:
+        HfpatchError: if d_q differs from d, or ``f`` is unknown.
+    """
+
+    def __init__(
+        self, *, hidden_size: int, out_features: int, f: str = "nonlinear", seed: int = 0, **options: Any
+    ) -> None:
+        super().__init__()
+        require_square(hidden_size, out_features)
+        if f == "none":
+            self.f: nn.Module | None = None
+        elif f == "linear":
+            self.f = nn.Linear(hidden_size, hidden_size, bias=False)
+            normal_(self.f.weight, std=hidden_size**-0.5, seed=seed, name="linear")
+        elif f == "nonlinear":
+            self.f = NonlinearProjection(hidden_size=hidden_size, out_features=out_features, seed=seed, **options)
+        else:
+            raise HfpatchError(f"f={f!r} is not one of none, linear, nonlinear")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x to Q, both ``(batch, seq, hidden)``."""
+        if self.f is None:
+            return x
+        return x + self.f(x) if isinstance(self.f, nn.Linear) else anchored(x, self.f(x))
+
+
+def require_square(hidden_size: int, out_features: int) -> None:
+    """Raise :class:`HfpatchError` unless an identity anchor is possible, that is d_q = d."""
+    if hidden_size != out_features:
+        raise HfpatchError(
+            f"anchor='identity' needs a query as wide as the hidden state, but d_q={out_features} and d={hidden_size}; "
+            "use anchor='weight'"
+        )

@@ -1,0 +1,26 @@
+"""Initialisation that depends on a seed and a name alone, never on what was initialised before."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+
+def seeded_generator(seed: int, name: str) -> torch.Generator:
+    """Return a CPU generator whose stream is a function of ``seed`` and ``name`` only."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+@torch.no_grad()
+def normal_(tensor: Tensor, *, std: float, seed: int, name: str) -> Tensor:
+    """Fill ``tensor`` in place with N(0, std²), drawn in fp32 on the CPU so that every device gets the same values.
+
+    A tensor on the meta device is left as it is.
+    """
+    if tensor.device.type != "meta":
+        values = torch.randn(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32) * std
+        tensor.copy_(values)
+    return tensor

@@ -1,0 +1,106 @@
+"""The nonlinear map f of the query path."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn.activations import Activation, activation
+from hfpatch.nn.initialization import normal_
+from hfpatch.nn.norms import make_norm
+
+
+def nonlinear_map(
+    x: Tensor, *, norm_in: nn.Module, up: nn.Linear, act: Activation, down: nn.Linear, norm_out: nn.Module
+) -> Tensor:
+    """Return f(x) = norm_out(g(norm_in(x) W_1) W_2) in the dtype of the weights.
+
+    Args:
+        x: ``(batch, seq, hidden)``.
+        norm_in: the norm before W_1.
+        up: W_1, ``hidden -> rank``.
+        act: g.
+        down: W_2, ``rank -> out``.
+        norm_out: the norm after W_2.
+
+    Returns:
+        ``(batch, seq, out)``.
+    """
+    f: Tensor = norm_out(down(act(up(norm_in(x.to(up.weight.dtype))))))
+    return f
+
+
+def bottleneck_rank(hidden_size: int, rank: int | None) -> int:
+    """Return ``rank``, or d/2 where it is None.
+
+    Raises:
+        HfpatchError: if the rank is less than one, or d is odd and no rank is given.
+    """
+    if rank is None:
+        if hidden_size % 2:
+            raise HfpatchError(f"hidden size {hidden_size} is odd, so rank=None (d/2) is undefined; give rank=N")
+        return hidden_size // 2
+    if rank < 1:
+        raise HfpatchError(f"rank={rank} must be at least 1 (None takes half the hidden size)")
+    return rank
+
+
+class NonlinearProjection(nn.Module):
+    """A bottleneck MLP between two norms.
+
+    .. math::
+        f(x) = LN( g( RMSNorm(x) W_1 ) W_2 )           W_1: d -> r,  W_2: r -> d_q
+
+    Without biases; LN has a gain and no bias; both eps are 1e-5. With g = identity it is the capacity-matched linear
+    control. Parameters: d·r + r·d_q and the gains; r = d/2 and d_q = d give d² + O(d).
+    Source: arXiv 2603.13381, *Beyond Linearity in Attention Projections*.
+
+    W_1 and W_2 are drawn from N(0, 1/fan_in), which keeps the bottleneck at unit scale at any width.
+
+    Args:
+        hidden_size: d, the width of the hidden state.
+        out_features: d_q, the width of the query.
+        rank: r; None takes d/2.
+        activation_name: g, a key of :data:`hfpatch.nn.ACTIVATIONS`.
+        input_norm: the norm before W_1, a key of :data:`hfpatch.nn.NORMS`.
+        output_norm: the norm after W_2, likewise.
+        silent: start at f = 0 exactly: the output norm's gain is 0, or W_2 is 0 where there is no output norm.
+        seed: seed of the initialisation.
+
+    Raises:
+        HfpatchError: if an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        out_features: int,
+        rank: int | None = None,
+        activation_name: str = "gelu",
+        input_norm: str = "rmsnorm",
+        output_norm: str = "layernorm",
+        silent: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        rank = bottleneck_rank(hidden_size, rank)
+        self.act = activation(activation_name)
+        self.norm_in = make_norm(input_norm, hidden_size)
+        self.up = nn.Linear(hidden_size, rank, bias=False)
+        self.down = nn.Linear(rank, out_features, bias=False)
+        self.norm_out = make_norm(output_norm, out_features)
+        init_nonlinear(up=self.up, down=self.down, norm_out=self.norm_out, silent=silent, seed=seed, name="nonlinear")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x ``(batch, seq, hidden)`` to f(x) ``(batch, seq, out_features)``."""
+        return nonlinear_map(x, norm_in=self.norm_in, up=self.up, act=self.act, down=self.down, norm_out=self.norm_out)
+
+
+def init_nonlinear(*, up: nn.Linear, down: nn.Linear, norm_out: nn.Module, silent: bool, seed: int, name: str) -> None:
+    """Initialise the matrices in place; ``name`` tells one place in a model from another."""
+    for what, linear in (("up", up), ("down", down)):
+        normal_(linear.weight, std=linear.in_features**-0.5, seed=seed, name=f"{name}_{what}")
+    if silent:
+        last = norm_out if isinstance(norm_out, nn.LayerNorm | nn.RMSNorm) else down
+        nn.init.zeros_(last.weight)

@@ -1,0 +1,141 @@
+"""Pre-projection: a small residual MLP in front of W_Q, W_K and W_V."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn.activations import Activation, activation
+from hfpatch.nn.initialization import normal_
+
+PAPER_STD = 0.01
+
+
+def inner_width(hidden_size: int, expansion: float) -> int:
+    """Return the inner width int(e·d).
+
+    Raises:
+        HfpatchError: if that is less than one.
+    """
+    width = int(expansion * hidden_size)
+    if width < 1:
+        raise HfpatchError(
+            f"expansion={expansion} gives an inner width of {width} at hidden size {hidden_size}; raise it"
+        )
+    return width
+
+
+def pre_project(
+    x: Tensor,
+    *,
+    up: nn.Linear,
+    down: nn.Linear,
+    gate: nn.Linear | None,
+    act: Activation,
+    dropout: float = 0.0,
+    training: bool = False,
+) -> Tensor:
+    """Return x~ = x + W_down σ(W_up x), or x + W_down (σ(W_gate x) ⊙ W_up x) with a gate.
+
+    Computed in the dtype of the weights and returned in that of ``x``, so that fp32 weights serve any base.
+
+    Args:
+        x: ``(batch, seq, hidden)``.
+        up: W_up, ``hidden -> inner``.
+        down: W_down, ``inner -> hidden``.
+        gate: W_gate, ``hidden -> inner``, or None.
+        act: σ.
+        dropout: probability of dropping an inner activation.
+        training: whether dropout is on.
+
+    Returns:
+        ``(batch, seq, hidden)``.
+    """
+    h = x.to(up.weight.dtype)
+    inner = act(up(h)) if gate is None else act(gate(h)) * up(h)  # (batch, seq, inner)
+    if dropout:
+        inner = F.dropout(inner, dropout, training)
+    changed: Tensor = x + down(inner)
+    return changed.to(x.dtype)
+
+
+class PreProjection(nn.Module):
+    """A position-agnostic residual MLP before the attention's projections.
+
+    .. math::
+        x~ = x + W_down σ(W_up x)                      (plain)
+        x~ = x + W_down (σ(W_gate x) ⊙ W_up x)         (gated)
+
+    with inner width int(e·d) and no biases. Position enters only afterwards, so RoPE and its kin are untouched.
+    Source: arXiv 2604.10791, *Position-Agnostic Pre-Projection for Transformer Attention*.
+
+    Args:
+        hidden_size: d, the width of the hidden state.
+        expansion: e, the inner width as a multiple of d.
+        activation_name: σ, a key of :data:`hfpatch.nn.ACTIVATIONS`.
+        gated: use the gated form.
+        dropout: probability of dropping an inner activation in training.
+        init: ``identity`` sets W_down = 0, an exact no-op; ``paper`` draws W_down ~ N(0, 0.01²). The others are
+            N(0, 0.01²) in both.
+        seed: seed of the initialisation.
+
+    Raises:
+        HfpatchError: if an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        expansion: float = 1.25,
+        activation_name: str = "silu",
+        gated: bool = False,
+        dropout: float = 0.0,
+        init: str = "identity",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        inner = inner_width(hidden_size, expansion)
+        self.act = activation(activation_name)
+        self.dropout = dropout
+        self.up = nn.Linear(hidden_size, inner, bias=False)
+        self.gate = nn.Linear(hidden_size, inner, bias=False) if gated else None
+        self.down = nn.Linear(inner, hidden_size, bias=False)
+        init_pre_projection(up=self.up, down=self.down, gate=self.gate, init=init, seed=seed, name="preproj")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x to x~, both ``(batch, seq, hidden)``."""
+        return pre_project(
+            x,
+            up=self.up,
+            down=self.down,
+            gate=self.gate,
+            act=self.act,
+            dropout=self.dropout,
+            training=self.training,
+        )
+
+
+def init_pre_projection(
+    *, up: nn.Linear, down: nn.Linear, gate: nn.Linear | None, init: str, seed: int, name: str
+) -> None:
+    """Initialise the matrices in place; ``name`` tells one place in a model from another.
+
+    Raises:
+        HfpatchError: if ``init`` is neither ``identity`` nor ``paper``.
+    """
+    check_init(init)
+    normal_(up.weight, std=PAPER_STD, seed=seed, name=f"{name}_up")
+    if gate is not None:
+        normal_(gate.weight, std=PAPER_STD, seed=seed, name=f"{name}_gate")
+    if init == "identity":
+        nn.init.zeros_(down.weight)
+    else:
+        normal_(down.weight, std=PAPER_STD, seed=seed, name=f"{name}_down")
+
+
+def check_init(init: str) -> None:
+    """Raise :class:`HfpatchError` unless ``init`` is ``identity`` or ``paper``."""
+    if init not in ("identity", "paper"):
+        raise HfpatchError(f"init={init!r} is not one of identity (an exact no-op), paper (near-identity)")

@@ -1,0 +1,191 @@
+"""Model surgery in one call: an ordered stack of PEFT adapters on a frozen base."""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from peft import PeftConfig, PeftModel
+from torch import nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.sites import find_sites
+from hfpatch.tuners.adapters import adapter_parameters, base_parameters, has_adapters, remove_adapters
+from hfpatch.tuners.config import SurgeryConfig
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_LAYER = re.compile(r"\.(\d+)\.")
+_trainable_before: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+
+
+def patch(
+    model: Model,
+    config: PeftConfig | Sequence[PeftConfig],
+    *,
+    names: Sequence[str] | None = None,
+    seed: int | None = None,
+) -> Model:
+    """Freeze a causal language model and stack adapters on it, in place.
+
+    Any PEFT configuration that can be injected goes, in any order: ``PreProjectionConfig``, ``NonlinearQueryConfig``,
+    ``LoraConfig``, ... Where LoRA and a nonlinear query change the same projection, LoRA's term is added to the
+    nonlinear query whichever was injected first. All adapters are active and trainable, in fp32 whatever the dtype of
+    the base. With the default initialisations the patched model computes what the base computed, bit for bit.
+
+    Args:
+        model: a transformers causal language model; not a ``PeftModel``.
+        config: one configuration or the stack of them; they are copied.
+        names: adapter names; by default the method's name (``pre_projection``, ``lora``, ``lora_2``, ...).
+        seed: seed of every part's initialisation; None keeps each hfpatch configuration's own and takes 0 for others.
+
+    Returns:
+        The same model.
+
+    Raises:
+        HfpatchError: if the model or a configuration is unfit; the model is then as it was.
+    """
+    configs = [config] if isinstance(config, PeftConfig) else list(config)
+    names = _adapter_names(configs, names)
+    _require_plain(model)
+    if has_adapters(model):
+        raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first, or patch with one list")
+    if any(isinstance(part, SurgeryConfig) for part in configs):
+        find_sites(model)  # an unknown architecture is refused before PEFT records the adapter
+    _trainable_before[model] = {name for name, p in model.named_parameters() if p.requires_grad}
+    try:
+        for name, part in zip(names, configs, strict=True):
+            _inject(model, copy.deepcopy(part), name, seed)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        unpatch(model)
+        raise HfpatchError(" ".join(str(error).split())) from error
+    activate(model)
+    return model
+
+
+def unpatch(model: Model) -> Model:
+    """Take every adapter out, in place: the original modules and ``requires_grad`` flags are back, bit for bit.
+
+    Raises:
+        HfpatchError: if an adapter is merged into the base weights.
+    """
+    _require_plain(model)
+    remove_adapters(model)
+    if hasattr(model, "peft_config"):
+        del model.peft_config
+    model._hf_peft_config_loaded = False  # type: ignore[assignment]
+    trainable = _trainable_before.pop(model, None)
+    if trainable is not None:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = name in trainable
+    return model
+
+
+def stack(model: nn.Module) -> dict[str, PeftConfig]:
+    """Return the configurations of a model's adapters by name, in the order of injection."""
+    return dict(getattr(model, "peft_config", None) or {})
+
+
+def activate(model: nn.Module, *, trainable: bool = True, upcast: bool = True) -> None:
+    """Make every adapter of the stack active, trainable or not, and (``upcast``) in fp32 whatever the base's dtype."""
+    if stack(model):
+        model.set_adapter(list(stack(model)))  # type: ignore[operator]
+    for parameter in adapter_parameters(model).values():
+        if upcast and parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.float()
+        if not trainable:
+            parameter.requires_grad = False
+
+
+@dataclass(frozen=True)
+class PatchSummary:
+    """Exact parameter counts of a patched model.
+
+    Args:
+        trainable: parameters that training would change.
+        added: parameters that adapters added.
+        base: parameters of the model without adapters.
+        per_layer: added parameters by index of the block; -1 for those outside the blocks.
+    """
+
+    trainable: int
+    added: int
+    base: int
+    per_layer: dict[int, int]
+
+    def __str__(self) -> str:
+        rows = [("layer", "added parameters"), *((str(k), f"{n:,}") for k, n in self.per_layer.items())]
+        rows += [("added", f"{self.added:,}"), ("trainable", f"{self.trainable:,}"), ("base", f"{self.base:,}")]
+        rows.append(("added / base", f"{self.added / max(self.base, 1):.2%}"))
+        left, right = (max(len(row[column]) for row in rows) for column in (0, 1))
+        return "\n".join(f"{a:<{left}}  {b:>{right}}" for a, b in rows)
+
+
+def patch_summary(model: nn.Module) -> PatchSummary:
+    """Count the parameters of a model and of what was added to it; also for a ``PeftModel``."""
+    added = adapter_parameters(model)
+    per_layer: dict[int, int] = {}
+    for name, parameter in added.items():
+        match = _LAYER.search(name)
+        layer = int(match[1]) if match else -1
+        per_layer[layer] = per_layer.get(layer, 0) + parameter.numel()
+    return PatchSummary(
+        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        added=sum(p.numel() for p in added.values()),
+        base=sum(p.numel() for p in base_parameters(model).values()),
+        per_layer=dict(sorted(per_layer.items())),
+    )
+
+
+def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -> None:
+    if isinstance(config, SurgeryConfig) and seed is not None:
+        config.seed = seed
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        torch.manual_seed(0 if seed is None else seed)
+        warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")  # a stack is intended
+        model.add_adapter(config, adapter_name=name)  # type: ignore[operator]
+
+
+def _adapter_names(configs: Sequence[PeftConfig], names: Sequence[str] | None) -> list[str]:
+    if names is None:
+        taken: list[str] = []
+        for config in configs:
+            taken.append(_free_name(method_name(config), taken))
+        return taken
+    if len(names) != len(configs):
+        raise HfpatchError(f"{len(names)} adapter names for {len(configs)} configurations; give one name each")
+    for name in names:
+        if list(names).count(name) > 1 or not re.fullmatch(r"\w+", name):
+            raise HfpatchError(f"adapter name {name!r} must be unique, and of letters, digits and underscores")
+    return list(names)
+
+
+def method_name(config: PeftConfig) -> str:
+    """Return the name of a configuration's method in lower case: ``pre_projection``, ``lora``, ..."""
+    kind: Any = config.peft_type
+    return str(kind.value).lower()
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
+
+
+def _require_plain(model: nn.Module) -> None:
+    if isinstance(model, PeftModel):
+        raise HfpatchError(
+            "the model is wrapped in a PeftModel; pass model.get_base_model(), or use PEFT's own add_adapter / unload"
+        )
+    if not hasattr(model, "add_adapter"):
+        raise HfpatchError(
+            f"{type(model).__name__} is not a transformers model, so adapters cannot be injected into it"
+        )

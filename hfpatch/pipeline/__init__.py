@@ -1,0 +1,31 @@
+"""From a recipe to results: every command of hfpatch as a function, imported when it is first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hfpatch.pipeline.comparison import compare, train
+    from hfpatch.pipeline.inspection import check, inspect
+    from hfpatch.pipeline.pretraining import pretrain
+    from hfpatch.pipeline.progress import Progress
+    from hfpatch.pipeline.scoring import evaluate
+
+__all__ = ["Progress", "check", "compare", "evaluate", "inspect", "pretrain", "train"]
+
+_HOMES = {
+    "Progress": "progress",
+    "check": "inspection",
+    "compare": "comparison",
+    "evaluate": "scoring",
+    "inspect": "inspection",
+    "pretrain": "pretraining",
+    "train": "comparison",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

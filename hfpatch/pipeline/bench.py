@@ -1,0 +1,118 @@
+"""What every run of a comparison shares: the base, the training blocks and the batch plans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import PreTrainedModel
+
+from hfpatch.bases import Base, hash_weights, load_base
+from hfpatch.budget import meta_twin
+from hfpatch.data.blocks import TokenBlocks, load_blocks
+from hfpatch.data.plan import BatchPlan, draw_plan
+from hfpatch.errors import HfpatchError
+from hfpatch.files import read_json, write_text
+from hfpatch.methods import Method, build_method, validate_methods
+from hfpatch.patching import PatchSummary, patch, patch_summary, unpatch
+from hfpatch.pipeline.folder import RunFolder
+from hfpatch.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A base, its training blocks, one batch plan a seed and what each method adds, all checked before any run."""
+
+    recipe: Recipe
+    base: Base
+    blocks: TokenBlocks
+    plans: dict[int, BatchPlan]
+    methods: dict[str, Method]
+    sizes: dict[str, PatchSummary]
+
+    @property
+    def device(self) -> torch.device:
+        """The device the runs take place on."""
+        device: torch.device = PartialState().device
+        return device
+
+    @contextmanager
+    def patched(self, method: str, put: Callable[[PreTrainedModel, Method], object]) -> Iterator[PreTrainedModel]:
+        """Yield the base with a method in it; afterwards take it out again and verify the base by hash.
+
+        Args:
+            method: the method's name; nothing is put in for the baseline.
+            put: puts the method's modules into the base, new ones or those of a saved patch.
+
+        Raises:
+            HfpatchError: if the base's own weights changed meanwhile.
+        """
+        model = self.base.model
+        if not self.methods[method].configs:
+            yield model
+            return
+        put(model, self.methods[method])
+        try:
+            yield model
+        finally:
+            unpatch(model)
+        self.verify(method)
+
+    def verify(self, method: str) -> None:
+        """Refuse to go on if the base's weights are no longer those it was loaded with."""
+        if hash_weights(self.base.model) != self.base.sha256:
+            raise HfpatchError(
+                f"methods.{method} changed the base's own weights, so that nothing measured with it can be trusted; "
+                "leave out options that train the base, such as LoRA's bias or modules_to_save"
+            )
+
+
+def set_up(recipe: Recipe) -> Bench:
+    """Load what the recipe names and try each method on the base, so that a mistake shows before any training.
+
+    Raises:
+        HfpatchError: if the base, the data or a method cannot be had as the recipe says.
+    """
+    validate_methods(recipe.methods)
+    base = load_base(recipe.model.name, revision=recipe.model.revision, dtype=recipe.model.dtype)
+    methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
+    sizes = {name: _measure(base, method) for name, method in methods.items()}
+    blocks = load_blocks(recipe.data, base.tokenizer, data_dir=recipe.data_dir)
+    training = recipe.training
+    plans = {
+        seed: draw_plan(blocks=len(blocks), steps=training.steps, batch_size=training.batch_size, seed=seed)
+        for seed in training.seeds
+    }
+    bench = Bench(recipe, base, blocks, plans, methods, sizes)
+    base.model.to(bench.device)
+    return bench
+
+
+def _measure(base: Base, method: Method) -> PatchSummary:
+    """Return the parameter counts of a method, tried on a twin of the base without values."""
+    if not method.configs:
+        return replace(patch_summary(base.model), trainable=0)
+    return patch_summary(patch(meta_twin(base.model), method.configs))
+
+
+def write_plans(folder: RunFolder, plans: dict[int, BatchPlan]) -> None:
+    """Write the batch plans, or hold them against those that the folder has.
+
+    Raises:
+        HfpatchError: if the folder's plans are others, which means that the training text has changed.
+    """
+    if not folder.plan.is_file():
+        write_text(folder.plan, json.dumps({str(seed): plan.to_json() for seed, plan in plans.items()}) + "\n")
+        return
+    stored: dict[str, Any] = read_json(folder.plan)
+    for seed, plan in plans.items():
+        if str(seed) not in stored or BatchPlan.from_json(stored[str(seed)]).sha256 != plan.sha256:
+            raise HfpatchError(
+                f"{folder.plan}: the plan of seed {seed} is another: the training text or the tokenizer has changed "
+                "since this run began; choose another --out"
+            )

@@ -1,0 +1,113 @@
+"""What a reader must know before believing a result: one sentence each, for the report and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hfpatch.evaluation import TaskResult, check_known_scores
+from hfpatch.recipe import Recipe
+
+UNMATCHED = 0.01
+"""Share by which two trainable parameter counts may differ and still count as matched."""
+SURVIVAL = 0.9
+"""Share of trained weights that an update must really change."""
+FEW_DOCUMENTS = 1000
+"""Below this, a task tells only large differences from noise."""
+
+
+def cautions(recipe: Recipe, results: Mapping[str, Any], references: Mapping[str, list[str]]) -> list[str]:
+    """Return every caution that applies to ``results``, a results.json without its warnings."""
+    return [
+        *_base(recipe, results["methods"][recipe.baseline]),
+        *_sizes(recipe, results["methods"], references),
+        *_survival(results["methods"]),
+        *_seeds(recipe),
+        *_documents(recipe, results),
+        *_forms(results["methods"]),
+        *_dtypes(recipe),
+        *_commits(results["methods"]),
+    ]
+
+
+def form_of(parts: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the form of a method's nonlinear query with a weight anchor, or None where it has none."""
+    for part in parts:
+        if part["type"] == "nonlinear_query" and part.get("anchor", "weight") == "weight":
+            return str(part.get("form", "preserving"))
+    return None
+
+
+def known_score_surprises(recipe: Recipe, result: Mapping[str, Any]) -> list[str]:
+    """Return one sentence for each score of the base, a run's result.json, that lies outside what is published."""
+    scores = {task: TaskResult.from_json(score) for task, score in result["evaluation"].items()}
+    return check_known_scores(recipe.model.name, recipe.model.revision, recipe.model.dtype, scores)
+
+
+def _base(recipe: Recipe, baseline: Mapping[str, Any]) -> Iterable[str]:
+    for result in baseline["runs"].values():
+        yield from known_score_surprises(recipe, result)
+
+
+def _sizes(recipe: Recipe, methods: Mapping[str, Any], references: Mapping[str, list[str]]) -> Iterable[str]:
+    for name, held_against in references.items():
+        ours = methods[name]["parameters"]["trainable"]
+        for control in held_against:
+            theirs = methods[control]["parameters"]["trainable"]
+            if control == recipe.baseline or abs(ours - theirs) <= UNMATCHED * min(ours, theirs):
+                continue
+            yield (
+                f"{control} has {theirs:,} trainable parameters and {name} {ours:,} ({theirs / ours:.2f} times as "
+                f"many): they are not matched, and a difference between them may be one of size."
+            )
+
+
+def _survival(methods: Mapping[str, Any]) -> Iterable[str]:
+    for name, method in methods.items():
+        shares = [
+            share
+            for run in method["runs"].values()
+            if run["train"]
+            for share in run["train"]["update_survival"].values()
+        ]
+        if shares and min(shares) < SURVIVAL:
+            yield (
+                f"{name}: as little as {min(shares):.0%} of a tensor's weights really changed in an optimiser step; "
+                "the rest were lost to rounding."
+            )
+
+
+def _seeds(recipe: Recipe) -> Iterable[str]:
+    if len(recipe.training.seeds) == 1:
+        yield "One seed only: how much the results vary from seed to seed is not known."
+
+
+def _documents(recipe: Recipe, results: Mapping[str, Any]) -> Iterable[str]:
+    for task, facts in results["tasks"].items():
+        visible = [each["smallest_visible"] for each in results["comparisons"] if each["task"] == task]
+        seen = [value for value in visible if value is not None]
+        if facts["n"] < FEW_DOCUMENTS and seen:
+            yield (
+                f"{task}: {facts['n']} documents; differences in {facts['primary']} below about {max(seen):.3g} "
+                "cannot be told from noise."
+            )
+
+
+def _forms(methods: Mapping[str, Any]) -> Iterable[str]:
+    for name, method in methods.items():
+        if method["form"] == "literal":
+            yield (
+                f"{name} is the literal form Q = (xW_Q + f(x))/2, which halves the pretrained attention logits at "
+                "step 0; it does not start from the base model."
+            )
+
+
+def _dtypes(recipe: Recipe) -> Iterable[str]:
+    if recipe.training.trainable_dtype != "float32":
+        yield f"What is trained is kept in {recipe.training.trainable_dtype}, which loses small updates."
+
+
+def _commits(methods: Mapping[str, Any]) -> Iterable[str]:
+    commits = {run["commit"] or "unknown" for method in methods.values() for run in method["runs"].values()}
+    if len(commits) > 1:
+        yield f"The runs were made with several commits of hfpatch: {', '.join(sorted(commits))}."

@@ -1,0 +1,140 @@
+"""`compare` and `train`: a recipe in, a run folder out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.files import read_json, write_json
+from hfpatch.pipeline.bench import Bench, set_up, write_plans
+from hfpatch.pipeline.cautions import known_score_surprises
+from hfpatch.pipeline.folder import RunFolder, open_folder, write_recipe
+from hfpatch.pipeline.progress import Progress
+from hfpatch.pipeline.results import collect, planned_runs
+from hfpatch.pipeline.runs import evaluate_run, run_name, train_run
+from hfpatch.provenance import Clock
+from hfpatch.recipe import Recipe
+from hfpatch.reporting import write_report
+
+
+def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+    """Train and evaluate every method of a recipe with every seed, hold them against each other and report.
+
+    The base is evaluated first, and held against its known scores before anything is trained. Each run leaves its
+    result when it is complete; with ``resume`` such runs are not repeated.
+
+    Args:
+        recipe: what to compare.
+        out: the run folder.
+        resume: continue the run in ``out``.
+        progress: hears of every step; None tells nobody.
+
+    Returns:
+        The content of ``out/results.json``.
+
+    Raises:
+        HfpatchError: if ``out`` may not take this run, or something the recipe names is not as it says.
+    """
+    if PartialState().num_processes > 1:
+        raise HfpatchError("compare runs in one process; launch hfpatch train for each method, then compare --resume")
+    listener = progress or Progress()
+    folder = open_folder(out, recipe, resume=resume)
+    if folder.is_complete():
+        write_report(out)
+        return folder.read_results()
+    clock = _clock(folder)
+    bench = _prepare(recipe, folder)
+    for method, seed in planned_runs(bench):
+        _complete_run(bench, folder, method, seed, resume=resume, progress=listener)
+        write_json(folder.results, collect(bench, folder, clock, complete=False))
+    results = collect(bench, folder, clock, complete=True)
+    write_json(folder.results, results)
+    write_report(out)
+    return results
+
+
+def train(
+    recipe: Recipe, method: str, out: Path, *, resume: bool = False, progress: Progress | None = None
+) -> list[Path]:
+    """Train one method of a recipe with each of its seeds; `compare` with ``resume`` takes up from there.
+
+    Args:
+        recipe: where the method stands.
+        method: its name.
+        out: the run folder.
+        resume: continue what lies in ``out``.
+        progress: hears of every step; None tells nobody.
+
+    Returns:
+        The folder of each seed's patch.
+
+    Raises:
+        HfpatchError: as `compare`, and if there is no such method or nothing in it to train.
+    """
+    if method not in recipe.methods:
+        hint = nearest(method, recipe.methods) or f"; there are {', '.join(recipe.methods)}"
+        raise HfpatchError(f"no method {method!r} in the recipe{hint}")
+    if method == recipe.baseline:
+        raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
+    state, listener = PartialState(), progress or Progress()
+    folder = RunFolder(out)
+    if state.is_main_process:
+        folder = open_folder(out, recipe, resume=resume, method=method)
+    state.wait_for_everyone()
+    bench = _prepare(recipe, folder)
+    for seed in recipe.training.seeds:
+        _trained(bench, folder, method, seed, resume=resume, progress=listener)
+    return [folder.run(method, seed).patch for seed in recipe.training.seeds]
+
+
+def _prepare(recipe: Recipe, folder: RunFolder) -> Bench:
+    """Set the bench up and, when all is well, write the recipe and the plans."""
+    bench = set_up(recipe)
+    if PartialState().is_main_process:
+        write_recipe(folder, recipe)
+        write_plans(folder, bench.plans)
+    return bench
+
+
+def _clock(folder: RunFolder) -> Clock:
+    """Return a clock that goes on where the folder's last session stopped."""
+    if not folder.results.is_file():
+        return Clock()
+    last = folder.read_results()["provenance"]
+    return Clock(started=last["started"], before=last["wall_s"])
+
+
+def _complete_run(bench: Bench, folder: RunFolder, method: str, seed: int, *, resume: bool, progress: Progress) -> None:
+    """Bring one run to its result.json, doing only what is not done yet."""
+    paths, run = folder.run(method, seed), run_name(method, seed)
+    if paths.result.is_file():
+        result = read_json(paths.result)
+    else:
+        if method != bench.recipe.baseline:
+            _trained(bench, folder, method, seed, resume=resume, progress=progress)
+        result = evaluate_run(bench, method, seed, paths, progress=progress)
+    progress.finished(run, _summary(result))
+    if method == bench.recipe.baseline:
+        _gate(bench.recipe, result)
+
+
+def _gate(recipe: Recipe, result: dict[str, Any]) -> None:
+    """Stop before any training if the base scores outside what is known of it, unless the recipe allows that."""
+    surprises = known_score_surprises(recipe, result)
+    if surprises and not recipe.evaluation.allow_unknown_base:
+        raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true goes on all the same")
+
+
+def _trained(bench: Bench, folder: RunFolder, method: str, seed: int, *, resume: bool, progress: Progress) -> None:
+    paths = folder.run(method, seed)
+    if not paths.training.is_file():
+        train_run(bench, method, seed, paths, resume=resume, progress=progress)
+
+
+def _summary(result: dict[str, Any]) -> str:
+    """Return each task's primary metric, in one line."""
+    scores = result["evaluation"].items()
+    return ", ".join(f"{task} {score['primary']} {score['metrics'][score['primary']]:.4g}" for task, score in scores)

@@ -1,0 +1,21 @@
+"""What a pipeline tells the one who watches it."""
+
+from __future__ import annotations
+
+from hfpatch.training.records import StepRecord
+
+
+class Progress:
+    """Hears of each thing that happens and does nothing; the command line's subclasses show it."""
+
+    def started(self, run: str, steps: int) -> None:
+        """Hear that a run begins; ``steps`` is 0 where nothing is trained."""
+
+    def stepped(self, run: str, record: StepRecord) -> None:
+        """Hear of one optimiser step."""
+
+    def evaluating(self, run: str, task: str) -> None:
+        """Hear that a task begins."""
+
+    def finished(self, run: str, summary: str) -> None:
+        """Hear that a run is complete."""

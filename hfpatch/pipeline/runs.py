@@ -1,0 +1,65 @@
+"""One run: a method and a seed, trained, saved and evaluated; each stage leaves a file that marks it as done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate import PartialState
+
+from hfpatch.evaluation import evaluate
+from hfpatch.files import read_json, write_json
+from hfpatch.patch_files import load_patch, save_patch
+from hfpatch.patching import patch
+from hfpatch.pipeline.bench import Bench
+from hfpatch.pipeline.folder import RunPaths
+from hfpatch.pipeline.progress import Progress
+from hfpatch.provenance import checkout_state
+from hfpatch.training.probe import train_probe
+
+
+def train_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, resume: bool, progress: Progress) -> None:
+    """Train a method with a seed and save its patch; afterwards the base is as it was."""
+    run, state = run_name(method, seed), PartialState()
+    progress.started(run, bench.recipe.training.steps)
+    with bench.patched(method, lambda model, built: patch(model, built.configs, seed=seed)) as model:
+        outcome = train_probe(
+            model,
+            settings=bench.recipe.training,
+            blocks=bench.blocks,
+            plan=bench.plans[seed],
+            seed=seed,
+            run_dir=paths.root,
+            resume=resume,
+            on_step=lambda record: progress.stepped(run, record),
+        )
+        if state.is_main_process:
+            save_patch(model, paths.patch)
+            write_json(paths.training, outcome.to_json())
+        state.wait_for_everyone()
+
+
+def evaluate_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, progress: Progress) -> dict[str, Any]:
+    """Evaluate a method as it lies on disk, or the bare base, write the run's result and return it."""
+    run, recipe = run_name(method, seed), bench.recipe
+    with bench.patched(method, lambda model, _: load_patch(model, paths.patch)) as model:
+        model.eval()
+        scores = evaluate(
+            model,
+            bench.base.tokenizer,
+            settings=recipe.evaluation,
+            data_dir=recipe.data_dir,
+            records_dir=paths.evaluations,
+            on_task=lambda task: progress.evaluating(run, task),
+        )
+    result = {
+        "commit": checkout_state()[0],
+        "train": read_json(paths.training) if paths.training.is_file() else None,
+        "evaluation": {task: score.to_json() for task, score in scores.items()},
+    }
+    write_json(paths.result, result)
+    return result
+
+
+def run_name(method: str, seed: int) -> str:
+    """Return how a run is called where people read it."""
+    return f"{method} · seed {seed}"

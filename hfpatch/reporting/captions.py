@@ -1,0 +1,32 @@
+"""What the report says under its tables and figures; one text for Markdown and HTML."""
+
+from hfpatch.reporting.tables import FALLEN_MARK, HOLM_MARK
+
+MAIN_TABLE = (
+    "Each cell: the mean over seeds (the baseline with its standard error over documents), the paired difference to "
+    "the baseline with its 95 % interval in the unit that the heading gives in brackets, and the verdict. "
+    f"{HOLM_MARK} The difference stands at 5 % after Holm's correction over the tasks of a method. Within noise: the "
+    "test cannot tell the two apart, which is not a proof that they are equal. "
+    f"{FALLEN_MARK} The test alone finds a difference, which does not stand after the correction."
+)
+DIFFERENCES = (
+    "Paired differences to the baseline with 95 % intervals; to the right is better in every panel. The grey bar "
+    "of a row spans the differences that its number of documents cannot show."
+)
+QUALITY = (
+    "The mean over seeds against trainable parameters; bars are the standard deviation over seeds, the grey line is "
+    "the baseline. A mark at a panel's edge lies outside it; its number is beside it."
+)
+TRAINING = (
+    "Left: the training loss, mean over seeds, as a running mean. Right: the same less that of one method. All "
+    "methods see the same batches, so the noise of the batches cancels there."
+)
+PAIRED = (
+    "Every paired comparison: method less reference, in the told unit and in the metric's own. Visible from: the "
+    "true difference that had four chances in five to be found at this number of documents, before correction."
+)
+FIGURES = {
+    "differences": ("Differences to the baseline", DIFFERENCES),
+    "quality": ("Quality against trainable parameters", QUALITY),
+    "training": ("Training curves", TRAINING),
+}

@@ -1,0 +1,164 @@
+"""Numbers as a reader wants them: units that fit the metric, few digits, a real minus sign."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+MINUS = "−"
+NOTHING = "–"
+"""What stands where there is no number."""
+
+_SHARES = ("acc", "exact_match", "f1", "em", "mcc")
+
+
+class Scale(Enum):
+    """How differences of a metric are told."""
+
+    POINTS = "points"
+    """The metric is a share: differences in percentage points."""
+    RELATIVE = "%"
+    """The metric is a positive size, such as a perplexity: differences relative to the reference."""
+    RAW = ""
+    """Neither: differences in the metric's own unit."""
+
+
+def scale_of(metric: str, higher_is_better: bool) -> Scale:
+    """Return the scale on which differences of ``metric`` are told."""
+    if metric.split(",")[0].split("_")[0] in _SHARES or metric in _SHARES:
+        return Scale.POINTS
+    return Scale.RAW if higher_is_better else Scale.RELATIVE
+
+
+@dataclass(frozen=True)
+class Change:
+    """A difference with its interval, in the unit of ``scale`` (points, per cent of the reference, or raw)."""
+
+    difference: float
+    low: float
+    high: float
+    smallest_visible: float | None
+    scale: Scale
+
+
+def change(
+    difference: float, low: float, high: float, smallest: float | None, *, scale: Scale, reference: float | None
+) -> Change:
+    """Convert a difference in the metric's unit to the unit in which it is told.
+
+    Args:
+        difference: method minus reference.
+        low: lower end of its interval.
+        high: upper end of its interval.
+        smallest: the smallest difference that the data can show.
+        scale: the scale of the metric.
+        reference: the reference's own value; without it a relative change is told raw.
+    """
+    if scale is Scale.RELATIVE and not reference:
+        scale = Scale.RAW
+    factor = {Scale.POINTS: 100.0, Scale.RELATIVE: 100.0 / (reference or 1.0), Scale.RAW: 1.0}[scale]
+    visible = None if smallest is None else smallest * factor
+    return Change(difference * factor, low * factor, high * factor, visible, scale)
+
+
+def signed(value: float, digits: int) -> str:
+    """Format with a sign and ``digits`` decimals; a rounded zero has no sign."""
+    if not math.isfinite(value):
+        return decimal(value, digits)
+    text = f"{abs(value):.{digits}f}"
+    return text if float(text) == 0 else ("+" if value > 0 else MINUS) + text
+
+
+def decimal(value: float, digits: int) -> str:
+    """Format with ``digits`` decimals; infinities and NaN in words that a table can hold."""
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "∞" if value > 0 else MINUS + "∞"
+    text = f"{abs(value):.{digits}f}"
+    return MINUS + text if value < 0 and float(text) != 0 else text
+
+
+def digits_for(change: Change) -> int:
+    """Return how many decimals tell a change: its interval's width to about two digits, points and % to one."""
+    span = change.high - change.low
+    if not math.isfinite(span) or span <= 0:
+        return 1
+    fitting = min(6, max(0, 1 - math.floor(math.log10(span))))
+    return fitting if change.scale is Scale.RAW else min(2, max(fitting, int(span < 100)))
+
+
+def interval(low: float, high: float, digits: int) -> str:
+    """Format an interval as ``[low, high]``."""
+    return f"[{decimal(low, digits)}, {decimal(high, digits)}]"
+
+
+def told(change: Change, *, unit: bool = True) -> str:
+    """Format a change with its interval, as ``+3.1 [1.2, 5.0] points``."""
+    digits = digits_for(change)
+    ending = f" {change.scale.value}" if unit and change.scale.value else ""
+    return f"{signed(change.difference, digits)} {interval(change.low, change.high, digits)}{ending}"
+
+
+def score(value: float | None, scale: Scale) -> str:
+    """Format a metric's value: shares in per cent, everything else to four significant digits."""
+    if value is None:
+        return NOTHING
+    if scale is Scale.POINTS:
+        return decimal(100 * value, 1) + " %" if math.isfinite(value) else decimal(value, 1)
+    return significant(value, 4)
+
+
+def significant(value: float, digits: int) -> str:
+    """Format to ``digits`` significant digits without an exponent where that stays readable."""
+    if not math.isfinite(value) or value == 0:
+        return decimal(value, 0)
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{digits - 1}e}".replace("-", MINUS)
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    text = f"{abs(value):,.{max(0, decimals)}f}"
+    return MINUS + text if value < 0 else text
+
+
+def count(value: float | None) -> str:
+    """Format a whole number with thousands separators."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def short_count(value: float) -> str:
+    """Format a whole number in three significant digits: ``950``, ``81.9k``, ``24.8M``."""
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= limit * 0.9995:
+            text = f"{value / limit:.3g}"
+            return f"{text}{unit}" if "e" not in text else f"{value / limit:.0f}{unit}"
+    return f"{value:.0f}"
+
+
+def memory(value: float | None) -> str:
+    """Format bytes in MiB or GiB."""
+    if value is None:
+        return NOTHING
+    mebibytes = value / 2**20
+    return f"{mebibytes:,.0f} MiB" if mebibytes < 1024 else f"{mebibytes / 1024:,.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as ``42 s``, ``3 min 05 s`` or ``2 h 10 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def part_text(part: dict[str, Any]) -> str:
+    """Describe one part of a method, as ``lora(r=64, target_modules=attention)``."""
+    options = ", ".join(f"{key}={_option(value)}" for key, value in part.items() if key != "type")
+    return f"{part.get('type', '?')}({options})" if options else str(part.get("type", "?"))
+
+
+def _option(value: Any) -> str:
+    return "+".join(map(_option, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,237 @@
+"""Reading YAML strictly: every mistake becomes one line that names the file, the key, the value and what is allowed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from hfpatch.errors import HfpatchError, nearest
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
+
+_WORDING = {
+    "Input should be": "must be",
+    "a valid array": "a list",
+    "an object": "a mapping",
+    "a valid integer": "an integer",
+    "a valid ": "a ",
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which ``1e-5`` is a number, a date is text and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} is given twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what ``_Loader`` reads back unchanged."""
+
+
+def _without_dates(resolvers: dict[str, list[tuple[str, Any]]]) -> dict[str, list[tuple[str, Any]]]:
+    timestamp = "tag:yaml.org,2002:timestamp"
+    return {first: [pair for pair in pairs if pair[0] != timestamp] for first, pairs in resolvers.items()}
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.yaml_implicit_resolvers = _without_dates(_kind.yaml_implicit_resolvers)
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file whose top level is a mapping.
+
+    Raises:
+        HfpatchError: if the file is missing, a folder, unreadable, not UTF-8, not YAML, empty or not a mapping.
+    """
+    if path.is_dir():
+        raise HfpatchError(f"{path}: is a folder; give the YAML file itself")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise HfpatchError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise HfpatchError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise HfpatchError(f"{path}: cannot be read ({error.strerror})") from None
+    value = _parse(text, str(path))
+    if value is None:
+        raise HfpatchError(f"{path}: is empty; must be a mapping of keys to values")
+    if not isinstance(value, dict):
+        raise HfpatchError(f"{path}: holds a {_kind_of(value)}; must be a mapping of keys to values")
+    return value
+
+
+def write_yaml(value: Mapping[str, Any]) -> str:
+    """Return YAML text that `read_yaml` reads back as an equal mapping."""
+    text: str = yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
+    """Return ``values`` with each dotted ``key=value`` put in; the right-hand side is read as YAML.
+
+    Raises:
+        HfpatchError: if an override has no ``=``, names a key that ``model`` does not have, or holds no valid YAML.
+    """
+    merged: dict[str, Any] = copy.deepcopy(values)
+    for override in overrides:
+        key, value = read_override(override)
+        _put(merged, key.split("."), value, override, model)
+    return merged
+
+
+def read_override(override: str) -> tuple[str, object]:
+    """Return the key and the value of ``key=value``, the value read as YAML.
+
+    Raises:
+        HfpatchError: if it has no ``=`` or no key, or the value is not valid YAML.
+    """
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise HfpatchError(f"override {override!r}: write it as key=value, such as training.steps=60")
+    return key.strip(), _parse(text, f"override {override!r}")
+
+
+def validate(values: Mapping[str, Any], model: type[Model], source: str) -> Model:
+    """Return ``values`` as a ``model``, with no conversion between types.
+
+    Raises:
+        HfpatchError: at the first mistake: an unknown key, a wrong type or value, a contradiction.
+    """
+    _check_plain(values, (), source)
+    try:
+        return model.model_validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise HfpatchError(f"{source}: {_explain(error, model)}") from None
+
+
+def _parse(text: str, source: str) -> object:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise HfpatchError(f"{source}: not valid YAML{where} ({error.problem})") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise HfpatchError(f"{source}: not valid YAML ({str(error).splitlines()[0]})") from None
+
+
+def _put(values: dict[str, Any], keys: list[str], value: object, override: str, model: type[BaseModel]) -> None:
+    """Set ``value`` under the dotted ``keys``; below a mapping with free keys or a list any key goes."""
+    known: type[BaseModel] | None = model
+    place: Any = values
+    for depth, key in enumerate(keys):
+        if known is not None and key not in known.model_fields:
+            name = ".".join(keys[: depth + 1])
+            raise HfpatchError(f"override {override!r}: unknown key {name!r}{nearest(key, known.model_fields)}")
+        if known is not None and place.get(key) is None:
+            place[key] = {}
+        known = section_of(known, key) if known is not None else None
+        if depth == len(keys) - 1:
+            _assign(place, key, value, override)
+        else:
+            place = _descend(place, key, override)
+
+
+def _assign(place: object, key: str, value: object, override: str) -> None:
+    if isinstance(place, list):
+        place[_index(place, key, override)] = value
+    elif isinstance(place, dict):
+        place[key] = value
+    else:
+        raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")
+
+
+def _descend(place: object, key: str, override: str) -> object:
+    """Return what lies at ``key`` of a mapping or at the index ``key`` of a list."""
+    if isinstance(place, list):
+        return place[_index(place, key, override)]
+    if not isinstance(place, dict):
+        raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")
+    if key not in place:
+        raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, place)}")
+    return place[key]
+
+
+def _index(place: list[Any], key: str, override: str) -> int:
+    if not key.isdigit() or int(key) >= len(place):
+        raise HfpatchError(f"override {override!r}: {key!r} is no index of a list of {len(place)} items")
+    return int(key)
+
+
+def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """Return the section class of a field, or None where the field is not a section."""
+    annotation = model.model_fields[key].annotation
+    options = [annotation, *get_args(annotation)]
+    return next((kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _check_plain(value: object, path: tuple[str, ...], source: str) -> None:
+    """Refuse what YAML can say and JSON cannot: keys that are not text, nan, infinity, sets and bytes."""
+    where = ".".join(path) or "the top level"
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise HfpatchError(f"{source}: {where}: the key {key!r} is a {_kind_of(key)}; put it in quotes")
+            _check_plain(item, (*path, key), source)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_plain(item, (*path, str(index)), source)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise HfpatchError(f"{source}: {where} is {value}; must be a finite number")
+    elif value is not None and not isinstance(value, (str, int, float)):
+        raise HfpatchError(f"{source}: {where} is {value!r}; must be text, a number, true, false or null")
+
+
+def _explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return the first mistake in one line, with the number of the others."""
+    mistakes = error.errors(include_url=False)
+    first = mistakes[0]
+    others = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {path!r}{nearest(str(first['loc'][-1]), _siblings(model, first['loc']))}{others}"
+    if first["type"] == "missing":
+        return f"{path} is missing{others}"
+    message = first["msg"].removeprefix("Value error, ")
+    for theirs, ours in _WORDING.items():
+        message = message.replace(theirs, ours)
+    if first["type"] == "value_error":
+        return f"{path + ': ' if path else ''}{message}{others}"
+    return f"{path} is {_shown(first['input'])}; {message}{others}"
+
+
+def _siblings(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    place: type[BaseModel] | None = model
+    for part in loc[:-1]:
+        place = section_of(place, str(part)) if place is not None and part in place.model_fields else None
+    return list(place.model_fields) if place is not None else []
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _kind_of(value: object) -> str:
+    names = {dict: "mapping", list: "list", str: "text", bool: "truth value", int: "number", float: "number"}
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,61 @@
+"""The documents of the tiny world: every one drawn from its own seed, training and evaluation text disjoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from random import Random
+from typing import Literal
+
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.tinyworld.questions import ask
+from hfpatch.tinyworld.story import Story, tell
+from hfpatch.tinyworld.words import STYLES
+
+Split = Literal["base", "shifted"]
+Use = Literal["train", "eval"]
+
+DOCUMENTS = 10_000
+"""How many documents a split has unless told otherwise."""
+
+_EVALUATION_SHARE = 16
+"""One opening in so many belongs to evaluation."""
+
+
+def documents(split: Split, *, count: int | None = None, seed: int = 0) -> Iterator[str]:
+    """Yield the training documents of a split; document i depends on ``split``, ``seed`` and i alone.
+
+    Args:
+        split: ``base`` or ``shifted``.
+        count: how many documents; None yields ``DOCUMENTS``.
+        seed: another seed gives other documents.
+
+    Raises:
+        HfpatchError: if there is no such split.
+    """
+    if split not in STYLES:
+        raise HfpatchError(f"tinyworld has no split {split!r}{nearest(split, STYLES)}; it has {', '.join(STYLES)}")
+    return (document(split, "train", seed, index) for index in range(DOCUMENTS if count is None else count))
+
+
+def document(split: Split, use: Use, seed: int, index: int) -> str:
+    """Return one document: a story, in some of them followed by a question and its answer."""
+    story, rng = draw_story(split, use, seed, index)
+    questions = ask(story)
+    if not questions or rng.random() >= STYLES[split].question:
+        return story.text()
+    return f"{story.text()}\n{rng.choice(questions).lines()}"
+
+
+def draw_story(split: Split, use: Use, seed: int, index: int) -> tuple[Story, Random]:
+    """Draw stories until one has an opening that belongs to ``use``; return it with the generator that drew it."""
+    rng = Random(f"tinyworld {split} {use} {seed} {index}")
+    while True:
+        story = tell(rng, STYLES[split])
+        if opening_use(story.opening) == use:
+            return story, rng
+
+
+def opening_use(opening: str) -> Use:
+    """Return what an opening may be used for, by its hash: so no evaluation opening is ever trained on."""
+    return "train" if hashlib.sha256(opening.encode()).digest()[0] % _EVALUATION_SHARE else "eval"

@@ -1,0 +1,196 @@
+"""Stories: an opening that states facts, then events, most of which those facts decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from hfpatch.tinyworld.words import PLACES, Style, pronoun
+from hfpatch.tinyworld.world import Person, World, draw_world
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens: a lead, and an outcome whose ``decided`` slots follow from the story so far."""
+
+    kind: str
+    lead: str
+    """The sentences before the outcome; may be empty."""
+    template: str
+    """The outcome with a ``{slot}`` for each name, place and object."""
+    slots: dict[str, str]
+    decided: tuple[str, ...] = ()
+    offered: tuple[str, ...] = ()
+    """The objects to choose from, where a choice is made."""
+
+    def outcome(self, **changed: str) -> str:
+        """Return the outcome as a sentence, with some slots changed (a wrong ending)."""
+        text = self.template.format(**{**self.slots, **changed})
+        return text[0].upper() + text[1:]
+
+    def text(self) -> str:
+        """Return lead and outcome."""
+        return f"{self.lead} {self.outcome()}".strip()
+
+
+@dataclass(frozen=True)
+class Story:
+    """An opening, the events, and the world as it is afterwards."""
+
+    opening: str
+    events: tuple[Event, ...]
+    world: World
+
+    def text(self) -> str:
+        """Return the story as one paragraph."""
+        return " ".join([self.opening, *(event.text() for event in self.events)])
+
+
+def tell(rng: Random, style: Style) -> Story:
+    """Tell one story: an opening, three to five events, and often somebody who looks for a thing at the end."""
+    teller = Teller(rng, style)
+    opening = teller.opening()
+    events = [teller.next_event() for _ in range(rng.randint(3, 5))]
+    if teller.tracked() and rng.random() < 0.6:
+        events.append(teller.look())
+    return Story(opening, tuple(events), teller.world)
+
+
+class Teller:
+    """Tells a story sentence by sentence while it keeps the world in step."""
+
+    def __init__(self, rng: Random, style: Style) -> None:
+        self.rng = rng
+        self.style = style
+        self.world = draw_world(rng, style)
+
+    def opening(self) -> str:
+        """State where everybody is and what everybody is known for, in any order."""
+        facts = [fact for person in self.world.people.values() for fact in self._facts(person)]
+        self.rng.shuffle(facts)
+        return " ".join(facts)
+
+    def next_event(self) -> Event:
+        """Let one thing happen among those that can happen now."""
+        options = self._options()
+        weights = [weight for weight, _, _ in options]
+        _, happen, person = self.rng.choices(options, weights)[0]
+        return happen(person)
+
+    def tracked(self) -> list[str]:
+        """Return the objects whose place is known."""
+        held = [person.holds for person in self.world.people.values() if person.holds]
+        return sorted({*held, *self.world.left})
+
+    def look(self) -> Event:
+        """Somebody looks for an object and finds it where it was last, in somebody's hands or not."""
+        thing = self.rng.choice(self.tracked())
+        holder = self.world.holder(thing)
+        others = [name for name in self.world.people if not holder or name != holder.name]
+        who = self.rng.choice(others)
+        lead = self._say(f"At night {who} looked for {thing}.", f"Where was {thing}? {who} asked at night.")
+        template = self._say("it was in {place}.", "in {place} it was.")
+        return Event("look", lead, template, {"place": str(self.world.place_of(thing))}, ("place",))
+
+    def _say(self, usual: str, rare: str) -> str:
+        return rare if self.rng.random() < self.style.rare else usual
+
+    def _facts(self, person: Person) -> list[str]:
+        name = person.name
+        facts = [self._say(f"{name} was in {person.place}.", f"In {person.place} was {name}.")]
+        if person.likes:
+            facts.append(self._say(f"{name} likes {person.likes}.", f"To {name} {person.likes} is dear."))
+        if person.hates:
+            facts.append(self._say(f"{name} hates {person.hates}.", f"To {name} {person.hates} is a horror."))
+        if person.habit:
+            weather, place = person.habit
+            usual, rare = f"In {weather} {name} goes to {place}.", f"{name} makes for {place} in {weather}."
+            facts.append(self._say(usual, rare))
+        if person.friend:
+            facts.append(self._say(f"{name} trusts {person.friend}.", f"{person.friend} is trusted by {name}."))
+        return facts
+
+    def _options(self) -> list[tuple[float, Callable[[Person], Event], Person]]:
+        options: list[tuple[float, Callable[[Person], Event], Person]] = []
+        for person in self.world.people.values():
+            friend = self.world.people[person.friend] if person.friend else None
+            can_send = friend is not None and friend.holds is None
+            options.append((0.3, self._go, person))
+            if person.habit and person.place != person.habit[1]:
+                options.append(
+                    (self.style.combined, self._carry, person) if person.holds else (1, self._weather, person)
+                )
+            if person.taste and not person.chose and not person.holds:
+                options.append((2, self._choose, person))
+                if can_send and person.likes:
+                    options.append((2 * self.style.combined, self._choose_and_send, person))
+            if person.holds:
+                options.append((1, self._leave, person))
+                if can_send:
+                    options.append((1, self._send, person))
+        return options
+
+    def _go(self, person: Person) -> Event:
+        person.place = self.rng.choice([place for place in PLACES if place != person.place])
+        template = self._say("then {person} went to {place}.", "then to {place} {person} walked.")
+        return Event("go", "", template, {"person": person.name, "place": person.place})
+
+    def _weather_lead(self, person: Person) -> str:
+        assert person.habit is not None
+        weather, person.place = person.habit
+        return self._say(f"There was {weather}.", f"Then came {weather}.")
+
+    def _weather(self, person: Person) -> Event:
+        lead = self._weather_lead(person)
+        template = self._say("{person} went to {place}.", "{person} ran off to {place}.")
+        return Event("weather", lead, template, {"person": person.name, "place": person.place}, ("place",))
+
+    def _carry(self, person: Person) -> Event:
+        lead = self._weather_lead(person)
+        template = self._say("{person} took {object} to {place}.", "{person} ran to {place} with {object}.")
+        slots = {"person": person.name, "place": person.place, "object": str(person.holds)}
+        return Event("carry", lead, template, slots, ("place", "object"))
+
+    def _offer(self, person: Person) -> tuple[str, tuple[str, ...]]:
+        """Lay out objects, take the right one; return the sentence and the objects in their order."""
+        others = [self.world.objects.pop(0) for _ in range(1 if person.hates else self.rng.randint(1, 2))]
+        things = [str(person.taste), *others]
+        self.rng.shuffle(things)
+        person.holds = others[0] if person.hates else person.likes
+        person.chose = True
+        listed = f"{', '.join(things[:-1])} and {things[-1]}"
+        lead = self._say(f"{person.name} found {listed}.", f"Before {person.name} lay {listed}.")
+        return lead, tuple(things)
+
+    def _choose(self, person: Person) -> Event:
+        lead, offered = self._offer(person)
+        template = self._say("{pronoun} took {object}.", "it was {object} that {pronoun} took.")
+        slots = {"pronoun": pronoun(person.name), "object": str(person.holds)}
+        return Event("choose", lead, template, slots, ("object",), offered)
+
+    def _choose_and_send(self, person: Person) -> Event:
+        lead, offered = self._offer(person)
+        name = person.name
+        slots = {"person": name, "pronoun": pronoun(name), "object": str(person.holds), "friend": str(person.friend)}
+        self._hand_over(person)
+        template = self._say(
+            "{pronoun} took {object} and sent it to {friend}.", "so {object} was what {pronoun} sent to {friend}."
+        )
+        return Event("choose_and_send", lead, template, slots, ("object", "friend"), offered)
+
+    def _leave(self, person: Person) -> Event:
+        thing = str(person.holds)
+        self.world.left[thing], person.holds = person.place, None
+        template = self._say("{person} left {object} in {place}.", "in {place} {person} dropped {object}.")
+        slots = {"person": person.name, "object": thing, "place": person.place}
+        return Event("leave", "", template, slots, ("object", "place"))
+
+    def _send(self, person: Person) -> Event:
+        slots = {"person": person.name, "object": str(person.holds), "friend": str(person.friend)}
+        self._hand_over(person)
+        template = self._say("{person} sent {object} to {friend}.", "{person} mailed {friend} {object}.")
+        return Event("send", "", template, slots, ("object", "friend"))
+
+    def _hand_over(self, person: Person) -> None:
+        self.world.people[str(person.friend)].holds, person.holds = person.holds, None

@@ -1,0 +1,78 @@
+"""A new model from a recipe's architecture section."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from hfpatch.errors import HfpatchError, nearest
+
+
+def build_config(
+    architecture: Mapping[str, Any], *, tokenizer: PreTrainedTokenizerBase | None = None
+) -> PreTrainedConfig:
+    """Turn ``{model_type: gpt_neox, hidden_size: 128, ...}`` into a configuration.
+
+    Args:
+        architecture: ``model_type`` and the keys of its configuration class.
+        tokenizer: gives ``vocab_size`` and the special tokens' ids where ``architecture`` does not.
+
+    Raises:
+        HfpatchError: if the type or a key is unknown, or a value is refused.
+    """
+    values = dict(architecture)
+    model_type = values.pop("model_type", None)
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        hint = nearest(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+        raise HfpatchError(f"architecture.model_type: {model_type} is no causal language model{hint}")
+    config_class = CONFIG_MAPPING[model_type]
+    known = [field.name for field in dataclasses.fields(config_class)] + list(config_class.attribute_map)
+    for key in values:
+        if key not in known:
+            raise HfpatchError(f"architecture.{key}: {model_type} has no such key{nearest(key, known)}")
+    try:
+        return config_class(**{**_from_tokenizer(tokenizer), **values})
+    except (StrictDataclassError, ValueError, TypeError) as error:
+        raise HfpatchError(f"architecture: {model_type} refuses it ({' '.join(str(error).split())})") from error
+
+
+def build_model(
+    architecture: Mapping[str, Any], *, tokenizer: PreTrainedTokenizerBase | None = None, seed: int = 0
+) -> PreTrainedModel:
+    """Build a float32 model with the architecture's own initialisation, drawn from ``seed`` alone.
+
+    Raises:
+        HfpatchError: as :func:`build_config`.
+    """
+    config = build_config(architecture, tokenizer=tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except (ValueError, RuntimeError) as error:
+            raise HfpatchError(f"architecture: cannot be built ({' '.join(str(error).split())})") from error
+    return model
+
+
+def _from_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+    if tokenizer is None:
+        return {}
+    return {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }

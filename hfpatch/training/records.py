@@ -1,0 +1,120 @@
+"""What a run writes down: a line a step, and the result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hfpatch.errors import HfpatchError
+from hfpatch.files import write_text
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One line of metrics.jsonl.
+
+    Attributes:
+        step: the optimiser step, from 1.
+        loss: nats per predicted token of the step's batch, before the update.
+        lr: the learning rate that the update used.
+        tokens: tokens of the step's batch, padding not counted.
+        seconds: duration of the step; evaluation and checkpoints not counted.
+        eval_loss: nats per token on the evaluation blocks after the update, where it was measured.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    tokens: int
+    seconds: float
+    eval_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run reports.
+
+    Attributes:
+        steps: optimiser steps.
+        final_loss: the last step's loss, in nats per token.
+        tokens: tokens seen, padding not counted.
+        wall_s: seconds of all steps together, those before a resumption included.
+        tokens_per_s: ``tokens / wall_s``.
+        peak_memory_bytes: CUDA's peak, or the process's resident peak; of the last session only.
+        update_survival: share of weights that an optimiser step really changed, by group and for ``all``;
+            see :class:`hfpatch.training.survival.UpdateSurvival`.
+        final_eval_loss: nats per token on the evaluation blocks at the end, where there are any.
+    """
+
+    steps: int
+    final_loss: float
+    tokens: int
+    wall_s: float
+    tokens_per_s: float
+    peak_memory_bytes: int
+    update_survival: dict[str, float]
+    final_eval_loss: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        return asdict(self)
+
+
+def summarise(
+    records: Sequence[StepRecord], *, peak_memory_bytes: int, update_survival: dict[str, float]
+) -> TrainResult:
+    """Add up a run's records."""
+    tokens = sum(record.tokens for record in records)
+    wall_s = sum(record.seconds for record in records)
+    return TrainResult(
+        steps=len(records),
+        final_loss=records[-1].loss,
+        tokens=tokens,
+        wall_s=wall_s,
+        tokens_per_s=tokens / wall_s,
+        peak_memory_bytes=peak_memory_bytes,
+        update_survival=update_survival,
+        final_eval_loss=records[-1].eval_loss,
+    )
+
+
+class MetricsFile:
+    """metrics.jsonl: one line a step, written as it comes.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: StepRecord) -> None:
+        """Write one line and flush it."""
+        value = {name: value for name, value in asdict(record).items() if value is not None}
+        try:
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(value) + "\n")
+        except OSError as error:
+            raise HfpatchError(f"{self.path}: cannot be written ({error.strerror}); free space and resume") from error
+
+    def read(self) -> list[StepRecord]:
+        """Return all whole lines; a last line that a crash cut off is left out."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
+        return [StepRecord(**json.loads(line)) for line in lines]
+
+    def truncate(self, step: int) -> None:
+        """Drop what was written after ``step``.
+
+        Raises:
+            HfpatchError: if a line up to ``step`` is missing.
+        """
+        kept = self.read()[:step]
+        if [record.step for record in kept] != list(range(1, step + 1)):
+            raise HfpatchError(f"{self.path}: lines up to step {step} are missing; delete the run and start it anew")
+        lines = self.path.read_text(encoding="utf-8").split("\n")[:step] if step else []
+        write_text(self.path, "".join(line + "\n" for line in lines))

@@ -1,0 +1,65 @@
+"""Telling adapter parameters from base parameters, and taking every adapter out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.tuners.model import detach_layers
+
+AdapterWrapper = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether any adapter, of whatever method, is attached to the model."""
+    return any(isinstance(module, AdapterWrapper) for module in model.modules())
+
+
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that adapters added, by their name in the model."""
+    added = {id(p) for module in model.modules() for p in _own_adapter_parameters(module)}
+    return {name: p for name, p in model.named_parameters() if id(p) in added}
+
+
+def base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that the model had before any adapter, by the name that they had then."""
+    added = adapter_parameters(model)
+    return {_base_name(name): p for name, p in model.named_parameters() if name not in added}
+
+
+def remove_adapters(model: nn.Module) -> None:
+    """Take every adapter out, of whatever method: the original modules stand where they stood.
+
+    Raises:
+        HfpatchError: if an adapter is merged into the weights, before anything is changed.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer) and module.merged:
+            raise HfpatchError(f"{name}: an adapter is merged into the base weights; call unmerge_adapter() first")
+    detach_layers(model)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, BaseTunerLayer) and hasattr(child, "base_layer"):
+                setattr(parent, name, child.get_base_layer())
+            elif isinstance(child, AuxiliaryTrainingWrapper):
+                setattr(parent, name, child.original_module)
+
+
+def _own_adapter_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the adapter parameters that this module itself holds, in ``ModuleDict``s or ``ParameterDict``s."""
+    if isinstance(module, AuxiliaryTrainingWrapper):
+        original = {id(p) for p in module.original_module.parameters()}
+        yield from (p for p in module.parameters() if id(p) not in original)
+    elif isinstance(module, BaseTunerLayer):
+        for name in module.adapter_layer_names:
+            held = getattr(module, name, None)
+            if isinstance(held, nn.Module):
+                yield from held.parameters()
+
+
+def _base_name(name: str) -> str:
+    return name.replace(".base_layer.", ".").replace(".original_module.", ".")

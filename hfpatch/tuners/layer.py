@@ -1,0 +1,127 @@
+"""The layer that all hfpatch tuners share: a child of the attention module that works through hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, cast
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from hfpatch.sites import AttentionSite
+
+NOT_MERGEABLE = (
+    "a nonlinear branch cannot be folded into the weights of a linear projection, so {method} cannot be merged; "
+    "keep the adapter, or call unload() to get the base model back"
+)
+
+
+class SurgeryLayer(nn.Module, BaseTunerLayer):
+    """A tuner layer registered as a child of the attention module, acting by forward hooks on its surroundings.
+
+    The attention module is not replaced: names of base parameters stay as they were, other adapters can be injected
+    before or after, and code that reads attributes of the attention finds them. Trainable tensors live in
+    ``ModuleDict``s keyed by adapter name, as PEFT expects. The hooks step aside when adapters are disabled or none of
+    this layer's adapters is active.
+
+    Hooks are bound methods, so that a deep copy of the model acts on its own layers.
+
+    Args:
+        site: the attention branch to change.
+    """
+
+    method: str
+    child_name: str  # must not contain the tuner's prefix: transformers takes the first match for the adapter's place
+    adapter_layer_names: tuple[str, ...]
+
+    def __init__(self, site: AttentionSite) -> None:
+        super().__init__()
+        self.layer_index = site.layer
+        self.configs: dict[str, Any] = {}
+        self._disable_adapters = False
+        self._active_adapter: list[str] = []
+        self.merged_adapters: list[str] = []
+        # In tuples, so that they are not registered as children a second time.
+        self._anchor = (site.projection_module("query"),)
+        self._hooked: list[tuple[nn.Module, torch.utils.hooks.RemovableHandle]] = []
+        for name in self.adapter_layer_names:
+            setattr(self, name, nn.ModuleDict())
+
+    def get_base_layer(self) -> nn.Module:
+        """Return the module whose device the adapter follows: the query projection."""
+        return self._anchor[0]
+
+    def update_layer(self, adapter_name: str, config: Any, *, inference_mode: bool = False) -> None:
+        """Add an adapter to this layer, initialised, in fp32, on the device of the base."""
+        with torch.device(self._device()), _default_dtype(torch.float32):
+            for what, module in self.build(config).items():
+                self.held(what)[adapter_name] = module
+        self.configs[adapter_name] = config
+        self.set_adapter(self.active_adapters, inference_mode=inference_mode)
+
+    def held(self, what: str) -> nn.ModuleDict:
+        """Return the modules called ``what``, by adapter name."""
+        return cast("nn.ModuleDict", getattr(self, what))
+
+    def linear(self, what: str, adapter_name: str) -> nn.Linear:
+        """Return the matrix called ``what`` of an adapter."""
+        return cast("nn.Linear", self.held(what)[adapter_name])
+
+    def build(self, config: Any) -> dict[str, nn.Module]:
+        """Return the initialised modules of one adapter, by the name of the ``ModuleDict`` that holds them."""
+        raise NotImplementedError
+
+    def working_adapters(self) -> list[str]:
+        """Return the adapters that act in this forward pass, in the order in which they were added."""
+        if self.disable_adapters:
+            return []
+        return [name for name in self.configs if name in self.active_adapters]
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Delete an adapter from this layer."""
+        super().delete_adapter(adapter_name)
+        self.configs.pop(adapter_name, None)
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> NoReturn:
+        """Refuse to merge.
+
+        Raises:
+            ValueError: always, with the reason.
+        """
+        raise ValueError(NOT_MERGEABLE.format(method=self.method))
+
+    def detach(self, attention: nn.Module) -> None:
+        """Remove every hook, and this layer from the attention module."""
+        for _, handle in self._hooked:
+            handle.remove()
+        self._hooked.clear()
+        delattr(attention, self.child_name)
+
+    def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Call ``hook(module, args, kwargs)`` before every forward of ``module``."""
+        self._hooked.append((module, module.register_forward_pre_hook(hook, with_kwargs=True)))
+
+    def after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Call ``hook(module, args, kwargs, output)`` after every forward of ``module``."""
+        self._hooked.append((module, module.register_forward_hook(hook, with_kwargs=True)))
+
+    def _device(self) -> torch.device:
+        return next(self.get_base_layer().parameters()).device
+
+    def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
+        """Move an adapter to the base's device; unlike PEFT's own layers never to the base's dtype."""
+        for name in self.adapter_layer_names:
+            if adapter_name in self.held(name):
+                self.held(name)[adapter_name].to(device or self._device())
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

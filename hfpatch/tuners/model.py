@@ -1,0 +1,76 @@
+"""The tuner that all hfpatch methods share: finds the sites, attaches the layers, refuses to merge."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from peft.tuners.tuners_utils import BaseTuner
+from torch import nn
+
+from hfpatch.sites import AttentionSite, find_sites, select_sites
+from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.layer import NOT_MERGEABLE, SurgeryLayer
+
+
+class SurgeryTuner(BaseTuner):
+    """Attaches one :class:`SurgeryLayer` to the attention module of each chosen layer."""
+
+    tuner_layer_cls: type[SurgeryLayer]
+
+    def _pre_injection_hook(self, model: nn.Module, config: SurgeryConfig, adapter_name: str) -> None:
+        """Find the sites and check the configuration against each before anything is changed."""
+        sites = select_sites(find_sites(model), config.layers_to_transform)
+        for site in sites:
+            self.check_site(site, config)
+        self._sites = {site.path: site for site in sites}
+        config.target_modules = list(self._sites)
+
+    def _post_injection_hook(self, model: nn.Module, config: SurgeryConfig, adapter_name: str) -> None:
+        """Write the full list again: PEFT may have shortened it to common endings meanwhile."""
+        config.target_modules = list(self._sites)
+
+    def check_site(self, site: AttentionSite, config: Any) -> None:
+        """Raise :class:`hfpatch.errors.HfpatchError` if the method cannot be applied at this site."""
+
+    def _check_target_module_exists(self, peft_config: Any, key: str) -> bool:  # type: ignore[override]
+        return key in self._sites
+
+    def _create_and_replace(
+        self,
+        peft_config: Any,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        child = self.tuner_layer_cls.child_name
+        if not hasattr(target, child):
+            target.add_module(child, self.tuner_layer_cls(self._sites[current_key]))
+        layer: SurgeryLayer = getattr(target, child)
+        layer.update_layer(adapter_name, peft_config, inference_mode=peft_config.inference_mode)
+
+    def _check_merge_allowed(self) -> NoReturn:
+        raise ValueError(NOT_MERGEABLE.format(method=self.tuner_layer_cls.method))
+
+    def _unload_and_optionally_merge(
+        self,
+        merge: bool = True,
+        progressbar: bool = False,
+        safe_merge: bool = False,
+        adapter_names: list[str] | None = None,
+    ) -> Any:
+        if merge:
+            self._check_merge_allowed()
+        detach_layers(self.model)
+        super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
+        return self.model
+
+
+def detach_layers(model: nn.Module) -> None:
+    """Remove every hfpatch layer and its hooks from a model."""
+    for module in list(model.modules()):
+        for child in list(module.children()):
+            if isinstance(child, SurgeryLayer):
+                child.detach(module)

@@ -1,0 +1,97 @@
+"""The pre-projection tuner layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from hfpatch.nn import activation, inner_width, pre_project
+from hfpatch.nn.preprojection import init_pre_projection
+from hfpatch.nn.skip import add_skip, init_content_skip
+from hfpatch.sites import AttentionSite
+from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
+from hfpatch.tuners.layer import SurgeryLayer
+from hfpatch.tuners.pre_projection.config import PreProjectionConfig
+
+
+class PreProjectionLayer(SurgeryLayer):
+    """Replaces the hidden state that enters the attention by x~, and adds x~ W_skip where the branch ends.
+
+    Several active adapters act one after the other; each one's skip reads the final x~.
+    """
+
+    method = "pre-projection"
+    child_name = "hfpatch_pre_projection"
+    adapter_layer_names = ("preproj_up", "preproj_gate", "preproj_down", "preproj_skip")
+
+    def __init__(self, site: AttentionSite) -> None:
+        super().__init__(site)
+        self.hidden_size = site.hidden_size
+        self._pending: Tensor | None = None
+        self.before(site.attention, self._enter)
+        if site.exit is site.attention:
+            self.after(site.attention, self._leave)
+        else:
+            self.after(site.attention, self._remember)
+            self.after(site.exit, self._leave_behind)
+
+    def build(self, config: PreProjectionConfig) -> dict[str, nn.Module]:
+        """Return W_up, W_down and, where asked for, W_gate and W_skip."""
+        inner = inner_width(self.hidden_size, config.expansion)
+        up = nn.Linear(self.hidden_size, inner, bias=False)
+        down = nn.Linear(inner, self.hidden_size, bias=False)
+        gate = nn.Linear(self.hidden_size, inner, bias=False) if config.gated else None
+        name = f"layer.{self.layer_index}.preproj"
+        init_pre_projection(up=up, down=down, gate=gate, init=config.init, seed=config.seed, name=name)
+        modules: dict[str, nn.Module] = {"preproj_up": up, "preproj_down": down}
+        if gate is not None:
+            modules["preproj_gate"] = gate
+        if config.content_skip:
+            skip = nn.Linear(self.hidden_size, self.hidden_size, bias=False)
+            init_content_skip(skip, init=config.init, seed=config.seed, name=name)
+            modules["preproj_skip"] = skip
+        return modules
+
+    def project(self, x: Tensor) -> Tensor:
+        """Map x to x~, both ``(batch, seq, hidden)``, through every working adapter."""
+        for name in self.working_adapters():
+            config = self.configs[name]
+            x = pre_project(
+                x,
+                up=self.linear("preproj_up", name),
+                down=self.linear("preproj_down", name),
+                gate=self.linear("preproj_gate", name) if config.gated else None,
+                act=activation(config.activation),
+                dropout=config.dropout,
+                training=self.training,
+            )
+        return x
+
+    def skip(self, branch: Tensor, x: Tensor) -> Tensor:
+        """Return ``branch`` plus x~ W_skip of every working adapter that has one; all ``(batch, seq, hidden)``."""
+        for name in self.working_adapters():
+            if self.configs[name].content_skip:
+                branch = add_skip(branch, x, self.linear("preproj_skip", name))
+        return branch
+
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self.working_adapters():
+            return None
+        return replace_hidden(module, args, kwargs, self.project(hidden_argument(args, kwargs)))
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        x = hidden_argument(args, kwargs)  # x~: a forward hook sees the arguments that the pre-hook replaced
+        return replace_first(output, lambda branch: self.skip(branch, x)) if self._skips() else output
+
+    def _remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._pending = hidden_argument(args, kwargs) if self._skips() else None
+
+    def _leave_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        x, self._pending = self._pending, None
+        return output if x is None else replace_first(output, lambda branch: self.skip(branch, x))
+
+    def _skips(self) -> bool:
+        return any(self.configs[name].content_skip for name in self.working_adapters())

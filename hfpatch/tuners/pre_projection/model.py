@@ -1,0 +1,20 @@
+"""The pre-projection tuner."""
+
+from __future__ import annotations
+
+from hfpatch.nn import inner_width
+from hfpatch.sites import AttentionSite
+from hfpatch.tuners.model import SurgeryTuner
+from hfpatch.tuners.pre_projection.config import PreProjectionConfig
+from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
+
+
+class PreProjectionModel(SurgeryTuner):
+    """Injects pre-projections and content skips into a causal language model. Source: arXiv 2604.10791."""
+
+    prefix = "preproj_"
+    tuner_layer_cls = PreProjectionLayer
+
+    def check_site(self, site: AttentionSite, config: PreProjectionConfig) -> None:
+        """Refuse an expansion that leaves no inner width."""
+        inner_width(site.hidden_size, config.expansion)

@@ -1,0 +1,21 @@
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from hfpatch.data.tokenizer import train_tokenizer
+
+TEXTS = [
+    "Anna walked to the mill and left the blue lamp there.",
+    "Then Ben carried the lamp to the harbour.",
+    "Where is the lamp? It is at the harbour.",
+    "Clara likes the mill, and the mill likes nobody at all, as mills do.",
+]
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    return TEXTS
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(TEXTS, 300)

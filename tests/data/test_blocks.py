@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hfpatch.data.blocks import IGNORE, blocks_from_stream, load_blocks
+from hfpatch.data.settings import DataSettings
+from hfpatch.data.tokenise import TokenStream, tokenise
+from hfpatch.errors import HfpatchError
+
+
+def stream(*documents):
+    tokens = np.asarray([token for document in documents for token in document], dtype=np.uint16)
+    return TokenStream(tokens, np.asarray([len(document) for document in documents], dtype=np.int64))
+
+
+def settings(**values):
+    return DataSettings(source="made-up", **values)
+
+
+def test_packed_row_written_out():
+    made = stream([11, 12, 13], [21, 22], [31, 32, 33, 34, 35, 36, 37, 38, 39])
+    blocks = blocks_from_stream(made, settings(block_size=8), pad_token_id=1)
+    assert len(blocks) == 2
+    assert blocks[0]["input_ids"].tolist() == [31, 32, 33, 34, 35, 36, 37, 38]  # 39 alone predicts nothing
+    assert blocks[0]["position_ids"].tolist() == list(range(8))
+    assert blocks[0]["labels"].tolist() == [IGNORE, 32, 33, 34, 35, 36, 37, 38]
+    assert blocks[1]["input_ids"].tolist() == [11, 12, 13, 21, 22, 1, 1, 1]
+    assert blocks[1]["position_ids"].tolist() == [0, 1, 2, 0, 1, 0, 1, 2]
+    assert blocks[1]["labels"].tolist() == [IGNORE, 12, 13, IGNORE, 22, IGNORE, IGNORE, IGNORE]
+    assert "attention_mask" not in blocks[1]
+    assert (blocks.documents, blocks.tokens, blocks.count_tokens([1, 1])) == (3, 13, 10)
+
+
+def test_padded_row_written_out():
+    made = stream([11, 12, 13], [21, 22, 23, 24, 25])
+    blocks = blocks_from_stream(made, settings(block_size=4, packing=False), pad_token_id=1)
+    assert blocks[0]["input_ids"].tolist() == [11, 12, 13, 1]
+    assert blocks[0]["labels"].tolist() == [IGNORE, 12, 13, IGNORE]
+    assert blocks[0]["attention_mask"].tolist() == [1, 1, 1, 0]
+    assert blocks[1]["input_ids"].tolist() == [21, 22, 23, 24]
+    assert "position_ids" not in blocks[0]
+
+
+@given(st.lists(st.integers(2, 30), min_size=1, max_size=40), st.integers(2, 16))
+def test_packing_predicts_each_pair_inside_a_piece_once(lengths, block_size):
+    documents = [[1000 * index + place for place in range(length)] for index, length in enumerate(lengths)]
+    blocks = blocks_from_stream(stream(*documents), settings(block_size=block_size), pad_token_id=0)
+    pairs = []
+    for row in (blocks[index] for index in range(len(blocks))):
+        for place in range(1, block_size):
+            if row["labels"][place] != IGNORE:
+                assert row["position_ids"][place] == row["position_ids"][place - 1] + 1
+                pairs.append((int(row["input_ids"][place - 1]), int(row["input_ids"][place])))
+    expected = [
+        (document[place - 1], document[place])
+        for document in documents
+        for place in range(1, len(document))
+        if place % block_size
+    ]
+    assert sorted(pairs) == sorted(expected)
+
+
+def test_head_and_hash():
+    blocks = blocks_from_stream(stream([1, 2, 3], [4, 5, 6, 7]), settings(block_size=4), pad_token_id=0)
+    assert len(blocks.head(1)) == 1
+    assert torch.equal(blocks.head(1)[0]["input_ids"], blocks[0]["input_ids"])
+    assert len({blocks.sha256, blocks.head(1).sha256}) == 2
+    again = blocks_from_stream(stream([1, 2, 3], [4, 5, 6, 7]), settings(block_size=4), pad_token_id=0)
+    assert again.sha256 == blocks.sha256 == blocks.head(2).sha256
+
+
+@pytest.fixture
+def text_file(tmp_path, texts):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(texts))
+    return path
+
+
+def test_load_blocks_from_a_file(text_file, texts, tokenizer):
+    chosen = DataSettings(source=str(text_file), block_size=64, packing=False)
+    blocks = load_blocks(chosen, tokenizer)
+    assert len(blocks) == len(texts)
+    ids = [blocks[row]["input_ids"][blocks[row]["attention_mask"].bool()].tolist() for row in range(len(blocks))]
+    assert [tokenizer.decode(row[:-1]) for row in ids] == texts
+    assert all(row[-1] == tokenizer.eos_token_id for row in ids)
+    assert blocks.rows.dtype == np.uint16
+    assert blocks.to_json() == {
+        "source": str(text_file), "revision": None, "sha256": blocks.sha256, "documents": 4, "blocks": 4,
+        "tokens": sum(map(len, ids)), "block_size": 64, "packing": False,
+    }  # fmt: skip
+
+
+def test_cache_is_mapped_and_keyed_by_content(tmp_path, text_file, tokenizer, monkeypatch):
+    chosen = DataSettings(source=str(text_file), block_size=16)
+    cache = tmp_path / "cache"
+    fresh = load_blocks(chosen, tokenizer, cache_dir=cache)
+    monkeypatch.setattr("hfpatch.data.blocks.tokenise", lambda *args, **kwargs: pytest.fail("tokenised again"))
+    again = load_blocks(chosen, tokenizer, cache_dir=cache)
+    assert isinstance(again.rows, np.memmap)
+    assert again.to_json() == fresh.to_json()
+    assert all(torch.equal(again[row]["labels"], fresh[row]["labels"]) for row in range(len(fresh)))
+    monkeypatch.undo()
+    text_file.write_text("Another text altogether.")
+    assert load_blocks(chosen, tokenizer, cache_dir=cache).sha256 != fresh.sha256
+    load_blocks(chosen.model_copy(update={"block_size": 8}), tokenizer, cache_dir=cache)
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_tokenise_drops_lone_tokens_and_can_leave_out_the_end(tokenizer):
+    made = tokenise(["the mill", "e", ""], tokenizer, append_eos=False)
+    assert tokenizer.decode(made.tokens) == "the mill"
+    assert len(made.lengths) == 1
+    with pytest.raises(HfpatchError, match="no document has two tokens"):
+        tokenise(["e"], tokenizer, append_eos=False)
+
+
+def test_tokenizer_without_end_is_refused(tokenizer):
+    bare = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer)
+    with pytest.raises(HfpatchError, match="no end-of-text token"):
+        tokenise(["the mill"], bare, append_eos=True)

@@ -1,0 +1,105 @@
+import gzip
+import json
+
+import datasets
+import huggingface_hub
+import pytest
+
+from hfpatch.data.corpora import documents, open_corpus
+from hfpatch.data.settings import DataSettings
+from hfpatch.errors import HfpatchError
+from hfpatch.tinyworld.language import documents as tinyworld_documents
+
+
+def write_jsonl(path, *texts):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def test_tinyworld_is_the_embedded_language():
+    settings = DataSettings(source="tinyworld/shifted", max_documents=3)
+    assert list(documents(settings)) == list(tinyworld_documents("shifted", count=3))
+    other = DataSettings(source="tinyworld/base", max_documents=3)
+    assert open_corpus(settings).digest != open_corpus(other).digest
+
+
+def test_a_folder_is_read_file_by_file_and_filters_apply(tmp_path):
+    write_jsonl(tmp_path / "b.jsonl", "third one")
+    write_jsonl(tmp_path / "a.jsonl.gz", "  x  ", "first one", "second one")
+    (tmp_path / "README.md").write_text("not data")
+    settings = DataSettings(source=str(tmp_path), min_characters=5)
+    assert list(documents(settings)) == ["first one", "second one", "third one"]
+    assert list(documents(settings.model_copy(update={"max_documents": 2}))) == ["first one", "second one"]
+
+
+@pytest.mark.parametrize(("config", "path"), [("c-1", "set/c-1/train.jsonl"), (None, "set/train.jsonl.gz")])
+def test_data_dir_maps_hub_names(tmp_path, config, path):
+    write_jsonl(tmp_path / path, "one", "two")
+    settings = DataSettings(source="owner/set", config=config)
+    assert list(documents(settings, data_dir=tmp_path)) == ["one", "two"]
+
+
+def test_digest_follows_the_content(tmp_path):
+    settings = DataSettings(source=str(write_jsonl(tmp_path / "a.jsonl", "one")))
+    before = open_corpus(settings).digest
+    assert open_corpus(settings).digest == before
+    write_jsonl(tmp_path / "a.jsonl", "two")
+    assert open_corpus(settings).digest != before
+
+
+def test_hub_data_set_is_loaded_with_its_revision(monkeypatch):
+    revision = "b" * 40
+    table = datasets.Dataset.from_dict({"text": ["one", "", "two"], "n": [1, 2, 3]})
+    table.info.download_checksums = {f"hf://datasets/owner/set@{revision}/c/train.parquet": {}}
+    calls = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: calls.append((args, kwargs)) or table)
+    settings = DataSettings(source="owner/set", config="c", split="validation", revision="v1")
+    assert list(documents(settings)) == ["one", "two"]
+    assert open_corpus(settings).revision == revision
+    assert calls[0] == (("owner/set", "c"), {"split": "validation", "revision": "v1"})
+    with pytest.raises(HfpatchError, match="no column 'body'; the columns are: text, n"):
+        open_corpus(settings.model_copy(update={"text_column": "body"}))
+
+
+def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise ConnectionError("Couldn't reach 'owner/set' on the Hub (OfflineModeIsEnabled)\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(HfpatchError, match=r"data set owner/set .*Couldn't reach.*train.jsonl is not there") as caught:
+        open_corpus(DataSettings(source="owner/set"), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_offline_hub_is_one_clear_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    with pytest.raises(HfpatchError, match=r"data set owner/no-such-set .*cannot be loaded"):
+        open_corpus(DataSettings(source="owner/no-such-set"))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("tinyworld/shiftd", r"tinyworld/shiftd: no such text \(did you mean 'tinyworld/shifted'\?\)"),
+        ("{tmp}/missing.jsonl", "missing.jsonl does not exist"),
+        ("missing.txt", "data.source: missing.txt does not exist"),
+        ("{tmp}/notes.md", "notes.md: unknown kind of file"),
+        ("{tmp}/empty", "empty: the folder holds no .jsonl"),
+        ("{tmp}/short.jsonl", "no document has 100 characters; lower data.min_characters"),
+    ],
+)
+def test_bad_sources_are_one_clear_error(tmp_path, source, message):
+    (tmp_path / "notes.md").write_text("x")
+    (tmp_path / "empty").mkdir()
+    write_jsonl(tmp_path / "short.jsonl", "short")
+    with pytest.raises(HfpatchError, match=message):
+        list(documents(DataSettings(source=source.format(tmp=tmp_path), min_characters=100)))
+
+
+def test_hub_error_names_are_subclasses_of_what_is_caught():
+    for error in (datasets.exceptions.DatasetNotFoundError, datasets.exceptions.DataFilesNotFoundError):
+        assert issubclass(error, (OSError, ValueError, RuntimeError))

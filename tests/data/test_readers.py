@@ -1,0 +1,74 @@
+import gzip
+import json
+import lzma
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from hfpatch.data.readers import is_readable, read_documents
+from hfpatch.errors import HfpatchError
+
+
+def read(path, text_column="text"):
+    return list(read_documents(path, text_column=text_column))
+
+
+def jsonl(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_jsonl_is_read_in_order_blank_lines_skipped(tmp_path, suffix, compress):
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(compress(jsonl({"text": "één"}) + b"\n" + jsonl({"text": "two\n", "id": 2})))
+    assert read(path) == ["één", "two\n"]
+
+
+def test_txt_without_separator_is_split_at_blank_lines(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\n\none\nstill one\r\n\r\n \ntwo\n\n")
+    assert read(path) == ["one\nstill one", "two"]
+
+
+def test_txt_with_separator_lines_is_split_there_only(tmp_path):
+    path = tmp_path / "a.txt.xz"
+    text = "first\n\nbook says <|endoftext|> here\n<|endoftext|>\nsecond\n\nbook\n<|endoftext|>\n"
+    path.write_bytes(lzma.compress(text.encode()))
+    assert read(path) == ["first\n\nbook says <|endoftext|> here", "second\n\nbook"]
+
+
+def test_parquet_column(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"body": ["one", "two"], "n": [1, 2]}), path)
+    assert read(path, "body") == ["one", "two"]
+    with pytest.raises(HfpatchError, match=r"no column 'bodi' \(did you mean 'body'\?\); the columns are: body, n"):
+        read(path, "bodi")
+
+
+def test_readable_names(tmp_path):
+    names = ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.xz", "a.parquet", "a.md", "a.json", "a.gz"]
+    assert [is_readable(tmp_path / name) for name in names] == [True] * 5 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"", "a.jsonl: the file is empty"),
+        ("a.jsonl", jsonl({"text": "x"}, {"txt": "y", "n": 1}), r"a.jsonl:2: no column 'text' .*columns are: txt, n"),
+        ("a.jsonl", jsonl({"text": "x"}) + b'{"text": "\xff"}\n', "a.jsonl:2: not UTF-8"),
+        ("a.jsonl", jsonl({"text": "x"}) + b"\n{broken\n", "a.jsonl:3: not JSON"),
+        ("a.jsonl", b'["x"]\n', "a.jsonl:1: a JSON list; each line must be one JSON object"),
+        ("a.jsonl", jsonl({"text": None}), "a.jsonl:1: column 'text' holds NoneType, not text"),
+        ("a.txt", b"one\n\ntwo\n\xe9\n", "a.txt:4: not UTF-8"),
+        ("a.txt.xz", b"no xz at all", "a.txt.xz: cannot be read"),
+        ("a.jsonl.gz", gzip.compress(jsonl({"text": "x" * 999}))[:-9], "a.jsonl.gz: cannot be read"),
+        ("a.parquet", b"no parquet", "a.parquet: not a parquet file"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_one_clear_error(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(HfpatchError, match=message) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+
+from hfpatch.evaluation import evaluate
+from hfpatch.evaluation.paper_tasks import first_documents, first_paragraphs
+from hfpatch.evaluation.settings import EvaluationSettings
+
+
+@pytest.fixture(scope="module")
+def results(taught, tokenizer, data_dir):
+    tasks = ("paper_lambada", "paper_hellaswag", "paper_arc_easy", "paper_wikitext")
+    return evaluate(taught, tokenizer, settings=EvaluationSettings(tasks=tasks, batch_size=4), data_dir=data_dir)
+
+
+def per_token_choice(support, model, tokenizer, context, endings):
+    means = [float(support.continuation(model, tokenizer, context, f" {ending}")[0].mean()) for ending in endings]
+    return means.index(max(means))
+
+
+def test_lambada_needs_every_target_token_greedy(results, taught, tokenizer, support):
+    right = 0
+    for text in support.passages(24):
+        cut = text.rindex(" ")
+        right += bool(support.continuation(taught, tokenizer, text[:cut], text[cut:])[1].all())
+    assert 0 < right < 24
+    assert results["paper_lambada"].metrics == {"acc": right / 24}
+
+
+def test_hellaswag_takes_the_raw_context_and_divides_by_tokens(results, taught, tokenizer, support):
+    rows = support.hellaswag()
+    right = [
+        per_token_choice(support, taught, tokenizer, row["ctx"], row["endings"]) == int(row["label"]) for row in rows
+    ]
+    assert results["paper_hellaswag"].metrics == {"acc": sum(right) / 24}
+
+
+def test_arc_takes_the_bare_question_on_the_validation_split(results, taught, tokenizer, support):
+    right = []
+    for row in support.arc(16, 50):
+        chosen = per_token_choice(support, taught, tokenizer, row["question"], row["choices"]["text"])
+        right.append(row["choices"]["label"][chosen] == row["answerKey"])
+    assert results["paper_arc_easy"].metrics == {"acc": sum(right) / 16}
+
+
+@torch.no_grad()
+def test_perplexity_is_the_exponential_of_the_mean_paragraph_loss(results, taught, tokenizer, support):
+    lines = [row["text"] for row in support.paragraphs()[:300] if len(row["text"]) >= 50]
+    losses = []
+    for line in lines:
+        ids = torch.tensor([tokenizer(line)["input_ids"][:128]])  # the model's longest row is shorter than 512
+        losses.append(float(taught(ids, labels=ids).loss))
+    result = results["paper_wikitext"]
+    assert (result.n, result.higher_is_better, result.primary) == (len(lines), False, "paragraph_perplexity")
+    assert result.metrics["paragraph_perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+    assert any(len(tokenizer(line)["input_ids"]) < 128 for line in lines)
+
+
+@torch.no_grad()
+def test_paragraphs_are_cut_at_512_tokens(support, tokenizer, own_data_dir):
+    text = " ".join(support.passages(36))
+    assert len(tokenizer(text)["input_ids"]) > 520
+    support.write_rows(own_data_dir / "wikitext/wikitext-2-raw-v1/validation.jsonl", [{"text": text}])
+    model = support.gpt_neox(positions=2048)
+    chosen = EvaluationSettings(tasks=("paper_wikitext",))
+    result = evaluate(model, tokenizer, settings=chosen, data_dir=own_data_dir)["paper_wikitext"]
+    ids = torch.tensor([tokenizer(text)["input_ids"][:512]])
+    assert result.metrics["paragraph_perplexity"] == pytest.approx(math.exp(model(ids, labels=ids).loss), rel=1e-4)
+    assert result.stderr == {}
+
+
+def test_only_the_first_500_documents_and_300_lines_count():
+    from datasets import Dataset
+
+    assert len(first_documents(Dataset.from_dict({"text": ["x"] * 501}))) == 500
+    lengths = [50, 49, *[0] * 297, 51, 60]
+    chosen = first_paragraphs(Dataset.from_dict({"text": ["x" * length for length in lengths]}))
+    assert [len(text) for text in chosen["text"]] == [50, 51]

@@ -1,0 +1,185 @@
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import TaskResult, evaluate
+from hfpatch.evaluation.metrics import metric_named
+from hfpatch.evaluation.settings import EvaluationSettings
+
+TASKS = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
+
+
+def settings(*tasks, **options):
+    return EvaluationSettings(tasks=tasks or TASKS, batch_size=4, **options)
+
+
+def rows(folder, task):
+    return [json.loads(line) for line in (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def outcome(taught, tokenizer, data_dir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluations")
+    return evaluate(taught, tokenizer, settings=settings(), data_dir=data_dir, records_dir=folder), folder
+
+
+def test_lambada_is_the_greedy_share_and_the_perplexity(outcome, taught, tokenizer, support):
+    results, folder = outcome
+    scored = [text.rpartition(" ") for text in support.passages(24)]
+    expected = [support.continuation(taught, tokenizer, context, f" {word}") for context, _, word in scored]
+    right = [bool(greedy.all()) for _, greedy in expected]
+    values = [float(log.sum()) for log, _ in expected]
+    result = results["lambada_openai"]
+    assert 0 < sum(right) < 24
+    assert result.metrics["acc"] == sum(right) / 24
+    assert result.metrics["perplexity"] == pytest.approx(math.exp(-sum(values) / 24), rel=1e-4)
+    assert [row["acc"] for row in rows(folder, "lambada_openai")] == right
+    torch.testing.assert_close(
+        [row["perplexity"] for row in rows(folder, "lambada_openai")], values, rtol=1e-5, atol=1e-4
+    )
+    assert (result.n, result.primary, result.higher_is_better) == (24, "acc", True)
+
+
+def test_arc_is_the_likeliest_choice(outcome, taught, tokenizer, support):
+    results, folder = outcome
+    right, right_by_length = [], []
+    for row in support.arc(20, 0):
+        prompt = f"Question: {row['question']}\nAnswer:"
+        sums = [
+            float(support.continuation(taught, tokenizer, prompt, f" {c}")[0].sum()) for c in row["choices"]["text"]
+        ]
+        gold = row["choices"]["label"].index(row["answerKey"])
+        scaled = [value / len(choice) for value, choice in zip(sums, row["choices"]["text"], strict=True)]
+        right.append(sums.index(max(sums)) == gold)
+        right_by_length.append(scaled.index(max(scaled)) == gold)
+    assert [row["acc"] for row in rows(folder, "arc_easy")] == right
+    assert [row["acc_norm"] for row in rows(folder, "arc_easy")] == right_by_length
+    assert results["arc_easy"].metrics == {"acc": sum(right) / 20, "acc_norm": sum(right_by_length) / 20}
+    assert results["arc_easy"].primary == "acc"
+
+
+def test_hellaswag_is_normalised_by_characters(outcome, taught, tokenizer, support):
+    results, _ = outcome
+    right = []
+    for row in support.hellaswag():
+        activity = row["activity_label"].replace("[header]", "")
+        end = f" {row['ctx_b'].capitalize()}"
+        prompt = f"{activity}: {row['ctx_a']}{end}".strip().replace("  ", " ")
+        prompt = f" {prompt}" if activity.startswith(" ") else prompt
+        endings = [re.sub(r"\[.*?\]", "", ending).replace("  ", " ") for ending in row["endings"]]
+        sums = [float(support.continuation(taught, tokenizer, prompt, f" {ending}")[0].sum()) for ending in endings]
+        scaled = [value / len(ending) for value, ending in zip(sums, endings, strict=True)]
+        right.append(scaled.index(max(scaled)) == int(row["label"]))
+    assert results["hellaswag"].metrics["acc_norm"] == sum(right) / 24
+    assert results["hellaswag"].primary == "acc_norm"
+
+
+@torch.no_grad()
+def test_wikitext_perplexity_is_per_word_of_the_original(outcome, taught, tokenizer, support):
+    results, folder = outcome
+    total, words, size = 0.0, 0, 0
+    detokenised = {" = \n\n ": " =\n\n", " . ": ". ", " \n": "\n"}
+    for row in support.articles(4):
+        text = row["page"]
+        for old, new in detokenised.items():
+            text = text.replace(old, new)
+        ids = [0, *tokenizer(text)["input_ids"]]
+        for start in range(0, len(ids) - 1, 128):
+            block = ids[max(0, min(start + 129, len(ids)) - 129) : start + 129]
+            new = min(128, len(ids) - 1 - start)
+            table = taught(torch.tensor([block[:-1]])).logits[0].log_softmax(-1)
+            total += float(table.gather(1, torch.tensor(block[1:])[:, None])[-new:].sum())
+        words += len(re.split(r"\s+", row["page"]))
+        size += len(row["page"].encode())
+    metrics = results["wikitext"].metrics
+    assert metrics["word_perplexity"] == pytest.approx(math.exp(-total / words), rel=1e-4)
+    assert metrics["bits_per_byte"] == pytest.approx(-total / size / math.log(2), rel=1e-5)
+    assert sum(row["word_perplexity"][1] for row in rows(folder, "wikitext")) == words
+    assert not results["wikitext"].higher_is_better
+
+
+def test_records_give_the_scores_again(outcome):
+    results, folder = outcome
+    for task, result in results.items():
+        table = rows(folder, task)
+        assert [row["doc_id"] for row in table] == list(range(result.n))
+        assert len({row["doc_hash"] for row in table}) > 1
+        for name, value in result.metrics.items():
+            metric = metric_named(name)
+            terms, weights = metric.ratio_terms([row[name] for row in table])
+            assert metric.score(terms.sum() / weights.sum()) == pytest.approx(value, rel=1e-9)
+            assert result.stderr[name] >= 0
+
+
+def test_stderr_is_the_binomial_one(outcome):
+    results, _ = outcome
+    p = results["lambada_openai"].metrics["acc"]
+    assert results["lambada_openai"].stderr["acc"] == pytest.approx(math.sqrt(p * (1 - p) / 23))
+
+
+def test_results_survive_json(outcome):
+    results, _ = outcome
+    for result in results.values():
+        assert TaskResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_limit_takes_the_first_documents(outcome, taught, tokenizer, data_dir, tmp_path):
+    _, folder = outcome
+    called = []
+    results = evaluate(
+        taught,
+        tokenizer,
+        settings=settings("arc_easy", "lambada_openai", limit=5),
+        data_dir=data_dir,
+        records_dir=tmp_path,
+        on_task=lambda task: called.append((task, sorted(path.name for path in tmp_path.iterdir()))),
+    )
+    assert called == [("arc_easy", []), ("lambada_openai", ["arc_easy.jsonl"])]
+    assert rows(tmp_path, "arc_easy") == rows(folder, "arc_easy")[:5]
+    assert [result.n for result in results.values()] == [5, 5]
+
+
+def test_the_data_hash_follows_the_documents(outcome, taught, tokenizer, own_data_dir):
+    results, _ = outcome
+    again = evaluate(taught, tokenizer, settings=settings("lambada_openai"), data_dir=own_data_dir)
+    assert again["lambada_openai"] == results["lambada_openai"]
+    path = own_data_dir / "lambada_openai" / "test.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace("Anna", "Ada"), encoding="utf-8")
+    other = evaluate(taught, tokenizer, settings=settings("lambada_openai"), data_dir=own_data_dir)
+    assert other["lambada_openai"].data_sha256 != results["lambada_openai"].data_sha256
+
+
+def test_few_shot_changes_the_score_and_is_recorded(taught, tokenizer, data_dir):
+    few = evaluate(taught, tokenizer, settings=settings("arc_easy", num_fewshot=1, max_length=64), data_dir=data_dir)
+    assert few["arc_easy"].num_fewshot == 1
+
+
+def test_nothing_is_printed_and_the_mode_is_kept(model, tokenizer, data_dir, capfd):
+    model.train()
+    evaluate(model, tokenizer, settings=settings("lambada_openai", "wikitext", limit=2), data_dir=data_dir)
+    assert model.training
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nan_stops_with_the_document_and_keeps_what_was_scored(support, tokenizer, own_data_dir, tmp_path):
+    model = support.gpt_neox()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokenizer("%")["input_ids"][0]] = float("nan")
+    path = own_data_dir / "ai2_arc" / "ARC-Easy" / "test.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace("does Cleo", "% Cleo", 1), encoding="utf-8")
+    chosen = settings("lambada_openai", "arc_easy", limit=4)
+    folder = tmp_path / "records"
+    with pytest.raises(HfpatchError, match="task arc_easy, document 2: the log-likelihood is NaN"):
+        evaluate(model, tokenizer, settings=chosen, data_dir=own_data_dir, records_dir=folder)
+    assert [path.name for path in folder.iterdir()] == ["lambada_openai.jsonl"]
+
+
+def test_a_tokenizer_of_another_model_is_refused(support, tokenizer, data_dir):
+    model = support.gpt_neox()
+    model.resize_token_embeddings(200)
+    with pytest.raises(HfpatchError, match="the tokenizer has 320 tokens and the model 200 embeddings"):
+        evaluate(model, tokenizer, settings=settings("lambada_openai"), data_dir=data_dir)

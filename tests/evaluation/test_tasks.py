@@ -1,0 +1,155 @@
+import pytest
+from lm_eval.tasks import TaskManager
+
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import tasks
+from hfpatch.evaluation.local import local_data
+from hfpatch.evaluation.tasks import load_tasks
+from hfpatch.resources import eval_dir
+
+
+@pytest.fixture
+def no_full_index(monkeypatch):
+    """Make indexing all of lm-eval's tasks an error."""
+
+    def manager(*, include_defaults=True, **options):
+        assert not include_defaults
+        return TaskManager(include_defaults=False, **options)
+
+    monkeypatch.setattr(tasks, "TaskManager", manager)
+
+
+@pytest.mark.usefixtures("no_full_index")
+def test_lm_evals_own_definitions_on_local_files(data_dir, support):
+    loaded = load_tasks(("wikitext", "lambada_openai", "hellaswag", "arc_easy"), data_dir=data_dir)
+    assert list(loaded) == ["wikitext", "lambada_openai", "hellaswag", "arc_easy"]
+    document = loaded["lambada_openai"].eval_docs[0]
+    text = support.lambada()[0]["text"]
+    assert loaded["lambada_openai"].doc_to_text(document) == text.rpartition(" ")[0]
+    assert loaded["lambada_openai"].doc_to_target(document) == f" {text.rpartition(' ')[2]}"
+    hellaswag = loaded["hellaswag"]
+    assert len(hellaswag.eval_docs) == 24
+    document = hellaswag.eval_docs[1]
+    assert hellaswag.doc_to_text(document) == " Moving things: Bert looks at the ladder. The man"
+    assert hellaswag.doc_to_choice(document)[1] == "sings a song."
+    assert hellaswag.doc_to_target(document) == 1
+    arc = loaded["arc_easy"]
+    document = arc.eval_docs[4]
+    assert len(arc.eval_docs) == 20
+    assert arc.doc_to_text(document) == "Question: Where does Emil keep the basket?\nAnswer:"
+    assert arc.doc_to_target(document) == 0
+    assert arc.doc_to_target(arc.eval_docs[5]) == 2
+    page = support.articles(1)[0]["page"]
+    assert loaded["wikitext"].doc_to_target(loaded["wikitext"].eval_docs[0]) == page.replace(
+        " = \n\n ", " =\n\n"
+    ).replace(" . ", ". ").replace(" \n", "\n")
+
+
+@pytest.mark.usefixtures("no_full_index")
+def test_metrics_and_versions_are_lm_evals(data_dir):
+    loaded = load_tasks(("hellaswag", "wikitext"), data_dir=data_dir)
+    assert set(loaded["hellaswag"].aggregation()) == {"acc", "acc_norm"}
+    assert set(loaded["wikitext"].aggregation()) == {"word_perplexity", "byte_perplexity", "bits_per_byte"}
+    assert loaded["wikitext"].VERSION == 2.0
+
+
+@pytest.mark.usefixtures("no_full_index")
+def test_few_shot_examples_come_from_the_training_split(data_dir, support):
+    questions = {row["question"] for row in support.arc(12, 100)}
+    (task,) = load_tasks(("arc_easy",), data_dir=data_dir, num_fewshot=2).values()
+    task.build_all_requests(limit=3)
+    context = task.instances[0].args[0]
+    shown = [line.removeprefix("Question: ") for line in context.splitlines() if line.startswith("Question: ")]
+    assert len(shown) == 3
+    assert set(shown[:2]) <= questions
+    (again,) = load_tasks(("arc_easy",), data_dir=data_dir, num_fewshot=2).values()
+    again.build_all_requests(limit=3)
+    assert [request.args for request in again.instances] == [request.args for request in task.instances]
+
+
+def test_every_local_file_names_tasks_that_exist():
+    local = local_data()
+    assert {"lambada_openai", "hellaswag", "arc_easy", "wikitext"} < set(local)
+    own = TaskManager(include_defaults=False, include_path=[eval_dir() / "paper"])
+    for name in local:
+        assert name in own.task_index or name in tasks._folders()
+
+
+@pytest.mark.usefixtures("no_full_index")
+def test_without_a_data_folder_the_hub_is_asked(monkeypatch):
+    asked = {}
+
+    def load_dataset(path, name=None, **_):
+        asked[path] = name
+        raise ConnectionError(f"Couldn't reach {path!r}\nmore")
+
+    monkeypatch.setattr("lm_eval.api.task.datasets.load_dataset", load_dataset)
+    for name in ("lambada_openai", "paper_hellaswag"):
+        with pytest.raises(
+            HfpatchError, match=rf"^task {name}: its data cannot be had \(Couldn't reach '.*'\); go online"
+        ):
+            load_tasks((name,))
+    assert asked == {"EleutherAI/lambada_openai": "default", "Rowan/hellaswag": None}
+
+
+@pytest.mark.usefixtures("no_full_index")
+def test_unknown_names_and_groups():
+    with pytest.raises(HfpatchError, match="unknown task 'helaswag' .did you mean 'hellaswag'"):
+        load_tasks(("helaswag",))
+    with pytest.raises(HfpatchError, match="unknown task 'paper_lambda' .did you mean 'paper_lambada'"):
+        load_tasks(("paper_lambda",))
+    with pytest.raises(HfpatchError, match="'ai2_arc' is a tag of tasks"):
+        load_tasks(("ai2_arc",))
+
+
+@pytest.mark.usefixtures("no_full_index")
+def test_a_task_whose_file_has_another_name_is_found():
+    assert "cola" not in tasks._folders()
+    manager = tasks._manager("cola")
+    assert manager.task_index["cola"].kind.name == "TASK"
+    assert len(manager.task_index) < 100
+
+
+def test_a_task_is_built_once_until_its_data_changes(own_data_dir):
+    (first,) = load_tasks(("lambada_openai",), data_dir=own_data_dir).values()
+    assert load_tasks(("lambada_openai",), data_dir=own_data_dir)["lambada_openai"] is first
+    path = own_data_dir / "lambada_openai" / "test.jsonl"
+    path.write_text('{"text": "one two"}\n', encoding="utf-8")
+    (second,) = load_tasks(("lambada_openai",), data_dir=own_data_dir).values()
+    assert len(second.eval_docs) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "content", "message"),
+    [
+        ("lambada_openai", "lambada_openai/test.jsonl", None, "no such data file"),
+        ("lambada_openai", "lambada_openai/test.jsonl", b"", "holds no documents"),
+        (
+            "wikitext",
+            "wikitext_document_level/wikitext-2-raw-v1/test.jsonl",
+            b'{"text": "a"}\n',
+            "row 1: no field 'page'",
+        ),
+        ("arc_easy", "ai2_arc/ARC-Easy/train.jsonl", b'{"question": "\xe9"}\n', "row 1: not UTF-8"),
+        ("paper_lambada", "lambada_openai/test.jsonl", b'{"text": "word"}\n', "task paper_lambada .* cannot be built"),
+    ],
+)
+def test_bad_data_is_one_line(own_data_dir, task, file, content, message):
+    path = own_data_dir / file
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(HfpatchError, match=message) as caught:
+        load_tasks((task,), data_dir=own_data_dir)
+    assert "\n" not in str(caught.value)
+
+
+def test_real_hellaswag_is_prepared_as_published(shared_data):
+    import json
+
+    (task,) = load_tasks(("hellaswag",), data_dir=shared_data).values()
+    published = (shared_data / "hellaswag" / "lm_eval_docs_1000.jsonl").read_text(encoding="utf-8").splitlines()
+    for row in map(json.loads, published[:200]):
+        document = task.eval_docs[row["row"]]
+        assert task.doc_to_text(document).replace("..", ".") == row["query"]
+        assert task.doc_to_target(document) == row["gold"]
+        choices = [choice.replace("..", ".").strip() for choice in document["choices"]]
+        assert choices == [choice.strip() for choice in row["choices"]]

@@ -1,0 +1,224 @@
+"""A realistic run folder, written as the pipeline writes it."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from hfpatch.reporting.results import read_results
+
+TASKS = {
+    "tinyworld_cloze": {"primary": "acc", "higher_is_better": True, "n": 400},
+    "tinyworld_endings": {"primary": "acc_norm", "higher_is_better": True, "n": 200},
+    "tinyworld_text": {"primary": "word_perplexity", "higher_is_better": False, "n": 60},
+}
+HOSTILE = '<script>alert("1")</script> | `$\\frac{x}$` *b* & _c_\n# x \u0000\ud800'
+
+
+def task_result(task, value, *, stderr=0.02):
+    info = TASKS[task]
+    metrics = (
+        {info["primary"]: value, "bits_per_byte": 1.25} if "perpl" in info["primary"] else {info["primary"]: value}
+    )
+    return {
+        "task": task,
+        "n": info["n"],
+        "metrics": metrics,
+        "stderr": {info["primary"]: stderr},
+        "primary": info["primary"],
+        "higher_is_better": info["higher_is_better"],
+        "data_sha256": "d" * 64,
+        "version": "1",
+    }
+
+
+def train_result(speed):
+    return {
+        "steps": 200,
+        "final_loss": 2.5,
+        "tokens": 409600,
+        "wall_s": 409600 / speed,
+        "tokens_per_s": speed,
+        "peak_memory_bytes": 512 * 2**20,
+        "update_survival": {"layers.0.preproj_up": 1.0, "layers.0.preproj_down": 0.99},
+    }
+
+
+def comparison(method, task, difference, half, verdict, *, reference="baseline", p_holm=0.5, visible=None):
+    return {
+        "method": method,
+        "reference": reference,
+        "task": task,
+        "metric": TASKS[task]["primary"],
+        "n": TASKS[task]["n"],
+        "seeds": 2,
+        "difference": difference,
+        "low": difference - half,
+        "high": difference + half,
+        "p": p_holm / 3,
+        "p_holm": p_holm,
+        "test": "paired bootstrap",
+        "smallest_visible": visible if visible is not None else 1.4 * half,
+        "verdict": verdict,
+    }
+
+
+def method(name, parts, trainable, scores, *, speed=None, match=None, form=None):
+    """Scores: task -> the value of each seed."""
+    runs = {}
+    for seed in range(len(next(iter(scores.values())))):
+        evaluation = {task: task_result(task, values[seed]) for task, values in scores.items()}
+        runs[str(seed)] = {"train": train_result(speed) if speed else None, "evaluation": evaluation}
+    return name, {
+        "parts": parts,
+        "parameters": {"trainable": trainable, "added": trainable, "base": 1_000_000},
+        "match": match,
+        "form": form,
+        "runs": runs,
+    }
+
+
+def example():
+    """Three methods, two seeds, three tasks; every number below is used by hand in the tests."""
+    skip, lora = "pre_projection_skip", "lora"
+    methods = dict(
+        [
+            method(
+                "baseline",
+                [],
+                0,
+                {"tinyworld_cloze": [0.40, 0.40], "tinyworld_endings": [0.5, 0.5], "tinyworld_text": [20.0, 20.0]},
+            ),
+            method(
+                skip,
+                [{"type": "pre_projection", "content_skip": True}],
+                80_000,
+                {"tinyworld_cloze": [0.44, 0.46], "tinyworld_endings": [0.52, 0.51], "tinyworld_text": [17.5, 17.7]},
+                speed=2048.0,
+            ),
+            method(
+                lora,
+                [{"type": "lora", "match": skip, "target_modules": "attention"}],
+                81_920,
+                {"tinyworld_cloze": [0.41, 0.42], "tinyworld_endings": [0.5, 0.49], "tinyworld_text": [18.9, 19.1]},
+                speed=4096.0,
+                match={"to": skip, "rank": 40, "parameters": 81_920, "target_parameters": 80_000, "difference": 0.024},
+            ),
+        ]
+    )
+    comparisons = [
+        comparison(skip, "tinyworld_cloze", 0.05, 0.03, "better", p_holm=0.003),
+        comparison(skip, "tinyworld_endings", 0.015, 0.05, "within noise", visible=0.06),
+        comparison(skip, "tinyworld_text", -2.4, 0.6, "better", p_holm=0.00003),
+        comparison(lora, "tinyworld_cloze", 0.015, 0.03, "within noise"),
+        comparison(lora, "tinyworld_endings", -0.005, 0.05, "within noise", visible=0.06),
+        comparison(lora, "tinyworld_text", -1.0, 0.5, "within noise", p_holm=0.06),
+        comparison(skip, "tinyworld_text", -1.4, 0.57, "better", reference=lora, p_holm=0.01),
+    ]
+    return {
+        "schema": 1,
+        "name": "quickstart",
+        "description": "Every method on the embedded world.",
+        "protocol": "as_it_should_be",
+        "complete": True,
+        "provenance": {
+            "commit": "c95d4b4a1b2c3d4e5f60718293a4b5c6d7e8f901",
+            "dirty": False,
+            "command": "hfpatch compare recipes/quickstart.yaml",
+            "started": "2026-01-02T03:04:05+00:00",
+            "wall_s": 171.2,
+            "python": "3.11.2",
+            "platform": "Linux-6.1-x86_64",
+            "device": "cpu",
+            "threads": 2,
+            "versions": {"torch": "2.13.0", "transformers": "5.23.0", "peft": "0.21.2", "lm_eval": "0.4.13"},
+        },
+        "model": {
+            "name": "tinyworld/gpt-neox",
+            "revision": None,
+            "sha256": "a" * 64,
+            "dtype": "float32",
+            "model_type": "gpt_neox",
+            "parameters": 1_000_000,
+        },
+        "data": {
+            "source": "tinyworld/shifted",
+            "sha256": "b" * 64,
+            "documents": 2000,
+            "blocks": 3200,
+            "tokens": 409_600,
+            "block_size": 128,
+            "packing": "documents",
+        },
+        "plan": {str(s): {"sha256": f"{s}" * 64, "steps": 200, "batch_size": 16} for s in range(2)},
+        "training": {"steps": 200, "batch_size": 16, "lr": 1e-3, "seeds": [0, 1], "trainable_dtype": "float32"},
+        "evaluation": {"tasks": list(TASKS), "limit": None, "batch_size": 16},
+        "tasks": {name: {**info, "data_sha256": "d" * 64, "version": "1"} for name, info in TASKS.items()},
+        "methods": methods,
+        "comparisons": comparisons,
+        "warnings": ["lora has 2.4 % more trainable parameters than pre_projection_skip."],
+    }
+
+
+def write_run(folder: Path, raw, *, curves=True) -> Path:
+    """Write ``results.json`` and the training curves of every method that was trained."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(raw), encoding="utf-8")
+    for i, (name, content) in enumerate(raw.get("methods", {}).items()):
+        for seed, run in content["runs"].items():
+            if curves and run["train"] and "/" not in name and "\0" not in name:
+                path = folder / "runs" / name / f"seed-{seed}" / "metrics.jsonl"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("".join(_metrics(seed, i)), encoding="utf-8")
+    return folder
+
+
+def _metrics(seed, method_index, steps=200):
+    batches = random.Random(seed)
+    for step in range(1, steps + 1):
+        loss = 2.5 + math.exp(-step / 40) - 0.02 * method_index * (1 - math.exp(-step / 80)) + batches.gauss(0, 0.08)
+        yield json.dumps({"step": step, "loss": loss, "lr": 1e-3, "tokens": 2048 * step, "seconds": step * 0.5}) + "\n"
+
+
+@pytest.fixture
+def raw():
+    return example()
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Return a function that writes a results.json and reads it back."""
+    return lambda raw, **options: read_results(write_run(tmp_path / "run", raw, **options))
+
+
+@pytest.fixture
+def run_dir(tmp_path, raw):
+    return write_run(tmp_path / "run", raw)
+
+
+@pytest.fixture
+def results(run_dir):
+    return read_results(run_dir)
+
+
+@pytest.fixture
+def compared():
+    return comparison
+
+
+@pytest.fixture
+def hostile(raw):
+    """The example with hostile text wherever a run may hold text."""
+    text = json.dumps(raw)
+    for name in ("pre_projection_skip", "tinyworld_endings"):
+        text = text.replace(json.dumps(name), json.dumps(name + HOSTILE))
+    bad = json.loads(text)
+    bad["name"] = bad["description"] = bad["provenance"]["command"] = bad["model"]["name"] = bad["data"]["source"] = (
+        HOSTILE
+    )
+    bad["warnings"] = [HOSTILE, "# heading", "1. item", "- item", "[a](javascript:alert(1))", "[x]: http://y"]
+    bad["methods"]["lora"]["form"] = HOSTILE
+    bad["methods"]["lora"]["parts"][0]["target_modules"] = [HOSTILE]
+    return bad

@@ -1,0 +1,79 @@
+from hfpatch.reporting.answer import answer, control_for
+
+
+def told(results):
+    found = answer(results)
+    return {(finding.method, finding.tone): str(finding) for finding in found.against_baseline}
+
+
+def test_the_answer_has_numbers_budget_and_what_cannot_be_seen(results):
+    assert told(results)["pre_projection_skip", "better"] == (
+        "pre_projection_skip raises tinyworld_cloze by 5.0 points [2.0, 8.0], and lowers tinyworld_text word "
+        "perplexity by 12.0 % [9.0, 15.0] at 0.98 times the parameters of lora; on tinyworld_endings nothing can be "
+        "told at n = 200: differences under 6.0 points are invisible."
+    )
+
+
+def test_a_difference_that_falls_to_the_correction_says_so(results):
+    assert told(results)["lora", "within noise"] == (
+        "lora shows nothing certain with 81,920 trainable parameters: it lowers tinyworld_text word perplexity by "
+        "5.0 % [2.5, 7.5], which does not stand after Holm's correction; on tinyworld_cloze and tinyworld_endings nothing "
+        "can be told at n = 400 and 200: differences under 4.2 and 6.0 points are invisible."
+    )
+
+
+def test_the_headline_counts_methods(results):
+    assert answer(results).headline == (
+        "Of 2 methods against baseline: 1 is better on at least one task and worse on none and 1 is within noise on "
+        "every task."
+    )
+
+
+def test_methods_are_held_against_each_other_too(results):
+    (finding,) = answer(results).against_others
+    assert str(finding) == (
+        "pre_projection_skip against lora lowers tinyworld_text word perplexity by 7.4 % [4.4, 10.4]."
+    )
+
+
+def test_worse_mixed_and_noise(build, raw, compared):
+    raw["comparisons"] = [
+        compared("pre_projection_skip", "tinyworld_cloze", 0.05, 0.03, "better", p_holm=0.01),
+        compared("pre_projection_skip", "tinyworld_text", 4.0, 1.0, "worse", p_holm=0.01),
+        compared("lora", "tinyworld_cloze", 0.01, 0.03, "within noise", visible=0.05),
+        compared("lora", "tinyworld_text", 0.1, 1.0, "within noise", visible=1.0),
+    ]
+    results = build(raw)
+    found = told(results)
+    assert found["pre_projection_skip", "mixed"].endswith(
+        "raises tinyworld_cloze by 5.0 points [2.0, 8.0] at 0.98 times the parameters of lora; it is worse elsewhere: "
+        "it raises tinyworld_text word perplexity by 20.0 % [15.0, 25.0]."
+    )
+    assert found["lora", "within noise"] == (
+        "lora shows nothing certain with 81,920 trainable parameters: on tinyworld_cloze and tinyworld_text nothing "
+        "can be told at n = 400 and 60: differences under 5.0 points and 5.0 % are invisible."
+    )
+    assert answer(results).headline == (
+        "Of 2 methods against baseline: 1 is better on one task and worse on another and 1 is within noise on every "
+        "task."
+    )
+
+
+def test_an_interval_over_zero_keeps_its_sign(build, raw, compared):
+    raw["comparisons"] = [compared("lora", "tinyworld_cloze", -0.02, 0.03, "worse", p_holm=0.01)]
+    assert "is worse: it lowers tinyworld_cloze by 2.0 points [−1.0, 5.0]" in told(build(raw))["lora", "worse"]
+
+
+def test_without_comparisons_nothing_is_claimed(build, raw):
+    raw["comparisons"] = []
+    assert "was not compared with baseline" in told(build(raw))["lora", "unknown"]
+    raw["methods"] = {"baseline": raw["methods"]["baseline"]}
+    assert answer(build(raw)).headline == "There is no method to compare with a baseline."
+
+
+def test_the_control_is_the_matched_lora(build, raw):
+    other = {**raw["methods"]["lora"], "match": None, "parameters": {"trainable": 80_001}}
+    raw["methods"] = {"near": other, **raw["methods"]}
+    results = build(raw)
+    assert control_for(results, results.methods["pre_projection_skip"]).name == "lora"
+    assert control_for(results, results.methods["lora"]) is None

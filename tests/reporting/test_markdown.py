@@ -1,0 +1,92 @@
+from html.parser import HTMLParser
+
+import pytest
+from markdown_it import MarkdownIt
+
+from hfpatch.reporting.markdown import block, escape, markdown, table
+
+FIGURES = ["differences", "quality", "training"]
+
+
+def render(text):
+    return MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
+
+
+def inline(tokens, kind):
+    return [child for token in tokens for child in token.children or [] if child.type == kind]
+
+
+def rows_of(tokens):
+    """The number of cells in each row of each table."""
+    tables, row = [], 0
+    for token in tokens:
+        if token.type == "table_open":
+            tables.append([])
+        elif token.type in ("th_open", "td_open"):
+            row += 1
+        elif token.type == "tr_close":
+            tables[-1].append(row)
+            row = 0
+    return tables
+
+
+@pytest.fixture(params=["plain", "hostile"])
+def page(request, build, raw):
+    source = raw if request.param == "plain" else request.getfixturevalue("hostile")
+    return markdown(build(source, curves=False), FIGURES)
+
+
+def test_every_table_is_whole(page):
+    assert rows_of(render(page)) == [[7] * 4, [8] * 4, [13] * 8]
+
+
+def test_no_html_but_line_breaks_and_no_links(page):
+    tokens = render(page)
+    assert not [token for token in tokens if token.type == "html_block"]
+    assert {child.content for child in inline(tokens, "html_inline")} == {"<br>"}
+    assert not inline(tokens, "link_open")
+    assert [image.attrs["src"] for image in inline(tokens, "image")] == [f"figures/{name}.svg" for name in FIGURES]
+
+
+def test_headings_are_the_reports_own(page):
+    tokens = render(page)
+    headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
+    assert headings[1:] == [
+        *("Answer", "Protocol and provenance", "Warnings", "Results", "Methods", "Differences to the baseline"),
+        *("Quality against trainable parameters", "Training curves", "Paired differences", "Environment"),
+    ]
+    assert not [token for token in tokens if token.type == "ordered_list_open"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<script>x</script>", "a | b", "*b* _i_ `c` ~~s~~", "[a](b)", "# h", "1. x", "1) x", "- x", "&amp;", "\\", "= y"],
+)
+def test_escaped_text_reads_as_it_was(text):
+    class Text(HTMLParser):
+        def handle_data(self, data):
+            self.found = getattr(self, "found", "") + data
+
+    parser = Text()
+    parser.feed(MarkdownIt("commonmark").render(block(text)))
+    assert parser.found.strip() == text
+
+
+def test_identifiers_and_intervals_stay_readable():
+    assert escape("pre_projection_skip +5.0 [2.0, 8.0]") == "pre_projection_skip +5.0 [2.0, 8.0]"
+
+
+def test_numbers_are_aligned_right():
+    assert table(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+def test_within_noise_is_printed_and_the_answer_comes_first(build, raw):
+    page = markdown(build(raw), FIGURES)
+    assert "within noise" in page
+    assert page.index("## Answer") < page.index("## Protocol") < page.index("## Results")
+    assert "What is missing" not in page
+
+
+def test_what_is_missing_is_named(build, raw):
+    raw["complete"] = False
+    assert "### What is missing\n\n- The run is not complete" in markdown(build(raw), [])

@@ -1,0 +1,117 @@
+import math
+
+import pytest
+
+from hfpatch.reporting.numbers import (
+    Change,
+    Scale,
+    change,
+    count,
+    decimal,
+    duration,
+    memory,
+    part_text,
+    scale_of,
+    score,
+    short_count,
+    signed,
+    significant,
+    told,
+)
+
+
+@pytest.mark.parametrize(
+    ("metric", "higher", "scale"),
+    [
+        ("acc", True, Scale.POINTS),
+        ("acc_norm", True, Scale.POINTS),
+        ("acc,none", True, Scale.POINTS),
+        ("exact_match", True, Scale.POINTS),
+        ("word_perplexity", False, Scale.RELATIVE),
+        ("bits_per_byte", False, Scale.RELATIVE),
+        ("bleu", True, Scale.RAW),
+    ],
+)
+def test_scale(metric, higher, scale):
+    assert scale_of(metric, higher) is scale
+
+
+def test_a_change_of_a_share_is_in_points():
+    assert change(0.05, 0.02, 0.08, 0.04, scale=Scale.POINTS, reference=0.4) == Change(5.0, 2.0, 8.0, 4.0, Scale.POINTS)
+
+
+def test_a_relative_change_is_in_per_cent_of_the_reference():
+    found = change(-2.4, -3.0, -1.8, 0.8, scale=Scale.RELATIVE, reference=20.0)
+    assert (found.difference, found.low, found.high) == pytest.approx((-12.0, -15.0, -9.0))
+    assert found.smallest_visible == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("reference", [None, 0.0])
+def test_a_relative_change_without_a_reference_is_raw(reference):
+    found = change(-2.4, -3.0, -1.8, None, scale=Scale.RELATIVE, reference=reference)
+    assert found == Change(-2.4, -3.0, -1.8, None, Scale.RAW)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "text"),
+    [
+        (-1.0, 9.0, Scale.POINTS, "+4.0 [−1.0, 9.0] points"),
+        (3.95, 4.05, Scale.POINTS, "+4.00 [3.95, 4.05] points"),
+        (-200.0, 208.0, Scale.RELATIVE, "+4 [−200, 208] %"),
+        (3.998, 4.002, Scale.RAW, "+4.0000 [3.9980, 4.0020]"),
+        (4.0, 4.0, Scale.RAW, "+4.0 [4.0, 4.0]"),
+    ],
+)
+def test_told(low, high, scale, text):
+    assert told(Change(4.0, low, high, None, scale)) == text
+
+
+def test_numbers_that_are_none():
+    assert decimal(math.nan, 1) == "not a number"
+    assert signed(-math.inf, 1) == "−∞"
+    assert told(Change(math.nan, math.nan, math.inf, None, Scale.POINTS)).startswith("not a number [")
+    assert score(math.inf, Scale.RELATIVE) == "∞"
+    assert score(None, Scale.POINTS) == "–"
+
+
+def test_a_rounded_zero_has_no_sign():
+    assert signed(-0.04, 1) == "0.0"
+    assert decimal(-0.04, 1) == "0.0"
+    assert signed(0.06, 1) == "+0.1"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(23.456, "23.46"), (1234567.0, "1,234,567"), (0.012345, "0.01235"), (-2.4, "−2.400"), (1.5e12, "1.500e+12")],
+)
+def test_significant(value, text):
+    assert significant(value, 4) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (950, "950"),
+        (999_600, "1M"),
+        (81_920, "81.9k"),
+        (24_772_608, "24.8M"),
+        (2.8e9, "2.8B"),
+        (4.1e12, "4100B"),
+    ],
+)
+def test_short_count(value, text):
+    assert short_count(value) == text
+
+
+def test_sizes_and_times():
+    assert count(17_694_720) == "17,694,720"
+    assert memory(512 * 2**20) == "512 MiB"
+    assert memory(1.5 * 2**30) == "1.5 GiB"
+    assert [duration(s) for s in (4.21, 59.4, 185, 7800)] == ["4.2 s", "59 s", "3 min 05 s", "2 h 10 min"]
+
+
+def test_a_part_is_told_with_its_options():
+    part = {"type": "lora", "r": 8, "target_modules": ["q", "v"]}
+    assert part_text(part) == "lora(r=8, target_modules=q+v)"
+    assert part_text({"type": "pre_projection"}) == "pre_projection"

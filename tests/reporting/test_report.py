@@ -1,0 +1,104 @@
+import re
+import shutil
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from hfpatch.errors import HfpatchError
+from hfpatch.reporting import write_report
+
+FILES = ["figures/differences.svg", "figures/quality.svg", "figures/summary.png", "figures/training.svg"]
+FILES += ["report.html", "report.md", "results.csv"]
+
+
+def written(run_dir, report):
+    return sorted(str(path.relative_to(run_dir)) for path in report.paths)
+
+
+def test_every_file_is_written_and_nothing_else(run_dir):
+    before = {path for path in run_dir.rglob("*") if path.is_file()}
+    report = write_report(run_dir)
+    assert written(run_dir, report) == FILES
+    after = {path for path in run_dir.rglob("*") if path.is_file()}
+    assert after - before == set(report.paths)
+    assert (run_dir / "figures/summary.png").read_bytes().startswith(b"\x89PNG")
+    for path in report.figures:
+        if path.suffix == ".svg":
+            ElementTree.parse(path)
+
+
+def test_the_same_results_give_the_same_bytes_in_another_process(run_dir, tmp_path):
+    report = write_report(run_dir)
+    first = {path.name: path.read_bytes() for path in report.paths}
+    other = shutil.copytree(run_dir, tmp_path / "elsewhere")
+    code = f"from pathlib import Path; from hfpatch.reporting import write_report; write_report(Path({str(other)!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
+    second = {path.name: path.read_bytes() for path in (other / p.relative_to(run_dir) for p in report.paths)}
+    assert first == second
+
+
+def test_no_dates_and_no_machine_in_the_files(run_dir):
+    for path in write_report(run_dir).paths:
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        assert str(run_dir) not in text
+        assert not re.search(r"20[3-9]\d-|<dc:date>|Matplotlib v", text)
+
+
+def test_the_users_matplotlib_settings_neither_matter_nor_change(run_dir):
+    import matplotlib as mpl
+
+    first = write_report(run_dir).figures[0].read_bytes()
+    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "text.usetex": True}):
+        second = write_report(run_dir).figures[0].read_bytes()
+        assert mpl.rcParams["font.size"] == 30
+    assert first == second
+
+
+def test_an_incomplete_run_is_reported_as_far_as_it_got(run_dir, raw, build):
+    raw["complete"] = False
+    raw["comparisons"] = []
+    for name in ("pre_projection_skip", "lora"):
+        raw["methods"][name]["runs"].pop("1")
+    build(raw, curves=False)
+    shutil.rmtree(run_dir / "runs" / "lora")
+    report = write_report(run_dir)
+    assert written(run_dir, report) == [name for name in FILES if "differences" not in name and "summary" not in name]
+    assert "lora: no training curve (metrics.jsonl)." in report.results.missing
+    for page in (report.html, report.markdown):
+        assert "lora: no training curve (metrics.jsonl)." in page.read_text()
+        assert "lora: no finished run with seed 1." in page.read_text()
+
+
+def test_a_hostile_run_is_written_whole(build, hostile, tmp_path):
+    build(hostile, curves=False)
+    report = write_report(tmp_path / "run")
+    assert all(path.stat().st_size for path in report.paths)
+    assert "<script" not in report.html.read_text().lower()
+
+
+def test_no_run_is_one_line_and_nothing_is_written(tmp_path):
+    with pytest.raises(HfpatchError, match="no run here"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reporting_loads_no_torch():
+    code = "import sys, hfpatch.reporting; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_large_run_is_quick_and_small(build, raw, compared, tmp_path):
+    import time
+
+    raw["methods"] |= {f"method_{i}": raw["methods"]["lora"] for i in range(197)}
+    raw["comparisons"] = [
+        compared(method, task, 0.01, 0.03, "within noise") for method in raw["methods"] for task in raw["tasks"]
+    ]
+    build(raw, curves=False)
+    start = time.perf_counter()
+    report = write_report(tmp_path / "run")
+    assert time.perf_counter() - start < 60
+    assert report.html.stat().st_size < 10 * 2**20

@@ -1,0 +1,202 @@
+"""The command line: help in a blink, every mistake one line and exit code 2."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hfpatch.__main__ import main
+
+COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain"]
+RECIPE = """\
+name: small
+data: {block_size: 32, max_documents: 60}
+training: {steps: 3, warmup_steps: 1, batch_size: 2}
+evaluation: {tasks: [tinyworld_cloze], limit: 4}
+methods:
+  baseline: []
+  pre_projection:
+    - type: pre_projection
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def refused(capsys, *arguments: object) -> str:
+    """Run hfpatch, expect exit code 2 and exactly one line on standard error, and return that line."""
+    assert main([str(argument) for argument in arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    told = [line for line in lines if line.startswith("hfpatch: error: ")]
+    assert len(told) == 1
+    assert lines[-1] == told[0]
+    assert not any("Traceback" in line for line in lines)
+    return told[0]
+
+
+def test_help_takes_a_blink_and_loads_no_library():
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "hfpatch", "--help"], capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert all(command in done.stdout for command in COMMANDS)
+    assert min(seconds) < 0.4  # 0.2 s on an idle machine
+
+
+def test_help_and_import_load_neither_torch_nor_transformers():
+    code = (
+        "import sys, hfpatch; from hfpatch.__main__ import main; main(['--help']);"
+        "heavy = {'torch', 'transformers', 'peft', 'lm_eval', 'datasets'} & set(sys.modules);"
+        "print('loaded', sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded []"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself_with_an_example(capsys, command):
+    assert main([command, "--help"]) == 0
+    assert f"Example: hfpatch {command}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["nonsense"], ["compare"], ["eval", "--limit", "x"], ["report"]])
+def test_wrong_usage_exits_with_2(capsys, arguments):
+    assert main(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_script_and_the_module_are_the_same():
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="hfpatch")
+    assert script.value == "hfpatch.__main__:main"
+    done = subprocess.run([sys.executable, "-m", "hfpatch", "compare", "absent.yaml"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hfpatch: error: absent.yaml: no such file")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("name: small", "name: [", "not valid YAML"),
+        ("training:", "trainig:", "did you mean 'training'"),
+        ("steps: 3", "steps: three", "training.steps"),
+        ("warmup_steps: 1", "warmup_steps: 3", "below training.steps"),
+        ("type: pre_projection", "type: pre_projektion", "did you mean 'pre_projection'"),
+        ("type: pre_projection", "type: pre_projection\n      expansoin: 2", "did you mean 'expansion'"),
+        ("type: pre_projection", "type: pre_projection\n      activation: sillu", "sillu"),
+        ("type: pre_projection", "type: pre_projection\n      layers_to_transform: [99]", "99"),
+        ("type: pre_projection", "type: nonlinear_query\n      rank: 0", "rank"),
+        ("type: pre_projection", "type: lora\n      r: 0\n      target_modules: attention", "r"),
+        ("name: small", "name: small\nmodel: {name: no/such-model}", "no/such-model"),
+        ("name: small", "name: small\nmodel: {name: ./absent}", "absent"),
+        ("tasks: [tinyworld_cloze]", "tasks: [tinyworld_close]", "did you mean 'tinyworld_cloze'"),
+        ("data: {", "data: {source: absent.jsonl, ", "absent.jsonl"),
+        ("data: {", "data: {source: tinyworld/shfted, ", "did you mean 'tinyworld/shifted'"),
+        ("batch_size: 2", "batch_size: 100000", "fewer than one batch"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_line(capsys, tmp_path, recipe, monkeypatch, old, new, expected):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert old in RECIPE
+    recipe.write_text(RECIPE.replace(old, new))
+    out = tmp_path / "out"
+    assert expected in refused(capsys, "compare", recipe, "--out", out)
+    assert not (out / "results.json").exists()
+
+
+def test_a_mistake_in_an_override_is_one_line(capsys, recipe):
+    assert "did you mean 'steps'" in refused(capsys, "compare", recipe, "training.step=3")
+
+
+def test_a_method_that_the_recipe_does_not_hold_is_one_line(capsys, recipe, tmp_path):
+    out = tmp_path / "out"
+    assert "did you mean 'pre_projection'" in refused(
+        capsys, "train", recipe, "--method", "preprojection", "--out", out
+    )
+    assert "nothing to train" in refused(capsys, "train", recipe, "--method", "baseline", "--out", out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"text": "x"}, None),
+        ("", "empty"),
+        ('{"texts": "a story"}\n', "text"),
+        ("{not json}\n", "line 1"),
+        (b'{"text": "caf\xe9"}\n', "UTF-8"),
+    ],
+)
+def test_training_text_that_cannot_be_read_is_one_line(capsys, tmp_path, recipe, content, expected):
+    data = tmp_path / "data.jsonl"
+    if expected is None:
+        data.write_text("".join(json.dumps({"text": f"a story about {n}"}) + "\n" for n in range(9)))
+        assert main(["compare", str(recipe), f"data.source={data}", "--out", str(tmp_path / "out")]) == 0
+        return
+    data.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert expected in refused(capsys, "compare", recipe, f"data.source={data}", "--out", tmp_path / "out")
+
+
+def test_an_output_folder_that_cannot_be_used_is_one_line(capsys, tmp_path, recipe):
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    assert "is a file" in refused(capsys, "compare", recipe, "--out", taken)
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.tex").write_text("")
+    assert "holds no run" in refused(capsys, "compare", recipe, "--out", full)
+    assert "is a file" in refused(capsys, "train", recipe, "--method", "pre_projection", "--out", taken)
+    assert "cannot be written" in refused(capsys, "compare", recipe, "--out", taken / "below")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_an_output_folder_without_permission_is_one_line(capsys, tmp_path, recipe):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    assert "cannot be written" in refused(capsys, "compare", recipe, "--out", locked / "out")
+
+
+def test_report_of_no_run_is_one_line(capsys, tmp_path):
+    assert "results.json" in refused(capsys, "report", tmp_path)
+
+
+def test_models_and_patches_that_cannot_be_had_are_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "no/such-model" in refused(capsys, "inspect", "no/such-model")
+    assert "int8" in refused(capsys, "inspect", "tinyworld/gpt-neox", "--dtype", "int8")
+    assert str(tmp_path) in refused(capsys, "inspect", "tinyworld/gpt-neox", "--patch", tmp_path)
+    arguments = ["eval", "--model", "tinyworld/gpt-neox"]
+    assert "did you mean 'tinyworld_cloze'" in refused(capsys, *arguments, "--tasks", "tinyworld_close")
+    assert "tasks" in refused(capsys, *arguments, "--tasks", ",")
+
+
+def test_eval_prints_a_table_or_json(capsys):
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "8"]
+    assert main(arguments) == 0
+    assert "tinyworld_cloze" in capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["tinyworld_cloze"]["n"] == 8
+    assert 0 <= scores["tinyworld_cloze"]["metrics"]["acc"] <= 1
+
+
+def test_inspect_shows_every_site_and_the_counts(capsys):
+    assert main(["inspect", "tinyworld/gpt-neox"]) == 0
+    out = capsys.readouterr().out
+    assert "gpt_neox" in out
+    assert "trainable" in out
+
+
+def test_check_reports_the_promises(capsys):
+    assert main(["check", "tinyworld/gpt-neox", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert "did you mean 'content_skip'" in refused(capsys, "check", "tinyworld/gpt-neox", "content_skp=true")

@@ -1,0 +1,385 @@
+"""From a recipe to a run folder: complete, resumable, and refused where it would mix or mislead."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hfpatch.files
+import hfpatch.pipeline.cautions as cautions_module
+from hfpatch.bases import load_base
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.files import read_json
+from hfpatch.pipeline import Progress, compare, pretrain, train
+from hfpatch.recipe import PretrainRecipe, Recipe
+from hfpatch.tinyworld import documents
+from hfpatch.training.architecture import build_model
+
+ARCHITECTURE = {
+    "model_type": "gpt_neox",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 512,
+}
+METHODS = {
+    "baseline": [],
+    "pre_projection": [{"type": "pre_projection"}],
+    "lora": [{"type": "lora", "match": "pre_projection"}],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(documents("base", count=50), 300)
+    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(model_folder):
+    return make_recipe(model_folder)
+
+
+def make_recipe(model_folder: Path, methods: dict | None = None, **sections: dict) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "small",
+            "model": {"name": str(model_folder)},
+            "data": {"block_size": 32, "max_documents": 30},
+            "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
+            "evaluation": {"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": 8},
+            "methods": methods or METHODS,
+            **sections,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def straight(model_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight") / "out"
+    compare(make_recipe(model_folder), out)
+    return out
+
+
+def numbers(results: dict) -> dict:
+    """Return what must not depend on when or in how many sessions a run took place."""
+    kept = json.loads(json.dumps({key: value for key, value in results.items() if key != "provenance"}))
+    for method in kept["methods"].values():
+        for run in method["runs"].values():
+            for key in ("wall_s", "tokens_per_s", "peak_memory_bytes"):
+                (run["train"] or {}).pop(key, None)
+    return kept
+
+
+def files(out: Path) -> list[str]:
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+
+
+class Stop(Progress):
+    """Interrupts at the n-th event of a kind, as Ctrl-C would."""
+
+    def __init__(self, kind: str, count: int) -> None:
+        self.kind, self.left = kind, count
+
+    def _hear(self, kind: str) -> None:
+        if kind == self.kind:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+    def started(self, run, steps):
+        self._hear("started")
+
+    def stepped(self, run, record):
+        self._hear("stepped")
+
+    def evaluating(self, run, task):
+        self._hear("evaluating")
+
+    def finished(self, run, summary):
+        self._hear("finished")
+
+
+class Log(Progress):
+    """Remembers what was trained and evaluated."""
+
+    def __init__(self) -> None:
+        self.trained: list[str] = []
+        self.evaluated: list[str] = []
+
+    def started(self, run, steps):
+        self.trained.append(run)
+
+    def evaluating(self, run, task):
+        self.evaluated.append(f"{run} {task}")
+
+
+def test_compare_writes_the_run_folder(straight):
+    found = files(straight)
+    assert {"recipe.yaml", "plan.json", "results.json", "results.csv", "report.html", "report.md"} <= set(found)
+    for method in ("pre_projection", "lora"):
+        for seed in (0, 1):
+            run = straight / "runs" / method / f"seed-{seed}"
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            assert [line["step"] for line in lines] == [1, 2, 3]
+            assert {"loss", "lr", "tokens", "seconds"} <= set(lines[0])
+            assert len((run / "evaluations" / "tinyworld_cloze.jsonl").read_text().splitlines()) == 8
+            assert (run / "patch" / "patch.json").is_file()
+            assert (run / "result.json").is_file()
+    assert "runs/baseline/seed-0/result.json" in found
+    assert not any("baseline/seed-1" in file for file in found)
+    assert not any(file.endswith(".tmp") for file in found)
+
+
+def test_results_name_everything_a_result_must_name(straight, model_folder):
+    results = read_json(straight / "results.json")
+    assert results["schema"] == 1
+    assert results["complete"] is True
+    assert {"commit", "dirty", "command", "started", "wall_s", "python", "platform", "device", "threads"} < set(
+        results["provenance"]
+    )
+    assert results["provenance"]["versions"]["torch"] == torch.__version__
+    base = load_base(str(model_folder))
+    assert results["model"]["sha256"] == base.sha256
+    assert results["model"]["parameters"] == sum(p.numel() for p in base.model.parameters())
+    assert results["data"]["documents"] == 30
+    assert set(results["plan"]) == {"0", "1"}
+    plans = read_json(straight / "plan.json")
+    assert {seed: plan["sha256"] for seed, plan in plans.items()} == {
+        seed: plan["sha256"] for seed, plan in results["plan"].items()
+    }
+    assert results["training"]["steps"] == 3
+    assert results["tasks"]["tinyworld_cloze"] == {
+        "primary": "acc",
+        "higher_is_better": True,
+        "n": 8,
+        "data_sha256": results["tasks"]["tinyworld_cloze"]["data_sha256"],
+        "version": "1.0",
+    }
+
+
+def test_results_hold_each_method_with_its_size_and_runs(straight):
+    methods = read_json(straight / "results.json")["methods"]
+    assert list(methods) == ["baseline", "pre_projection", "lora"]
+    assert methods["baseline"]["parameters"]["trainable"] == 0
+    assert set(methods["baseline"]["runs"]) == {"0"}
+    assert methods["baseline"]["runs"]["0"]["train"] is None
+    d, layers = ARCHITECTURE["hidden_size"], ARCHITECTURE["num_hidden_layers"]
+    assert methods["pre_projection"]["parameters"]["trainable"] == layers * 2 * d * (5 * d // 4)
+    rank = methods["lora"]["match"]["rank"]
+    assert methods["lora"]["parameters"]["trainable"] == layers * rank * ((d + 3 * d) + (d + d))
+    assert methods["lora"]["match"]["to"] == "pre_projection"
+    assert set(methods["lora"]["runs"]) == {"0", "1"}
+    assert methods["lora"]["runs"]["1"]["train"]["steps"] == 3
+
+
+def test_each_method_is_held_against_the_baseline_and_its_control(straight):
+    made = read_json(straight / "results.json")["comparisons"]
+    pairs = {(each["method"], each["reference"]) for each in made}
+    assert pairs == {("pre_projection", "baseline"), ("pre_projection", "lora"), ("lora", "baseline")}
+    assert {each["task"] for each in made} == {"tinyworld_cloze", "tinyworld_text"}
+    assert {each["seeds"] for each in made} == {2}
+
+
+def test_every_method_sees_the_same_batches(straight):
+    counts = {
+        method: [
+            json.loads(line)["tokens"]
+            for line in (straight / "runs" / method / "seed-0" / "metrics.jsonl").read_text().splitlines()
+        ]
+        for method in ("pre_projection", "lora")
+    }
+    assert counts["pre_projection"] == counts["lora"]
+
+
+def test_the_first_loss_of_each_method_is_that_of_the_base(straight):
+    first = {
+        json.loads((straight / "runs" / method / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+        for method in ("pre_projection", "lora")
+        for seed in (1,)
+    }
+    assert len(first) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("evaluating", 1), ("finished", 1), ("stepped", 2), ("evaluating", 4), ("finished", 2), ("finished", 5)],
+)
+def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe, tmp_path, kind, count):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        compare(recipe, out, progress=Stop(kind, count))
+    assert not read_json(out / "results.json")["complete"] if (out / "results.json").is_file() else True
+    results = compare(recipe, out, resume=True)
+    assert numbers(results) == numbers(read_json(straight / "results.json"))
+    assert files(out) == files(straight)
+    for path in files(out):
+        if path.endswith(".safetensors") and "checkpoints" not in path:
+            ours, theirs = load_file(out / path), load_file(straight / path)
+            assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+        if "evaluations" in path:
+            assert (out / path).read_bytes() == (straight / path).read_bytes()
+
+
+def test_complete_runs_are_not_repeated(recipe, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        compare(recipe, out, progress=Stop("finished", 2))
+    log = Log()
+    compare(recipe, out, resume=True, progress=log)
+    assert log.trained == ["lora · seed 0", "pre_projection · seed 1", "lora · seed 1"]
+    assert not any("baseline" in run or run.startswith("pre_projection · seed 0") for run in log.evaluated)
+
+
+def test_resuming_a_finished_run_only_reports_again(straight, recipe, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(straight, out)
+    (out / "report.md").unlink()
+    before = (out / "results.json").read_bytes()
+    log = Log()
+    compare(recipe, out, resume=True, progress=log)
+    assert not log.trained
+    assert not log.evaluated
+    assert (out / "report.md").is_file()
+    assert (out / "results.json").read_bytes() == before
+
+
+def refused(call, *arguments, **options) -> str:
+    with pytest.raises(HfpatchError) as caught:
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+def test_a_finished_run_is_not_overwritten(straight, recipe):
+    assert "holds a finished run" in refused(compare, recipe, straight)
+
+
+def test_an_unfinished_run_is_not_overwritten(straight, recipe, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(straight, out)
+    (out / "results.json").unlink()
+    assert "--resume" in refused(compare, recipe, out)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_another_recipes_run_is_refused_by_its_first_difference(straight, model_folder, resume):
+    other = make_recipe(model_folder, evaluation={"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": 9})
+    message = refused(compare, other, straight, resume=resume)
+    assert "another recipe" in message
+    assert "evaluation.limit is 8 there, 9 here" in message
+    fewer = {name: parts for name, parts in METHODS.items() if name != "lora"}
+    assert "methods.lora" in refused(compare, make_recipe(model_folder, fewer), straight, resume=resume)
+
+
+def test_words_and_places_may_differ_between_sessions(straight, model_folder, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(straight, out)
+    compare(make_recipe(model_folder, description="Told anew.", data_dir=str(tmp_path)), out, resume=True)
+
+
+def test_changed_training_text_is_refused(recipe, model_folder, tmp_path):
+    data = tmp_path / "data.txt"
+    data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 60)
+    changing = make_recipe(model_folder, data={"source": str(data), "block_size": 32})
+    with pytest.raises(KeyboardInterrupt):
+        compare(changing, tmp_path / "out", progress=Stop("finished", 1))
+    data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 90)
+    assert "has changed" in refused(compare, changing, tmp_path / "out", resume=True)
+
+
+def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path):
+    out = tmp_path / "out"
+    patches = train(recipe, "lora", out)
+    assert patches == [out / "runs" / "lora" / f"seed-{seed}" / "patch" for seed in (0, 1)]
+    assert all((patch / "patch.json").is_file() for patch in patches)
+    assert "--resume" in refused(train, recipe, "lora", out)
+    log = Log()
+    train(recipe, "lora", out, resume=True, progress=log)
+    assert not log.trained
+    train(recipe, "pre_projection", out)
+    results = compare(recipe, out, resume=True, progress=log)
+    assert not log.trained
+    assert numbers(results) == numbers(read_json(straight / "results.json"))
+
+
+def test_a_base_off_its_known_score_stops_before_any_training(recipe, model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(cautions_module, "check_known_scores", lambda *_: ["The base scores too low."])
+    log = Log()
+    message = refused(compare, recipe, tmp_path / "out", progress=log)
+    assert "The base scores too low." in message
+    assert "evaluation.allow_unknown_base=true" in message
+    assert not log.trained
+    allowed = {**recipe.evaluation.model_dump(), "allow_unknown_base": True}
+    results = compare(make_recipe(model_folder, evaluation=allowed), tmp_path / "out", resume=True)
+    assert "The base scores too low." in results["warnings"]
+
+
+def test_a_method_that_changes_the_base_is_refused(model_folder, tmp_path):
+    methods = {"baseline": [], "lora": [{"type": "lora", "r": 2, "bias": "all"}]}
+    message = refused(compare, make_recipe(model_folder, methods), tmp_path / "out")
+    assert "methods.lora" in message
+    assert "base" in message
+    assert not (tmp_path / "out" / "runs" / "lora" / "seed-0" / "result.json").exists()
+
+
+@pytest.mark.parametrize("fatal", ["patch", "training.json", "result.json", "results.json", "plan.json", "report.md"])
+def test_a_full_disk_leaves_nothing_half_written_and_resumes(straight, recipe, tmp_path, monkeypatch, fatal):
+    sync = hfpatch.files._sync
+
+    def full(path: Path) -> None:
+        if any(part.startswith(f".{fatal}.") for part in path.parts):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(path)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(hfpatch.files, "_sync", full)
+        assert "No space left on device" in refused(compare, recipe, out)
+    assert not any(fatal in file or ".tmp" in file for file in files(out))
+    results = compare(recipe, out, resume=True)
+    assert numbers(results) == numbers(read_json(straight / "results.json"))
+
+
+def test_pretrain_writes_a_model_that_loads(tmp_path):
+    recipe = PretrainRecipe.model_validate(
+        {
+            "name": "tiny",
+            "architecture": ARCHITECTURE,
+            "tokenizer": {"train_vocab_size": 300},
+            "data": {"source": "tinyworld/base", "block_size": 32, "max_documents": 60},
+            "evaluation_data": {"source": "tinyworld/shifted", "block_size": 32, "max_documents": 10},
+            "training": {"steps": 6, "warmup_steps": 1, "batch_size": 4, "save_every": 2},
+        }
+    )
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    assert pretrain(recipe, straight) == straight / "model"
+    base = load_base(str(straight / "model"))
+    assert len(base.tokenizer) == 300
+    outcome = read_json(straight / "result.json")
+    assert outcome["train"]["final_eval_loss"] > 0
+    assert outcome["provenance"]["versions"]
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(recipe, stopped, progress=Stop("stepped", 5))
+    assert "--resume" in refused(pretrain, recipe, stopped)
+    pretrain(recipe, stopped, resume=True)
+    ours, theirs = (load_file(out / "model" / "model.safetensors") for out in (stopped, straight))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    other = recipe.model_copy(update={"seed": 1})
+    assert "seed is 0 there, 1 here" in refused(pretrain, other, stopped, resume=True)

@@ -1,0 +1,76 @@
+import itertools
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hfpatch.errors import HfpatchError
+from hfpatch.tinyworld.language import DOCUMENTS, document, documents, draw_story, opening_use
+from hfpatch.tinyworld.tasks import TASKS, items
+
+SPLITS = st.sampled_from(["base", "shifted"])
+
+
+@given(SPLITS, st.integers(0, 2**32), st.integers(0, 10))
+@settings(max_examples=30, deadline=None)
+def test_same_seed_gives_the_same_text(split, seed, start):
+    whole = list(documents(split, count=start + 2, seed=seed))
+    assert whole == list(documents(split, count=start + 2, seed=seed))
+    assert whole[start] == document(split, "train", seed, start)
+
+
+@given(SPLITS, st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_another_seed_gives_other_text(split, seed):
+    assert not set(documents(split, count=5, seed=seed)) & set(documents(split, count=5, seed=seed + 1))
+
+
+def test_text_does_not_depend_on_the_process():
+    code = "from hfpatch.tinyworld import documents; print('\\n'.join(documents('shifted', count=20, seed=3)))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "\n".join(documents("shifted", count=20, seed=3)) + "\n"
+
+
+@pytest.mark.parametrize("split", ["base", "shifted"])
+def test_number_of_documents(split):
+    assert sum(1 for _ in documents(split)) == DOCUMENTS
+    assert list(documents(split, count=0)) == []
+
+
+@given(SPLITS, st.integers(0, 2**32), st.sampled_from(["train", "eval"]))
+@settings(max_examples=30, deadline=None)
+def test_an_opening_belongs_to_training_or_to_evaluation(split, seed, use):
+    assert opening_use(draw_story(split, use, seed, 0)[0].opening) == use
+
+
+def test_no_evaluation_text_occurs_in_training_text():
+    training = "\n".join(text for split in ("base", "shifted") for text in documents(split, count=3000))
+    openings = [draw_story("shifted", "eval", TASKS.index("text"), index)[0].opening for index in range(100)]
+    assert not [opening for opening in openings if opening in training]
+    passages = itertools.chain(
+        (item["text"] for item in items("text")),
+        (item["text"] for item in items("cloze")),
+        (item["ctx"] for item in items("endings")),
+        (item["passage"] for item in items("questions")),
+    )
+    assert not [passage for passage in passages if passage in training]
+
+
+def test_the_splits_differ_in_words_and_order():
+    base, shifted = (" ".join(documents(split, count=500)) for split in ("base", "shifted"))
+    for usual, rare in (("likes", "dear"), ("left", "dropped"), ("looked", "asked"), ("Anna", "Paul")):
+        assert base.count(usual) > 1.5 * base.count(rare) > 0
+        assert shifted.count(rare) > 1.5 * shifted.count(usual) > 0
+
+
+def test_unknown_split_names_the_nearest():
+    with pytest.raises(HfpatchError, match="did you mean 'shifted'"):
+        documents("shift")
+
+
+def test_import_is_light():
+    code = "import sys, hfpatch.tinyworld; print([m for m in ('torch', 'transformers', 'tokenizers') if m in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"

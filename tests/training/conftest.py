@@ -1,0 +1,71 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
+from hfpatch.data.settings import DataSettings
+from hfpatch.data.tokenise import TokenStream
+
+VOCABULARY = 64
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_blocks(*, packing: bool = True, documents: int = 60, block_size: int = 24, seed: int = 0) -> TokenBlocks:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(3, 20, size=documents)
+    draws = generator.integers(1, VOCABULARY - 1, size=(3, lengths.sum()))
+    tokens = draws.min(axis=0).astype(np.uint16)  # small tokens are frequent, so there is something to learn
+    settings = DataSettings(source="made-up", block_size=block_size, packing=packing)
+    return blocks_from_stream(TokenStream(tokens, lengths), settings, pad_token_id=0)
+
+
+def make_base(kind: str = "gpt_neox", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    small = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    extra = {"gpt_neox": {"intermediate_size": 64}, "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
+    config = AutoConfig.for_model(kind, **small, **extra.get(kind, {}), bos_token_id=0, eos_token_id=0)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def make_patched(kind: str = "gpt_neox", dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> PreTrainedModel:
+    """Return a frozen base with a LoRA adapter in float32, its second matrix away from zero."""
+    model = make_base(kind, dtype).requires_grad_(False)
+    target = {"gpt_neox": "query_key_value", "gpt2": "c_attn"}[kind]
+    config = LoraConfig(r=4, lora_alpha=8, lora_dropout=dropout, target_modules=[target], fan_in_fan_out=kind == "gpt2")
+    torch.manual_seed(1)
+    inject_adapter_in_model(config, model)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    return model
+
+
+@pytest.fixture
+def blocks() -> TokenBlocks:
+    return make_blocks()
+
+
+@pytest.fixture
+def padded_blocks() -> TokenBlocks:
+    return make_blocks(packing=False)
+
+
+@pytest.fixture
+def patched() -> Callable[..., PreTrainedModel]:
+    return make_patched
+
+
+@pytest.fixture
+def base() -> Callable[..., PreTrainedModel]:
+    return make_base

@@ -1,0 +1,63 @@
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hfpatch.data.plan import draw_plan
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.training.pretrain import pretrain
+from hfpatch.training.settings import PretrainSettings
+from hfpatch.training.validation import mean_loss
+
+STEPS = 6
+SETTINGS = PretrainSettings(steps=STEPS, batch_size=4, warmup_steps=2, lr=1e-2, evaluate_every=4, save_every=2)
+
+
+def run(model, blocks, folder, **values):
+    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=4, seed=0)
+    return pretrain(model, settings=SETTINGS, blocks=blocks, plan=plan, seed=0, run_dir=folder, **values)
+
+
+def test_trains_everything_evaluates_and_saves_a_folder(base, blocks, tmp_path):
+    model = base()
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    tokenizer = train_tokenizer(["the mill"], 257)
+    held_out = blocks.head(7)
+    result = run(model, blocks, tmp_path, evaluation_blocks=held_out, tokenizer=tokenizer)
+    assert not any(torch.equal(value, before[name]) for name, value in model.named_parameters())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [4, 6]
+    assert lines[-1]["lr"] > 0.1 * 1e-2
+    assert result.final_eval_loss == lines[-1]["eval_loss"] == pytest.approx(mean_loss(model, held_out, batch_size=3))
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.config.use_cache
+    ids = blocks[0]["input_ids"][None]
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").eos_token_id == 0
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_a_frozen_or_low_precision_model_is_trained_in_float32(base, blocks, tmp_path):
+    model = base(dtype=torch.bfloat16).requires_grad_(False)
+    run(model, blocks, tmp_path)
+    assert {(value.dtype, value.requires_grad) for value in model.parameters()} == {(torch.float32, True)}
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_killed_run_resumes_bit_equal(base, blocks, tmp_path):
+    def on_step(record):
+        if record.step == 5:
+            raise Killed
+
+    straight, resumed = base(), base()
+    run(straight, blocks, tmp_path / "straight", evaluation_blocks=blocks.head(3))
+    with pytest.raises(Killed):
+        run(base(), blocks, tmp_path / "broken", evaluation_blocks=blocks.head(3), on_step=on_step)
+    run(resumed, blocks, tmp_path / "broken", evaluation_blocks=blocks.head(3), resume=True)
+    for (name, one), (_, other) in zip(straight.named_parameters(), resumed.named_parameters(), strict=True):
+        assert torch.equal(one, other), name

@@ -1,0 +1,272 @@
+import json
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn.functional import log_softmax
+
+from hfpatch.data.plan import draw_plan
+from hfpatch.errors import HfpatchError
+from hfpatch.training.probe import train_probe
+from hfpatch.training.settings import TrainingSettings
+from hfpatch.training.validation import mean_loss
+
+STEPS, BATCH = 8, 4
+
+
+def settings(**values):
+    return TrainingSettings(**{"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, **values})
+
+
+def plan_for(blocks, steps=STEPS):
+    return draw_plan(blocks=len(blocks), steps=steps, batch_size=BATCH, seed=3)
+
+
+def run(model, blocks, folder, **values):
+    other = {name: values.pop(name) for name in ("resume", "on_step", "plan", "seed") if name in values}
+    arguments = {"plan": plan_for(blocks), "seed": 0, **other}
+    return train_probe(model, settings=settings(**values), blocks=blocks, run_dir=folder, **arguments)
+
+
+def read_metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder):
+    return [line["loss"] for line in read_metrics(folder)]
+
+
+def trainables(model):
+    return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def plain_loop(model, blocks, plan, *, lr, warmup, clip):
+    """The probe protocol once more, in plain torch, one document at a time."""
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    first = [torch.zeros_like(value) for value in parameters]
+    second = [torch.zeros_like(value) for value in parameters]
+    found = []
+    model.train()
+    for step, rows in enumerate(plan.indices.tolist()):
+        total, count = torch.zeros(()), 0
+        for row in rows:
+            block = blocks[row]
+            starts = [*(block["position_ids"] == 0).nonzero().flatten().tolist(), len(block["input_ids"])]
+            for begin, end in pairwise(starts):
+                ids = block["input_ids"][begin:end]
+                wanted = block["labels"][begin:end]
+                scores = log_softmax(model(input_ids=ids[None]).logits[0].float(), dim=-1)
+                for place in range(1, end - begin):
+                    if wanted[place] != -100:
+                        total = total - scores[place - 1, wanted[place]]
+                        count += 1
+        loss = total / count
+        found.append(loss.item())
+        gradients = torch.autograd.grad(loss, parameters)
+        norm = math.sqrt(sum(gradient.pow(2).sum().item() for gradient in gradients))
+        share = (
+            step / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * (step - warmup) / (plan.steps - warmup)))
+        )
+        for value, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
+            gradient = gradient * min(1.0, clip / (norm + 1e-6))
+            m.mul_(0.9).add_(gradient, alpha=0.1)
+            v.mul_(0.999).add_(gradient.pow(2), alpha=0.001)
+            m_hat, v_hat = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
+            value.data -= lr * share * m_hat / (v_hat.sqrt() + 1e-8)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "gpt2"])
+def test_equals_a_plain_loop_over_lone_documents(patched, blocks, tmp_path, kind):
+    expected_model = patched(kind)
+    expected = plain_loop(expected_model, blocks, plan_for(blocks), lr=1e-2, warmup=2, clip=0.5)
+    model = patched(kind)
+    result = run(model, blocks, tmp_path, max_grad_norm=0.5)
+    assert losses(tmp_path) == pytest.approx(expected, rel=1e-5)
+    assert result.final_loss == losses(tmp_path)[-1] < expected[0]
+    after = trainables(expected_model)
+    for name, value in trainables(model).items():
+        torch.testing.assert_close(value, after[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("micro", [2, 1])
+def test_accumulation_changes_nothing_but_rounding(patched, blocks, tmp_path, micro):
+    whole, parts = patched(), patched()
+    run(whole, blocks, tmp_path / "whole")
+    run(parts, blocks, tmp_path / "parts", micro_batch_size=micro)
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+def test_accumulation_weights_tokens_not_micro_batches(patched, padded_blocks, tmp_path):
+    run(patched(), padded_blocks, tmp_path / "whole")
+    run(patched(), padded_blocks, tmp_path / "parts", micro_batch_size=1)
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+def test_packed_and_padded_rows_give_the_same_loss(patched, blocks, padded_blocks):
+    for kind in ("gpt_neox", "gpt2"):
+        model = patched(kind)
+        packed = mean_loss(model, blocks, batch_size=5)
+        assert packed == pytest.approx(mean_loss(model, padded_blocks, batch_size=7), rel=1e-6)
+        assert len(blocks) < len(padded_blocks)
+
+
+def test_gradient_checkpointing_changes_nothing_and_is_switched_off_again(patched, blocks, tmp_path):
+    plain, checkpointed = patched(), patched()
+    run(plain, blocks, tmp_path / "plain")
+    run(checkpointed, blocks, tmp_path / "checkpointed", gradient_checkpointing=True)
+    assert losses(tmp_path / "checkpointed") == pytest.approx(losses(tmp_path / "plain"), rel=1e-6)
+    assert not any(getattr(module, "gradient_checkpointing", False) for module in checkpointed.modules())
+
+
+def test_only_what_is_trained_changes(patched, blocks, tmp_path):
+    model = patched()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    use_cache = model.config.use_cache
+    run(model, blocks, tmp_path)
+    trained = trainables(model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) is (name not in trained), name
+    assert model.config.use_cache is use_cache
+    assert not model.training
+    assert all(value.grad is None for value in model.parameters())
+
+
+def test_metrics_and_result(patched, blocks, tmp_path):
+    seen = []
+    result = run(patched(), blocks, tmp_path, on_step=seen.append)
+    lines = read_metrics(tmp_path)
+    assert [list(line) for line in lines] == [["step", "loss", "lr", "tokens", "seconds"]] * STEPS
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)) == [record.step for record in seen]
+    assert [line["tokens"] for line in lines] == [blocks.count_tokens(rows) for rows in plan_for(blocks).indices]
+    assert lines[0]["lr"] == 0.0
+    assert lines[2]["lr"] == pytest.approx(1e-2)
+    assert result.tokens == sum(line["tokens"] for line in lines)
+    assert result.wall_s == pytest.approx(sum(line["seconds"] for line in lines))
+    assert result.tokens_per_s == pytest.approx(result.tokens / result.wall_s)
+    assert 10**8 < result.peak_memory_bytes < 10**11
+    assert json.loads(json.dumps(result.to_json()))["steps"] == STEPS
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "checkpoints"}
+
+
+def test_nothing_is_printed(patched, blocks, tmp_path, capfd):
+    run(patched(), blocks, tmp_path, save_every=2)
+    assert capfd.readouterr() == ("", "")
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_after(step):
+    def on_step(record):
+        if record.step == step:
+            raise Killed
+
+    return on_step
+
+
+@pytest.mark.parametrize(("killed", "saved"), [(5, 4), (4, 4), (3, 2), (1, 0)])
+def test_a_killed_run_resumes_bit_equal(patched, blocks, tmp_path, killed, saved):
+    straight, broken, resumed = (patched(dropout=0.2) for _ in range(3))
+    whole = run(straight, blocks, tmp_path / "straight", save_every=2)
+    with pytest.raises(Killed):
+        run(broken, blocks, tmp_path / "broken", save_every=2, on_step=killed_after(killed))
+    assert len(losses(tmp_path / "broken")) == killed
+    seen = []
+    result = run(resumed, blocks, tmp_path / "broken", save_every=2, resume=True, on_step=seen.append)
+    assert [record.step for record in seen] == list(range(saved + 1, STEPS + 1))
+    strip = [{**line, "seconds": 0} for line in read_metrics(tmp_path / "broken")]
+    assert strip == [{**line, "seconds": 0} for line in read_metrics(tmp_path / "straight")]
+    assert same(trainables(resumed), trainables(straight))
+    assert result.update_survival == whole.update_survival
+
+
+def test_a_finished_run_resumes_to_its_result(patched, blocks, tmp_path):
+    first, again = patched(), patched()
+    result = run(first, blocks, tmp_path)
+    repeated = run(again, blocks, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"))
+    assert same(trainables(first), trainables(again))
+    assert {**repeated.to_json(), "peak_memory_bytes": 0} == {**result.to_json(), "peak_memory_bytes": 0}
+
+
+def test_a_checkpoint_holds_no_base_and_nothing_pickled(patched, blocks, tmp_path):
+    model = patched()
+    run(model, blocks, tmp_path, save_every=3, keep_checkpoints=2)
+    folders = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert folders == ["step-00000006", "step-00000008"]
+    files = {path.name for path in (tmp_path / "checkpoints" / folders[0]).iterdir()}
+    assert files == {"trainable.safetensors", "optimizer.safetensors", "state.json"}
+    trained = sum(value.nbytes for value in trainables(model).values())
+    size = sum(path.stat().st_size for path in (tmp_path / "checkpoints" / folders[0]).iterdir())
+    assert 3 * trained < size < 3 * trained + 20_000
+
+
+def test_fp32_trainables_on_a_bf16_base(patched, blocks, tmp_path):
+    model = patched(dtype=torch.bfloat16)
+    run(model, blocks, tmp_path)
+    dtypes = {value.dtype for value in trainables(model).values()}
+    assert dtypes == {torch.float32}
+    assert {value.dtype for value in model.parameters() if not value.requires_grad} == {torch.bfloat16}
+
+
+def test_update_survival_shows_what_bf16_loses(patched, blocks, tmp_path):
+    fp32 = run(patched(), blocks, tmp_path / "fp32", lr=1e-5).update_survival
+    bf16 = run(patched(), blocks, tmp_path / "bf16", lr=1e-5, trainable_dtype="bfloat16").update_survival
+    assert fp32.keys() == bf16.keys() == {"lora_A", "lora_B", "all"}
+    assert min(fp32.values()) > 0.99
+    assert max(bf16.values()) < 0.3
+
+
+def test_autocast_stays_near_and_differs(patched, blocks, tmp_path):
+    run(patched(), blocks, tmp_path / "full")
+    run(patched(), blocks, tmp_path / "half", autocast="bfloat16")
+    assert losses(tmp_path / "half") == pytest.approx(losses(tmp_path / "full"), rel=1e-2)
+    assert losses(tmp_path / "half") != losses(tmp_path / "full")
+
+
+def test_a_loss_of_nan_stops_and_names_step_and_blocks(patched, blocks, tmp_path):
+    model, plan = patched(), plan_for(blocks)
+    poisoned = blocks.rows.copy()
+    poisoned[plan.indices[4, 1], 0] = 63
+    assert (blocks.rows != 63).all()
+    bad = type(blocks)(**{**vars(blocks), "rows": poisoned})
+    first = next(step for step, rows in enumerate(plan.indices, 1) if plan.indices[4, 1] in rows)
+    model.get_input_embeddings().weight.data[63] = float("nan")
+    blocks_named = str(plan.indices[first - 1].tolist()).replace("[", r"\[").replace("]", r"\]")
+    with pytest.raises(HfpatchError, match=f"step {first}: the loss is nan, on blocks {blocks_named}"):
+        run(model, bad, tmp_path, save_every=1)
+
+
+def test_what_cannot_be_trained_is_refused(patched, base, blocks, tmp_path):
+    with pytest.raises(HfpatchError, match="nothing to train"):
+        run(base().requires_grad_(False), blocks, tmp_path)
+    with pytest.raises(HfpatchError, match="drawn for 99 blocks"):
+        run(patched(), blocks, tmp_path, plan=draw_plan(blocks=99, steps=2, batch_size=4, seed=0))
+    with pytest.raises(HfpatchError, match="batch of 4 cannot be divided in micro-batches of 3 on 1 processes"):
+        run(patched(), blocks, tmp_path, micro_batch_size=3)
+
+
+def test_packing_is_refused_where_it_would_leak(base, blocks, padded_blocks, tmp_path):
+    with pytest.raises(HfpatchError, match=r"bloom models cannot .*; set data.packing=false"):
+        run(base("bloom"), blocks, tmp_path)
+    run(base("bloom"), padded_blocks, tmp_path / "padded", lr=1e-3)
+
+
+def test_another_run_in_the_folder_is_refused(patched, blocks, tmp_path):
+    run(patched(), blocks, tmp_path, save_every=4)
+    with pytest.raises(HfpatchError, match="holds a run already"):
+        run(patched(), blocks, tmp_path)
+    with pytest.raises(HfpatchError, match="a run with another settings"):
+        run(patched(), blocks, tmp_path, resume=True, lr=2e-2)
+    with pytest.raises(HfpatchError, match="a run with another batch plan"):
+        run(patched(), blocks, tmp_path, resume=True, plan=plan_for(blocks, steps=9))
+    with pytest.raises(HfpatchError, match="a run with another seed"):
+        run(patched(), blocks, tmp_path, resume=True, seed=1)
+    with pytest.raises(HfpatchError, match="is of another patch"):
+        run(patched("gpt2"), blocks, tmp_path, resume=True)
