@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.bases import Base, load_base
-from hfpatch.check import CheckReport
-from hfpatch.check import check as run_promises
+from hfpatch.promises import CheckReport
+from hfpatch.promises import check as run_promises
 from hfpatch.methods import build_method, validate_methods
 from hfpatch.patch_files import load_patch
 from hfpatch.patching import PatchSummary, patch_summary

@@ -1,0 +1,45 @@
+# make quickstart and make test are all the set-up there is; both create the virtual environment on first use.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test lint format types bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+install: $(VENV)/.installed  ## create the virtual environment with the pinned versions
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+quickstart: install  ## train and compare eight methods on the embedded model (about 3 minutes on 2 cores)
+	$(BIN)/hfpatch compare recipes/quickstart.yaml --out runs/quickstart --resume
+
+test: install  ## run the whole test suite
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+lint: install  ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install  ## format, and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: install  ## check types
+	$(BIN)/mypy
+
+bench: install  ## measure the step time of every method against LoRA in the same run
+	$(BIN)/python benchmarks/step_time.py
+
+clean:  ## remove the virtual environment and the caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
