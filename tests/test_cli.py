@@ -1,15 +1,21 @@
 """The command line: help in a blink, every mistake one line and exit code 2."""
 
 import importlib.metadata
+import io
 import json
 import os
 import subprocess
 import sys
-import time
 
+import huggingface_hub.constants
 import pytest
+from rich.console import Console
+from rich.progress import Progress as Bars
+from rich.progress import TextColumn
 
 from hfpatch.__main__ import main
+from hfpatch.cli.progress import LiveProgress, PlainProgress
+from hfpatch.training.records import StepRecord
 
 COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain"]
 RECIPE = """\
@@ -42,14 +48,22 @@ def refused(capsys, *arguments: object) -> str:
     return told[0]
 
 
-def test_help_takes_a_blink_and_loads_no_library():
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-m", "hfpatch", "--help"], capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - start)
-    assert all(command in done.stdout for command in COMMANDS)
-    assert min(seconds) < 0.4  # 0.2 s on an idle machine
+def cpu_seconds_of_help() -> float:
+    with subprocess.Popen([sys.executable, "-m", "hfpatch", "--help"], stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_help_takes_a_blink():
+    assert min(cpu_seconds_of_help() for _ in range(5)) < 0.3  # 0.13 s on an idle machine; the promise is 0.2 s
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in COMMANDS)
 
 
 def test_help_and_import_load_neither_torch_nor_transformers():
@@ -105,7 +119,7 @@ def test_the_script_and_the_module_are_the_same():
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line(capsys, tmp_path, recipe, monkeypatch, old, new, expected):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert old in RECIPE
     recipe.write_text(RECIPE.replace(old, new))
     out = tmp_path / "out"
@@ -129,21 +143,56 @@ def test_a_method_that_the_recipe_does_not_hold_is_one_line(capsys, recipe, tmp_
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ({"text": "x"}, None),
-        ("", "empty"),
-        ('{"texts": "a story"}\n', "text"),
-        ("{not json}\n", "line 1"),
-        (b'{"text": "caf\xe9"}\n', "UTF-8"),
+        (b"", "is empty"),
+        (b'{"texts": "a story"}\n', "'text'"),
+        (b"{not json}\n", "data.jsonl:1: not JSON"),
+        (b'{"text": "caf\xe9"}\n', "not UTF-8"),
     ],
 )
 def test_training_text_that_cannot_be_read_is_one_line(capsys, tmp_path, recipe, content, expected):
     data = tmp_path / "data.jsonl"
-    if expected is None:
-        data.write_text("".join(json.dumps({"text": f"a story about {n}"}) + "\n" for n in range(9)))
-        assert main(["compare", str(recipe), f"data.source={data}", "--out", str(tmp_path / "out")]) == 0
-        return
-    data.write_bytes(content if isinstance(content, bytes) else content.encode())
+    data.write_bytes(content)
     assert expected in refused(capsys, "compare", recipe, f"data.source={data}", "--out", tmp_path / "out")
+
+
+def test_compare_and_report_print_the_table_and_the_report(capsys, tmp_path, recipe):
+    out = tmp_path / "out"
+    for arguments in (["compare", str(recipe), "--out", str(out)], ["report", str(out)]):
+        assert main(arguments) == 0
+        shown = capsys.readouterr().out
+        assert all(word in shown for word in ("baseline", "pre_projection", "tinyworld_cloze", "One seed only"))
+        assert f"report: {out / 'report.html'}" in shown
+
+
+def test_an_interruption_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hfpatch.pipeline.comparison.compare", interrupt)
+    assert main(["compare", str(recipe), "--out", str(tmp_path / "out")]) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--resume" in line
+    assert str(tmp_path / "out") in line
+
+
+def test_progress_is_live_on_a_terminal_and_plain_lines_elsewhere(capsys):
+    record = StepRecord(step=3, loss=2.5, lr=1e-3, tokens=400, seconds=0.5)
+    console = Console(force_terminal=True, width=120, file=io.StringIO())
+    with Bars(TextColumn("{task.description} {task.fields[state]}"), console=console) as bars:
+        for progress in (LiveProgress(bars), PlainProgress()):
+            progress.started("lora · seed 0", 10)
+            progress.stepped("lora · seed 0", record)
+            bars.refresh()
+            progress.evaluating("lora · seed 0", "cloze")
+            progress.finished("lora · seed 0", "cloze acc 0.5")
+    live, plain = console.file.getvalue(), capsys.readouterr().err
+    assert "step 3, loss 2.5000, 800 tokens/s" in live
+    assert "cloze acc 0.5" in live
+    assert plain.splitlines() == [
+        "lora · seed 0: training, 10 steps",
+        "lora · seed 0: cloze",
+        "lora · seed 0: done, cloze acc 0.5",
+    ]
 
 
 def test_an_output_folder_that_cannot_be_used_is_one_line(capsys, tmp_path, recipe):
@@ -155,7 +204,7 @@ def test_an_output_folder_that_cannot_be_used_is_one_line(capsys, tmp_path, reci
     (full / "thesis.tex").write_text("")
     assert "holds no run" in refused(capsys, "compare", recipe, "--out", full)
     assert "is a file" in refused(capsys, "train", recipe, "--method", "pre_projection", "--out", taken)
-    assert "cannot be written" in refused(capsys, "compare", recipe, "--out", taken / "below")
+    assert "is a file" in refused(capsys, "compare", recipe, "--out", taken / "below")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -170,7 +219,7 @@ def test_report_of_no_run_is_one_line(capsys, tmp_path):
 
 
 def test_models_and_patches_that_cannot_be_had_are_one_line(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert "no/such-model" in refused(capsys, "inspect", "no/such-model")
     assert "int8" in refused(capsys, "inspect", "tinyworld/gpt-neox", "--dtype", "int8")
     assert str(tmp_path) in refused(capsys, "inspect", "tinyworld/gpt-neox", "--patch", tmp_path)

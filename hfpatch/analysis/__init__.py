@@ -1,0 +1,1 @@
+"""What the added modules of a patched model do: pure functions on a model."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +53,7 @@ def compare(recipe: RecipeArgument, overrides: Overrides = None, out: Out = None
     from hfpatch.cli.tables import print_comparison
     from hfpatch.pipeline import compare as run_compare
 
+    gc.freeze()  # the libraries' objects stay; each Trainer collects garbage twice, which then takes no time
     with _interruptible(folder), choose_progress() as progress:
         run_compare(loaded, folder, resume=resume, progress=progress)
     print_comparison(folder)
@@ -209,11 +212,13 @@ def _model_settings(name: str, revision: str | None, dtype: str) -> ModelSetting
 
 
 def _quiet_libraries() -> None:
-    """Keep the libraries' progress bars and advice out of the output; errors and hfpatch's own lines remain."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    """Keep the libraries' progress bars, advice and retries out of the output; hfpatch's own warnings remain."""
+    for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
+        os.environ.setdefault(name, "error")
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", module=r"(?!hfpatch)")
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def print_inspection(found: Inspection) -> None:
     base = found.base
     table = Table(title=f"{base.name} · {base.model.config.model_type} · {base.sha256[:12]}", title_justify="left")
     for column in ("layer", "family", "attention", "query", "added to the residual stream by"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for site in found.sites:
         table.add_row(str(site.layer), site.family, site.path, site.projections["query"].path, site.exit_path)
     console = Console()

@@ -6,12 +6,12 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from hfpatch.data.readers import is_readable, read_documents
+from hfpatch.data.readers import is_readable, missing_column, read_documents, text_of
 from hfpatch.data.settings import DataSettings
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.files import sha256_file
@@ -26,13 +26,18 @@ class Corpus:
 
     Attributes:
         read: yields every document before filtering.
-        digest: 64 hex digits that change when the documents do.
+        compute_digest: reads everything once to hash it.
         revision: the hub revision that was read, or None.
     """
 
     read: Callable[[], Iterator[str]]
-    digest: str
+    compute_digest: Callable[[], str]
     revision: str | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """64 hex digits that change when the documents do."""
+        return self.compute_digest()
 
 
 def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
@@ -89,7 +94,7 @@ def _tinyworld(settings: DataSettings) -> Corpus:
 
     split: Literal["base", "shifted"] = "base" if settings.source == "tinyworld/base" else "shifted"
     read = partial(language.documents, split, count=settings.max_documents, seed=0)
-    return Corpus(read=read, digest=_digest(read()))
+    return Corpus(read, compute_digest=lambda: _digest(read()))
 
 
 def _files_in(path: Path) -> list[Path]:
@@ -108,7 +113,7 @@ def _local(files: list[Path], settings: DataSettings) -> Corpus:
         for file in files:
             yield from read_documents(file, text_column=settings.text_column)
 
-    return Corpus(read=read, digest=_digest(sha256_file(file) for file in files))
+    return Corpus(read, compute_digest=lambda: _digest(sha256_file(file) for file in files))
 
 
 def _looks_like_path(source: str) -> bool:
@@ -131,19 +136,15 @@ def _mirrored(settings: DataSettings, data_dir: Path | None) -> Path | None:
 def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
     dataset = _load_from_hub(settings, data_dir)
     if settings.text_column not in dataset.column_names:
-        hint = nearest(settings.text_column, dataset.column_names)
-        raise HfpatchError(
-            f"data set {settings.source}: no column {settings.text_column!r}{hint}; "
-            f"the columns are: {', '.join(dataset.column_names)}; set data.text_column"
-        )
+        raise missing_column(f"data set {settings.source}", settings.text_column, dataset.column_names)
 
     def read() -> Iterator[str]:
-        for row in dataset.select_columns(settings.text_column):
-            yield row[settings.text_column]
+        for number, row in enumerate(dataset.select_columns(settings.text_column)):
+            yield text_of(row, settings.text_column, f"data set {settings.source}, row {number}")
 
     files = " ".join(dataset.info.download_checksums or {})
     revision = _REVISION.search(files)
-    return Corpus(read, digest=_digest(read()), revision=revision[1] if revision else settings.revision)
+    return Corpus(read, lambda: _digest(read()), revision=revision[1] if revision else settings.revision)
 
 
 def _load_from_hub(settings: DataSettings, data_dir: Path | None) -> Any:
@@ -151,7 +152,7 @@ def _load_from_hub(settings: DataSettings, data_dir: Path | None) -> Any:
 
     try:
         return datasets.load_dataset(settings.source, settings.config, split=settings.split, revision=settings.revision)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         where = f"; {_mirror_stem(settings, data_dir)}.jsonl is not there either" if data_dir is not None else ""
         raise HfpatchError(

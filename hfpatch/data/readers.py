@@ -39,6 +39,29 @@ def read_documents(path: Path, *, text_column: str) -> Iterator[str]:
     yield from reader(path, text_column)
 
 
+def text_of(row: Any, text_column: str, place: str) -> str:
+    """Return a row's text.
+
+    Raises:
+        HfpatchError: naming ``place`` if the row is no object, or its column is missing or no text.
+    """
+    if not isinstance(row, dict):
+        raise HfpatchError(f"{place}: a JSON {type(row).__name__}; each line must be one JSON object")
+    if text_column not in row:
+        raise missing_column(place, text_column, list(row))
+    text = row[text_column]
+    if not isinstance(text, str):
+        raise HfpatchError(f"{place}: column {text_column!r} holds {type(text).__name__}, not text")
+    return text
+
+
+def missing_column(place: str, text_column: str, columns: list[str]) -> HfpatchError:
+    """Build the error that says which columns there are instead."""
+    found = ", ".join(columns) or "none"
+    hint = nearest(text_column, columns)
+    return HfpatchError(f"{place}: no column {text_column!r}{hint}; the columns are: {found}; set data.text_column")
+
+
 def _kind(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
 
@@ -70,24 +93,7 @@ def _read_jsonl(path: Path, text_column: str) -> Iterator[str]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise HfpatchError(f"{path}:{number}: not JSON ({error.msg}); each line must be one JSON object") from error
-        yield _text_of(row, text_column, f"{path}:{number}")
-
-
-def _text_of(row: Any, text_column: str, place: str) -> str:
-    if not isinstance(row, dict):
-        raise HfpatchError(f"{place}: a JSON {type(row).__name__}; each line must be one JSON object")
-    if text_column not in row:
-        raise _missing_column(place, text_column, list(row))
-    text = row[text_column]
-    if not isinstance(text, str):
-        raise HfpatchError(f"{place}: column {text_column!r} holds {type(text).__name__}, not text")
-    return text
-
-
-def _missing_column(place: str, text_column: str, columns: list[str]) -> HfpatchError:
-    found = ", ".join(columns) or "none"
-    hint = nearest(text_column, columns)
-    return HfpatchError(f"{place}: no column {text_column!r}{hint}; the columns are: {found}; set data.text_column")
+        yield text_of(row, text_column, f"{path}:{number}")
 
 
 def _read_text(path: Path, text_column: str) -> Iterator[str]:
@@ -113,7 +119,7 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[str]:
     except (ArrowException, OSError) as error:
         raise HfpatchError(f"{path}: not a parquet file ({error})") from error
     if text_column not in file.schema_arrow.names:
-        raise _missing_column(str(path), text_column, file.schema_arrow.names)
+        raise missing_column(str(path), text_column, file.schema_arrow.names)
     for batch in file.iter_batches(columns=[text_column]):
         for text in batch.column(0).to_pylist():
-            yield _text_of({text_column: text}, text_column, str(path))
+            yield text_of({text_column: text}, text_column, str(path))

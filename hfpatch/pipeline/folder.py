@@ -111,8 +111,9 @@ def holds_run(out: Path) -> bool:
     Raises:
         HfpatchError: if it is a file or holds something else.
     """
-    if out.exists() and not out.is_dir():
-        raise HfpatchError(f"{out}: is a file; choose another --out")
+    for place in (out, *out.parents):
+        if place.exists() and not place.is_dir():
+            raise HfpatchError(f"{place}: is a file, not a folder; choose another --out")
     if (out / "recipe.yaml").is_file():
         return True
     if out.is_dir() and any(not entry.name.startswith(".") for entry in out.iterdir()):

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.bases import Base, load_base
-from hfpatch.promises import CheckReport
-from hfpatch.promises import check as run_promises
 from hfpatch.methods import build_method, validate_methods
 from hfpatch.patch_files import load_patch
 from hfpatch.patching import PatchSummary, patch_summary
+from hfpatch.promises import CheckReport
+from hfpatch.promises import check as run_promises
 from hfpatch.recipe import ModelSettings
 from hfpatch.sites import AttentionSite, find_sites
 

@@ -124,7 +124,7 @@ def _value(value: Any) -> str:
 
 
 def _labelled(label: str, value: Any) -> str:
-    return "" if value is None or value == "" else f"{label} {value}"
+    return "" if value is None or value == "" else f"{label} {_value(value)}"
 
 
 def _digest(value: Any) -> str:

@@ -50,7 +50,8 @@ def differences(results: Results, *, title: bool = False) -> Figure | None:
         return None
     columns = min(_COLUMNS, len(tasks))
     wide = 11.0 / columns if columns > 2 else 4.4
-    figure, axes = panels(len(tasks), columns=_COLUMNS, width=wide, height=1.1 + 0.36 * len(methods), share_y=True)
+    height = (1.8 if title else 1.45) + 0.34 * len(methods)
+    figure, axes = panels(len(tasks), columns=_COLUMNS, width=wide, height=height, share_y=True)
     for i, (task, ax) in enumerate(zip(tasks, axes, strict=True)):
         rows = [results.comparison(method, task, baseline) for method in methods]
         _forest(ax, results, task, rows)
@@ -254,7 +255,7 @@ def _losses(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style]) -
         curve = curves[name]
         ax.plot(curve.steps, _smoothed(curve.loss), color=look.colour, linestyle=look.dash, linewidth=1.5)
     ax.set_title("Training loss")
-    ax.set_xlabel("step")
+    _step_axis(ax)
     ax.set_ylabel("loss, nats per token")
 
 
@@ -270,8 +271,13 @@ def _loss_differences(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str,
         limit = 1.1 * _reach(reaches)
         ax.set_ylim(-limit, limit)
     ax.set_title(f"Training loss less that of {short(reference)}")
-    ax.set_xlabel("step")
+    _step_axis(ax)
     ax.set_ylabel("↓ better")
+
+
+def _step_axis(ax: Axes) -> None:
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlabel("step")
 
 
 def _smoothed(values: Floats) -> Floats:

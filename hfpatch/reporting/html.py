@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from hfpatch.reporting import captions
 from hfpatch.reporting.answer import answer
@@ -29,6 +29,7 @@ def html(results: Results, figures: Mapping[str, str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
     return environment.get_template("report.html.jinja").render(
         results=results,
         answer=answer(results),
@@ -40,6 +41,11 @@ def html(results: Results, figures: Mapping[str, str]) -> str:
         captions=captions,
         figures=[_figure(name, svg) for name, svg in figures.items()],
     )
+
+
+def _breakable(name: str) -> Markup:
+    """Return an escaped name that may be broken after its underscores."""
+    return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
 
 
 def _figure(name: str, svg: str) -> dict[str, str]:

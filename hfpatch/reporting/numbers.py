@@ -82,12 +82,12 @@ def decimal(value: float, digits: int) -> str:
 
 
 def digits_for(change: Change) -> int:
-    """Return how many decimals tell a change: its interval's width to about two digits, points and % to one."""
+    """Return how many decimals tell a change: enough for two digits of its interval's width."""
     span = change.high - change.low
     if not math.isfinite(span) or span <= 0:
         return 1
     fitting = min(6, max(0, 1 - math.floor(math.log10(span))))
-    return fitting if change.scale is Scale.RAW else min(2, max(fitting, int(span < 100)))
+    return fitting if change.scale is Scale.RAW else min(4, max(fitting, int(span < 100)))
 
 
 def interval(low: float, high: float, digits: int) -> str:

@@ -1,8 +1,10 @@
 """Build what comes with the package: the tasks' items, the tokenizer and the two checkpoints.
 
-python -m hfpatch.tinyworld.build                  everything, about 15 minutes on two cores
-python -m hfpatch.tinyworld.build gpt2             one checkpoint
-python -m hfpatch.tinyworld.build --items          the items alone
+python -m hfpatch.tinyworld.build                  everything
+python -m hfpatch.tinyworld.build gpt2             the items and one checkpoint
+
+Data sets, batches and weights follow from the seeds in the recipes; the same machine and thread count give the same
+bytes. The manifest records how long each checkpoint took.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ import argparse
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from itertools import batched
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -21,10 +23,10 @@ from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
 from hfpatch.data.plan import draw_plan
 from hfpatch.data.tokenise import tokenise
 from hfpatch.data.tokenizer import END_OF_TEXT, train_tokenizer
-from hfpatch.files import atomic_directory, read_json, write_json, write_text
+from hfpatch.files import atomic_directory, write_json, write_text
 from hfpatch.recipe import PretrainRecipe, load_pretrain_recipe
 from hfpatch.resources import recipes_dir
-from hfpatch.tinyworld.checkpoints import CHECKPOINTS, MANIFEST, built_files, checkpoint
+from hfpatch.tinyworld.checkpoints import CHECKPOINTS, MANIFEST, built_files, checkpoint, manifest
 from hfpatch.tinyworld.language import documents
 from hfpatch.tinyworld.tasks import TASKS, draw_items, items_file
 from hfpatch.training.architecture import build_model
@@ -33,7 +35,7 @@ from hfpatch.training.records import StepRecord
 
 VOCABULARY_SIZE = 512
 _TOKENIZER_DOCUMENTS = 2000
-_DOCUMENTS_A_STRETCH = 1000
+_STRETCH_DOCUMENTS = 1000
 
 
 def build_items() -> None:
@@ -43,8 +45,82 @@ def build_items() -> None:
 
 
 def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on both splits, so that the words of each are equally well covered."""
+    """Train the tokenizer on both splits, so that it splits the words of neither.
+
+    Args:
+        context: the model's context in tokens, kept as ``model_max_length``.
+    """
     texts = [text for split in ("base", "shifted") for text in documents(split, count=_TOKENIZER_DOCUMENTS)]
     tokenizer = train_tokenizer(texts, VOCABULARY_SIZE)
     tokenizer.model_max_length = context
     return tokenizer
+
+
+def stream_blocks(recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerFast) -> TokenBlocks:
+    """Lay the documents one after the other, ``<|endoftext|>`` between them, and cut the stream into blocks.
+
+    A block then begins anywhere and attends across documents, so that the model learns every position and what
+    ``<|endoftext|>`` in front of a text means.
+    """
+    stream = tokenise(_stretches(recipe.data.max_documents), tokenizer, append_eos=True)
+    return blocks_from_stream(stream, recipe.data, pad_token_id=tokenizer.eos_token_id)
+
+
+def build_checkpoint(name: str) -> dict[str, Any]:
+    """Pretrain a checkpoint by its recipe and put it in its place; return what the manifest says about it."""
+    recipe = load_pretrain_recipe(recipes_dir() / f"tinyworld-{name}.yaml")
+    tokenizer = build_tokenizer(recipe.data.block_size)
+    model = build_model(recipe.architecture, tokenizer=tokenizer, seed=recipe.seed)
+    blocks = stream_blocks(recipe, tokenizer)
+    training = recipe.training
+    plan = draw_plan(blocks=len(blocks), steps=training.steps, batch_size=training.batch_size, seed=recipe.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        result = pretrain(
+            model,
+            settings=training,
+            blocks=blocks,
+            plan=plan,
+            tokenizer=tokenizer,
+            seed=recipe.seed,
+            run_dir=run_dir,
+            on_step=_print_step,
+        )
+        with atomic_directory(checkpoint(name)) as temporary:
+            shutil.copytree(run_dir / "model", temporary, dirs_exist_ok=True)
+    return {
+        "seed": recipe.seed,
+        "parameters": model.num_parameters(),
+        "steps": result.steps,
+        "tokens": result.tokens,
+        "final_loss": round(result.final_loss, 4),
+        "seconds": round(result.wall_s),
+    }
+
+
+def main() -> None:
+    """Build the checkpoints named on the command line, or all, and write the manifest."""
+    parser = argparse.ArgumentParser(description="Build the embedded language's items and checkpoints.")
+    parser.add_argument("names", nargs="*", choices=[*CHECKPOINTS, []], help="checkpoints; none means all")
+    names = parser.parse_args().names or CHECKPOINTS
+    build_items()
+    built = manifest()["checkpoints"] if MANIFEST.exists() else {}
+    for name in names:
+        built[name] = build_checkpoint(name)
+        write_json(MANIFEST, {"checkpoints": built, "files": built_files()})
+
+
+def _stretches(count: int | None) -> Iterator[str]:
+    """Join documents to texts far longer than a block, for a tokenizer to work on several at a time."""
+    texts = list(documents("base", count=count))
+    for start in range(0, len(texts), _STRETCH_DOCUMENTS):
+        yield END_OF_TEXT.join(texts[start : start + _STRETCH_DOCUMENTS])
+
+
+def _print_step(record: StepRecord) -> None:
+    if record.step % 50 == 0:
+        print(f"step {record.step}  loss {record.loss:.4f}  {record.seconds:.2f} s a step", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from hfpatch.tinyworld.words import PLACES, Style, pronoun
+from hfpatch.tinyworld.words import Style, pronoun
 from hfpatch.tinyworld.world import Person, World, draw_world
 
 
@@ -48,10 +48,10 @@ class Story:
 
 
 def tell(rng: Random, style: Style) -> Story:
-    """Tell one story: an opening, three to five events, and often somebody who looks for a thing at the end."""
+    """Tell one story: an opening, up to six events, and often somebody who looks for a thing at the end."""
     teller = Teller(rng, style)
     opening = teller.opening()
-    events = [teller.next_event() for _ in range(rng.randint(3, 5))]
+    events = [event for _ in range(rng.randint(3, 6)) if (event := teller.next_event())]
     if teller.tracked() and rng.random() < 0.6:
         events.append(teller.look())
     return Story(opening, tuple(events), teller.world)
@@ -71,11 +71,12 @@ class Teller:
         self.rng.shuffle(facts)
         return " ".join(facts)
 
-    def next_event(self) -> Event:
-        """Let one thing happen among those that can happen now."""
+    def next_event(self) -> Event | None:
+        """Let one thing happen among those that can happen now, if any."""
         options = self._options()
-        weights = [weight for weight, _, _ in options]
-        _, happen, person = self.rng.choices(options, weights)[0]
+        if not options:
+            return None
+        _, happen, person = self.rng.choices(options, [weight for weight, _, _ in options])[0]
         return happen(person)
 
     def tracked(self) -> list[str]:
@@ -98,7 +99,7 @@ class Teller:
 
     def _facts(self, person: Person) -> list[str]:
         name = person.name
-        facts = [self._say(f"{name} was in {person.place}.", f"In {person.place} was {name}.")]
+        facts = [self._say(f"{name} lives in {person.home}.", f"In {person.home} is the house of {name}.")]
         if person.likes:
             facts.append(self._say(f"{name} likes {person.likes}.", f"To {name} {person.likes} is dear."))
         if person.hates:
@@ -116,7 +117,8 @@ class Teller:
         for person in self.world.people.values():
             friend = self.world.people[person.friend] if person.friend else None
             can_send = friend is not None and friend.holds is None
-            options.append((0.3, self._go, person))
+            if person.place != person.home:
+                options.append((1, self._return, person))
             if person.habit and person.place != person.habit[1]:
                 options.append(
                     (self.style.combined, self._carry, person) if person.holds else (1, self._weather, person)
@@ -131,10 +133,10 @@ class Teller:
                     options.append((1, self._send, person))
         return options
 
-    def _go(self, person: Person) -> Event:
-        person.place = self.rng.choice([place for place in PLACES if place != person.place])
-        template = self._say("then {person} went to {place}.", "then to {place} {person} walked.")
-        return Event("go", "", template, {"person": person.name, "place": person.place})
+    def _return(self, person: Person) -> Event:
+        person.place = person.home
+        template = self._say("then {person} went home to {place}.", "then home to {place} {person} walked.")
+        return Event("return", "", template, {"person": person.name, "place": person.place}, ("place",))
 
     def _weather_lead(self, person: Person) -> str:
         assert person.habit is not None

@@ -122,10 +122,7 @@ def _wrong_outcomes(story: Story, chosen: int, event: Event, rng: Random) -> lis
     no word is more frequent in the right ending than in the wrong ones.
     """
     text = f"{_before(story, chosen)} {event.outcome()}"
-    wrong = {}
-    for slot in event.decided:
-        words = event.offered if event.offered and slot == "object" else _WORDS[slot]
-        wrong[slot] = [w for w in _others(event.slots[slot], words, text, rng) if w != event.slots.get("person")]
+    wrong = {slot: _wrong_words(event, slot, text, rng) for slot in event.decided}
     needed = 3 if len(wrong) == 1 else 1
     if not wrong or any(len(words) < needed for words in wrong.values()):
         return []
@@ -134,6 +131,12 @@ def _wrong_outcomes(story: Story, chosen: int, event: Event, rng: Random) -> lis
         return [event.outcome(**{slot: word}) for word in words[:3]]
     (first, (a, *_)), (second, (b, *_)) = wrong.items()
     return [event.outcome(**changed) for changed in ({first: a}, {second: b}, {first: a, second: b})]
+
+
+def _wrong_words(event: Event, slot: str, text: str, rng: Random) -> list[str]:
+    """Return wrong words for a decided slot that the text names; those on offer, where there was an offer."""
+    words = event.offered if event.offered and slot == "object" else _WORDS[slot]
+    return [word for word in _others(event.slots[slot], words, text, rng) if word != event.slots.get("person")]
 
 
 def _others(right: str, words: tuple[str, ...], text: str, rng: Random, *, mentioned_only: bool = True) -> list[str]:

@@ -10,9 +10,10 @@ from hfpatch.tinyworld.words import NAMES, OBJECTS, PLACES, WEATHERS, Style, dra
 
 @dataclass
 class Person:
-    """A person: what stays (taste, habits, friend) and what changes (place, what is held)."""
+    """A person: what stays (home, taste, habit, friend) and what changes (place, what is held)."""
 
     name: str
+    home: str
     place: str
     likes: str | None = None
     hates: str | None = None
@@ -56,14 +57,15 @@ def draw_world(rng: Random, style: Style) -> World:
     names = draw(rng, NAMES, 3 if rng.random() < style.third else 2, style.skew)
     places = draw(rng, PLACES, 2 * len(names), style.skew)
     objects = draw(rng, OBJECTS, len(OBJECTS), style.skew)
-    people = {name: Person(name, places.pop()) for name in names}
+    people = {name: Person(name, home, home) for name, home in zip(names, places, strict=False)}
+    away = places[len(names) :]
     for person in people.values():
         facts = rng.sample(("taste", "habit", "friend"), 2)
         if "taste" in facts:
             kind = "hates" if rng.random() < style.dislike else "likes"
             setattr(person, kind, objects.pop(0))
         if "habit" in facts:
-            person.habit = (rng.choice(WEATHERS), places.pop())
+            person.habit = (rng.choice(WEATHERS), away.pop())
         if "friend" in facts:
             person.friend = rng.choice([name for name in names if name != person.name])
     return World(people, objects=objects)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
@@ -140,7 +141,8 @@ class RunCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
     ) -> None:
         """Seed the step."""
-        set_seed((self._run.seed * 1_000_003 + state.global_step * 1_009 + args.process_index) % 2**32)
+        origin = np.random.SeedSequence([self._run.seed, state.global_step, args.process_index])
+        set_seed(int(origin.generate_state(1)[0]))
         self._lr = float(optimizer.param_groups[0]["lr"])
 
     def on_step_end(

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -62,11 +63,16 @@ def pretrain(
         run.evaluate = partial(mean_loss, model, evaluation_blocks, batch_size=size, autocast=settings.autocast)
         run.evaluate_every = settings.evaluate_every
     result = run_training(model, run, resume=resume, min_lr_ratio=settings.min_lr_ratio, measure_survival=False)
-    with atomic_directory(run_dir / "model") as temporary, _no_progress_bar():
+    if PartialState().is_main_process:
+        _save_model(model, tokenizer, run_dir / "model")
+    return result
+
+
+def _save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
+    with atomic_directory(folder) as temporary, _no_progress_bar():
         model.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
-    return result
 
 
 @contextmanager

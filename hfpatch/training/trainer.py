@@ -112,7 +112,7 @@ def run_training(
         HfpatchError: if the folder holds another run, the batch cannot be divided, the model cannot keep packed
             documents apart, or the loss is not finite.
     """
-    run.plan.check(len(run.blocks))
+    _check_plan(run)
     _check_packing(model, run.blocks)
     _open_folder(run, resume=resume)
     if run.checkpoint is not None:
@@ -127,6 +127,16 @@ def run_training(
             trainer.accelerator.free_memory()
     shares = run.survival.shares() if run.survival else {}
     return summarise(run.records, peak_memory_bytes=peak_memory_bytes(), update_survival=shares)
+
+
+def _check_plan(run: Run) -> None:
+    run.plan.check(len(run.blocks))
+    planned, asked = (run.plan.steps, run.plan.batch_size), (run.settings.steps, run.settings.batch_size)
+    if planned != asked:
+        raise HfpatchError(
+            f"the batch plan has {planned[0]} steps of {planned[1]} blocks, the settings ask for {asked[0]} of "
+            f"{asked[1]}; start a new run or set steps and batch_size as planned"
+        )
 
 
 def _open_folder(run: Run, *, resume: bool) -> None:

@@ -42,12 +42,7 @@ def hellaswag():
     rows = []
     for i in range(24):
         name, thing = NAMES[i % 6], THINGS[i % 5]
-        endings = [
-            f"lifts the {thing} slowly.",
-            "sings [laughing] a song.",
-            f"{name} eats the {thing}",
-            "is away. Then.",
-        ]
+        endings = [f"lifts the {thing} slowly.", "sings [laughing] a song.", f"{name} eats it", "is away. Then."]
         context = f"{name} looks at the {thing}."
         rows.append(
             {
@@ -73,7 +68,7 @@ def arc(count, offset):
                 "id": f"Q{i}",
                 "question": f"Where does {NAMES[i % 6]} keep the {THINGS[i % 6]}?",
                 "choices": {"text": [f"in the {PLACES[(i + k) % 6]}" for k in range(number)], "label": labels},
-                "answerKey": labels[i % number],
+                "answerKey": labels[i // 3 % number],
             }
         )
     return rows

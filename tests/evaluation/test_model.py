@@ -40,14 +40,15 @@ def test_import_registers_the_model_without_torch():
 import sys, hfpatch.evaluation, hfpatch.evaluation.settings
 print([name for name in ('torch', 'transformers', 'datasets', 'scipy') if name in sys.modules])
 from lm_eval.api.registry import model_registry
-print(model_registry.items().__class__ and 'hf' in model_registry, 'hfpatch' in model_registry)
+print('hf' in model_registry, 'hfpatch' in model_registry)
 """
     assert run(code).splitlines() == ["[]", "True True"]
 
 
 def test_lm_eval_finds_the_model_by_name():
-    import hfpatch.evaluation  # noqa: F401
     from lm_eval.api.registry import get_model
+
+    import hfpatch.evaluation  # noqa: F401
 
     assert get_model("hfpatch") is HfpatchLM
     assert get_model("hf") is HFLM

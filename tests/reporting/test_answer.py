@@ -17,8 +17,8 @@ def test_the_answer_has_numbers_budget_and_what_cannot_be_seen(results):
 def test_a_difference_that_falls_to_the_correction_says_so(results):
     assert told(results)["lora", "within noise"] == (
         "lora shows nothing certain with 81,920 trainable parameters: it lowers tinyworld_text word perplexity by "
-        "5.0 % [2.5, 7.5], which does not stand after Holm's correction; on tinyworld_cloze and tinyworld_endings nothing "
-        "can be told at n = 400 and 200: differences under 4.2 and 6.0 points are invisible."
+        "5.0 % [2.5, 7.5], which does not stand after Holm's correction; on tinyworld_cloze and tinyworld_endings "
+        "nothing can be told at n = 400 and 200: differences under 4.2 and 6.0 points are invisible."
     )
 
 

@@ -7,7 +7,7 @@ from hfpatch.reporting.figures import differences, quality
 from hfpatch.reporting.html import html
 from hfpatch.reporting.theme import house_style, to_svg
 
-VOID = {"meta", "br", "img", "link", "hr", "input"}
+VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
 
 
 class Page(HTMLParser):

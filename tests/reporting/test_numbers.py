@@ -56,7 +56,7 @@ def test_a_relative_change_without_a_reference_is_raw(reference):
     ("low", "high", "scale", "text"),
     [
         (-1.0, 9.0, Scale.POINTS, "+4.0 [−1.0, 9.0] points"),
-        (3.95, 4.05, Scale.POINTS, "+4.00 [3.95, 4.05] points"),
+        (3.9, 4.1, Scale.POINTS, "+4.00 [3.90, 4.10] points"),
         (-200.0, 208.0, Scale.RELATIVE, "+4 [−200, 208] %"),
         (3.998, 4.002, Scale.RAW, "+4.0000 [3.9980, 4.0020]"),
         (4.0, 4.0, Scale.RAW, "+4.0 [4.0, 4.0]"),

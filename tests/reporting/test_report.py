@@ -93,12 +93,12 @@ def test_reporting_loads_no_torch():
 def test_a_large_run_is_quick_and_small(build, raw, compared, tmp_path):
     import time
 
-    raw["methods"] |= {f"method_{i}": raw["methods"]["lora"] for i in range(197)}
+    raw["methods"] |= {f"method_{i}": raw["methods"]["lora"] for i in range(57)}
     raw["comparisons"] = [
         compared(method, task, 0.01, 0.03, "within noise") for method in raw["methods"] for task in raw["tasks"]
     ]
     build(raw, curves=False)
     start = time.perf_counter()
     report = write_report(tmp_path / "run")
-    assert time.perf_counter() - start < 60
+    assert time.perf_counter() - start < 20
     assert report.html.stat().st_size < 10 * 2**20

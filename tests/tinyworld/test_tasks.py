@@ -12,7 +12,8 @@ class Replay:
     """Reads a story sentence by sentence, by its own patterns, and judges whether a next sentence is consistent."""
 
     def __init__(self, text):
-        self.place, self.likes, self.hates, self.habit, self.friend = {}, {}, {}, {}, {}
+        self.home, self.place = {}, {}
+        self.likes, self.hates, self.habit, self.friend = {}, {}, {}, {}
         self.holds, self.left, self.weather, self.offered, self.chooser, self.sought = {}, {}, None, [], None, None
         for sentence in re.split(r"(?<=[.?]) ", text):
             if not self.read_fact(sentence) and not self.read_lead(sentence):
@@ -21,24 +22,22 @@ class Replay:
                 changes()
 
     def read_fact(self, s):
-        if m := re.fullmatch(r"(\w+) was in the (\w+)\.", s):
-            if m[1] == "It":
-                return False
-            self.place[m[1]] = m[2]
-        elif m := re.fullmatch(r"In the (\w+) was (\w+)\.", s):
-            self.place[m[2]] = m[1]
-        elif m := re.fullmatch(r"(\w+) likes the (\w+)\.", s):
+        if m := re.fullmatch(r"(\w+) lives in (\w+)\.", s):
+            self.home[m[1]] = self.place[m[1]] = m[2]
+        elif m := re.fullmatch(r"In (\w+) is the house of (\w+)\.", s):
+            self.home[m[2]] = self.place[m[2]] = m[1]
+        elif m := re.fullmatch(r"(\w+) likes (\w+)\.", s):
             self.likes[m[1]] = m[2]
-        elif m := re.fullmatch(r"The (\w+) is dear to (\w+)\.", s):
-            self.likes[m[2]] = m[1]
-        elif m := re.fullmatch(r"(\w+) hates the (\w+)\.", s):
+        elif m := re.fullmatch(r"To (\w+) (\w+) is dear\.", s):
+            self.likes[m[1]] = m[2]
+        elif m := re.fullmatch(r"(\w+) hates (\w+)\.", s):
             self.hates[m[1]] = m[2]
-        elif m := re.fullmatch(r"The (\w+) is a horror to (\w+)\.", s):
-            self.hates[m[2]] = m[1]
-        elif m := re.fullmatch(r"In the (\w+) (\w+) always goes to the (\w+)\.", s):
+        elif m := re.fullmatch(r"To (\w+) (\w+) is a horror\.", s):
+            self.hates[m[1]] = m[2]
+        elif m := re.fullmatch(r"In (\w+) (\w+) goes to (\w+)\.", s):
             self.habit[m[2], m[1]] = m[3]
-        elif m := re.fullmatch(r"The (\w+) is where (\w+) goes in the (\w+)\.", s):
-            self.habit[m[2], m[3]] = m[1]
+        elif m := re.fullmatch(r"(\w+) makes for (\w+) in (\w+)\.", s):
+            self.habit[m[1], m[3]] = m[2]
         elif m := re.fullmatch(r"(\w+) trusts (\w+)\.", s):
             self.friend[m[1]] = m[2]
         elif m := re.fullmatch(r"(\w+) is trusted by (\w+)\.", s):
@@ -48,12 +47,12 @@ class Replay:
         return True
 
     def read_lead(self, s):
-        if m := re.fullmatch(r"There was (\w+)\.|All at once (\w+) came\.", s):
+        if m := re.fullmatch(r"There was (\w+)\.|Then came (\w+)\.", s):
             self.weather = m[1] or m[2]
-        elif m := re.fullmatch(r"(\w+) found (the .+)\.|Before (\w+) lay (the .+)\.", s):
+        elif m := re.fullmatch(r"(\w+) found (.+)\.|Before (\w+) lay (.+)\.", s):
             self.chooser, listed = m[1] or m[3], m[2] or m[4]
-            self.offered = re.findall(r"the (\w+)", listed)
-        elif m := re.fullmatch(r"At night \w+ looked for the (\w+)\.|Where was the (\w+)\?", s):
+            self.offered = re.split(", | and ", listed)
+        elif m := re.fullmatch(r"At night \w+ looked for (\w+)\.|Where was (\w+)\?", s):
             self.sought = m[1] or m[2]
         elif not re.fullmatch(r"\w+ asked at night\.", s):
             return False
@@ -70,31 +69,32 @@ class Replay:
 
     def outcome(self, s):
         """Return what the sentence changes as a function to call, or None where it contradicts the story."""
-        if m := re.fullmatch(r"Then (\w+) went to the (\w+)\.|Then to the (\w+) (\w+) walked\.", s):
-            return lambda: self.place.update({m[1] or m[4]: m[2] or m[3]})
-        if m := re.fullmatch(r"(\w+) (?:went to|ran off into) the (\w+)\.", s):
+        if m := re.fullmatch(r"Then (\w+) went home to (\w+)\.|Then home to (\w+) (\w+) walked\.", s):
+            who, place = m[1] or m[4], m[2] or m[3]
+            return (lambda: self.place.update({who: place})) if self.home[who] == place else None
+        if m := re.fullmatch(r"(\w+) (?:went to|ran off to) (\w+)\.", s):
             consistent = m[1] not in self.holds and self.habit.get((m[1], self.weather)) == m[2]
             return (lambda: self.place.update({m[1]: m[2]})) if consistent else None
-        if m := re.fullmatch(r"(\w+) took the (\w+) to the (\w+)\.", s):
+        if m := re.fullmatch(r"(\w+) took (\w+) to (\w+)\.", s):
             return self.carry(m[1], m[2], m[3])
-        if m := re.fullmatch(r"(\w+) ran to the (\w+) with the (\w+)\.", s):
+        if m := re.fullmatch(r"(\w+) ran to (\w+) with (\w+)\.", s):
             return self.carry(m[1], m[3], m[2])
-        if m := re.fullmatch(r"(?:She|He) took the (\w+) and sent it to (\w+)\.", s):
+        if m := re.fullmatch(r"(?:She|He) took (\w+) and sent it to (\w+)\.", s):
             return self.choose_and_send(m[1], m[2])
-        if m := re.fullmatch(r"The (\w+) was what (?:she|he) sent to (\w+)\.", s):
+        if m := re.fullmatch(r"So (\w+) was what (?:she|he) sent to (\w+)\.", s):
             return self.choose_and_send(m[1], m[2])
-        if m := re.fullmatch(r"(?:She|He) took the (\w+)\.|It was the (\w+) that (?:she|he) took\.", s):
+        if m := re.fullmatch(r"(?:She|He) took (\w+)\.|It was (\w+) that (?:she|he) took\.", s):
             thing = m[1] or m[2]
             return (lambda: self.holds.update({self.chooser: thing})) if self.right_choice(thing) else None
-        if m := re.fullmatch(r"(\w+) left the (\w+) in the (\w+)\.", s):
+        if m := re.fullmatch(r"(\w+) left (\w+) in (\w+)\.", s):
             return self.leave(m[1], m[2], m[3])
-        if m := re.fullmatch(r"In the (\w+) (\w+) dropped the (\w+)\.", s):
+        if m := re.fullmatch(r"In (\w+) (\w+) dropped (\w+)\.", s):
             return self.leave(m[2], m[3], m[1])
-        if m := re.fullmatch(r"(\w+) sent the (\w+) to (\w+)\.", s):
+        if m := re.fullmatch(r"(\w+) sent (\w+) to (\w+)\.", s):
             return self.send(m[1], m[2], m[3])
-        if m := re.fullmatch(r"(\w+) mailed (\w+) the (\w+)\.", s):
+        if m := re.fullmatch(r"(\w+) mailed (\w+) (\w+)\.", s):
             return self.send(m[1], m[3], m[2])
-        if m := re.fullmatch(r"It was in the (\w+)\.|In the (\w+) it was\.", s):
+        if m := re.fullmatch(r"It was in (\w+)\.|In (\w+) it was\.", s):
             return (lambda: None) if self.where(self.sought) == (m[1] or m[2]) else None
         return None
 
@@ -126,14 +126,14 @@ class Replay:
 
     def answer(self, question):
         if m := re.fullmatch(r"What does (\w+) like\?", question):
-            return f"the {self.likes[m[1]]}"
+            return self.likes[m[1]]
         if m := re.fullmatch(r"What does (\w+) have\?", question):
-            return f"the {self.holds[m[1]]}"
-        if m := re.fullmatch(r"Where does (\w+) go in the (\w+)\?", question):
-            return f"to the {self.habit[m[1], m[2]]}"
-        if m := re.fullmatch(r"Where is the (\w+)\?", question):
-            return f"in the {self.where(m[1])}"
-        if m := re.fullmatch(r"Who has the (\w+)\?", question):
+            return self.holds[m[1]]
+        if m := re.fullmatch(r"Where does (\w+) go in (\w+)\?", question):
+            return f"to {self.habit[m[1], m[2]]}"
+        if m := re.fullmatch(r"Where is (\w+)\?", question):
+            return f"in {self.where(m[1])}"
+        if m := re.fullmatch(r"Who has (\w+)\?", question):
             return next(name for name, held in self.holds.items() if held == m[1])
         raise AssertionError(question)
 

@@ -19,8 +19,9 @@ def run(model, blocks, folder, **values):
     return pretrain(model, settings=SETTINGS, blocks=blocks, plan=plan, seed=0, run_dir=folder, **values)
 
 
-def test_trains_everything_evaluates_and_saves_a_folder(base, blocks, tmp_path):
-    model = base()
+@pytest.mark.parametrize("kind", ["gpt_neox", "gpt2"])
+def test_trains_everything_evaluates_and_saves_a_folder(base, blocks, tmp_path, kind):
+    model = base(kind)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     tokenizer = train_tokenizer(["the mill"], 257)
     held_out = blocks.head(7)

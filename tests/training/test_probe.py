@@ -24,8 +24,9 @@ def plan_for(blocks, steps=STEPS):
 
 
 def run(model, blocks, folder, **values):
+    steps = values.get("steps", STEPS)
     other = {name: values.pop(name) for name in ("resume", "on_step", "plan", "seed") if name in values}
-    arguments = {"plan": plan_for(blocks), "seed": 0, **other}
+    arguments = {"plan": plan_for(blocks, steps), "seed": 0, **other}
     return train_probe(model, settings=settings(**values), blocks=blocks, run_dir=folder, **arguments)
 
 
@@ -248,6 +249,8 @@ def test_what_cannot_be_trained_is_refused(patched, base, blocks, tmp_path):
         run(base().requires_grad_(False), blocks, tmp_path)
     with pytest.raises(HfpatchError, match="drawn for 99 blocks"):
         run(patched(), blocks, tmp_path, plan=draw_plan(blocks=99, steps=2, batch_size=4, seed=0))
+    with pytest.raises(HfpatchError, match="plan has 9 steps of 4 blocks, the settings ask for 8 of 4"):
+        run(patched(), blocks, tmp_path, plan=plan_for(blocks, steps=9))
     with pytest.raises(HfpatchError, match="batch of 4 cannot be divided in micro-batches of 3 on 1 processes"):
         run(patched(), blocks, tmp_path, micro_batch_size=3)
 
@@ -265,7 +268,13 @@ def test_another_run_in_the_folder_is_refused(patched, blocks, tmp_path):
     with pytest.raises(HfpatchError, match="a run with another settings"):
         run(patched(), blocks, tmp_path, resume=True, lr=2e-2)
     with pytest.raises(HfpatchError, match="a run with another batch plan"):
-        run(patched(), blocks, tmp_path, resume=True, plan=plan_for(blocks, steps=9))
+        run(
+            patched(),
+            blocks,
+            tmp_path,
+            resume=True,
+            plan=draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=4),
+        )
     with pytest.raises(HfpatchError, match="a run with another seed"):
         run(patched(), blocks, tmp_path, resume=True, seed=1)
     with pytest.raises(HfpatchError, match="is of another patch"):

@@ -1,0 +1,166 @@
+import math
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
+from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms
+
+HIDDEN = 32
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def model_of(kind):
+    small = {"vocab_size": 64, "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4}
+    extra = {"intermediate_size": 64} if kind != "gpt2" else {}
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **small, **extra))
+
+
+@pytest.fixture(params=["gpt_neox", "gpt2", "llama"])
+def model(request):
+    return model_of(request.param)
+
+
+@pytest.fixture
+def batch():
+    torch.manual_seed(1)
+    ids = torch.randint(0, 64, (2, 7))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids}
+
+
+def inputs_of(model, batch):
+    """The hidden state that enters each attention module of a model without adapters."""
+    seen = []
+
+    def keep(module, args, kwargs):
+        seen.append(kwargs.get("hidden_states", args[0] if args else None))
+
+    handles = [site.attention.register_forward_pre_hook(keep, with_kwargs=True) for site in find_sites(model)]
+    with torch.no_grad():
+        model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def adapter_weights(model, ending):
+    return [weight.detach() for name, weight in model.named_parameters() if name.endswith(ending)]
+
+
+def test_skip_norms_beside_those_at_the_papers_init(model):
+    patch(model, PreProjectionConfig(content_skip=True, init="paper"))
+    found = skip_norms(model)
+    assert [norm.layer for norm in found] == [0, 1]
+    for norm, weight in zip(found, adapter_weights(model, "preproj_skip.pre_projection.weight"), strict=True):
+        assert norm.norm == pytest.approx(math.sqrt(float((weight.double() ** 2).sum())), rel=1e-6)
+        assert norm.at_paper_init == pytest.approx(1e-4 * HIDDEN)
+        assert norm.norm == pytest.approx(norm.at_paper_init, rel=0.1)
+
+
+def test_an_identity_skip_has_no_norm_and_no_skip_is_no_entry():
+    with_skip, without = model_of("gpt_neox"), model_of("gpt_neox")
+    patch(with_skip, PreProjectionConfig(content_skip=True, layers_to_transform=[1]))
+    patch(without, PreProjectionConfig())
+    assert [(norm.layer, norm.norm) for norm in skip_norms(with_skip)] == [(1, 0.0)]
+    assert skip_norms(without) == []
+
+
+def test_pre_projection_size_is_the_mean_over_tokens(model, batch):
+    x = inputs_of(model, batch)[0]
+    patch(model, PreProjectionConfig(init="paper"))
+    (up, _), (down, _) = (adapter_weights(model, f"preproj_{what}.pre_projection.weight") for what in ("up", "down"))
+    moved = torch.nn.functional.silu(x.double() @ up.double().T) @ down.double().T
+    ratio = moved.norm(dim=-1) / x.double().norm(dim=-1)
+    expected = float(ratio[batch["attention_mask"].bool()].mean())
+    first, second = pre_projection_sizes(model, [batch])
+    assert (first.layer, second.layer) == (0, 1)
+    assert first.size == pytest.approx(expected, rel=1e-3)
+    assert expected > 1e-5
+
+
+def test_an_identity_pre_projection_moves_nothing(batch):
+    model = patch(model_of("gpt_neox"), PreProjectionConfig())
+    assert [size.size for size in pre_projection_sizes(model, [batch])] == [0.0, 0.0]
+
+
+def test_sizes_weight_tokens_not_batches(batch):
+    model = patch(model_of("gpt_neox"), PreProjectionConfig(init="paper"))
+    rows = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(2)]
+    together, apart = pre_projection_sizes(model, [batch]), pre_projection_sizes(model, rows)
+    assert [size.size for size in apart] == pytest.approx([size.size for size in together], rel=1e-5)
+    means = [pre_projection_sizes(model, [row])[0].size for row in rows]
+    assert together[0].size == pytest.approx((7 * means[0] + 4 * means[1]) / 11, rel=1e-5)
+
+
+@torch.no_grad()
+def query_of(kind, site, x):
+    """x W_Q + b_Q, written out for each family's layout."""
+    module = site.projection_module("query")
+    weight = module.weight.T if kind == "gpt2" else module.weight  # a Conv1D holds the transpose
+    out = x @ weight.T + (module.bias if module.bias is not None else 0.0)
+    if kind == "gpt2":
+        return out[..., :HIDDEN]
+    if kind == "gpt_neox":  # per head: q, k, v
+        return out.view(*out.shape[:-1], 4, 3, 8)[..., 0, :].flatten(-2)
+    return out
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "gpt2", "llama"])
+def test_query_size_is_that_of_f_beside_the_anchor(kind, batch):
+    model = model_of(kind)
+    x = inputs_of(model, batch)[0]
+    anchor = query_of(kind, find_sites(model)[0], x)
+    patch(model, NonlinearQueryConfig(form="literal"))
+    up, down = (adapter_weights(model, f"nonlinear_query_{what}.nonlinear_query.weight")[0] for what in ("up", "down"))
+    normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    f = torch.nn.functional.gelu(normed @ up.T) @ down.T
+    f = (f - f.mean(-1, keepdim=True)) / (f.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    expected = float((f.norm(dim=-1) / anchor.norm(dim=-1))[batch["attention_mask"].bool()].mean())
+    first = query_sizes(model, [batch])[0]
+    assert (first.layer, first.adapter, first.target) == (0, "nonlinear_query", "query")
+    assert first.size == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_preserving_query_starts_at_zero(batch):
+    model = patch(model_of("llama"), NonlinearQueryConfig())
+    assert [size.size for size in query_sizes(model, [batch])] == [0.0, 0.0]
+
+
+def test_beside_a_pre_projection_the_query_sees_its_output(batch):
+    alone = patch(model_of("gpt_neox"), NonlinearQueryConfig(form="literal"))
+    both = patch(model_of("gpt_neox"), [PreProjectionConfig(init="paper"), NonlinearQueryConfig(form="literal")])
+    assert query_sizes(both, [batch])[0].size != query_sizes(alone, [batch])[0].size
+    assert len(pre_projection_sizes(both, [batch])) == 2
+
+
+def test_the_model_is_left_as_it_was(batch):
+    model = patch(model_of("gpt_neox"), [PreProjectionConfig(init="paper"), NonlinearQueryConfig()])
+    model.train()
+    hooks = [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
+    pre_projection_sizes(model, [batch])
+    query_sizes(model, [batch])
+    assert all(module.training for module in model.modules())
+    assert hooks == [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
+
+
+def test_a_broken_batch_leaves_no_hook(batch):
+    model = patch(model_of("gpt_neox"), PreProjectionConfig())
+    with pytest.raises(IndexError):
+        pre_projection_sizes(model, [{"input_ids": torch.full((1, 3), 999)}])
+    assert pre_projection_sizes(model, [batch])[0].size == 0.0
+
+
+def test_a_plain_model_has_nothing_to_tell(batch):
+    model = model_of("gpt_neox")
+    assert skip_norms(model) == pre_projection_sizes(model, [batch]) == query_sizes(model, [batch]) == []

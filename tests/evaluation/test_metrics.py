@@ -1,0 +1,59 @@
+import math
+
+import numpy as np
+import pytest
+from lm_eval.api.metrics import bits_per_byte, mean, perplexity, weighted_perplexity
+
+from hfpatch.evaluation.metrics import metric_named, primary_metric, ratio_error
+
+PAIRS = [(-120.5, 30), (-7.25, 4), (-300.0, 81)]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "lm_evals"),
+    [
+        ("acc", [1.0, 0.0, 1.0, 1.0], mean),
+        ("exact_match", [0.25, 0.5], mean),
+        ("perplexity", [-2.5, -0.125, -7.0], perplexity),
+        ("word_perplexity", PAIRS, weighted_perplexity),
+        ("byte_perplexity", PAIRS, weighted_perplexity),
+        ("bits_per_byte", PAIRS, bits_per_byte),
+        ("paragraph_perplexity", [2.0, 4.0], lambda losses: math.exp(mean(losses))),
+    ],
+)
+def test_scores_are_lm_evals(name, values, lm_evals):
+    metric = metric_named(name)
+    terms, weights = metric.ratio_terms(values)
+    assert metric.score(terms.sum() / weights.sum()) == pytest.approx(lm_evals(values), rel=1e-12)
+
+
+def test_a_shift_is_the_difference_of_two_scores():
+    for name in ("acc", "word_perplexity", "bits_per_byte"):
+        metric = metric_named(name)
+        expected = metric.score(1.25 - 0.03) - metric.score(1.25)
+        assert metric.shift(1.25, -0.03) == pytest.approx(expected, rel=1e-9)
+
+
+def test_directions():
+    assert metric_named("acc").higher_is_better
+    assert not metric_named("word_perplexity").higher_is_better
+    assert not metric_named("brier_score", higher_is_better=False).higher_is_better
+
+
+def test_primary_metrics():
+    assert primary_metric("hellaswag", ["acc", "acc_norm"]) == "acc_norm"
+    assert primary_metric("tinyworld_endings", ["acc_norm", "acc"]) == "acc"
+    assert primary_metric("lambada_openai", ["perplexity", "acc"]) == "acc"
+    assert primary_metric("wikitext", ["bits_per_byte", "word_perplexity"]) == "word_perplexity"
+    assert primary_metric("other", ["f1", "bleu"]) == "f1"
+
+
+def test_the_error_of_a_ratio_is_its_spread_over_samples():
+    rng = np.random.default_rng(0)
+    ratios, errors = [], []
+    for _ in range(1500):
+        weights = rng.integers(5, 60, size=80).astype(float)
+        terms = 2.0 * weights + rng.normal(size=80) * weights**0.5
+        ratios.append(terms.sum() / weights.sum())
+        errors.append(ratio_error(terms, weights))
+    assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.06)

@@ -1,0 +1,120 @@
+"""Tiny random models of every supported family: seeded, in fp32, with weights large enough that changes are visible."""
+
+import copy
+import functools
+import zlib
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCABULARY, HIDDEN, LAYERS, HEADS = 96, 32, 2, 4
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+SMALL = {"vocab_size": VOCABULARY, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "initializer_range": 0.2}
+SHARED = {**SMALL, **TOKENS, "hidden_size": HIDDEN}
+LLAMA = {**SHARED, "intermediate_size": 48, "max_position_embeddings": 64, "num_key_value_heads": 2}
+GEMMA = {**LLAMA, "head_dim": 12, "initializer_range": 0.3}
+GPT2 = {
+    "vocab_size": VOCABULARY, "n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 64,
+    "initializer_range": 0.2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, **TOKENS,
+}  # fmt: skip
+OPT = {
+    **SHARED, "ffn_dim": 48, "max_position_embeddings": 64, "word_embed_proj_dim": HIDDEN, "init_std": 0.2,
+    "dropout": 0.0, "attention_dropout": 0.0,
+}  # fmt: skip
+OPT.pop("initializer_range")
+NEOX = {**SHARED, "intermediate_size": 48, "max_position_embeddings": 64}
+BLOOM = {**SHARED, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+FALCON = {**BLOOM, "max_position_embeddings": 64, "ffn_hidden_size": 48}
+
+# case name -> (model type, options of its config)
+CASES = {
+    "gpt_neox": ("gpt_neox", {**NEOX, "use_parallel_residual": True}),
+    "gpt_neox_sequential": ("gpt_neox", {**NEOX, "use_parallel_residual": False}),
+    "gpt2": ("gpt2", GPT2),
+    "llama": ("llama", LLAMA),
+    "mistral": ("mistral", {**LLAMA, "sliding_window": None}),
+    "qwen2": ("qwen2", LLAMA),
+    "qwen3": ("qwen3", {**LLAMA, "head_dim": 8}),
+    "gemma": ("gemma", GEMMA),
+    "gemma2": ("gemma2", {**GEMMA, "query_pre_attn_scalar": 12, "sliding_window": 64}),
+    "phi3": ("phi3", LLAMA),
+    "falcon_multi_query": ("falcon", {**FALCON, "multi_query": True, "new_decoder_architecture": False}),
+    "falcon_per_head": (
+        "falcon",
+        {**FALCON, "multi_query": False, "new_decoder_architecture": False, "parallel_attn": False, "alibi": True},
+    ),
+    "falcon_new_decoder": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "gptj": ("gptj", {**GPT2, "rotary_dim": 4}),
+    "opt": ("opt", {**OPT, "do_layer_norm_before": True}),
+    "opt_post_norm": ("opt", {**OPT, "do_layer_norm_before": False}),
+    "bloom": ("bloom", BLOOM),
+    "bloom_post_norm_residual": ("bloom", {**BLOOM, "apply_residual_connection_post_layernorm": True}),
+}
+
+FAMILIES = list(CASES)
+FEW = ["gpt_neox", "gpt2", "gemma2"]  # fused per head; Conv1D; sandwich norms with grouped queries
+TIED = {"gpt2", "gemma", "gemma2", "opt", "opt_post_norm", "bloom", "bloom_post_norm_residual"}
+
+# Where things are, read in transformers' modelling source, not asked from hfpatch:
+# (path of block 0's attention, modules of query, key, value, output projection, module whose output is added)
+PLACES = {
+    "gpt_neox": ("gpt_neox.layers.0.attention", ["query_key_value"], "dense"),
+    "gpt2": ("transformer.h.0.attn", ["c_attn"], "c_proj"),
+    "llama": ("model.layers.0.self_attn", ["q_proj", "k_proj", "v_proj"], "o_proj"),
+    "phi3": ("model.layers.0.self_attn", ["qkv_proj"], "o_proj"),
+    "falcon": ("transformer.h.0.self_attention", ["query_key_value"], "dense"),
+    "gptj": ("transformer.h.0.attn", ["q_proj", "k_proj", "v_proj"], "out_proj"),
+    "opt": ("model.decoder.layers.0.self_attn", ["q_proj", "k_proj", "v_proj"], "out_proj"),
+    "bloom": ("transformer.h.0.self_attention", ["query_key_value"], "dense"),
+}
+PLACES |= dict.fromkeys(["mistral", "qwen2", "qwen3", "gemma", "gemma2"], PLACES["llama"])
+
+
+def model_type(case: str) -> str:
+    return CASES[case][0]
+
+
+def make_config(case: str, **changes):
+    kind, options = CASES[case]
+    return AutoConfig.for_model(kind, **{**options, **changes})
+
+
+@functools.cache
+def _made(case: str) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(zlib.crc32(case.encode()))
+        model = AutoModelForCausalLM.from_config(make_config(case), dtype=torch.float32)
+        for name, parameter in model.named_parameters():  # norms off one and biases off zero, so that each one shows
+            if parameter.dim() == 1:
+                parameter.data += 0.2 * torch.randn(parameter.shape)
+    return model.eval()
+
+
+def make_model(case: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return a new model in evaluation mode, the same for every call."""
+    return copy.deepcopy(_made(case)).to(dtype)
+
+
+def make_tokens(batch: int = 2, length: int = 9, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (batch, length), generator=generator)
+
+
+@torch.no_grad()
+def logits_of(model: torch.nn.Module, tokens: torch.Tensor, **kwargs) -> torch.Tensor:
+    return model(tokens, use_cache=False, **kwargs).logits
+
+
+@torch.no_grad()
+def perturb(model: torch.nn.Module, *, std: float = 0.1, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Move every parameter that an adapter added off its initial value; return them by name.
+
+    Adapter parameters are those whose name holds the prefix of a PEFT method, so this asks nothing of hfpatch.
+    """
+    moved = {}
+    for name, parameter in model.named_parameters():
+        if any(prefix in name for prefix in ("preproj_", "nonlinear_", "lora_", "ia3_")):
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+            parameter += std * torch.randn(parameter.shape, generator=generator).to(parameter)
+            moved[name] = parameter
+    return moved

@@ -1,0 +1,84 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn import IdentityAnchoredQuery, anchor_preserving, anchored
+
+D = 16
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 1e-7)])
+def test_the_two_forms(dtype, tolerance):
+    a, f = torch.randn(2, 2, 5, D, dtype=dtype)
+    torch.testing.assert_close(anchored(a, f), (a + f) / 2, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(anchor_preserving(a, f), (2 * a + f) / 2, rtol=tolerance, atol=tolerance)
+
+
+@given(st.floats(-65504, 65504, width=32))
+def test_preserving_with_silent_f_is_the_anchor_bit_for_bit(value):
+    a = torch.tensor([value], dtype=torch.float32)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        low = a.to(dtype)
+        assert torch.equal(anchor_preserving(low, torch.zeros(1)), low)
+
+
+def test_literal_with_silent_f_halves_the_anchor():
+    a = torch.randn(5)
+    assert torch.equal(anchored(a, torch.zeros(5)), a / 2)
+
+
+@pytest.mark.parametrize("combine", [anchored, anchor_preserving])
+def test_the_result_has_the_dtype_of_the_anchor_and_is_rounded_once(combine):
+    a, f = torch.randn(5).to(torch.bfloat16), torch.randn(5)
+    assert torch.equal(combine(a, f), combine(a.float(), f).to(torch.bfloat16))
+
+
+def test_identity_anchor_without_f():
+    x = torch.randn(2, 5, D)
+    module = IdentityAnchoredQuery(hidden_size=D, out_features=D, f="none")
+    assert torch.equal(module(x), x)
+    assert not list(module.parameters())
+
+
+def test_identity_anchor_with_a_linear_f():
+    x = torch.randn(2, 5, D)
+    module = IdentityAnchoredQuery(hidden_size=D, out_features=D, f="linear")
+    ((name, weight),) = module.named_parameters()
+    assert (name, weight.shape) == ("f.weight", (D, D))
+    torch.testing.assert_close(module(x), x + x @ weight.T, rtol=1e-6, atol=1e-6)
+
+
+def test_identity_anchor_with_a_nonlinear_f():
+    x = torch.randn(2, 5, D, dtype=torch.float64)
+    module = IdentityAnchoredQuery(hidden_size=D, out_features=D, rank=4, activation_name="relu").double()
+    f = module.f
+    for parameter in module.parameters():
+        parameter.data = torch.randn_like(parameter)
+    inner = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5) * f.norm_in.weight @ f.up.weight.T
+    out = inner.clamp(min=0) @ f.down.weight.T
+    centred = out - out.mean(-1, keepdim=True)
+    expected = (x + centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5) * f.norm_out.weight) / 2
+    torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("f", ["linear", "nonlinear"])
+def test_init_depends_on_the_seed_alone(f):
+    def weights(seed):
+        module = IdentityAnchoredQuery(hidden_size=D, out_features=D, f=f, seed=seed)
+        return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize("f", ["none", "linear", "nonlinear"])
+def test_another_width_is_refused(f):
+    with pytest.raises(HfpatchError, match="d_q=24 and d=16; use anchor='weight'"):
+        IdentityAnchoredQuery(hidden_size=D, out_features=24, f=f)
+
+
+def test_an_unknown_f_is_refused():
+    with pytest.raises(HfpatchError, match="f='mlp' is not one of none, linear, nonlinear"):
+        IdentityAnchoredQuery(hidden_size=D, out_features=D, f="mlp")

@@ -1,0 +1,140 @@
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn import NonlinearProjection
+
+D, OUT = 16, 24
+
+
+def rms_norm(x, gain):
+    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5) * gain
+
+
+def layer_norm(x, gain):
+    mean = x.mean(-1, keepdim=True)
+    return (x - mean) / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + 1e-5) * gain
+
+
+NORMS = {"rmsnorm": rms_norm, "layernorm": layer_norm, "none": lambda x, gain: x}
+ACTIVATIONS = {
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "relu": lambda x: x.clamp(min=0),
+    "relu2": lambda x: x.clamp(min=0) ** 2,
+    "identity": lambda x: x,
+}
+COMBINATIONS = [*itertools.product(["gelu"], NORMS, NORMS), *((a, "rmsnorm", "layernorm") for a in ACTIVATIONS)]
+
+
+def made(*, dtype=torch.float32, **options):
+    module = NonlinearProjection(**{"hidden_size": D, "out_features": OUT, **options}).to(dtype)
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, dtype=dtype) * 0.5
+    return module
+
+
+@pytest.mark.parametrize(("activation", "norm_in", "norm_out"), COMBINATIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_value(activation, norm_in, norm_out, dtype, tolerance):
+    """f(x) = LN(g(RMSNorm(x) W_1) W_2), each norm on, off or swapped."""
+    module = made(dtype=dtype, activation_name=activation, input_norm=norm_in, output_norm=norm_out)
+    x = torch.randn(2, 5, D, dtype=dtype) * 2 + 0.5
+    gain_in, gain_out = (getattr(norm, "weight", None) for norm in (module.norm_in, module.norm_out))
+    inner = ACTIVATIONS[activation](NORMS[norm_in](x, gain_in) @ module.up.weight.T)
+    expected = NORMS[norm_out](inner @ module.down.weight.T, gain_out)
+    torch.testing.assert_close(module(x), expected, rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 20), st.integers(1, 20), st.integers(1, 3))
+def test_shapes_and_parameter_count(half, out, rank, batch):
+    d = 2 * half
+    for r, expected in ((rank, rank), (None, half)):
+        module = made(hidden_size=d, out_features=out, rank=r)
+        assert sum(p.numel() for p in module.parameters()) == d * expected + expected * out + d + out
+        assert module(torch.randn(batch, 3, d)).shape == (batch, 3, out)
+
+
+@pytest.mark.parametrize("d", [64, 768])
+def test_the_default_rank_costs_d_squared_and_the_gains(d):
+    count = sum(p.numel() for p in NonlinearProjection(hidden_size=d, out_features=d).parameters())
+    assert count == d * d + 2 * d
+
+
+@pytest.mark.parametrize("output_norm", NORMS)
+def test_silent_init_is_zero_bit_for_bit_and_leaves_a_gradient_for_the_first_step(output_norm):
+    module = NonlinearProjection(hidden_size=D, out_features=OUT, output_norm=output_norm, silent=True)
+    f = module(torch.randn(2, 5, D))
+    assert torch.equal(f, torch.zeros(2, 5, OUT))
+    (f * torch.randn(f.shape)).sum().backward()
+    last = module.down.weight if output_norm == "none" else module.norm_out.weight
+    assert last.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize("output_norm", NORMS)
+def test_loud_init_is_of_unit_scale_at_any_width(output_norm):
+    for d in (64, 512):
+        module = NonlinearProjection(hidden_size=d, out_features=d, output_norm=output_norm, activation_name="identity")
+        assert module(7 * torch.randn(64, d)).std().item() == pytest.approx(1, rel=0.1)
+
+
+def test_init_statistics():
+    module = NonlinearProjection(hidden_size=400, out_features=300, rank=100)
+    assert module.up.weight.std().item() == pytest.approx(400**-0.5, rel=0.02)
+    assert module.down.weight.std().item() == pytest.approx(100**-0.5, rel=0.02)
+    assert torch.equal(module.norm_in.weight, torch.ones(400))
+    assert torch.equal(module.norm_out.weight, torch.ones(300))
+
+
+def test_init_depends_on_the_seed_alone():
+    first, again, other = (NonlinearProjection(hidden_size=D, out_features=D, rank=D, seed=s) for s in (1, 1, 2))
+    assert torch.equal(first.up.weight, again.up.weight)
+    assert torch.equal(first.down.weight, again.down.weight)
+    assert not torch.equal(first.up.weight, other.up.weight)
+    assert not torch.equal(first.up.weight, first.down.weight)
+
+
+def test_there_are_no_biases():
+    names = [name for name, _ in NonlinearProjection(hidden_size=D, out_features=OUT).named_parameters()]
+    assert names == ["norm_in.weight", "up.weight", "down.weight", "norm_out.weight"]
+
+
+def test_low_precision_input_is_computed_in_the_dtype_of_the_weights():
+    module = made()
+    x = torch.randn(2, 5, D).to(torch.bfloat16)
+    assert module(x).dtype == torch.float32
+    assert torch.equal(module(x), module(x.float()))
+
+
+def test_the_bottleneck_can_be_scaled_after_the_product():
+    """RMSNorm(x) W_1 = (x (g ⊙ W_1)) / rms(x): the speed form of the design holds for these modules."""
+    module = made(dtype=torch.float64, output_norm="none", activation_name="identity")
+    x = torch.randn(3, D, dtype=torch.float64)
+    weight = module.up.weight * module.norm_in.weight
+    inner = (x @ weight.T) / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5)
+    torch.testing.assert_close(module(x), inner @ module.down.weight.T, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "rank=0 must be at least 1"),
+        ({"rank": -3}, "rank=-3 must be at least 1"),
+        ({"hidden_size": 15}, "hidden size 15 is odd, so rank=None"),
+        ({"activation_name": "gleu"}, "did you mean 'gelu'"),
+        ({"input_norm": "rms"}, "did you mean 'rmsnorm'"),
+        ({"output_norm": "layer_norm"}, "did you mean 'layernorm'"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(HfpatchError, match=message):
+        NonlinearProjection(**{"hidden_size": D, "out_features": OUT, **options})
+
+
+def test_an_odd_width_works_with_a_rank():
+    assert NonlinearProjection(hidden_size=15, out_features=15, rank=7)(torch.randn(1, 15)).shape == (1, 15)

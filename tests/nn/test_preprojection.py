@@ -1,0 +1,140 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn import PreProjection, inner_width
+
+D = 16
+ACTIVATIONS = {
+    "silu": lambda x: x * torch.sigmoid(x),
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
+    "relu": lambda x: x.clamp(min=0),
+    "relu2": lambda x: x.clamp(min=0) ** 2,
+    "identity": lambda x: x,
+}
+
+
+def formula(module, x, sigma):
+    """x + W_down σ(W_up x), or x + W_down (σ(W_gate x) ⊙ W_up x), with matrices as torch stores them (out, in)."""
+    up, down = x @ module.up.weight.T, module.down.weight
+    inner = sigma(up) if module.gate is None else sigma(x @ module.gate.weight.T) * up
+    return x + inner @ down.T
+
+
+def made(*, dtype=torch.float32, hidden_size=D, **options):
+    module = PreProjection(hidden_size=hidden_size, **options).to(dtype)
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, dtype=dtype) * 0.3
+    return module
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
+def test_value(gated, name, dtype, tolerance):
+    module = made(dtype=dtype, gated=gated, activation_name=name)
+    x = torch.randn(2, 5, D, dtype=dtype)
+    changed = module(x)
+    torch.testing.assert_close(changed, formula(module, x, ACTIVATIONS[name]), rtol=tolerance, atol=tolerance)
+    assert (changed - x).abs().max() > 0.1
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 24), st.floats(0.5, 4), st.lists(st.integers(1, 4), min_size=0, max_size=3), st.booleans())
+def test_shapes(hidden_size, expansion, leading, gated):
+    if int(expansion * hidden_size) < 1:
+        return
+    module = made(hidden_size=hidden_size, expansion=expansion, gated=gated)
+    inner = int(expansion * hidden_size)
+    assert sum(p.numel() for p in module.parameters()) == (3 if gated else 2) * hidden_size * inner
+    x = torch.randn(*leading, hidden_size)
+    assert module(x).shape == x.shape
+
+
+def test_there_are_no_biases():
+    assert [name for name, _ in PreProjection(hidden_size=D, gated=True).named_parameters()] == [
+        "up.weight",
+        "gate.weight",
+        "down.weight",
+    ]
+
+
+@pytest.mark.parametrize(("expansion", "width"), [(1.25, 960), (1.0, 768), (0.3, 230), (2.667, 2048)])
+def test_inner_width_is_the_whole_part(expansion, width):
+    assert inner_width(768, expansion) == width
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_identity_init_is_a_no_op_bit_for_bit(gated, dtype):
+    x = torch.randn(2, 5, D).to(dtype)
+    module = PreProjection(hidden_size=D, gated=gated)
+    assert torch.equal(module(x), x)
+    assert module(x).dtype == dtype
+    assert not module.down.weight.any()
+    assert module.up.weight.any()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("init", ["identity", "paper"])
+def test_init_statistics(gated, init):
+    module = PreProjection(hidden_size=300, gated=gated, init=init)
+    for name, parameter in module.named_parameters():
+        if init == "identity" and name == "down.weight":
+            continue
+        assert parameter.std().item() == pytest.approx(0.01, rel=0.02), name
+        assert abs(parameter.mean()) < 1e-4, name
+    weights = [p.flatten()[:100] for p in module.parameters()]
+    assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
+
+
+def test_init_depends_on_the_seed_alone():
+    def weights(seed):
+        torch.randn(seed + 1)  # another random state at every call
+        return torch.cat([p.detach().flatten() for p in PreProjection(hidden_size=D, init="paper", seed=seed).parameters()])
+
+    assert torch.equal(weights(3), weights(3))
+    assert not torch.equal(weights(3), weights(4))
+
+
+def test_the_gate_leaves_the_other_matrices_as_they_were():
+    plain, gated = (PreProjection(hidden_size=D, init="paper", gated=gated) for gated in (False, True))
+    assert torch.equal(plain.up.weight, gated.up.weight)
+    assert torch.equal(plain.down.weight, gated.down.weight)
+
+
+def test_low_precision_input_is_computed_in_fp32_and_rounded_once():
+    module = made()
+    x = torch.randn(2, 5, D).to(torch.bfloat16)
+    expected = formula(module, x.float(), ACTIVATIONS["silu"])
+    assert torch.equal(module(x), expected.to(torch.bfloat16))
+
+
+def test_dropout_drops_inner_activations_in_training_only():
+    module = made(dropout=0.5, hidden_size=256, activation_name="relu")
+    module.down.weight.data = torch.eye(256, 320)  # the first 256 inner activations, visible one by one
+    x = torch.randn(4, 256)
+    module.eval()
+    assert torch.equal(module(x), formula(module, x, ACTIVATIONS["relu"]))
+    module.train()
+    kept, inner = module(x) - x, formula(module, x, ACTIVATIONS["relu"]) - x
+    active = inner.abs() > 1e-3
+    dropped = (kept.abs() < 1e-5) & active
+    assert 0.4 < dropped.sum() / active.sum() < 0.6
+    torch.testing.assert_close(kept[active & ~dropped], 2 * inner[active & ~dropped], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"expansion": 0.01}, "expansion=0.01 gives an inner width of 0 at hidden size 16"),
+        ({"expansion": -1.0}, "expansion=-1.0 gives an inner width of -16"),
+        ({"activation_name": "sillu"}, "did you mean 'silu'"),
+        ({"init": "zero"}, "init='zero' is not one of identity"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(HfpatchError, match=message):
+        PreProjection(hidden_size=D, **options)

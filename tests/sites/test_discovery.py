@@ -1,0 +1,128 @@
+import types
+
+import pytest
+import torch
+from families import FEW, make_model
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model
+from torch import nn
+
+from hfpatch import PreProjectionConfig, patch
+from hfpatch.errors import HfpatchError
+from hfpatch.sites import Family, find_sites, register_family, select_sites, separate
+from hfpatch.sites import family as registry
+
+
+@pytest.fixture
+def declarations(monkeypatch):
+    """Let a test declare families that are forgotten again."""
+    monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
+
+
+def undeclared(model_type="made_up"):
+    model = make_model("llama")
+    model.config = types.SimpleNamespace(model_type=model_type, num_attention_heads=4, num_key_value_heads=2)
+    return model
+
+
+def declare(**changes):
+    options = {
+        "name": "made-up", "model_types": ("made_up",), "layers": "model.layers", "attention": "self_attn",
+        "qkv": separate(), "output": "o_proj",
+    }  # fmt: skip
+    register_family(Family(**{**options, **changes}))
+
+
+def facts(site):
+    return site.layer, site.path, site.exit_path, site.hidden_size, site.output, dict(site.projections)
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_sites_are_the_same_with_adapters_and_inside_a_peft_model(case):
+    plain = [facts(site) for site in find_sites(make_model(case))]
+    lora = LoraConfig(r=2, target_modules=[plain[0][-1]["query"].path])
+    wrapped = [
+        get_peft_model(make_model(case), lora),
+        inject_adapter_in_model(lora, make_model(case)),
+        patch(make_model(case), [PreProjectionConfig(), lora]),
+    ]
+    for model in wrapped:
+        assert [facts(site) for site in find_sites(model)] == plain
+        query = find_sites(model)[0].projection_module("query")
+        assert not hasattr(query, "base_layer")
+
+
+def test_an_undeclared_type_is_refused_with_what_to_declare():
+    with pytest.raises(HfpatchError, match="'made_up' is of no declared family") as error:
+        find_sites(undeclared())
+    for word in ("register_family", "model_types=('made_up',)", "layers", "attention", "qkv", "output", "exit"):
+        assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_near_miss_is_pointed_out():
+    with pytest.raises(HfpatchError, match="did you mean 'gpt_neox'"):
+        find_sites(undeclared("gptneox"))
+
+
+def test_what_is_no_transformers_model_is_refused():
+    with pytest.raises(HfpatchError, match=r"Linear is not a transformers model: it has no config\.model_type"):
+        find_sites(nn.Linear(2, 2))
+
+
+def test_one_declaration_suffices_for_a_new_family(declarations):
+    declare()
+    model = undeclared()
+    assert [facts(site) for site in find_sites(model)] == [facts(site) for site in find_sites(make_model("llama"))]
+    assert {site.family for site in find_sites(model)} == {"made-up"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": "model.blocks"}, r"family 'made-up': LlamaModel has no module 'blocks' .*'model\.blocks'"),
+        ({"attention": "attn"}, "family 'made-up', layer 0: LlamaDecoderLayer has no module 'attn'"),
+        ({"output": "out_proj"}, "family 'made-up', layer 0: LlamaAttention has no module 'out_proj'"),
+        ({"exit": "post_norm"}, "family 'made-up', layer 0: LlamaDecoderLayer has no module 'post_norm'"),
+        ({"qkv": separate(query="query")}, "LlamaAttention has no module 'query'"),
+        ({"qkv": separate(key="layer_idx")}, "LlamaAttention has no module 'layer_idx'"),
+    ],
+)
+def test_a_declaration_that_fits_by_half_names_what_is_missing(declarations, changes, message):
+    declare(**changes)
+    with pytest.raises(HfpatchError, match=message):
+        find_sites(undeclared())
+
+
+def test_a_type_cannot_be_declared_twice_and_nothing_of_the_second_stays(declarations):
+    with pytest.raises(HfpatchError, match="'llama' is declared already, by family 'llama'"):
+        declare(model_types=("made_up", "llama"))
+    with pytest.raises(HfpatchError, match="'made_up' is of no declared family"):
+        find_sites(undeclared())
+
+
+def test_select_sites():
+    sites = find_sites(make_model("llama"))
+    assert select_sites(sites, None) == sites
+    assert select_sites(sites, 1) == [sites[1]]
+    assert select_sites(sites, [1, 0, 1]) == sites
+    assert select_sites(sites, range(1)) == [sites[0]]
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (2, r"layers \[2\] do not exist; this model has layers 0 to 1"),
+        ([0, 5, 7], r"layers \[5, 7\] do not exist"),
+        (-1, r"layers \[-1\] do not exist"),
+        ([], "no layer is given"),
+    ],
+)
+def test_layers_out_of_range_are_refused(layers, message):
+    with pytest.raises(HfpatchError, match=message):
+        select_sites(find_sites(make_model("llama")), layers)
+
+
+def test_sites_of_a_meta_model_have_the_same_facts():
+    with torch.device("meta"):
+        model = type(make_model("gemma2"))(make_model("gemma2").config)
+    assert [facts(site) for site in find_sites(model)] == [facts(site) for site in find_sites(make_model("gemma2"))]

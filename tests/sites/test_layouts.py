@@ -1,0 +1,94 @@
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.sites import concatenated, features, per_head, separate, submodule, unwrapped
+from hfpatch.sites.layouts import grouped_columns, head_counts
+
+
+def attention(**widths):
+    module = nn.Module()
+    for name, width in widths.items():
+        module.add_module(name, nn.Linear(8, width))
+    return module
+
+
+def config(heads, kv_heads=None):
+    return types.SimpleNamespace(num_attention_heads=heads, num_key_value_heads=kv_heads)
+
+
+def indices(projections, total):
+    return {target: p.columns.read(torch.arange(total)).tolist() for target, p in projections.items()}
+
+
+def test_separate():
+    found = separate(query="a", key="b", value="c")(attention(a=8, b=4, c=4), None)
+    assert {target: (p.path, p.columns.size) for target, p in found.items()} == {
+        "query": ("a", 8),
+        "key": ("b", 4),
+        "value": ("c", 4),
+    }
+
+
+def test_concatenated_with_grouped_queries():
+    found = indices(concatenated("qkv")(attention(qkv=12), config(4, 1)), 12)  # head size 2
+    assert found == {"query": [0, 1, 2, 3, 4, 5, 6, 7], "key": [8, 9], "value": [10, 11]}
+
+
+def test_per_head():
+    found = indices(per_head("qkv")(attention(qkv=12), config(2)), 12)
+    assert found == {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}
+
+
+def test_per_group():
+    found = indices(grouped_columns(attention(qkv=16), "qkv", heads=4, groups=2), 16)
+    assert found == {"query": [0, 1, 2, 3, 8, 9, 10, 11], "key": [4, 5, 12, 13], "value": [6, 7, 14, 15]}
+
+
+@pytest.mark.parametrize(("layout", "heads"), [(concatenated("qkv"), (4, 3)), (per_head("qkv"), (3, 3))])
+def test_a_layout_that_does_not_divide_the_columns_is_refused(layout, heads):
+    with pytest.raises(HfpatchError, match=r"qkv: \d+ columns do not divide into \d+ equal parts"):
+        layout(attention(qkv=16), config(*heads))
+
+
+def test_a_module_that_is_no_projection_is_refused():
+    module = nn.Module()
+    module.qkv = nn.LayerNorm(4)
+    with pytest.raises(HfpatchError, match="LayerNorm is not a linear projection"):
+        per_head("qkv")(module, config(2))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(config(8), (8, 8)), (config(8, 2), (8, 2)), (types.SimpleNamespace(num_attention_heads=3), (3, 3))]
+)  # fmt: skip
+def test_head_counts(given, expected):
+    assert head_counts(given) == expected
+
+
+def test_features_of_linear_and_conv1d():
+    from transformers.pytorch_utils import Conv1D
+
+    assert features(nn.Linear(3, 5)) == (3, 5)
+    assert features(Conv1D(5, 3)) == (3, 5)
+
+
+def test_submodule_names_the_step_that_is_missing():
+    root = nn.Sequential(nn.Sequential(nn.Linear(1, 1)))
+    assert submodule(root, "", of="x") is root
+    assert submodule(root, "0.0", of="x") is root[0][0]
+    with pytest.raises(HfpatchError, match=r"x: Sequential has no module '1' \(declared path: '0\.1\.a'\)"):
+        submodule(root, "0.1.a", of="x")
+
+
+def test_unwrapped_takes_a_peft_layer_off():
+    from peft import LoraConfig, inject_adapter_in_model
+
+    model = nn.Sequential(nn.Linear(2, 2))
+    original = model[0]
+    inject_adapter_in_model(LoraConfig(target_modules=["0"]), model)
+    assert model[0] is not original
+    assert unwrapped(model[0]) is original
+    assert unwrapped(original) is original

@@ -1,0 +1,129 @@
+"""What the reader is warned of, and which method is held against which."""
+
+import copy
+
+import pytest
+
+from hfpatch.pipeline.cautions import cautions, form_of
+from hfpatch.pipeline.references import references
+from hfpatch.recipe import Recipe
+
+SCORE = {
+    "task": "cloze",
+    "n": 2000,
+    "metrics": {"acc": 0.5},
+    "stderr": {"acc": 0.01},
+    "primary": "acc",
+    "higher_is_better": True,
+    "num_fewshot": 0,
+    "data_sha256": "",
+    "version": "1",
+}
+
+
+def make_recipe(methods: dict, **training: object) -> Recipe:
+    return Recipe.model_validate(
+        {"name": "any", "training": {"seeds": [0, 1], **training}, "methods": {"baseline": [], **methods}}
+    )
+
+
+def make_results(sizes: dict[str, int], *, survival: float = 1.0, n: int = 2000) -> dict:
+    def method(name: str, size: int) -> dict:
+        train = {"update_survival": {"all": survival}} if size else None
+        run = {"commit": "abc", "train": train, "evaluation": {"cloze": SCORE}}
+        return {"parameters": {"trainable": size}, "form": None, "runs": {"0": copy.deepcopy(run)}}
+
+    return {
+        "tasks": {"cloze": {"primary": "acc", "n": n}},
+        "methods": {name: method(name, size) for name, size in sizes.items()},
+        "comparisons": [{"task": "cloze", "smallest_visible": visible} for visible in (0.02, 0.03, None)],
+    }
+
+
+PRE = [{"type": "pre_projection"}]
+LORA = [{"type": "lora", "r": 8}]
+QUERY = [{"type": "nonlinear_query"}]
+LINEAR = [{"type": "nonlinear_query", "activation": "identity"}]
+
+
+def told(recipe: Recipe, results: dict) -> list[str]:
+    return cautions(recipe, results, references(recipe))
+
+
+def test_a_fair_comparison_needs_no_caution():
+    recipe = make_recipe({"pre": PRE, "lora": LORA})
+    assert told(recipe, make_results({"baseline": 0, "pre": 1000, "lora": 1010})) == []
+
+
+def test_sizes_that_differ_by_more_than_a_hundredth_are_named_with_their_ratio():
+    recipe = make_recipe({"pre": PRE, "lora": LORA})
+    (caution,) = told(recipe, make_results({"baseline": 0, "pre": 17694720, "lora": 26542080}))
+    assert all(part in caution for part in ("lora", "26,542,080", "pre", "17,694,720", "1.50", "not matched"))
+
+
+def test_lost_updates_are_named_below_nine_tenths():
+    recipe = make_recipe({"pre": PRE})
+    (caution,) = told(recipe, make_results({"baseline": 0, "pre": 9}, survival=0.41))
+    assert "pre: as little as 41%" in caution
+    assert told(recipe, make_results({"baseline": 0, "pre": 9}, survival=0.9)) == []
+
+
+def test_one_seed_few_documents_and_half_precision_are_named():
+    recipe = make_recipe({"pre": PRE}, seeds=[3], trainable_dtype="bfloat16")
+    seeds, documents, dtype = told(recipe, make_results({"baseline": 0, "pre": 9}, n=999))
+    assert "One seed only" in seeds
+    assert all(part in documents for part in ("cloze", "999 documents", "acc", "0.03"))
+    assert "bfloat16" in dtype
+
+
+def test_the_literal_form_is_named():
+    recipe = make_recipe({"query": [{"type": "nonlinear_query", "form": "literal"}]})
+    results = make_results({"baseline": 0, "query": 9})
+    results["methods"]["query"]["form"] = form_of(recipe.methods["query"])
+    (caution,) = told(recipe, results)
+    assert "query is the literal form" in caution
+
+
+def test_runs_of_several_commits_are_named():
+    recipe = make_recipe({"pre": PRE})
+    results = make_results({"baseline": 0, "pre": 9})
+    results["methods"]["pre"]["runs"]["0"]["commit"] = None
+    (caution,) = told(recipe, results)
+    assert "abc, unknown" in caution
+
+
+@pytest.mark.parametrize(
+    ("parts", "form"),
+    [
+        ([], None),
+        (PRE, None),
+        (QUERY, "preserving"),
+        ([*PRE, {"type": "nonlinear_query", "form": "literal"}], "literal"),
+        ([{"type": "nonlinear_query", "anchor": "identity"}], None),
+    ],
+)
+def test_the_form_of_a_method(parts, form):
+    assert form_of(parts) == form
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        ({"pre": PRE}, {"pre": ["baseline"]}),
+        ({"pre": PRE, "lora": LORA}, {"pre": ["baseline", "lora"], "lora": ["baseline"]}),
+        (
+            {"pre": PRE, "lora": LORA, "same": [{"type": "lora", "match": "pre"}]},
+            {"pre": ["baseline", "same"], "lora": ["baseline"], "same": ["baseline"]},
+        ),
+        (
+            {"query": QUERY, "linear": LINEAR},
+            {"query": ["baseline", "linear"], "linear": ["baseline"]},
+        ),
+        (
+            {"both": [*PRE, *LORA], "lora": LORA},
+            {"both": ["baseline", "lora"], "lora": ["baseline"]},
+        ),
+    ],
+)
+def test_each_method_is_held_against_the_baseline_and_the_controls_made_for_it(methods, expected):
+    assert references(make_recipe(methods)) == expected

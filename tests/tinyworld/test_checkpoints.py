@@ -1,0 +1,139 @@
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hfpatch.errors import HfpatchError
+from hfpatch.tinyworld import CHECKPOINTS, checkpoint, documents, items
+from hfpatch.tinyworld.checkpoints import built_files, manifest
+
+LIMIT_BYTES = 4_000_000
+ITEMS = 100
+# (lowest, highest) share of right answers on the first 100 items, for both checkpoints.
+WINDOWS = {"cloze": (0.3, 0.85), "endings": (0.35, 0.85), "questions": (0.35, 0.85)}
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def base(request):
+    folder = checkpoint(request.param)
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    return request.param, model.eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def log_probabilities(model, tokenizer, context, continuation):
+    """Return each continuation token's log-probability and whether it is the likeliest, one row at a time."""
+    prefix = tokenizer(context)["input_ids"]
+    whole = tokenizer(context + continuation)["input_ids"]
+    assert whole[: len(prefix)] == prefix
+    with torch.no_grad():
+        logits = model(torch.tensor([whole])).logits[0, len(prefix) - 1 : -1]
+    targets = torch.tensor(whole[len(prefix) :])
+    scores = torch.log_softmax(logits, dim=-1)[torch.arange(len(targets)), targets]
+    return scores, logits.argmax(dim=-1) == targets
+
+
+def best_choice(model, tokenizer, context, choices):
+    sums = [log_probabilities(model, tokenizer, context, f" {choice}")[0].sum().item() for choice in choices]
+    return sums.index(max(sums))
+
+
+def right_cloze(model, tokenizer, item):
+    context, word = item["text"].rsplit(" ", 1)
+    return bool(log_probabilities(model, tokenizer, context, f" {word}")[1].all())
+
+
+def right_ending(model, tokenizer, item):
+    return best_choice(model, tokenizer, item["ctx"], item["endings"]) == item["label"]
+
+
+def right_answer(model, tokenizer, item):
+    context = f"{item['passage']}\nQuestion: {item['question']}\nAnswer:"
+    return "ABCD"[best_choice(model, tokenizer, context, item["choices"]["text"])] == item["answerKey"]
+
+
+@pytest.mark.parametrize(
+    ("task", "right"), [("cloze", right_cloze), ("endings", right_ending), ("questions", right_answer)]
+)
+def test_baseline_is_above_chance_and_below_one(base, task, right):
+    name, model, tokenizer = base
+    accuracy = sum(right(model, tokenizer, item) for item in items(task)[:ITEMS]) / ITEMS
+    low, high = WINDOWS[task]
+    assert low <= accuracy <= high, (name, task, accuracy)
+
+
+def test_it_knows_the_base_split_better_than_the_shifted_one(base):
+    _, model, tokenizer = base
+
+    def perplexity(split):
+        scores = [
+            log_probabilities(model, tokenizer, tokenizer.eos_token, text)[0]
+            for text in documents(split, count=40, seed=12345)
+        ]
+        return math.exp(-torch.cat(scores).mean().item())
+
+    assert 1.3 < perplexity("base") < 0.9 * perplexity("shifted")
+
+
+def test_the_manifest_names_every_built_file_by_its_hash():
+    assert manifest()["files"] == built_files()
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_size_and_kind_of_the_files(name):
+    files = [path for path in checkpoint(name).rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= LIMIT_BYTES
+    assert {path.suffix for path in files} <= {".safetensors", ".json"}
+    assert (checkpoint(name) / "model.safetensors").stat().st_size > 3_000_000
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_no_file_names_a_machine(name):
+    texts = [path.read_text(encoding="utf-8") for path in checkpoint(name).glob("*.json") if path.name != "tokenizer.json"]
+    for text in texts:
+        values = json.loads(text).values()
+        assert not [value for value in values if isinstance(value, str) and ("/" in value or "\\" in value)]
+
+
+def test_architecture(base):
+    name, model, tokenizer = base
+    config = model.config
+    assert config.model_type == {"gpt-neox": "gpt_neox", "gpt2": "gpt2"}[name]
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (128, 4, 4)
+    assert (config.max_position_embeddings, tokenizer.model_max_length) == (256, 256)
+    assert config.vocab_size == len(tokenizer) == 512
+    assert config.eos_token_id == tokenizer.eos_token_id == 0
+    assert config.tie_word_embeddings is (name == "gpt2")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert manifest()["checkpoints"][name]["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(checkpoint("gpt2"), local_files_only=True)
+
+
+@given(text=st.text(max_size=50))
+@settings(max_examples=100, deadline=None)
+def test_any_text_survives_the_tokenizer(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+@pytest.mark.parametrize("split", ["base", "shifted"])
+def test_documents_survive_the_tokenizer_and_fit_the_context(tokenizer, split):
+    for text in documents(split, count=200, seed=5):
+        tokens = tokenizer(text)["input_ids"]
+        assert tokenizer.decode(tokens) == text
+        assert len(tokens) < 200
+
+
+def test_special_tokens(tokenizer):
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 0, 0)
+
+
+def test_unknown_checkpoint_names_the_nearest():
+    with pytest.raises(HfpatchError, match="did you mean 'gpt-neox'"):
+        checkpoint("gptneox")
