@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -45,6 +46,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a file is in the way")
         temporary.mkdir(parents=True)
         yield temporary
         for file in temporary.rglob("*"):
@@ -53,6 +56,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         _swap(temporary, path)
     except OSError as error:
         raise _write_error(path, error) from error
+    except HfpatchError as error:
+        if isinstance(error.__cause__, OSError):  # from an atomic file inside: name the folder, not the temporary one
+            raise _write_error(path, error.__cause__) from error
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -96,7 +103,11 @@ def _swap(new: Path, path: Path) -> None:
         return
     old = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
     path.replace(old)
-    new.replace(path)
+    try:
+        new.replace(path)
+    except OSError:
+        old.replace(path)
+        raise
     shutil.rmtree(old)
 
 

@@ -10,6 +10,7 @@ Tensors are safetensors, everything else is JSON and Markdown; nothing is ever u
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 PEFT_PREFIX = "base_model.model."
+_OUTER_WRAPPER = re.compile(r"\.base_layer(?!\.(weight|bias)$)")
 
 
 def save_patch(model: nn.Module, directory: str | Path) -> Path:
@@ -42,12 +44,15 @@ def save_patch(model: nn.Module, directory: str | Path) -> Path:
     Each part, loaded alone by ``PeftModel.from_pretrained``, is that one adapter.
 
     Raises:
-        HfpatchError: if the model has no adapters, or the folder cannot be written; nothing half-written remains.
+        HfpatchError: if the model has no adapters, the folder holds something else than a patch, or it cannot be
+            written; nothing half-written remains.
     """
     parts = stack(model)
     if not parts:
         raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
     directory = Path(directory)
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / MANIFEST).is_file():
+        raise HfpatchError(f"{directory}: holds something else than a patch, which saving would replace; name another")
     with atomic_directory(directory) as temporary:
         adapters = []
         for name, config in parts.items():
@@ -96,7 +101,10 @@ def load_patch(
 def _save_part(model: nn.Module, name: str, config: PeftConfig, folder: Path) -> None:
     folder.mkdir()
     tensors = _state(model, name, config)
-    safetensors.torch.save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    try:
+        safetensors.torch.save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    except SafetensorError as error:  # also where the disk is full
+        raise OSError(str(error)) from error
     saved = copy.deepcopy(config)
     saved.inference_mode = True
     saved.save_pretrained(str(folder))
@@ -106,9 +114,20 @@ def _save_part(model: nn.Module, name: str, config: PeftConfig, folder: Path) ->
 
 def _state(model: nn.Module, name: str, config: PeftConfig) -> dict[str, Tensor]:
     """Return an adapter's tensors under the names of PEFT's files."""
+    state = _nested_state(model, name, config)
+    return {_file_key(key): tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+
+
+def _nested_state(model: nn.Module, name: str, config: PeftConfig) -> dict[str, Tensor]:
+    """Return an adapter's tensors under the names that this stack gives them."""
     embeddings: Any = False if isinstance(config, SurgeryConfig) else "auto"
-    state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=embeddings)
-    return {PEFT_PREFIX + key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+    state: dict[str, Tensor] = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=embeddings)
+    return state
+
+
+def _file_key(key: str) -> str:
+    """Return a tensor's name in the file of its adapter: as if no other adapter were wrapped around the module."""
+    return PEFT_PREFIX + _OUTER_WRAPPER.sub("", key)
 
 
 def _describe_base(model: Any) -> dict[str, Any]:
@@ -152,6 +171,8 @@ def _read_config(folder: Path) -> PeftConfig:
         config: PeftConfig = PeftConfig.from_pretrained(str(folder))
     except (KeyError, TypeError, ValueError) as error:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration ({error})") from error
+    if config.peft_type is None:
+        raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration (no peft_type)")
     return config
 
 
@@ -184,9 +205,10 @@ def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path)
     dtypes = {tensor.dtype for tensor in tensors.values()}
     for parameter in _parameters_of(model, name):
         parameter.data = parameter.data.to(min(dtypes, key=lambda dtype: dtype.itemsize))
+    state = {key: tensors[_file_key(key)] for key in _nested_state(model, name, stack(model)[name])}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        set_peft_model_state_dict(model, tensors, adapter_name=name)
+        set_peft_model_state_dict(model, state, adapter_name=name)
 
 
 def _parameters_of(model: nn.Module, name: str) -> list[nn.Parameter]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,13 +15,20 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import find_sites
-from hfpatch.tuners.adapters import adapter_parameters, base_parameters, has_adapters, remove_adapters
+from hfpatch.tuners.adapters import (
+    adapter_parameters,
+    base_parameters,
+    has_adapters,
+    keep_mode,
+    remove_adapters,
+    rewrites_base,
+)
 from hfpatch.tuners.config import SurgeryConfig
 
 Model = TypeVar("Model", bound=nn.Module)
 
 _LAYER = re.compile(r"\.(\d+)\.")
-_trainable_before: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+_TRAINABLE_BEFORE = "_hfpatch_trainable_before"  # on the model, so that a copy of it can be unpatched too
 
 
 def patch(
@@ -54,18 +60,23 @@ def patch(
     configs = [config] if isinstance(config, PeftConfig) else list(config)
     names = _adapter_names(configs, names)
     _require_plain(model)
+    _require_free_names(model, names)
     if has_adapters(model):
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first, or patch with one list")
     if any(isinstance(part, SurgeryConfig) for part in configs):
         find_sites(model)  # an unknown architecture is refused before PEFT records the adapter
-    _trainable_before[model] = {name for name, p in model.named_parameters() if p.requires_grad}
+    _require_untouched_base(configs)
+    setattr(model, _TRAINABLE_BEFORE, {name for name, p in model.named_parameters() if p.requires_grad})
     try:
         for name, part in zip(names, configs, strict=True):
             _inject(model, copy.deepcopy(part), name, seed)
-    except (ValueError, TypeError, NotImplementedError) as error:
+        activate(model)
+    except BaseException as error:
         unpatch(model)
-        raise HfpatchError(" ".join(str(error).split())) from error
-    activate(model)
+        if isinstance(error, ValueError | TypeError | NotImplementedError):
+            raise HfpatchError(" ".join(str(error).split())) from error
+        raise
+    keep_mode(model)
     return model
 
 
@@ -80,8 +91,9 @@ def unpatch(model: Model) -> Model:
     if hasattr(model, "peft_config"):
         del model.peft_config
     model._hf_peft_config_loaded = False  # type: ignore[assignment]
-    trainable = _trainable_before.pop(model, None)
+    trainable = getattr(model, _TRAINABLE_BEFORE, None)
     if trainable is not None:
+        delattr(model, _TRAINABLE_BEFORE)
         for name, parameter in model.named_parameters():
             parameter.requires_grad = name in trainable
     return model
@@ -178,6 +190,23 @@ def _free_name(name: str, taken: Sequence[str]) -> str:
         number += 1
         candidate = f"{name}_{number}"
     return candidate
+
+
+def _require_free_names(model: nn.Module, names: Sequence[str]) -> None:
+    """Refuse a name such as ``layers``, by which PEFT could not tell the adapter's tensors from others."""
+    taken = {part for name, _ in model.named_parameters() for part in name.split(".")}
+    for name in names:
+        if name in taken:
+            raise HfpatchError(f"adapter name {name!r} is a part of the model's own names; choose another")
+
+
+def _require_untouched_base(configs: Sequence[PeftConfig]) -> None:
+    for config in configs:
+        if rewrites_base(config):
+            raise HfpatchError(
+                f"init_lora_weights={getattr(config, 'init_lora_weights', None)!r} rewrites the weights of the base, "
+                "which a patch must leave as they are; use init_lora_weights=True or 'gaussian'"
+            )
 
 
 def _require_plain(model: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """Set before anything imports transformers: no network, one thread a worker, quiet."""
 
+import logging
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+logging.getLogger("torch.__trace").propagate = False  # pytest would record each of its many lines
 
 
 @pytest.fixture(autouse=True)

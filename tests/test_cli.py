@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
@@ -14,7 +15,8 @@ from rich.progress import Progress as Bars
 from rich.progress import TextColumn
 
 from hfpatch.__main__ import main
-from hfpatch.cli.progress import LiveProgress, PlainProgress
+from hfpatch.cli.progress import LiveProgress, choose_progress
+from hfpatch.pipeline import Progress
 from hfpatch.training.records import StepRecord
 
 COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain"]
@@ -175,24 +177,69 @@ def test_an_interruption_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch
     assert str(tmp_path / "out") in line
 
 
-def test_progress_is_live_on_a_terminal_and_plain_lines_elsewhere(capsys):
-    record = StepRecord(step=3, loss=2.5, lr=1e-3, tokens=400, seconds=0.5)
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_train_runs_under_a_launcher_on_one_process_and_on_two(capsys, tmp_path, recipe, processes):
+    launched, alone = tmp_path / "launched", tmp_path / "alone"
+    command = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "hfpatch"]
+    if processes == 1:
+        command = ["accelerate.commands.launch", "--cpu", "--num_processes=1", "-m", "hfpatch"]
+    arguments = ["train", str(recipe), "--method", "pre_projection", "--out"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *command, *arguments, str(launched)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("patch: ") == 1
+    assert main([*arguments, str(alone)]) == 0
+    ours, theirs = (losses(out / "runs" / "pre_projection" / "seed-0" / "metrics.jsonl") for out in (launched, alone))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def losses(path: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in path.read_text().splitlines()]
+
+
+def drive(progress: Progress) -> None:
+    progress.started("lora · seed 0", 10)
+    progress.stepped("lora · seed 0", StepRecord(step=3, loss=2.5, lr=1e-3, tokens=400, seconds=0.5))
+    progress.evaluating("lora · seed 0", "cloze")
+    progress.finished("lora · seed 0", "cloze acc 0.5")
+
+
+def test_progress_is_live_on_a_terminal(monkeypatch):
     console = Console(force_terminal=True, width=120, file=io.StringIO())
-    with Bars(TextColumn("{task.description} {task.fields[state]}"), console=console) as bars:
-        for progress in (LiveProgress(bars), PlainProgress()):
-            progress.started("lora · seed 0", 10)
-            progress.stepped("lora · seed 0", record)
-            bars.refresh()
-            progress.evaluating("lora · seed 0", "cloze")
-            progress.finished("lora · seed 0", "cloze acc 0.5")
-    live, plain = console.file.getvalue(), capsys.readouterr().err
-    assert "step 3, loss 2.5000, 800 tokens/s" in live
-    assert "cloze acc 0.5" in live
-    assert plain.splitlines() == [
+    shown: list[str] = []
+    with Bars(TextColumn("{task.description} {task.fields[state]}"), console=console, auto_refresh=False) as bars:
+        monkeypatch.setattr(bars, "update", spy(bars.update, shown))
+        drive(LiveProgress(bars))
+    assert shown == ["", "step 3, loss 2.5000, 800 tokens/s", "cloze", "cloze acc 0.5"]
+    assert "lora · seed 0 cloze acc 0.5" in console.file.getvalue()
+
+
+def spy(update, shown):
+    def call(line, **fields):
+        shown.append(fields["state"])
+        update(line, **fields)
+
+    return call
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
+    with choose_progress() as progress:
+        drive(progress)
+    assert capsys.readouterr().err.splitlines() == [
         "lora · seed 0: training, 10 steps",
         "lora · seed 0: cloze",
         "lora · seed 0: done, cloze acc 0.5",
     ]
+
+
+def test_only_the_first_process_shows_progress(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with choose_progress() as progress:
+        drive(progress)
+    assert capsys.readouterr().err == ""
 
 
 def test_an_output_folder_that_cannot_be_used_is_one_line(capsys, tmp_path, recipe):

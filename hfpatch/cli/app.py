@@ -79,13 +79,13 @@ def train(
     loaded = load_recipe(recipe, overrides or [])
     folder = out or Path("runs") / loaded.name
     _quiet_libraries()
-    from hfpatch.cli.progress import choose_progress
+    from hfpatch.cli.progress import choose_progress, is_first_process
     from hfpatch.pipeline import train as run_train
 
     with _interruptible(folder), choose_progress() as progress:
         patches = run_train(loaded, method, folder, resume=resume, progress=progress)
-    for patch in patches:
-        print(f"patch: {patch}")
+    if is_first_process():
+        print("\n".join(f"patch: {patch}" for patch in patches))
 
 
 @app.command("eval")
@@ -196,12 +196,13 @@ def pretrain(recipe: RecipeArgument, overrides: Overrides = None, out: Out = Non
     loaded = load_pretrain_recipe(recipe, overrides or [])
     folder = out or Path("runs") / loaded.name
     _quiet_libraries()
-    from hfpatch.cli.progress import choose_progress
+    from hfpatch.cli.progress import choose_progress, is_first_process
     from hfpatch.pipeline import pretrain as run_pretrain
 
     with _interruptible(folder), choose_progress() as progress:
         model = run_pretrain(loaded, folder, resume=resume, progress=progress)
-    print(f"model: {model}")
+    if is_first_process():
+        print(f"model: {model}")
 
 
 def _model_settings(name: str, revision: str | None, dtype: str) -> ModelSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -20,14 +21,22 @@ PLAIN_EVERY_S = 30.0
 
 @contextmanager
 def choose_progress() -> Iterator[Progress]:
-    """Yield live bars on a terminal and plain lines elsewhere; both go to standard error."""
+    """Yield live bars on a terminal and plain lines elsewhere; both go to standard error, of the first process only."""
     console = Console(stderr=True)
+    if not is_first_process():
+        yield Progress()
+        return
     if not console.is_terminal:
         yield PlainProgress()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
     with Bars(*columns, console=console) as bars:
         yield LiveProgress(bars)
+
+
+def is_first_process() -> bool:
+    """Return whether this is the only process or the first of those that a launcher started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 class PlainProgress(Progress):

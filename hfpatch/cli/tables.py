@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from hfpatch.evaluation import TaskResult
     from hfpatch.pipeline.inspection import Inspection
-    from hfpatch.reporting.tables import Cell
+    from hfpatch.reporting.tables import Cell, Heading, MainTable
 
+LEGEND = (
+    "Mean over seeds, paired difference to the baseline (points, or % of a perplexity) with 95 % interval, verdict. "
+    "* stands at 5 % after Holm's correction; † found by the test alone, not after the correction."
+)
 _COLOURS = {"better": "green", "worse": "red", "within noise": "dim"}
 
 
@@ -23,20 +27,43 @@ def print_comparison(run_dir: Path) -> None:
     from hfpatch.reporting.results import read_results
     from hfpatch.reporting.tables import main_table
 
-    results = read_results(run_dir)
+    results, console = read_results(run_dir), Console()
     content = main_table(results)
-    table = Table(title=results.name, title_justify="left")
-    table.add_column("method", no_wrap=True)
-    table.add_column("trainable", justify="right")
-    for heading in content.headings:
-        table.add_column(f"{heading.task}\n{heading.metric}, n = {heading.n}, {heading.better}")
-    for row in content.rows:
-        table.add_row(row.method, row.trainable, *(_cell(cell) for cell in row.cells))
-    console = Console()
-    console.print(table)
+    wide = _by_method(content)
+    unbounded = console.options.update(width=1000)
+    fits = console.measure(wide, options=unbounded).maximum <= console.width
+    for table in [wide] if fits else _by_task(content):
+        console.print(table)
+    console.print(LEGEND, style="dim", highlight=False)
     for line in (*results.warnings, *results.missing):
         console.print(f"· {line}", highlight=False, markup=False)
     console.print(f"report: {run_dir / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _by_method(content: MainTable) -> Table:
+    """Return one table with a row for each method and a column for each task."""
+    table = Table(Column("method"), Column("trainable", justify="right"))
+    for heading in content.headings:
+        table.add_column(f"{heading.task}\n{_measured(heading)}\n{heading.better}")
+    for row in content.rows:
+        table.add_row(row.method, row.trainable, *(Text("\n").join(_lines(cell)) for cell in row.cells))
+    return table
+
+
+def _by_task(content: MainTable) -> Iterator[Table]:
+    """Yield a table for each task with a row for each method, for terminals that one table is too wide for."""
+    for index, heading in enumerate(content.headings):
+        title = f"{heading.task}: {_measured(heading)}, {heading.better}"
+        table = Table(Column("method"), Column("trainable", justify="right"), title=title, title_justify="left")
+        for name in ("value", "difference", "verdict"):
+            table.add_column(name)
+        for row in content.rows:
+            table.add_row(row.method, row.trainable, *_lines(row.cells[index]))
+        yield table
+
+
+def _measured(heading: Heading) -> str:
+    return f"{heading.metric}, n = {heading.n}"
 
 
 def print_scores(scores: Mapping[str, TaskResult], title: str) -> None:
@@ -67,7 +94,8 @@ def print_inspection(found: Inspection) -> None:
     console.print(str(found.summary), highlight=False, markup=False)
 
 
-def _cell(cell: Cell) -> Text:
+def _lines(cell: Cell) -> list[Text]:
+    """Return the value and, where there is a comparison, the difference and the verdict."""
     if cell.verdict is None:
-        return Text(cell.value)
-    return Text.assemble(f"{cell.value}\n{cell.difference}\n", (cell.verdict_text, _COLOURS[cell.verdict]))
+        return [Text(cell.value)]
+    return [Text(cell.value), Text(cell.difference), Text(cell.verdict_text, style=_COLOURS[cell.verdict])]

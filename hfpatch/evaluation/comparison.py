@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.metrics import Array, Metric, metric_named
 from hfpatch.evaluation.results import TaskResult
 from hfpatch.evaluation.stats import (
+    Estimate,
     bootstrap_interval,
     holm,
     mcnemar_p,
@@ -142,7 +144,7 @@ def _compare(method: str, reference: str, result: TaskResult, runs: Sequence[tup
     """Return the comparison on one task, not yet corrected over tasks."""
     metric = _metric(result)
     table = _read_table(result, metric, runs)
-    test, p, interval, difference, error = _test(table, metric)
+    test, p, interval, estimate = _test(table, metric)
     base = table.reference_ratio
     low, high = (metric.shift(base, end) for end in interval)
     seeds, documents = table.method.shape
@@ -153,35 +155,35 @@ def _compare(method: str, reference: str, result: TaskResult, runs: Sequence[tup
         metric=result.primary,
         n=documents,
         seeds=seeds,
-        difference=metric.shift(base, difference),
+        difference=metric.shift(base, estimate.difference),
         low=low,
         high=high,
         p=p,
         p_holm=p,
         test=test,
-        smallest_visible=_visible(table, metric, error) if documents > 1 else None,
+        smallest_visible=_visible(table, metric, estimate) if documents > 1 else None,
         verdict="within noise",
     )
 
 
-def _test(table: _Table, metric: Metric) -> tuple[str, float, tuple[float, float], float, float]:
-    """Return the test's name, its p-value, and the interval, the difference and its error in units of the ratio."""
+def _test(table: _Table, metric: Metric) -> tuple[str, float, tuple[float, float], Estimate]:
+    """Return the test's name, its p-value, and the interval and the estimate in units of the ratio."""
     seeds, documents = table.method.shape
     difference = table.difference
     if documents == 1:
         value = float(difference.mean() / table.weights[0])
-        return "none (one document)", 1.0, (value, value), value, 0.0
+        return "none (one document)", 1.0, (value, value), Estimate(value, error=0.0, freedom=math.inf)
     if seeds > 1:
         estimate = over_seeds_and_documents(difference, table.weights)
         name = "paired t over seeds and documents"
-        return name, student_p(estimate), student_interval(estimate), estimate.difference, estimate.error
+        return name, student_p(estimate), student_interval(estimate), estimate
     estimate = over_documents(difference[0], table.weights)
     interval = bootstrap_interval(difference[0], table.weights)
     if _is_accuracy(table):
         p, name = mcnemar_p(table.method[0], table.reference[0]), "McNemar exact"
     else:
         p, name = permutation_p(difference[0]), "paired permutation" + (" of log ratios" if metric.exponential else "")
-    return name, p, interval, estimate.difference, estimate.error
+    return name, p, interval, estimate
 
 
 def _is_accuracy(table: _Table) -> bool:
@@ -190,10 +192,10 @@ def _is_accuracy(table: _Table) -> bool:
     )
 
 
-def _visible(table: _Table, metric: Metric, error: float) -> float:
+def _visible(table: _Table, metric: Metric, estimate: Estimate) -> float:
     """Return the smallest visible difference; for an accuracy never less than the fewest documents that can tell."""
     floor = _FEWEST_DISCORDANT / table.weights.sum() if _is_accuracy(table) else 0.0
-    return float(metric.shift(table.reference_ratio, max(smallest_visible(error), floor)))
+    return float(metric.shift(table.reference_ratio, max(smallest_visible(estimate), floor)))
 
 
 def _judged(comparison: Comparison, p_holm: float, higher_is_better: bool) -> Comparison:

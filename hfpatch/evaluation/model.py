@@ -11,6 +11,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedModel
 
+from hfpatch.bases import locate_base
 from hfpatch.errors import HfpatchError
 
 
@@ -21,7 +22,7 @@ class HfpatchLM(HFLM):
     `paragraph_loglikelihood`.
 
     Args:
-        pretrained: a hub id, a local folder or a model.
+        pretrained: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``, or a model.
         patch: a folder that `hfpatch.save_patch` wrote; it is put on the model.
         device: where an id or folder is loaded to; None takes a GPU if there is one.
         **options: all other arguments of ``HFLM``, such as ``tokenizer``, ``dtype``, ``batch_size``, ``max_length``.
@@ -42,12 +43,13 @@ class HfpatchLM(HFLM):
         if asked not in (None, "float32", torch.float32):
             raise HfpatchError(f"softmax_dtype is {asked}; hfpatch scores in float32 only: leave it out")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if isinstance(pretrained, str):
+            pretrained = locate_base(pretrained)
         super().__init__(pretrained, device=device, softmax_dtype="float32", **options)
         if patch is not None:
-            from hfpatch.patching import load_patch
+            from hfpatch.patch_files import load_patch
 
             load_patch(self.model, Path(patch))
-            self.model.eval()
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return ``(log-likelihood, is greedy)`` of each continuation, as HFLM does; NaN is an error."""

@@ -52,15 +52,28 @@ def evaluate(
     """
     _check_tokenizer(model, tokenizer)
     training = model.training
+    try:
+        with quiet():
+            tasks = load_tasks(settings.tasks, data_dir=data_dir, num_fewshot=settings.num_fewshot)
+            return _score_all(model, tokenizer, tasks, settings, records_dir, on_task)
+    finally:
+        model.train(training)
+
+
+def _score_all(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Mapping[str, Any],
+    settings: EvaluationSettings,
+    records_dir: Path | None,
+    on_task: Callable[[str], None] | None,
+) -> dict[str, TaskResult]:
+    scorer = HfpatchLM(model, tokenizer=tokenizer, batch_size=settings.batch_size, max_length=settings.max_length)
     results = {}
-    with quiet():
-        tasks = load_tasks(settings.tasks, data_dir=data_dir, num_fewshot=settings.num_fewshot)
-        scorer = HfpatchLM(model, tokenizer=tokenizer, batch_size=settings.batch_size, max_length=settings.max_length)
-        for name, task in tasks.items():
-            if on_task is not None:
-                on_task(name)
-            results[name] = _score(scorer, name, task, settings.limit, records_dir)
-    model.train(training)
+    for name, task in tasks.items():
+        if on_task is not None:
+            on_task(name)
+        results[name] = _score(scorer, name, task, settings.limit, records_dir)
     return results
 
 

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm
+from scipy.stats import binomtest
 from scipy.stats import t as student
-from statsmodels.stats.contingency_tables import mcnemar
-from statsmodels.stats.multitest import multipletests
 
 from hfpatch.evaluation.metrics import Array, ratio_error
 
@@ -63,7 +61,7 @@ def mcnemar_p(method: Array, reference: Array) -> float:
     """Return the exact McNemar p-value of two models' right (1) and wrong (0) answers, each (documents,)."""
     gained = int(np.sum((method == 1) & (reference == 0)))
     lost = int(np.sum((method == 0) & (reference == 1)))
-    return float(mcnemar([[0, gained], [lost, 0]], exact=True).pvalue) if gained + lost else 1.0
+    return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
 def permutation_p(differences: Array, *, seed: int = 0) -> float:
@@ -141,13 +139,19 @@ def student_p(estimate: Estimate) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number by Holm's method."""
-    return [float(p) for p in multipletests(p_values, method="holm")[1]] if p_values else []
+    """Return p-values corrected for their number by Holm's method: the k-th smallest of m times ``m + 1 - k``."""
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(np.argsort(p_values)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected
 
 
-def smallest_visible(error: float) -> float:
+def smallest_visible(estimate: Estimate) -> float:
     """Return the true difference that a two-sided test at 5 % would find four times out of five.
 
-    It is ``(z₀.₉₇₅ + z₀.₈) · error``, before any correction over tasks.
+    It is ``(t₀.₉₇₅ + t₀.₈) · error`` with the estimate's degrees of freedom, before any correction over tasks.
     """
-    return float((norm.ppf((1 + LEVEL) / 2) + norm.ppf(POWER)) * error)
+    quantiles = student.ppf([(1 + LEVEL) / 2, POWER], estimate.freedom)
+    return float(quantiles.sum() * estimate.error)

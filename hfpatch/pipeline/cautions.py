@@ -23,7 +23,7 @@ def cautions(recipe: Recipe, results: Mapping[str, Any], references: Mapping[str
         *_sizes(recipe, results["methods"], references),
         *_survival(results["methods"]),
         *_seeds(recipe),
-        *_documents(recipe, results),
+        *_documents(results),
         *_forms(results["methods"]),
         *_dtypes(recipe),
         *_commits(results["methods"]),
@@ -50,16 +50,18 @@ def _base(recipe: Recipe, baseline: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _sizes(recipe: Recipe, methods: Mapping[str, Any], references: Mapping[str, list[str]]) -> Iterable[str]:
+    sizes = {name: method["parameters"]["trainable"] for name, method in methods.items()}
+    unmatched: dict[str, list[str]] = {}
     for name, held_against in references.items():
-        ours = methods[name]["parameters"]["trainable"]
         for control in held_against:
-            theirs = methods[control]["parameters"]["trainable"]
-            if control == recipe.baseline or abs(ours - theirs) <= UNMATCHED * min(ours, theirs):
-                continue
-            yield (
-                f"{control} has {theirs:,} trainable parameters and {name} {ours:,} ({theirs / ours:.2f} times as "
-                f"many): they are not matched, and a difference between them may be one of size."
-            )
+            if control != recipe.baseline and abs(sizes[control] - sizes[name]) > UNMATCHED * sizes[name]:
+                told = f"{name} ({sizes[name]:,}, a ratio of {sizes[control] / sizes[name]:.2f})"
+                unmatched.setdefault(control, []).append(told)
+    for control, others in unmatched.items():
+        yield (
+            f"{control} has {sizes[control]:,} trainable parameters, which does not match {', '.join(others)}: "
+            "a difference between them may be one of size."
+        )
 
 
 def _survival(methods: Mapping[str, Any]) -> Iterable[str]:
@@ -82,15 +84,15 @@ def _seeds(recipe: Recipe) -> Iterable[str]:
         yield "One seed only: how much the results vary from seed to seed is not known."
 
 
-def _documents(recipe: Recipe, results: Mapping[str, Any]) -> Iterable[str]:
+def _documents(results: Mapping[str, Any]) -> Iterable[str]:
+    limits = []
     for task, facts in results["tasks"].items():
         visible = [each["smallest_visible"] for each in results["comparisons"] if each["task"] == task]
         seen = [value for value in visible if value is not None]
         if facts["n"] < FEW_DOCUMENTS and seen:
-            yield (
-                f"{task}: {facts['n']} documents; differences in {facts['primary']} below about {max(seen):.3g} "
-                "cannot be told from noise."
-            )
+            limits.append(f"{max(seen):.2g} ({task}, {facts['primary']}, {facts['n']} documents)")
+    if limits:
+        yield f"Few documents: differences below about {', '.join(limits)} cannot be told from noise."
 
 
 def _forms(methods: Mapping[str, Any]) -> Iterable[str]:

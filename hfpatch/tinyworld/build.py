@@ -87,7 +87,7 @@ def build_checkpoint(name: str) -> dict[str, Any]:
             on_step=_print_step,
         )
         with atomic_directory(checkpoint(name)) as temporary:
-            shutil.copytree(run_dir / "model", temporary, dirs_exist_ok=True)
+            shutil.copytree(run_dir / "model", temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
     return {
         "seed": recipe.seed,
         "parameters": model.num_parameters(),
@@ -104,10 +104,10 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*CHECKPOINTS, []], help="checkpoints; none means all")
     names = parser.parse_args().names or CHECKPOINTS
     build_items()
-    built = manifest()["checkpoints"] if MANIFEST.exists() else {}
     for name in names:
-        built[name] = build_checkpoint(name)
-        write_json(MANIFEST, {"checkpoints": built, "files": built_files()})
+        built = build_checkpoint(name)
+        others = manifest()["checkpoints"] if MANIFEST.exists() else {}
+        write_json(MANIFEST, {"checkpoints": {**others, name: built}, "files": built_files()})
 
 
 def _stretches(count: int | None) -> Iterator[str]:

@@ -39,12 +39,12 @@ def documents(split: Split, *, count: int | None = None, seed: int = 0) -> Itera
 
 
 def document(split: Split, use: Use, seed: int, index: int) -> str:
-    """Return one document: a story, in some of them followed by a question and its answer."""
+    """Return one document: a story, in some of them followed by a question or two and their answers."""
     story, rng = draw_story(split, use, seed, index)
-    questions = ask(story)
-    if not questions or rng.random() >= STYLES[split].question:
+    if rng.random() >= STYLES[split].question:
         return story.text()
-    return f"{story.text()}\n{rng.choice(questions).lines()}"
+    asked = rng.sample(ask(story), rng.randint(1, 2))
+    return "\n".join([story.text(), *(question.lines() for question in asked)])
 
 
 def draw_story(split: Split, use: Use, seed: int, index: int) -> tuple[Story, Random]:

@@ -31,6 +31,7 @@ def ask(story: Story) -> list[Question]:
     questions = []
     for person in story.world.people.values():
         name = person.name
+        questions.append(Question(f"Where does {name} live?", "in {}", person.home, "place"))
         if person.likes:
             questions.append(Question(f"What does {name} like?", "{}", person.likes, "object"))
         if person.habit:

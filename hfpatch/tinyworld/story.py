@@ -48,10 +48,10 @@ class Story:
 
 
 def tell(rng: Random, style: Style) -> Story:
-    """Tell one story: an opening, up to six events, and often somebody who looks for a thing at the end."""
+    """Tell one story: an opening, some events, and often somebody who looks for a thing at the end."""
     teller = Teller(rng, style)
     opening = teller.opening()
-    events = [event for _ in range(rng.randint(3, 6)) if (event := teller.next_event())]
+    events = [event for _ in range(rng.randint(*style.events)) if (event := teller.next_event())]
     if teller.tracked() and rng.random() < 0.6:
         events.append(teller.look())
     return Story(opening, tuple(events), teller.world)

@@ -93,10 +93,7 @@ def _endings(seed: int, index: int) -> list[Item]:
 def _questions(seed: int, index: int) -> list[Item]:
     """A story, a question about it, and four answers in the same form."""
     story, rng = draw_story("shifted", "eval", seed, index)
-    asked = ask(story)
-    if not asked:
-        return []
-    question = rng.choice(asked)
+    question = rng.choice(ask(story))
     wrong = _others(question.answer, _WORDS[question.kind], story.text(), rng, mentioned_only=False)[:3]
     texts, label = _shuffled(rng, question.reply(), [question.reply(word) for word in wrong])
     choices = {"text": texts, "label": list("ABCD")}

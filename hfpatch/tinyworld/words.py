@@ -34,13 +34,15 @@ class Style:
     """The share of tastes that are dislikes."""
     combined: float
     """The weight of events that two stated facts decide together, against 1 for the others."""
+    events: tuple[int, int]
+    """The fewest and the most events of a story."""
     question: float
-    """The share of documents that end with a question and its answer."""
+    """The share of documents that end with a question or two and their answers."""
 
 
 STYLES = {
-    "base": Style(rare=0.05, skew=0.6, third=0.15, dislike=0.05, combined=0.3, question=0.5),
-    "shifted": Style(rare=0.75, skew=-0.6, third=0.5, dislike=0.4, combined=2.0, question=0.5),
+    "base": Style(rare=0.05, skew=0.6, third=0.15, dislike=0.05, combined=0.3, events=(4, 8), question=0.6),
+    "shifted": Style(rare=0.75, skew=-0.6, third=0.5, dislike=0.4, combined=2.0, events=(3, 6), question=0.6),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
@@ -29,6 +30,23 @@ def base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that the model had before any adapter, by the name that they had then."""
     added = adapter_parameters(model)
     return {_base_name(name): p for name, p in model.named_parameters() if name not in added}
+
+
+def keep_mode(model: nn.Module) -> None:
+    """Put what adapters added in the training or evaluation mode of its surroundings.
+
+    PEFT creates modules in training mode, so that a LoRA dropout would act on a model in evaluation mode.
+    """
+    for parent in model.modules():
+        for child in parent.children():
+            if isinstance(child, AdapterWrapper):
+                child.train(parent.training)
+
+
+def rewrites_base(config: PeftConfig) -> bool:
+    """Return whether injecting a configuration changes the base's weights, as PiSSA and its kin do."""
+    init = str(getattr(config, "init_lora_weights", "")).lower()
+    return init.startswith(("pissa", "olora", "corda", "loftq", "lora_ga"))
 
 
 def remove_adapters(model: nn.Module) -> None:
@@ -62,4 +80,5 @@ def _own_adapter_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _base_name(name: str) -> str:
-    return name.replace(".base_layer.", ".").replace(".original_module.", ".")
+    """Drop the wrappers from a name; adapters of several methods on one module nest."""
+    return ".".join(part for part in name.split(".") if part not in ("base_layer", "original_module"))

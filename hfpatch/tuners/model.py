@@ -17,17 +17,19 @@ class SurgeryTuner(BaseTuner):
 
     tuner_layer_cls: type[SurgeryLayer]
 
-    def _pre_injection_hook(self, model: nn.Module, config: SurgeryConfig, adapter_name: str) -> None:
-        """Find the sites and check the configuration against each before anything is changed."""
+    def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        """Find the sites, check the configuration against each before anything is changed, and attach the layers.
+
+        Every way in passes here: ``PeftModel.add_adapter`` skips PEFT's injection hooks for further adapters.
+        """
+        config: SurgeryConfig = self.peft_config[adapter_name]
         sites = select_sites(find_sites(model), config.layers_to_transform)
         for site in sites:
             self.check_site(site, config)
         self._sites = {site.path: site for site in sites}
         config.target_modules = list(self._sites)
-
-    def _post_injection_hook(self, model: nn.Module, config: SurgeryConfig, adapter_name: str) -> None:
-        """Write the full list again: PEFT may have shortened it to common endings meanwhile."""
-        config.target_modules = list(self._sites)
+        super().inject_adapter(model, adapter_name, *args, **kwargs)
+        config.target_modules = list(self._sites)  # again: PEFT may have shortened it to common endings meanwhile
 
     def check_site(self, site: AttentionSite, config: Any) -> None:
         """Raise :class:`hfpatch.errors.HfpatchError` if the method cannot be applied at this site."""
@@ -50,6 +52,7 @@ class SurgeryTuner(BaseTuner):
             target.add_module(child, self.tuner_layer_cls(self._sites[current_key]))
         layer: SurgeryLayer = getattr(target, child)
         layer.update_layer(adapter_name, peft_config, inference_mode=peft_config.inference_mode)
+        layer.train(target.training)  # a new module is in training mode, so its dropout would act on an evaluated model
 
     def _check_merge_allowed(self) -> NoReturn:
         raise ValueError(NOT_MERGEABLE.format(method=self.tuner_layer_cls.method))

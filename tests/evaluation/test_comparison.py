@@ -61,9 +61,6 @@ def test_one_seed(records):
     assert novel.difference == pytest.approx(after - before)
     assert (novel.n, novel.test, novel.verdict) == (40, "paired permutation of log ratios", "better")
     assert novel.low < novel.difference < novel.high < 0
-    assert [quiz.p_holm, novel.p_holm] == pytest.approx(
-        [quiz.p * 1 if quiz.p > novel.p else quiz.p * 2, 2 * novel.p], rel=1
-    )
 
 
 def test_holm_goes_over_the_tasks_of_one_pair(records):
@@ -89,7 +86,8 @@ def test_equal_models_are_within_noise(records):
 def test_smallest_visible_is_in_the_metrics_unit(records):
     runs, (before, _) = records
     quiz, novel = compare(runs, tasks=TASKS, references={"method": ["baseline"]})
-    assert quiz.smallest_visible == pytest.approx(2.8016 * math.sqrt((16 / 200 - 0.07**2) / 199), rel=1e-3)
+    quantiles = 1.97196 + 0.84341  # of Student's t with 199 degrees of freedom, at 0.975 and 0.8
+    assert quiz.smallest_visible == pytest.approx(quantiles * math.sqrt((16 / 200 - 0.07**2) / 199), rel=1e-3)
     ratio_error = math.log1p(novel.smallest_visible / before) / 2.8016
     assert ratio_error == pytest.approx(0.02 / math.sqrt(40), rel=0.3)
 

@@ -110,9 +110,13 @@ def test_a_folder_is_loaded_on_this_machine(model, tokenizer, tmp_path, pairs):
     torch.testing.assert_close(loaded, given, rtol=1e-6, atol=1e-4)
 
 
+def test_names_of_the_tiny_world_are_known():
+    with pytest.raises(HfpatchError, match="gpt-3"):
+        HfpatchLM("tinyworld/gpt-3")
+
+
 def test_a_patch_is_put_on(tokenizer, tmp_path, pairs, support):
-    from hfpatch import PreProjectionConfig
-    from hfpatch.patching import patch, save_patch
+    from hfpatch import PreProjectionConfig, patch, save_patch
 
     base = support.gpt_neox()
     base.save_pretrained(tmp_path / "base")

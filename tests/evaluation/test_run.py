@@ -173,9 +173,11 @@ def test_nan_stops_with_the_document_and_keeps_what_was_scored(support, tokenize
     path.write_text(path.read_text(encoding="utf-8").replace("does Cleo", "% Cleo", 1), encoding="utf-8")
     chosen = settings("lambada_openai", "arc_easy", limit=4)
     folder = tmp_path / "records"
+    model.train()
     with pytest.raises(HfpatchError, match="task arc_easy, document 2: the log-likelihood is NaN"):
         evaluate(model, tokenizer, settings=chosen, data_dir=own_data_dir, records_dir=folder)
     assert [path.name for path in folder.iterdir()] == ["lambada_openai.jsonl"]
+    assert model.training
 
 
 def test_a_tokenizer_of_another_model_is_refused(support, tokenizer, data_dir):

@@ -134,11 +134,17 @@ def test_holm_by_hand():
     assert stats.holm([]) == []
 
 
-def test_a_difference_of_the_smallest_visible_size_is_found_four_times_out_of_five():
+@pytest.mark.parametrize(("documents", "low", "high"), [(100, 0.77, 0.83), (5, 0.77, 0.87)])
+def test_a_difference_of_the_smallest_visible_size_is_found_four_times_out_of_five(documents, low, high):
     rng = np.random.default_rng(8)
-    shift = stats.smallest_visible(1 / math.sqrt(100))
+    shift = stats.smallest_visible(stats.Estimate(0.0, error=1 / math.sqrt(documents), freedom=documents - 1))
     found = []
     for _ in range(2000):
-        estimate = stats.over_documents(rng.normal(shift, 1.0, size=100), ones(100))
+        estimate = stats.over_documents(rng.normal(shift, 1.0, size=documents), ones(documents))
         found.append(stats.student_p(estimate) < 0.05)
-    assert 0.77 < np.mean(found) < 0.83
+    assert low < np.mean(found) < high
+
+
+def test_few_degrees_of_freedom_see_less():
+    few, many = (stats.smallest_visible(stats.Estimate(0.0, error=1.0, freedom=f)) for f in (2, 1000))
+    assert few > 1.5 * many

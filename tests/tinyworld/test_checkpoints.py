@@ -92,7 +92,9 @@ def test_size_and_kind_of_the_files(name):
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_no_file_names_a_machine(name):
-    texts = [path.read_text(encoding="utf-8") for path in checkpoint(name).glob("*.json") if path.name != "tokenizer.json"]
+    texts = [
+        path.read_text(encoding="utf-8") for path in checkpoint(name).glob("*.json") if path.name != "tokenizer.json"
+    ]
     for text in texts:
         values = json.loads(text).values()
         assert not [value for value in values if isinstance(value, str) and ("/" in value or "\\" in value)]

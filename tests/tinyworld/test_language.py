@@ -71,6 +71,8 @@ def test_unknown_split_names_the_nearest():
 
 
 def test_import_is_light():
-    code = "import sys, hfpatch.tinyworld; print([m for m in ('torch', 'transformers', 'tokenizers') if m in sys.modules])"
+    code = (
+        "import sys, hfpatch.tinyworld; print([m for m in ('torch', 'transformers', 'tokenizers') if m in sys.modules])"
+    )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"

@@ -26,13 +26,9 @@ class Replay:
             self.home[m[1]] = self.place[m[1]] = m[2]
         elif m := re.fullmatch(r"In (\w+) is the house of (\w+)\.", s):
             self.home[m[2]] = self.place[m[2]] = m[1]
-        elif m := re.fullmatch(r"(\w+) likes (\w+)\.", s):
+        elif (m := re.fullmatch(r"(\w+) likes (\w+)\.", s)) or (m := re.fullmatch(r"To (\w+) (\w+) is dear\.", s)):
             self.likes[m[1]] = m[2]
-        elif m := re.fullmatch(r"To (\w+) (\w+) is dear\.", s):
-            self.likes[m[1]] = m[2]
-        elif m := re.fullmatch(r"(\w+) hates (\w+)\.", s):
-            self.hates[m[1]] = m[2]
-        elif m := re.fullmatch(r"To (\w+) (\w+) is a horror\.", s):
+        elif (m := re.fullmatch(r"(\w+) hates (\w+)\.", s)) or (m := re.fullmatch(r"To (\w+) (\w+) is a horror\.", s)):
             self.hates[m[1]] = m[2]
         elif m := re.fullmatch(r"In (\w+) (\w+) goes to (\w+)\.", s):
             self.habit[m[2], m[1]] = m[3]
@@ -125,6 +121,8 @@ class Replay:
         return change if consistent else None
 
     def answer(self, question):
+        if m := re.fullmatch(r"Where does (\w+) live\?", question):
+            return f"in {self.home[m[1]]}"
         if m := re.fullmatch(r"What does (\w+) like\?", question):
             return self.likes[m[1]]
         if m := re.fullmatch(r"What does (\w+) have\?", question):
@@ -205,7 +203,8 @@ def first_at(values, best):
 def test_length_does_not_betray_the_right_ending(best):
     endings = share_where(first_at([len(e) for e in i["endings"]], best) == i["label"] for i in items("endings"))
     choices = share_where(
-        first_at([len(t) for t in i["choices"]["text"]], best) == "ABCD".index(i["answerKey"]) for i in items("questions")
+        first_at([len(t) for t in i["choices"]["text"]], best) == "ABCD".index(i["answerKey"])
+        for i in items("questions")
     )
     assert 0.15 < endings < 0.4
     assert 0.15 < choices < 0.4

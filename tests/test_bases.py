@@ -1,0 +1,166 @@
+import shutil
+import socket
+
+import pytest
+import torch
+from families import FAMILIES, VOCABULARY, logits_of, make_model, make_tokens
+from peft import LoraConfig
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+import hfpatch
+from hfpatch import HfpatchError, PreProjectionConfig
+from hfpatch.bases import fingerprint, hash_weights, load_base, locate_base
+from hfpatch.budget import attention_modules
+
+
+def save_checkpoint(folder, *, pad=None, case="gpt_neox"):
+    make_model(case).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token=pad).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_checkpoint(tmp_path_factory.mktemp("bases") / "checkpoint")
+
+
+def test_a_folder(checkpoint):
+    base = load_base(str(checkpoint))
+    assert (base.name, base.revision) == (str(checkpoint), None)
+    assert torch.equal(logits_of(base.model, make_tokens()), logits_of(make_model("gpt_neox"), make_tokens()))
+    assert not base.model.training
+    assert base.sha256 == hash_weights(make_model("gpt_neox"))
+    assert base.tokenizer.pad_token == "w2"
+
+
+def test_a_padding_token_that_is_there_is_kept(tmp_path):
+    assert load_base(str(save_checkpoint(tmp_path / "c", pad="w5"))).tokenizer.pad_token == "w5"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtype(checkpoint, dtype):
+    model = load_base(str(checkpoint), dtype=dtype).model
+    assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
+
+
+@pytest.fixture
+def hub_cache(checkpoint, tmp_path, monkeypatch):
+    """A hub cache that holds one model, as a download leaves it."""
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    shutil.copytree(checkpoint, repository / "snapshots" / revision)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return revision
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def test_a_model_in_the_cache_of_the_hub(hub_cache, no_network):
+    base = load_base("some/model")
+    assert (base.name, base.revision) == ("some/model", hub_cache)
+    assert base.sha256 == hash_weights(make_model("gpt_neox"))
+    assert load_base("some/model", revision=hub_cache).revision == hub_cache
+    assert load_base("some/model", revision="main").revision == hub_cache
+
+
+@pytest.mark.parametrize(
+    ("name", "revision"), [("some/other", None), ("some/model", "v2"), ("gpt9", None), ("two words/x", None)]
+)
+def test_a_model_that_is_not_there_while_offline(hub_cache, no_network, name, revision):
+    with pytest.raises(HfpatchError, match=f"model '{name}' cannot be loaded: ") as error:
+        load_base(name, revision=revision)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/where", "a/b/c", "~/models/x"])
+def test_a_folder_that_does_not_exist(name):
+    with pytest.raises(HfpatchError, match="model folder .* does not exist"):
+        load_base(name)
+
+
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(HfpatchError, match="has no config.json"):
+        load_base(str(tmp_path))
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])
+def test_a_folder_without_weights_or_tokenizer(checkpoint, tmp_path, missing):
+    folder = shutil.copytree(checkpoint, tmp_path / "c")
+    (folder / missing).unlink()
+    with pytest.raises(HfpatchError, match="cannot be loaded") as error:
+        load_base(str(folder))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("file", "text"), [("config.json", "{"), ("config.json", "{}"), ("model.safetensors", "xx")])
+def test_a_folder_with_a_broken_file(checkpoint, tmp_path, file, text):
+    folder = shutil.copytree(checkpoint, tmp_path / "c")
+    (folder / file).write_text(text)
+    with pytest.raises(HfpatchError, match="cannot be loaded") as error:
+        load_base(str(folder))
+    assert "\n" not in str(error.value)
+
+
+def test_code_that_comes_with_a_model_is_not_run(checkpoint, tmp_path):
+    import json
+
+    folder = shutil.copytree(checkpoint, tmp_path / "c")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    with pytest.raises(HfpatchError, match="cannot be loaded"):
+        load_base(str(folder))
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_an_unknown_dtype():
+    with pytest.raises(HfpatchError, match="dtype='floating16' is not one of .*did you mean 'float16'"):
+        load_base("some/model", dtype="floating16")
+
+
+def test_hub_names_stay_as_they_are():
+    assert locate_base("some/model") == "some/model"
+    assert locate_base("gpt2") == "gpt2"
+
+
+@pytest.mark.parametrize("identify", [hash_weights, fingerprint])
+@pytest.mark.parametrize("case", FAMILIES)
+def test_hash_and_fingerprint_do_not_see_adapters(case, identify):
+    model = make_model(case)
+    before = identify(model)
+    assert identify(make_model(case)) == before
+    hfpatch.patch(model, [PreProjectionConfig(), LoraConfig(r=2, target_modules=attention_modules(model))])
+    assert identify(model) == before
+    assert identify(hfpatch.unpatch(model)) == before
+
+
+def test_the_hash_sees_every_weight():
+    model = make_model("llama")
+    before = hash_weights(model)
+    for p in model.parameters():
+        flat = p.data.view(-1)
+        flat[-1] += 1e-3
+        changed = hash_weights(model)
+        assert changed != before
+        before = changed
+
+
+def test_the_fingerprint_tells_models_apart_and_survives_a_cast():
+    prints = {case: fingerprint(make_model(case)) for case in FAMILIES}
+    assert len(set(prints.values())) == len(FAMILIES)
+    for dtype in (torch.bfloat16,):
+        assert fingerprint(make_model("gemma2", dtype)) == prints["gemma2"]
+    model = make_model("gemma2")
+    model.model.layers[0].mlp.up_proj.weight.data *= 1.05
+    assert fingerprint(model) != prints["gemma2"]

@@ -1,0 +1,195 @@
+import json
+
+import pytest
+import torch
+from families import FAMILIES, make_model
+from peft import LoraConfig
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.bases import hash_weights
+from hfpatch.budget import attention_modules
+from hfpatch.sites import find_sites
+
+NAMES = [
+    "no-op at init", "unpatch restores, base never changes", "generation with and without cache", "left padding",
+    "gradient checkpointing", "torch.compile", "gradients reach what was added, only that", "save and load",
+    "init independent of the rest", "fp32 trainables",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick_compile(monkeypatch):
+    """Trace without the further passes of the backend."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="eager"))
+
+
+def snapshot(model):
+    return (
+        hash_weights(model), list(model.state_dict()), [p.requires_grad for p in model.parameters()], model.training,
+        [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()], hasattr(model, "peft_config"),
+        model.is_gradient_checkpointing, torch.get_rng_state().tolist(),
+    )  # fmt: skip
+
+
+CONFIGS = {
+    "default": None,
+    "gated": PreProjectionConfig(gated=True, dropout=0.2),
+    "literal": NonlinearQueryConfig(form="literal", layers_to_transform=[1]),
+    "query": NonlinearQueryConfig(),
+    "lora": LoraConfig(r=2, lora_dropout=0.2, target_modules="all-linear"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "what"),
+    [("gpt_neox", "default"), ("gemma2", "default"), ("llama", "gated"), ("llama", "literal"), ("gpt2", "query"), ("llama", "lora")],
+)  # fmt: skip
+def test_the_promises_hold(case, what):
+    model = make_model(case)
+    before = snapshot(model)
+    report = hfpatch.check(model, CONFIGS[what])
+    assert snapshot(model) == before
+    assert [verdict.promise for verdict in report.verdicts] == NAMES
+    assert report.passed, str(report)
+    assert "FAIL" not in str(report)
+    for name in NAMES:
+        assert name in str(report)
+    assert json.loads(json.dumps(report.to_json()))["passed"] is True
+
+
+def only(monkeypatch, *names):
+    """Run some promises only; the others take seconds."""
+    from hfpatch import promises
+
+    monkeypatch.setattr(promises, "PROMISES", [entry for entry in promises.PROMISES if entry[0] in names])
+
+
+QUICK = [name for name in NAMES if name != "torch.compile"]
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_the_promises_hold_on_every_family(case, monkeypatch):
+    only(monkeypatch, *QUICK)
+    model = make_model(case)
+    before = snapshot(model)
+    report = hfpatch.check(model)
+    assert report.passed, str(report)
+    assert snapshot(model) == before
+
+
+def failures(model, config=None):
+    before = snapshot(model)
+    report = hfpatch.check(model, config)
+    assert snapshot(model) == before
+    assert not report.passed
+    assert json.loads(json.dumps(report.to_json()))["passed"] is False
+    assert "FAIL" in str(report)
+    return {verdict.promise for verdict in report.verdicts if not verdict.holds}
+
+
+def test_a_base_that_is_changed_is_seen(monkeypatch):
+    only(monkeypatch, *QUICK)
+    from hfpatch import promises
+
+    original = promises.patch
+
+    def careless(model, *args, **kwargs):
+        original(model, *args, **kwargs)
+        model.changed = model.model.layers[0].mlp.up_proj.weight
+        model.changed.data += 1e-3
+        return model
+
+    def restoring(model):
+        changed = model.__dict__.get("_parameters", {}).pop("changed", None)
+        if changed is not None:
+            changed.data -= 1e-3
+        return hfpatch.unpatch(model)
+
+    monkeypatch.setattr(promises, "patch", careless)
+    model = make_model("llama")
+    report = hfpatch.check(model)
+    assert "no-op at init" in {v.promise for v in report.verdicts if not v.holds}
+    assert not report.passed
+
+
+def test_an_init_that_is_no_no_op_is_seen(monkeypatch):
+    only(monkeypatch, *QUICK)
+    monkeypatch.setattr("torch.nn.init.zeros_", lambda tensor: tensor)
+    assert "no-op at init" in failures(make_model("llama"))
+
+
+def test_an_adapter_that_nothing_reaches_is_seen(monkeypatch):
+    """A skip behind a module that is never called gets no gradient, and no-op at init does not notice."""
+    only(monkeypatch, *QUICK)
+
+    def elsewhere(site):
+        object.__setattr__(site, "exit", torch.nn.Identity())
+        return site
+
+    monkeypatch.setattr("hfpatch.tuners.model.find_sites", lambda model: [elsewhere(s) for s in find_sites(model)])
+    assert failures(make_model("llama")) == {"gradients reach what was added, only that"}
+
+
+def test_low_precision_trainables_are_seen(monkeypatch):
+    only(monkeypatch, *QUICK)
+    monkeypatch.setattr("hfpatch.tuners.layer._default_dtype", lambda dtype: torch.no_grad())
+    from hfpatch.tuners.layer import SurgeryLayer
+
+    build = SurgeryLayer.update_layer
+
+    def low(self, name, config, **kwargs):
+        build(self, name, config, **kwargs)
+        self.to(torch.float64)
+
+    monkeypatch.setattr(SurgeryLayer, "update_layer", low)
+    assert "fp32 trainables" in failures(make_model("llama"))
+
+
+def test_an_init_that_depends_on_the_random_state_is_seen(monkeypatch):
+    only(monkeypatch, *QUICK)
+    monkeypatch.setattr("hfpatch.nn.preprojection.normal_", lambda tensor, **_: torch.nn.init.normal_(tensor))
+    assert "init independent of the rest" in failures(make_model("llama"))
+
+
+def test_a_promise_that_breaks_with_an_error_is_a_verdict(monkeypatch):
+    only(monkeypatch, "no-op at init", "save and load")
+
+    def full(*args, **kwargs):
+        raise RuntimeError("broken\nin two lines")
+
+    monkeypatch.setattr("hfpatch.promises.save_patch", full)
+    model = make_model("llama")
+    report = hfpatch.check(model)
+    assert [(v.holds, v.seen) for v in report.verdicts][1] == (False, "RuntimeError: broken")
+    assert report.verdicts[0].holds
+
+
+def test_a_config_that_does_not_fit_is_an_error_and_the_model_stays():
+    model = make_model("llama").train()
+    before = snapshot(model)
+    with pytest.raises(HfpatchError, match="do not exist"):
+        hfpatch.check(model, PreProjectionConfig(layers_to_transform=[5]))
+    assert snapshot(model) == before
+
+
+def test_the_users_gradient_checkpointing_stays_on(monkeypatch):
+    only(monkeypatch, "gradient checkpointing")
+    model = make_model("llama")
+    model.gradient_checkpointing_enable()
+    assert hfpatch.check(model).passed
+    assert model.is_gradient_checkpointing
+
+
+def test_lora_is_checked_like_any_method(monkeypatch):
+    only(monkeypatch, *QUICK)
+    model = make_model("gpt_neox")
+    config = LoraConfig(r=2, target_modules=attention_modules(model))
+    assert hfpatch.check(model, config).passed
+
+
+def test_a_vocabulary_of_the_smallest_size():
+    with pytest.raises(HfpatchError, match="does not exist"):
+        hfpatch.check("/no/where")

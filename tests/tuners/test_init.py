@@ -1,0 +1,104 @@
+"""The initial values depend on the seed, the layer and the parameter's name alone."""
+
+import pytest
+import torch
+from families import FAMILIES, FEW, make_model
+from peft import LoraConfig, get_peft_model
+
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.budget import attention_modules
+
+
+def configs():
+    return {
+        "pre": PreProjectionConfig(gated=True, content_skip=True, init="paper", seed=3),
+        "query": NonlinearQueryConfig(form="literal", targets=("query", "value"), seed=3),
+    }
+
+
+def values(model, *names):
+    """The tensors of some adapters, by name without LoRA's wrapping."""
+    state = {key.replace(".base_layer", ""): p.detach() for key, p in model.named_parameters()}
+    return {key: p for key, p in state.items() if any(f".{name}." in key for name in names)}
+
+
+def injected(case, order, *, noise=0, lora_at=None):
+    model = make_model(case)
+    torch.manual_seed(noise)
+    for index, name in enumerate(order):
+        if index == lora_at:
+            model.add_adapter(LoraConfig(r=2, target_modules=attention_modules(model)), adapter_name="lora")
+        model.add_adapter(configs()[name], adapter_name=name)
+    if lora_at == len(order):
+        model.add_adapter(LoraConfig(r=2, target_modules=attention_modules(model)), adapter_name="lora")
+    return model
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    assert first
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_init_is_independent_of_order_company_and_random_state(case):
+    both = values(injected(case, ["pre", "query"]), "pre", "query")
+    assert_same(both, values(injected(case, ["query", "pre"], noise=7), "pre", "query"))
+    for lora_at in (0, 1, 2):
+        assert_same(both, values(injected(case, ["pre", "query"], lora_at=lora_at), "pre", "query"))
+    for name in ("pre", "query"):
+        alone = values(injected(case, [name], noise=11), name)
+        assert_same(alone, {key: value for key, value in both.items() if f".{name}." in key})
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_init_is_independent_of_the_other_layers_and_of_options_that_add_nothing_to_it(case):
+    def made(**options):
+        model = make_model(case)
+        model.add_adapter(PreProjectionConfig(init="paper", **options), adapter_name="a")
+        return values(model, "a")
+
+    everything = made(gated=True, content_skip=True)
+    for options in ({}, {"gated": True}, {"layers_to_transform": [1]}, {"layers_to_transform": 0, "content_skip": True}):
+        some = made(**options)
+        assert_same(some, {name: everything[name] for name in some})
+
+
+def test_layers_adapter_matrices_and_seeds_differ():
+    model = make_model("llama")
+    model.add_adapter(PreProjectionConfig(init="paper", content_skip=True, expansion=1.0, seed=1), adapter_name="a")
+    model.add_adapter(PreProjectionConfig(init="paper", content_skip=True, expansion=1.0, seed=2), adapter_name="b")
+    tensors = [p / p.std() for p in values(model, "a", "b").values()]
+    assert len(tensors) == 2 * 2 * 3
+    for i, one in enumerate(tensors):
+        assert all((one - other).abs().max() > 0.1 for other in tensors[:i])
+
+
+def test_the_name_of_the_adapter_and_the_way_in_do_not_matter():
+    model = make_model("llama")
+    model.add_adapter(configs()["pre"], adapter_name="b")
+    wrapped = get_peft_model(make_model("llama"), configs()["pre"])
+    first = {key.replace(".b.", "."): p for key, p in values(model, "b").items()}
+    second = {
+        key.replace("base_model.model.", "").replace(".default.", "."): p for key, p in values(wrapped, "default").items()
+    }
+    assert_same(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_init_does_not_depend_on_the_dtype_of_the_base(dtype):
+    low, full = make_model("gpt2", dtype), make_model("gpt2")
+    for model in (low, full):
+        model.add_adapter(configs()["query"], adapter_name="query")
+    assert_same(values(full, "query"), values(low, "query"))
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_init_statistics_in_the_model(case):
+    model = make_model(case)
+    model.add_adapter(PreProjectionConfig(gated=True, content_skip=True, init="paper", expansion=8.0), adapter_name="a")
+    expected = {"preproj_up": 0.01, "preproj_gate": 0.01, "preproj_down": 0.01, "preproj_skip": 1e-4}
+    for name, value in values(model, "a").items():
+        what = name.split(".")[-3]
+        assert value.std().item() == pytest.approx(expected[what], rel=0.1), name

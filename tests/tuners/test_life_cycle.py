@@ -1,0 +1,292 @@
+"""Every PEFT call, and transformers' own adapter calls, with each method on every family."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from families import CASES, FAMILIES, FEW, logits_of, make_model, make_tokens, perturb
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+
+TESTS = Path(__file__).parents[1]
+METHODS = {
+    "pre": lambda **options: PreProjectionConfig(gated=True, content_skip=True, **options),
+    "query": lambda **options: NonlinearQueryConfig(rank=4, **options),
+}
+BOTH = pytest.mark.parametrize("method", METHODS)
+
+
+def trained(case, method, **options):
+    """A PeftModel whose adapter is off its initial values."""
+    model = get_peft_model(make_model(case), METHODS[method](**options)).eval()
+    perturb(model, std=0.3)
+    return model
+
+
+def changed(model, case):
+    return (logits_of(model, make_tokens()) - logits_of(make_model(case), make_tokens())).abs().max() > 1e-3
+
+
+@BOTH
+@pytest.mark.parametrize("case", FAMILIES)
+def test_save_and_load(case, method, tmp_path):
+    model, tokens = trained(case, method), make_tokens()
+    model.save_pretrained(tmp_path)
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names <= {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    by_peft = PeftModel.from_pretrained(make_model(case), tmp_path)
+    by_transformers = make_model(case)
+    info = by_transformers.load_adapter(str(tmp_path))
+    assert not info.missing_keys
+    assert not info.unexpected_keys
+    expected = logits_of(model, tokens)
+    assert torch.equal(logits_of(by_peft, tokens), expected)
+    assert torch.equal(logits_of(by_transformers, tokens), expected)
+    assert changed(model, case)
+
+
+@BOTH
+@pytest.mark.parametrize("layers", [0, [1], [0, 1], None])
+def test_chosen_layers_survive_the_file(method, layers, tmp_path):
+    model = trained("gemma2", method, layers_to_transform=layers)
+    chosen = {0, 1} if layers is None else {layers} if isinstance(layers, int) else set(layers)
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert {int(name.split(".layers.")[1].split(".")[0]) for name in names} == chosen
+    model.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert written["target_modules"] == [f"model.layers.{layer}.self_attn" for layer in sorted(chosen)]
+    again = PeftModel.from_pretrained(make_model("gemma2"), tmp_path)
+    assert torch.equal(logits_of(again, make_tokens()), logits_of(model, make_tokens()))
+
+
+NEW_PROCESS = """
+import sys, torch
+from pathlib import Path
+first, folder = sys.argv[1], Path(sys.argv[2])
+if first == "hfpatch":
+    import hfpatch
+from peft import PeftModel
+if first == "peft":
+    import hfpatch
+from families import logits_of, make_model, make_tokens
+torch.set_num_threads(1)
+for saved in sorted(folder.iterdir()):
+    case = saved.name.partition("-")[0]
+    model = PeftModel.from_pretrained(make_model(case), saved)
+    torch.save(logits_of(model, make_tokens()), saved / "logits.pt")
+    native = make_model(case)
+    native.load_adapter(str(saved))
+    assert torch.equal(logits_of(native, make_tokens()), logits_of(model, make_tokens())), saved
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["hfpatch", "peft"])
+def test_a_new_process_loads_what_was_saved_whichever_package_comes_first(first, tmp_path):
+    expected = {}
+    for case in FAMILIES:
+        for method in METHODS:
+            model = trained(case, method)
+            folder = tmp_path / f"{case}-{method}"
+            model.save_pretrained(folder)
+            expected[folder] = logits_of(model, make_tokens())
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", NEW_PROCESS, first, str(tmp_path)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
+    )
+    for folder, logits in expected.items():
+        assert torch.equal(torch.load(folder / "logits.pt"), logits), folder.name
+
+
+@BOTH
+@pytest.mark.parametrize("case", FAMILIES)
+def test_disabled_is_the_base_bit_for_bit(case, method):
+    model, tokens = trained(case, method), make_tokens()
+    base, on = logits_of(make_model(case), tokens), logits_of(model, tokens)
+    with model.disable_adapter():
+        assert torch.equal(logits_of(model, tokens), base)
+    assert torch.equal(logits_of(model, tokens), on)
+    assert not torch.equal(on, base)
+
+
+@BOTH
+@pytest.mark.parametrize("case", FAMILIES)
+def test_several_adapters_by_name(case, method):
+    tokens = make_tokens()
+    model = trained(case, method)
+    alone = {"default": logits_of(model, tokens)}
+    for name, seed in (("second", 1), ("third", 2)):
+        model.add_adapter(name, METHODS[method](seed=seed))
+        model.set_adapter(name)
+        for key, p in model.named_parameters():
+            if f".{name}." in key:
+                p.data += 0.3 * torch.randn(p.shape)
+        alone[name] = logits_of(model, tokens)
+    for name in ("second", "default", "third"):
+        model.set_adapter(name)
+        assert torch.equal(logits_of(model, tokens), alone[name])
+        assert {key.rsplit(".", 2)[1] for key, p in model.named_parameters() if p.requires_grad} == {name}
+    assert len({tuple(logits[0, -1, :4].tolist()) for logits in alone.values()}) == 3
+    model.delete_adapter("second")
+    assert not [key for key, _ in model.named_parameters() if ".second." in key]
+    for name in ("default", "third"):
+        model.set_adapter(name)
+        assert torch.equal(logits_of(model, tokens), alone[name])
+
+
+@BOTH
+def test_further_adapters_take_their_own_layers(method, tmp_path):
+    """Each by its own configuration, whatever the one before it chose, injected or loaded."""
+    model = trained("llama", method, layers_to_transform=[0])
+    model.add_adapter("second", METHODS[method](layers_to_transform=[1]))
+    model.add_adapter("third", METHODS[method]())
+
+    def layers(peft_model, name):
+        keys = [key for key, _ in peft_model.named_parameters() if f".{name}." in key]
+        return {int(key.split(".layers.")[1].split(".")[0]) for key in keys}
+
+    assert [layers(model, name) for name in ("default", "second", "third")] == [{0}, {1}, {0, 1}]
+    model.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(make_model("llama"), tmp_path)
+    again.load_adapter(tmp_path / "second", "second")
+    assert [layers(again, name) for name in ("default", "second")] == [{0}, {1}]
+
+
+@BOTH
+def test_a_further_adapter_that_does_not_fit_leaves_the_model_as_it_was(method):
+    model, tokens = trained("llama", method), make_tokens()
+    before, names = logits_of(model, tokens), list(model.state_dict())
+    with pytest.raises(HfpatchError, match="do not exist"):
+        model.add_adapter("second", METHODS[method](layers_to_transform=[7]))
+    assert list(model.peft_config) == ["default"]
+    assert list(model.state_dict()) == names
+    assert torch.equal(logits_of(model, tokens), before)
+
+
+@BOTH
+@pytest.mark.parametrize("case", FEW)
+def test_several_adapters_are_saved_and_loaded_apart(case, method, tmp_path):
+    tokens = make_tokens()
+    model = trained(case, method)
+    model.add_adapter("second", METHODS[method](seed=1))
+    model.set_adapter("second")
+    perturb(model, std=0.3, seed=4)
+    model.save_pretrained(tmp_path)
+    model.set_adapter("default")
+    first = logits_of(model, tokens)
+    model.set_adapter("second")
+    second = logits_of(model, tokens)
+    again = PeftModel.from_pretrained(make_model(case), tmp_path)
+    again.load_adapter(tmp_path / "second", "other")
+    assert torch.equal(logits_of(again, tokens), first)
+    again.set_adapter("other")
+    assert torch.equal(logits_of(again, tokens), second)
+
+
+@BOTH
+@pytest.mark.parametrize("case", FAMILIES)
+def test_adapter_calls_of_transformers(case, method, tmp_path):
+    tokens = make_tokens()
+    base = logits_of(make_model(case), tokens)
+    model = make_model(case)
+    model.add_adapter(METHODS[method](), adapter_name="a")
+    model.add_adapter(METHODS[method](seed=1), adapter_name="b")
+    perturb(model, std=0.3)
+    model.set_adapter("a")
+    only_a = logits_of(model, tokens)
+    model.set_adapter("b")
+    only_b = logits_of(model, tokens)
+    model.set_adapter(["a", "b"])
+    assert model.active_adapters() == ["a", "b"]
+    both = logits_of(model, tokens)
+    assert len({float(x.double().abs().sum()) for x in (base, only_a, only_b, both)}) == 4
+    model.disable_adapters()
+    assert torch.equal(logits_of(model, tokens), base)
+    model.enable_adapters()
+    assert torch.equal(logits_of(model, tokens), both)
+    model.set_adapter("a")
+    model.save_pretrained(tmp_path)
+    model.delete_adapter("b")
+    assert torch.equal(logits_of(model, tokens), only_a)
+    again = make_model(case)
+    again.load_adapter(str(tmp_path), adapter_name="loaded")
+    assert torch.equal(logits_of(again, tokens), only_a)
+
+
+@BOTH
+@pytest.mark.parametrize("case", FEW)
+def test_auto_classes_load_the_base_and_the_adapter(case, method, tmp_path):
+    make_model(case).save_pretrained(tmp_path / "base")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), METHODS[method]()).eval()
+    perturb(model, std=0.3)
+    model.save_pretrained(tmp_path / "adapter")
+    expected = logits_of(model, make_tokens())
+    assert torch.equal(logits_of(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter"), make_tokens()), expected)
+    assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "adapter"), make_tokens()), expected)
+
+
+def hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@BOTH
+@pytest.mark.parametrize("case", FAMILIES)
+def test_unload_gives_the_base_back(case, method):
+    model = trained(case, method)
+    base = model.unload()
+    fresh = make_model(case)
+    assert list(base.state_dict()) == list(fresh.state_dict())
+    assert [name for name, _ in base.named_modules()] == [name for name, _ in fresh.named_modules()]
+    assert hooks(base) == 0
+    assert torch.equal(logits_of(base, make_tokens()), logits_of(fresh, make_tokens()))
+
+
+@BOTH
+def test_merging_is_refused_with_the_reason_and_the_model_stays(method):
+    model, tokens = trained("llama", method), make_tokens()
+    before = logits_of(model, tokens)
+    for merge in (model.merge_adapter, model.merge_and_unload, lambda: model.merge_and_unload(safe_merge=True)):
+        with pytest.raises(ValueError, match=r"nonlinear branch cannot be folded .* cannot be merged; .*unload"):
+            merge()
+    assert torch.equal(logits_of(model, tokens), before)
+    assert not changed(copy.deepcopy(model).unload(), "llama")
+
+
+@BOTH
+@pytest.mark.parametrize("case", FEW)
+def test_lora_finds_its_targets_before_and_after(case, method):
+    """LoRA matches the same modules whether the method was injected before or not."""
+    name = {"gpt_neox": "query_key_value", "gpt2": "c_attn", "gemma2": "q_proj"}[case]
+    matched = []
+    for order in (["lora"], [method, "lora"], ["lora", method]):
+        model = make_model(case)
+        for what in order:
+            config = LoraConfig(r=2, target_modules=[name]) if what == "lora" else METHODS[what]()
+            model.add_adapter(config, adapter_name=what)
+        matched.append({key for key, _ in model.named_parameters() if "lora_" in key})
+    assert matched[0] == matched[1] == matched[2]
+    assert len(matched[0]) == 4
+
+
+def test_parameter_names_have_the_form_of_loras():
+    model = make_model("gpt_neox")
+    model.add_adapter(PreProjectionConfig(gated=True, content_skip=True), adapter_name="x")
+    model.add_adapter(NonlinearQueryConfig(), adapter_name="y")
+    path = "gpt_neox.layers.0.attention"
+    names = {n.removeprefix(path) for n, _ in model.named_parameters() if n.startswith(path) and "hfpatch" in n}
+    assert names == {
+        *(f".hfpatch_pre_projection.preproj_{what}.x.weight" for what in ("up", "gate", "down", "skip")),
+        *(f".hfpatch_query.nonlinear_query_{what}.y.weight" for what in ("norm_in", "up", "down", "norm_out")),
+    }
+
+
+def test_the_catalogue_runs_over_every_family():
+    assert list(CASES) == FAMILIES

@@ -1,0 +1,227 @@
+"""What the patched model computes, against the formulas applied to an unpatched twin, on every family."""
+
+import warnings
+
+import pytest
+import torch
+from families import FAMILIES, FEW, HIDDEN, PLACES, logits_of, make_model, make_tokens, model_type, perturb
+from peft import get_peft_model
+from reference import twin_of
+
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+
+TOLERANCE = 1e-10  # fp64, relative and absolute; logits are of the order of 1 to 10
+SQUARE = [case for case in FAMILIES if case not in ("gemma", "gemma2")]  # d_q = d; 4 heads of 12 are not 32
+
+PRE_PROJECTION = {
+    "plain": {},
+    "skip": {"content_skip": True},
+    "gated skip": {"gated": True, "content_skip": True},
+    "gated": {"gated": True},
+    "narrow relu2": {"expansion": 0.5, "activation": "relu2"},
+    "one layer": {"layers_to_transform": 1, "content_skip": True},
+    "paper init": {"init": "paper", "content_skip": True, "layers_to_transform": [0]},
+}
+NONLINEAR_QUERY = {
+    "preserving": {},
+    "literal": {"form": "literal"},
+    "all targets": {"form": "literal", "targets": ("query", "key", "value")},
+    "key and value preserving": {"targets": ("key", "value"), "activation": "silu"},
+    "value": {"targets": ("value",), "rank": 3},
+    "linear control": {"activation": "identity", "rank": 5},
+    "norms swapped": {"input_norm": "layernorm", "output_norm": "rmsnorm", "activation": "relu"},
+    "no norms": {"input_norm": "none", "output_norm": "none", "activation": "relu2"},
+    "no input norm": {"input_norm": "none", "form": "literal"},
+    "no output norm": {"output_norm": "none"},
+    "one layer": {"layers_to_transform": [1]},
+}
+ON_EVERY_FAMILY = {"gated skip", "preserving", "all targets"}
+
+
+def cases(options):
+    return [(case, what) for what in options for case in (FAMILIES if what in ON_EVERY_FAMILY else FEW)]
+
+
+def config_of(cls, options):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="a nonlinear branch in both query and key")
+        return cls(**options)
+
+
+def injected(case, config, dtype=torch.float32):
+    model = make_model(case, dtype)
+    model.add_adapter(config, adapter_name="a")
+    return model
+
+
+def check_values(case, config, **which):
+    model = injected(case, config)
+    perturb(model, std=0.3)
+    model.double()
+    tokens = make_tokens()
+    logits = logits_of(model, tokens)
+    expected = logits_of(twin_of(model, case, **{name: ("a", config) for name in which}), tokens)
+    torch.testing.assert_close(logits, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    assert (logits - logits_of(make_model(case).double(), tokens)).abs().max() > 1e-3, "nothing happened"
+
+
+@pytest.mark.parametrize(("case", "what"), cases(PRE_PROJECTION))
+def test_pre_projection(case, what):
+    check_values(case, PreProjectionConfig(**PRE_PROJECTION[what]), pre_projection=True)
+
+
+@pytest.mark.parametrize(("case", "what"), cases(NONLINEAR_QUERY))
+def test_nonlinear_query(case, what):
+    check_values(case, config_of(NonlinearQueryConfig, NONLINEAR_QUERY[what]), nonlinear_query=True)
+
+
+@pytest.mark.parametrize("case", SQUARE)
+def test_identity_anchor(case):
+    check_values(case, NonlinearQueryConfig(anchor="identity", form="literal"), nonlinear_query=True)
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("order", [1, -1])
+def test_both_methods_together_in_either_order(case, order):
+    pre, query = PreProjectionConfig(gated=True, content_skip=True), NonlinearQueryConfig(form="literal")
+    model = make_model(case)
+    for name, config in [("pre", pre), ("query", query)][::order]:
+        model.add_adapter(config, adapter_name=name)
+    model.set_adapter(["pre", "query"])
+    perturb(model, std=0.3)
+    model.double()
+    twin = twin_of(model, case, pre_projection=("pre", pre), nonlinear_query=("query", query))
+    tokens = make_tokens()
+    torch.testing.assert_close(logits_of(model, tokens), logits_of(twin, tokens), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+NO_OPS = [
+    PreProjectionConfig,
+    lambda: PreProjectionConfig(gated=True, content_skip=True),
+    NonlinearQueryConfig,
+    lambda: config_of(NonlinearQueryConfig, {"targets": ("query", "key", "value"), "output_norm": "none"}),
+]
+
+
+def bits(model, tokens):
+    logits = logits_of(model, tokens)
+    return logits.view({4: torch.int32, 2: torch.int16}[logits.element_size()])
+
+
+@pytest.mark.parametrize("make", NO_OPS)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [*((case, torch.float32) for case in FAMILIES), ("gpt_neox", torch.bfloat16), ("gemma2", torch.bfloat16)],
+)
+def test_default_init_is_a_no_op_bit_for_bit(case, dtype, make):
+    tokens = make_tokens()
+    expected = bits(make_model(case, dtype), tokens)
+    model = get_peft_model(make_model(case, dtype), make())
+    assert torch.equal(bits(model, tokens), expected)
+    assert torch.equal(bits(injected(case, make(), dtype), tokens), expected)
+    perturb(model, std=0.3)
+    assert not torch.equal(bits(model, tokens), expected)
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_paper_init_and_literal_form_change_the_model(case):
+    tokens = make_tokens()
+    base = logits_of(make_model(case), tokens)
+    near = logits_of(injected(case, PreProjectionConfig(init="paper", content_skip=True)), tokens)
+    assert 0 < (near - base).abs().max() < 0.1 * base.abs().max()
+    assert (logits_of(injected(case, NonlinearQueryConfig(form="literal")), tokens) - base).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_without_the_branch_a_changed_input_is_invisible_and_a_skip_is_seen(case):
+    """The pre-projection enters the attention branch and nothing else: residual, MLP and norms see the old x."""
+    path, _, output = PLACES[model_type(case)]
+
+    def silenced(model):
+        for layer in range(2):
+            module = model.get_submodule(f"{path.replace('.0.', f'.{layer}.')}.{output}")
+            module.register_forward_hook(lambda m, args, out: torch.zeros_like(out))
+        return model
+
+    tokens = make_tokens()
+    expected = logits_of(silenced(make_model(case)), tokens)
+    for config, seen in ((PreProjectionConfig(gated=True), False), (PreProjectionConfig(content_skip=True), True)):
+        model = injected(case, config)
+        perturb(model, std=0.3)
+        assert not torch.equal(logits_of(model, tokens), logits_of(make_model(case), tokens))
+        assert torch.equal(logits_of(silenced(model), tokens), expected) != seen
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_nonlinear_query_of_the_first_token_is_invisible(case):
+    """Over one key the softmax is 1 whatever the query: only query columns change, not key or value columns."""
+    tokens = make_tokens()
+    model = injected(case, NonlinearQueryConfig(layers_to_transform=[0], form="literal"))
+    perturb(model, std=0.5)
+    moved = (logits_of(model, tokens) - logits_of(make_model(case), tokens)).abs().amax((0, 2))
+    assert moved[0] < 1e-5
+    assert moved[1:].min() > 1e-3
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_methods_act_token_by_token(case):
+    """No information passes from later tokens to earlier ones."""
+    model = make_model(case)
+    for name, config in (("a", PreProjectionConfig(content_skip=True)), ("b", NonlinearQueryConfig())):
+        model.add_adapter(config, adapter_name=name)
+    model.set_adapter(["a", "b"])
+    perturb(model, std=0.3)
+    tokens = make_tokens()
+    changed = tokens.clone()
+    changed[:, 5:] = make_tokens(seed=1)[:, 5:]
+    before, after = logits_of(model, tokens), logits_of(model, changed)
+    torch.testing.assert_close(before[:, :5], after[:, :5], rtol=1e-4, atol=1e-4)
+    assert (before[:, 5:] - after[:, 5:]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_two_adapters_of_one_method_act_one_after_the_other(case):
+    """x -> x~ of the first -> x~ of the second; both skips read the last x~."""
+    first, second = PreProjectionConfig(content_skip=True), PreProjectionConfig(gated=True, content_skip=True)
+    model = make_model(case)
+    model.add_adapter(first, adapter_name="first")
+    model.add_adapter(second, adapter_name="second")
+    model.set_adapter(["second", "first"])
+    perturb(model, std=0.3)
+    model.double()
+    site = model.get_submodule(PLACES[model_type(case)][0])
+    x = torch.randn(2, 3, HIDDEN, dtype=torch.float64)
+    layer = site.hfpatch_pre_projection
+    weights = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def w(what, name):
+        return weights[f"preproj_{what}.{name}.weight"].T
+
+    def silu(t):
+        return t * torch.sigmoid(t)
+
+    once = x + silu(x @ w("up", "first")) @ w("down", "first")
+    twice = once + (silu(once @ w("gate", "second")) * (once @ w("up", "second"))) @ w("down", "second")
+    torch.testing.assert_close(layer.project(x), twice, rtol=TOLERANCE, atol=TOLERANCE)
+    branch = torch.randn(2, 3, HIDDEN, dtype=torch.float64)
+    expected = branch + twice @ w("skip", "first") + twice @ w("skip", "second")
+    torch.testing.assert_close(layer.skip(branch, twice), expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_low_precision_base_is_near_the_fp32_one(case):
+    """bf16 holds 8 bits: the patched bf16 model strays from the fp32 one about as far as the base itself does."""
+    configs = {"a": PreProjectionConfig(content_skip=True), "b": NonlinearQueryConfig()}
+    tokens = make_tokens()
+
+    def patched(dtype):
+        model = make_model(case, dtype)
+        for name, config in configs.items():
+            model.add_adapter(config, adapter_name=name)
+        model.set_adapter(list(configs))
+        perturb(model, std=0.1)
+        return logits_of(model, tokens).float()
+
+    exact, low = patched(torch.float32), patched(torch.bfloat16)
+    base = (logits_of(make_model(case), tokens) - logits_of(make_model(case, torch.bfloat16), tokens).float()).std()
+    assert (exact - low).std() < 4 * base
