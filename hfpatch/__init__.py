@@ -14,9 +14,9 @@ from hfpatch.with_peft import register_when_peft_is_imported
 
 if TYPE_CHECKING:
     from hfpatch.budget import match_lora_rank
-    from hfpatch.promises import check
     from hfpatch.patch_files import load_patch, save_patch
     from hfpatch.patching import patch, patch_summary, unpatch
+    from hfpatch.promises import check
     from hfpatch.sites import AttentionSite, Family, find_sites, register_family
     from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
@@ -58,13 +60,14 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
     try:
         model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise HfpatchError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.eval()
-    commit = getattr(model.config, "_commit_hash", None) or revision
-    return Base(name=name, revision=commit, model=model, tokenizer=tokenizer, sha256=hash_weights(model))
+    return Base(
+        name=name, revision=_commit(source, revision), model=model, tokenizer=tokenizer, sha256=hash_weights(model)
+    )
 
 
 def locate_base(name: str) -> str:
@@ -110,6 +113,14 @@ def _sample(tensor: Tensor) -> Tensor:
     flat = tensor.flatten()
     step = max(1, flat.numel() // _SAMPLES_PER_TENSOR)
     return flat[::step][:_SAMPLES_PER_TENSOR].to(torch.bfloat16).contiguous()
+
+
+def _commit(source: str, revision: str | None) -> str | None:
+    """Return the commit of a model in the hub's cache, where the file's folder bears its name."""
+    if Path(source).is_dir():
+        return revision
+    config = try_to_load_from_cache(source, "config.json", revision=revision)
+    return Path(config).parent.name if isinstance(config, str) else revision
 
 
 def _first_line(error: Exception) -> str:

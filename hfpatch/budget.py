@@ -64,6 +64,7 @@ def lora_parameters_per_rank(model: nn.Module, target_modules: Sequence[str]) ->
     Raises:
         HfpatchError: if no module matches, or one that does is not a linear projection.
     """
+    target_modules = [target_modules] if isinstance(target_modules, str) else target_modules
     suffixes = tuple(f".{name}" for name in target_modules)
     widths = [
         sum(features(unwrapped(module)))

@@ -9,7 +9,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise _write_error(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where its folder is none, there is nothing to remove
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -142,10 +142,10 @@ def _check_match(where: str, part: Part, methods: Methods, name: str) -> None:
 def _config(where: str, part: Part, *, target_modules: Sequence[str] | None) -> PeftConfig:
     kind = str(part["type"])
     fields = {key: value for key, value in part.items() if key not in ("type", "match")}
-    if kind == LORA:
-        fields["target_modules"] = list(target_modules or [])
-        fields.setdefault("lora_alpha", 2 * int(fields.get("r", 8)))
     try:
+        if kind == LORA:
+            fields["target_modules"] = list(target_modules or [])
+            fields.setdefault("lora_alpha", 2 * int(fields.get("r", 8)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config: PeftConfig = _config_class(kind)(**fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -138,7 +139,7 @@ def _padding(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]
     mask[:, :pad] = 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     with _perturbed(model, config):
-        accepts = "position_ids" in model.forward.__code__.co_varnames
+        accepts = "position_ids" in inspect.signature(model.forward).parameters  # sees through decorators
         extra = {"position_ids": positions} if accepts else {}
         padded = _logits(model, tokens, attention_mask=mask, **extra)[:, pad:]
         alone = _logits(model, tokens[:, pad:])
@@ -149,25 +150,23 @@ def _padding(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]
 def _checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     if not model.supports_gradient_checkpointing:
         return True, "the model does not support gradient checkpointing"
-    with _perturbed(model, config), _training(model):
+    with _perturbed(model, config), _training(model), _own_checkpointing(model):
         plain = _gradients(model, tokens)
         worst = 0.0
         for reentrant in (False, True):
-            model.enable_input_require_grads()
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # lets the inputs require gradients too
             again = _gradients(model, tokens)
             model.gradient_checkpointing_disable()
-            model.disable_input_require_grads()
             worst = max(worst, *(_relative(plain[name], again[name]) for name in plain))
     return worst < ROUNDING, f"largest relative gradient difference {worst:.1g} (both kinds)"
 
 
 def _compile(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     with _perturbed(model, config):
-        eager = float(model(tokens, labels=tokens, use_cache=False).loss)
+        eager = model(tokens, labels=tokens, use_cache=False).loss.item()
         torch.compiler.reset()
         compiled: Any = torch.compile(model, backend="aot_eager")
-        loss = float(compiled(tokens, labels=tokens, use_cache=False).loss)
+        loss = compiled(tokens, labels=tokens, use_cache=False).loss.item()
         torch.compiler.reset()
     return abs(loss - eager) <= ROUNDING * abs(eager), f"loss {loss:.6f} compiled, {eager:.6f} eager"
 
@@ -250,6 +249,20 @@ def _training(model: Any) -> Iterator[None]:
         yield
     finally:
         model.eval()
+
+
+@contextmanager
+def _own_checkpointing(model: Any) -> Iterator[None]:
+    """Start without gradient checkpointing and give back what the user had set."""
+    attributes = ("gradient_checkpointing", "_gradient_checkpointing_func")
+    before = [(m, {a: vars(m)[a] for a in attributes if a in vars(m)}) for m in model.modules()]
+    model.gradient_checkpointing_disable()
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_disable()
+        for module, values in before:
+            vars(module).update(values)
 
 
 def _changes_at_init(config: PeftConfig) -> bool:

@@ -203,8 +203,8 @@ def _check_plain(value: object, path: tuple[str, ...], source: str) -> None:
 
 
 def _explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return the first mistake in one line, with the number of the others."""
-    mistakes = error.errors(include_url=False)
+    """Return the first mistake, an unknown key before others, in one line with the number of the rest."""
+    mistakes = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
     first = mistakes[0]
     others = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     path = ".".join(str(part) for part in first["loc"])

@@ -84,7 +84,7 @@ def _made(case: str) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(case.encode()))
         model = AutoModelForCausalLM.from_config(make_config(case), dtype=torch.float32)
-        for name, parameter in model.named_parameters():  # norms off one and biases off zero, so that each one shows
+        for parameter in model.parameters():  # norms off one and biases off zero, so that each one shows
             if parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn(parameter.shape)
     return model.eval()

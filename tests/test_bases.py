@@ -84,12 +84,12 @@ def test_a_model_that_is_not_there_while_offline(hub_cache, no_network, name, re
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/where", "a/b/c", "~/models/x"])
 def test_a_folder_that_does_not_exist(name):
-    with pytest.raises(HfpatchError, match="model folder .* does not exist"):
+    with pytest.raises(HfpatchError, match=r"model folder .* does not exist"):
         load_base(name)
 
 
 def test_a_folder_without_a_model(tmp_path):
-    with pytest.raises(HfpatchError, match="has no config.json"):
+    with pytest.raises(HfpatchError, match=r"has no config.json"):
         load_base(str(tmp_path))
 
 
@@ -125,7 +125,7 @@ def test_code_that_comes_with_a_model_is_not_run(checkpoint, tmp_path):
 
 
 def test_an_unknown_dtype():
-    with pytest.raises(HfpatchError, match="dtype='floating16' is not one of .*did you mean 'float16'"):
+    with pytest.raises(HfpatchError, match=r"dtype='floating16' is not one of .*did you mean 'float16'"):
         load_base("some/model", dtype="floating16")
 
 

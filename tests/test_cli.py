@@ -292,6 +292,23 @@ def test_inspect_shows_every_site_and_the_counts(capsys):
     assert "trainable" in out
 
 
+def test_pretrain_writes_a_model_and_refuses_a_wrong_architecture(capsys, tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(
+        "name: tiny\n"
+        "architecture: {model_type: gpt_neox, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2}\n"
+        "tokenizer: {train_vocab_size: 300}\n"
+        "data: {source: tinyworld/base, block_size: 32, max_documents: 30}\n"
+        "training: {steps: 2, warmup_steps: 1, batch_size: 2}\n"
+    )
+    out = tmp_path / "out"
+    assert main(["pretrain", str(path), "--out", str(out)]) == 0
+    assert f"model: {out / 'model'}" in capsys.readouterr().out
+    assert (out / "model" / "model.safetensors").is_file()
+    wrong = ["architecture.hiden_size=8", "--out", tmp_path / "other"]
+    assert "did you mean 'hidden_size'" in refused(capsys, "pretrain", path, *wrong)
+
+
 def test_check_reports_the_promises(capsys):
     assert main(["check", "tinyworld/gpt-neox", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)

@@ -1,7 +1,6 @@
 import errno
 import hashlib
 import os
-import stat
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,12 @@ from hfpatch.files import atomic_directory, atomic_file, read_json, sha256_file,
 
 def full(*args, **kwargs):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def interrupted(context, error):
+    with context as temporary:
+        (temporary / "new" if temporary.is_dir() else temporary).write_text("half")
+        raise error
 
 
 def names(folder):
@@ -33,9 +38,8 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 def test_a_failure_leaves_the_old_file(tmp_path, error):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(type(error)), atomic_file(path) as temporary:
-        temporary.write_text("half")
-        raise error
+    with pytest.raises(type(error)):
+        interrupted(atomic_file(path), error)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 
@@ -84,9 +88,8 @@ def test_a_failure_leaves_the_old_folder(tmp_path, error):
     path = tmp_path / "run"
     path.mkdir()
     (path / "old").write_text("1")
-    with pytest.raises(type(error)), atomic_directory(path) as temporary:
-        (temporary / "new").write_text("2")
-        raise error
+    with pytest.raises(type(error)):
+        interrupted(atomic_directory(path), error)
     assert names(tmp_path) == ["run", "run/old"]
 
 
@@ -111,8 +114,9 @@ def test_a_rename_that_fails_brings_the_old_folder_back(tmp_path, monkeypatch, f
 
 def test_a_file_in_the_place_of_the_folder_is_kept(tmp_path):
     (tmp_path / "run").write_text("x")
-    with pytest.raises(HfpatchError, match="run: cannot be written .a file is in the way"), atomic_directory(
-        tmp_path / "run"
+    with (
+        pytest.raises(HfpatchError, match=r"run: cannot be written .a file is in the way"),
+        atomic_directory(tmp_path / "run"),
     ):
         pass
     assert (tmp_path / "run").read_text() == "x"
@@ -128,22 +132,27 @@ def test_a_file_that_fails_inside_a_folder_names_the_folder(tmp_path, monkeypatc
 
 
 def test_a_mistake_of_the_user_inside_passes_through(tmp_path):
-    with pytest.raises(HfpatchError, match="^mine$"), atomic_directory(tmp_path / "run"):
+    with pytest.raises(HfpatchError, match=r"^mine$"), atomic_directory(tmp_path / "run"):
         raise HfpatchError("mine")
     assert names(tmp_path) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission(tmp_path):
-    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    with pytest.raises(HfpatchError, match="cannot be written .Permission denied"):
-        write_text(tmp_path / "a", "x")
-    tmp_path.chmod(stat.S_IRWXU)
+@pytest.mark.parametrize("create", [atomic_file, atomic_directory])
+def test_a_folder_without_permission(tmp_path, monkeypatch, create):
+    def refuse(*args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(HfpatchError, match=r"cannot be written .Permission denied."), create(tmp_path / "a" / "b"):
+        pass
+    assert names(tmp_path) == []
 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 

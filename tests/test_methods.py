@@ -58,7 +58,9 @@ def test_lora_takes_the_attention_by_default(model, part):
 
 
 def test_given_options_of_lora_win_over_the_published_ones(model):
-    (config,) = build_method(model, {"l": [{"type": "lora", "r": 2, "lora_alpha": 1, "lora_dropout": 0.1}]}, "l").configs
+    (config,) = build_method(
+        model, {"l": [{"type": "lora", "r": 2, "lora_alpha": 1, "lora_dropout": 0.1}]}, "l"
+    ).configs
     assert (config.lora_alpha, config.lora_dropout) == (1, 0.1)
 
 
@@ -98,10 +100,16 @@ def test_valid_methods_pass_without_a_model():
 
 
 BAD = {
-    "no such type": ([{"type": "pre_projektion"}], r"methods\.m\[0\]\.type: 'pre_projektion' .*did you mean 'pre_projection'"),
+    "no such type": (
+        [{"type": "pre_projektion"}],
+        r"methods\.m\[0\]\.type: 'pre_projektion' .*did you mean 'pre_projection'",
+    ),
     "no type": ([{"content_skip": True}], r"methods\.m\[0\]: a part is a mapping with a 'type'"),
     "no mapping": (["lora"], r"methods\.m\[0\]: a part is a mapping"),
-    "unknown option": ([{"type": "pre_projection", "content_skipp": True}], "no option 'content_skipp' .*did you mean 'content_skip'"),
+    "unknown option": (
+        [{"type": "pre_projection", "content_skipp": True}],
+        "no option 'content_skipp' .*did you mean 'content_skip'",
+    ),
     "internal option": ([{"type": "pre_projection", "peft_type": "LORA"}], "no option 'peft_type'"),
     "second part": ([{"type": "lora", "r": 1}, {"type": "lora", "rr": 1}], r"methods\.m\[1\]: lora has no option 'rr'"),
     "bad value": ([{"type": "pre_projection", "activation": "swish"}], r"methods\.m\[0\]: activation='swish'"),
@@ -115,8 +123,11 @@ BAD = {
     "match to the baseline": ([{"type": "lora", "match": "baseline"}], "'baseline' is not another trained method"),
     "match to a matched one": ([{"type": "lora", "match": "matched"}], "'matched' is itself matched to a method"),
     "match of another type": ([{"type": "ia3", "match": "other"}], "ia3 has no option 'match'"),
-    "contradiction": ([{"type": "nonlinear_query", "anchor": "identity"}], "cannot preserve the model; set form='literal'"),
-}  # fmt: skip
+    "contradiction": (
+        [{"type": "nonlinear_query", "anchor": "identity"}],
+        "cannot preserve the model; set form='literal'",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -135,5 +146,5 @@ def test_bad_methods(what, model):
 
 
 def test_a_method_that_is_not_there(model):
-    with pytest.raises(HfpatchError, match="'loora' is not in the recipe .*did you mean 'lora'"):
+    with pytest.raises(HfpatchError, match=r"'loora' is not in the recipe .*did you mean 'lora'"):
         build_method(model, METHODS, "loora")

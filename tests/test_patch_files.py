@@ -78,7 +78,7 @@ def test_what_is_written(written):
     card = (written / "README.md").read_text()
     for word in ("library_name: peft", "load_patch", *names, "2604.10791", "2603.13381", "2106.09685"):
         assert word in card
-    assert [path for path in written.parent.iterdir()] == [written]  # no temporary file remains
+    assert list(written.parent.iterdir()) == [written]  # no temporary file remains
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -178,7 +178,7 @@ def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path):
 
 
 def test_a_model_without_adapters_is_not_saved(tmp_path):
-    with pytest.raises(HfpatchError, match="no adapters to save; call hfpatch.patch"):
+    with pytest.raises(HfpatchError, match=r"no adapters to save; call hfpatch.patch"):
         hfpatch.save_patch(make_model("llama"), tmp_path / "patch")
     assert not list(tmp_path.iterdir())
 
@@ -217,7 +217,9 @@ def test_manifest_that_is_not_json(folder, text):
     refused(folder, r"patch\.json: cannot be read as JSON")
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"base": {}, "adapters": []}', '{"base": 1, "adapters": [1]}', "null"])
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"base": {}, "adapters": []}', '{"base": 1, "adapters": [1]}', "null"]
+)
 def test_manifest_without_what_it_must_hold(folder, content):
     (folder / "patch.json").write_text(content)
     refused(folder, r"patch\.json: not a patch manifest")
@@ -247,7 +249,9 @@ def test_a_part_that_is_missing_as_a_whole(folder):
     refused(folder, f"lora/{CONFIG}: missing; the adapter folder is incomplete")
 
 
-@pytest.mark.parametrize("text", ["{", '{"peft_type": "NO_SUCH"}', "{}", '{"peft_type": "PRE_PROJECTION", "expansion": -1}', "[]"])
+@pytest.mark.parametrize(
+    "text", ["{", '{"peft_type": "NO_SUCH"}', "{}", '{"peft_type": "PRE_PROJECTION", "expansion": -1}', "[]"]
+)
 def test_a_config_that_is_none(folder, text):
     (folder / "pre_projection" / CONFIG).write_text(text)
     refused(folder, rf"pre_projection/{CONFIG}: ")
@@ -329,11 +333,11 @@ def test_disk_full_leaves_nothing_half_written(folder, tmp_path, monkeypatch, wh
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     model = patched()
     monkeypatch.setattr(where, full)
-    with pytest.raises(HfpatchError, match="patch: cannot be written .No space left on device.; free space"):
+    with pytest.raises(HfpatchError, match=r"patch: cannot be written .No space left on device.; free space"):
         hfpatch.save_patch(model, target)
     monkeypatch.undo()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert not [path for path in tmp_path.rglob("*.tmp")]
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_disk_full_as_safetensors_itself_reports_it(tmp_path, monkeypatch):

@@ -290,7 +290,7 @@ def test_what_peft_cannot_stack_is_refused_and_the_model_stays(order):
     """PEFT allows one active adapter where modules_to_save is used."""
     model = make_model("llama")
     before = state_of(model)
-    with pytest.raises(HfpatchError, match="."):
+    with pytest.raises(HfpatchError, match=r"."):
         hfpatch.patch(model, [lora(model, modules_to_save=["lm_head"]), PreProjectionConfig()][::order])
     assert_as_it_was(model, before)
 
@@ -317,8 +317,11 @@ UNFIT = {
     "layer out of range": (lambda m: PreProjectionConfig(layers_to_transform=[9]), r"layers \[9\] do not exist"),
     "no such LoRA target": (lambda m: LoraConfig(target_modules=["nothing"]), "nothing"),
     "prompt learning": (lambda m: PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"), "."),
-    "no number of heads to fit": (lambda m: NonlinearQueryConfig(anchor="identity", form="literal", targets=("value",)), "d_q=16"),
-}  # fmt: skip
+    "width that does not fit": (
+        lambda m: NonlinearQueryConfig(anchor="identity", form="literal", targets=("value",)),
+        "d_q=16",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", UNFIT)
@@ -369,7 +372,7 @@ def test_unfit_names_are_refused(names, message):
 
 def test_a_patched_model_is_not_patched_again():
     model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
-    with pytest.raises(HfpatchError, match="has adapters already; call .*unpatch"):
+    with pytest.raises(HfpatchError, match=r"has adapters already; call .*unpatch"):
         hfpatch.patch(model, NonlinearQueryConfig())
     assert list(stack(model)) == ["pre_projection"]
 
@@ -377,7 +380,7 @@ def test_a_patched_model_is_not_patched_again():
 def test_what_is_no_model_of_transformers_is_refused():
     with pytest.raises(HfpatchError, match="Linear is not a transformers model"):
         hfpatch.patch(nn.Linear(2, 2), PreProjectionConfig())
-    with pytest.raises(HfpatchError, match="wrapped in a PeftModel; pass model.get_base_model"):
+    with pytest.raises(HfpatchError, match=r"wrapped in a PeftModel; pass model.get_base_model"):
         hfpatch.patch(get_peft_model(make_model("llama"), PreProjectionConfig()), NonlinearQueryConfig())
 
 

@@ -360,6 +360,12 @@ def test_a_method_that_changes_the_base_is_refused(model_folder, tmp_path):
     assert not (tmp_path / "out" / "runs" / "lora" / "seed-0" / "result.json").exists()
 
 
+def test_a_run_that_diverges_is_named(model_folder, tmp_path):
+    diverging = make_recipe(model_folder, training={"steps": 9, "warmup_steps": 1, "batch_size": 4, "lr": 1e30})
+    message = refused(compare, diverging, tmp_path / "out")
+    assert message.startswith("pre_projection · seed 0: step ")
+
+
 @pytest.mark.parametrize("fatal", ["patch", "result.json", "results.json", "plan.json", "report.md"])
 def test_a_full_disk_leaves_nothing_half_written_and_resumes(straight, recipe, tmp_path, monkeypatch, fatal):
     sync = hfpatch.files._sync

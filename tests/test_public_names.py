@@ -50,7 +50,10 @@ def test_signatures_of_the_design():
 def test_options_of_the_design():
     for config, names in (
         (hfpatch.PreProjectionConfig, ["expansion", "activation", "gated", "dropout", "content_skip", "init"]),
-        (hfpatch.NonlinearQueryConfig, ["rank", "activation", "input_norm", "output_norm", "anchor", "form", "targets"]),
+        (
+            hfpatch.NonlinearQueryConfig,
+            ["rank", "activation", "input_norm", "output_norm", "anchor", "form", "targets"],
+        ),
     ):
         assert issubclass(config, PeftConfig)
         assert {*names, "layers_to_transform"} <= {field.name for field in dataclasses.fields(config)}

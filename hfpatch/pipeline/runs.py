@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from accelerate import PartialState
+from transformers import PreTrainedModel
 
+from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate
 from hfpatch.files import read_json, write_json
 from hfpatch.patch_files import load_patch, save_patch
@@ -15,14 +17,27 @@ from hfpatch.pipeline.folder import RunPaths
 from hfpatch.pipeline.progress import Progress
 from hfpatch.provenance import checkout_state
 from hfpatch.training.probe import train_probe
+from hfpatch.training.records import TrainResult
 
 
 def train_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, resume: bool, progress: Progress) -> None:
     """Train a method with a seed and save its patch; afterwards the base is as it was."""
-    run, state = run_name(method, seed), PartialState()
-    progress.started(run, bench.recipe.training.steps)
+    state = PartialState()
+    progress.started(run_name(method, seed), bench.recipe.training.steps)
     with bench.patched(method, lambda model, built: patch(model, built.configs, seed=seed)) as model:
-        outcome = train_probe(
+        outcome = _train(bench, model, method, seed, paths, resume=resume, progress=progress)
+        if state.is_main_process:
+            save_patch(model, paths.patch)
+            write_json(paths.training, outcome.to_json())
+        state.wait_for_everyone()
+
+
+def _train(
+    bench: Bench, model: PreTrainedModel, method: str, seed: int, paths: RunPaths, *, resume: bool, progress: Progress
+) -> TrainResult:
+    run = run_name(method, seed)
+    try:
+        return train_probe(
             model,
             settings=bench.recipe.training,
             blocks=bench.blocks,
@@ -32,10 +47,8 @@ def train_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, resume: 
             resume=resume,
             on_step=lambda record: progress.stepped(run, record),
         )
-        if state.is_main_process:
-            save_patch(model, paths.patch)
-            write_json(paths.training, outcome.to_json())
-        state.wait_for_everyone()
+    except HfpatchError as error:
+        raise HfpatchError(f"{run}: {error}") from error
 
 
 def evaluate_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, progress: Progress) -> dict[str, Any]:

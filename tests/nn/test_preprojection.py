@@ -93,7 +93,9 @@ def test_init_statistics(gated, init):
 def test_init_depends_on_the_seed_alone():
     def weights(seed):
         torch.randn(seed + 1)  # another random state at every call
-        return torch.cat([p.detach().flatten() for p in PreProjection(hidden_size=D, init="paper", seed=seed).parameters()])
+        return torch.cat(
+            [p.detach().flatten() for p in PreProjection(hidden_size=D, init="paper", seed=seed).parameters()]
+        )
 
     assert torch.equal(weights(3), weights(3))
     assert not torch.equal(weights(3), weights(4))

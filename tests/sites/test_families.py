@@ -66,7 +66,8 @@ def roles(model, path: str, name: str) -> list[str]:
         elif at_first[1:].any():
             found.append("key")
         else:
-            assert at_later[AT] and not at_later[AT + 1 :].any()
+            assert at_later[AT]
+            assert not at_later[AT + 1 :].any()
             found.append("query")
     return found
 

@@ -62,8 +62,9 @@ def test_a_module_that_is_no_projection_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [(config(8), (8, 8)), (config(8, 2), (8, 2)), (types.SimpleNamespace(num_attention_heads=3), (3, 3))]
-)  # fmt: skip
+    ("given", "expected"),
+    [(config(8), (8, 8)), (config(8, 2), (8, 2)), (types.SimpleNamespace(num_attention_heads=3), (3, 3))],
+)
 def test_head_counts(given, expected):
     assert head_counts(given) == expected
 

@@ -41,7 +41,9 @@ def test_an_equal_but_other_tensor_stays():
     assert args[2] is twin
 
 
-@pytest.mark.parametrize(("args", "kwargs"), [((X, X), {}), ((X,), {"residual": X}), ((), {"hidden_states": X, "residual": X})])
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((X, X), {}), ((X,), {"residual": X}), ((), {"hidden_states": X, "residual": X})]
+)
 def test_the_residual_stays_even_where_it_is_the_hidden_state(args, kwargs):
     new_args, new_kwargs = replace_hidden(Attention(), args, kwargs, NEW)
     assert hidden_argument(new_args, new_kwargs) is NEW

@@ -60,7 +60,12 @@ def test_init_is_independent_of_the_other_layers_and_of_options_that_add_nothing
         return values(model, "a")
 
     everything = made(gated=True, content_skip=True)
-    for options in ({}, {"gated": True}, {"layers_to_transform": [1]}, {"layers_to_transform": 0, "content_skip": True}):
+    for options in (
+        {},
+        {"gated": True},
+        {"layers_to_transform": [1]},
+        {"layers_to_transform": 0, "content_skip": True},
+    ):
         some = made(**options)
         assert_same(some, {name: everything[name] for name in some})
 
@@ -81,7 +86,8 @@ def test_the_name_of_the_adapter_and_the_way_in_do_not_matter():
     wrapped = get_peft_model(make_model("llama"), configs()["pre"])
     first = {key.replace(".b.", "."): p for key, p in values(model, "b").items()}
     second = {
-        key.replace("base_model.model.", "").replace(".default.", "."): p for key, p in values(wrapped, "default").items()
+        key.replace("base_model.model.", "").replace(".default.", "."): p
+        for key, p in values(wrapped, "default").items()
     }
     assert_same(first, second)
 

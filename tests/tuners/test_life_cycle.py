@@ -229,7 +229,9 @@ def test_auto_classes_load_the_base_and_the_adapter(case, method, tmp_path):
     perturb(model, std=0.3)
     model.save_pretrained(tmp_path / "adapter")
     expected = logits_of(model, make_tokens())
-    assert torch.equal(logits_of(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter"), make_tokens()), expected)
+    assert torch.equal(
+        logits_of(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter"), make_tokens()), expected
+    )
     assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "adapter"), make_tokens()), expected)
 
 

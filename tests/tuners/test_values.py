@@ -60,7 +60,7 @@ def check_values(case, config, **which):
     model.double()
     tokens = make_tokens()
     logits = logits_of(model, tokens)
-    expected = logits_of(twin_of(model, case, **{name: ("a", config) for name in which}), tokens)
+    expected = logits_of(twin_of(model, case, **dict.fromkeys(which, ("a", config))), tokens)
     torch.testing.assert_close(logits, expected, rtol=TOLERANCE, atol=TOLERANCE)
     assert (logits - logits_of(make_model(case).double(), tokens)).abs().max() > 1e-3, "nothing happened"
 
