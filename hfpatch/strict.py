@@ -82,7 +82,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def write_yaml(value: Mapping[str, Any]) -> str:
     """Return YAML text that `read_yaml` reads back as an equal mapping."""
-    text: str = yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    text: str = yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, width=120)
     return text
 
 

@@ -230,7 +230,8 @@ def test_what_is_written_back_reads_as_the_same_recipe(tmp_path_factory, descrip
 
 
 @pytest.mark.parametrize(
-    "value", ["1e-5", "1e5", "2024-01-01", "no", "null", "1_0", "0x10", ".5e3", "~", "1:30", "é\n"]
+    "value",
+    ["1e-5", "1e5", "2024-01-01", "no", "null", "1_0", "0x10", ".5e3", "~", "1:30", "é\n", "\x85", "\u2028", "\ufeff"],
 )
 def test_text_that_looks_like_something_else_stays_text(write, value):
     assert read_yaml(write(write_yaml({"key": value}))) == {"key": value}
