@@ -161,7 +161,8 @@ class Results(_Read):
         """The seeds that the run asked for and those it holds."""
         asked = self.training.get("seeds")
         planned = {seed for seed in asked if isinstance(seed, int)} if isinstance(asked, list) else set()
-        return tuple(sorted(planned | {seed for method in self.methods.values() for seed in method.runs}))
+        trained = (method for method in self.methods.values() if method.parts)  # the base alone has no seed
+        return tuple(sorted(planned | {seed for method in trained for seed in method.runs}))
 
     def values(self, method: str, task: str, metric: str | None = None) -> list[float]:
         """Return a metric (the task's primary one if None) of every seed of a method, in the order of seeds."""
