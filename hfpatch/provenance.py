@@ -48,7 +48,7 @@ def provenance(clock: Clock) -> dict[str, Any]:
         "started": clock.started,
         "wall_s": round(clock.elapsed(), 3),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "device": torch.cuda.get_device_name(0) if cuda else "cpu",
         "threads": torch.get_num_threads(),
         "versions": installed_versions(),

@@ -156,12 +156,13 @@ def _load(path: Path | str, overrides: Sequence[str], model: type[Model]) -> Mod
 
 def find_recipe(path: Path) -> Path:
     """Return the file of a recipe given by path or by the bare name of one that comes with hfpatch."""
-    bare = len(path.parts) == 1 and not path.exists()
-    if not bare:
+    if len(path.parts) > 1 or path.is_file():
         return path
     ours = recipes_dir() / (path.name if path.suffix in {".yaml", ".yml"} else f"{path.name}.yaml")
-    if ours.is_file():
+    if ours.is_file():  # also where a folder of that name is at hand, such as an earlier run's
         return ours
+    if path.exists():
+        return path
     known = sorted(file.stem for file in recipes_dir().glob("*.yaml"))
     raise HfpatchError(
         f"{path}: no such file, and no recipe of that name{nearest(path.stem, known)}; there are {', '.join(known)}"

@@ -195,6 +195,14 @@ def test_a_local_file_goes_before_a_recipe_of_that_name(write, monkeypatch):
     assert load_recipe("quickstart").name == "small"
 
 
+def test_a_folder_of_that_name_does_not_hide_a_recipe(tmp_path, monkeypatch):
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("quickstart").name == "quickstart"
+    assert "is a folder" in refused(Path("mine"))
+
+
 _scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 _names = st.from_regex(r"[a-z][a-z0-9_.-]{0,8}", fullmatch=True)
 _parts = st.lists(
