@@ -3,8 +3,8 @@
 python -m hfpatch.tinyworld.build                  everything
 python -m hfpatch.tinyworld.build gpt2             the items and one checkpoint
 
-Data sets, batches and weights follow from the seeds in the recipes; the same machine and thread count give the same
-bytes. The manifest records how long each checkpoint took.
+Text, initialisation and batches follow from the seeds in the recipes, and the weights from those up to the machine's
+rounding. The manifest records how long each checkpoint took.
 """
 
 from __future__ import annotations

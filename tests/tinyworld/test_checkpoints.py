@@ -13,8 +13,13 @@ from hfpatch.tinyworld.checkpoints import built_files, manifest
 
 LIMIT_BYTES = 4_000_000
 ITEMS = 100
-# (lowest, highest) share of right answers on the first 100 items, for both checkpoints.
-WINDOWS = {"cloze": (0.3, 0.85), "endings": (0.35, 0.85), "questions": (0.35, 0.85)}
+# (lowest, highest) share of right answers on the first 100 items. Chance is 0.25 for endings and questions; for the
+# last word it is about 0.08 among the words of its kind. The GPT-2 has learnt to bind objects and friends but hardly
+# places, so it stays close above chance.
+WINDOWS = {
+    "gpt-neox": {"cloze": (0.6, 0.85), "endings": (0.5, 0.75), "questions": (0.42, 0.7)},
+    "gpt2": {"cloze": (0.25, 0.5), "endings": (0.3, 0.5), "questions": (0.28, 0.5)},
+}
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
@@ -61,7 +66,7 @@ def right_answer(model, tokenizer, item):
 def test_baseline_is_above_chance_and_below_one(base, task, right):
     name, model, tokenizer = base
     accuracy = sum(right(model, tokenizer, item) for item in items(task)[:ITEMS]) / ITEMS
-    low, high = WINDOWS[task]
+    low, high = WINDOWS[name][task]
     assert low <= accuracy <= high, (name, task, accuracy)
 
 
