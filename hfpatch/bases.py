@@ -61,7 +61,10 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
         model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        raise HfpatchError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
+        raise HfpatchError(
+            f"model {name!r} cannot be loaded: {_first_line(error)} Check the id, the network and HF_HUB_OFFLINE, or "
+            "give a local folder"
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.eval()

@@ -75,7 +75,7 @@ def _survival(methods: Mapping[str, Any]) -> Iterable[str]:
         if shares and min(shares) < SURVIVAL:
             yield (
                 f"{name}: as little as {min(shares):.0%} of a tensor's weights really changed in an optimiser step; "
-                "the rest were lost to rounding."
+                "the other updates were too small for the weights' dtype."
             )
 
 
@@ -90,9 +90,13 @@ def _documents(results: Mapping[str, Any]) -> Iterable[str]:
         visible = [each["smallest_visible"] for each in results["comparisons"] if each["task"] == task]
         seen = [value for value in visible if value is not None]
         if facts["n"] < FEW_DOCUMENTS and seen:
-            limits.append(f"{max(seen):.2g} ({task}, {facts['primary']}, {facts['n']} documents)")
+            limits.append(f"{_short(max(seen))} ({task}, {facts['primary']}, {facts['n']} documents)")
     if limits:
         yield f"Few documents: differences below about {', '.join(limits)} cannot be told from noise."
+
+
+def _short(value: float) -> str:
+    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
 
 
 def _forms(methods: Mapping[str, Any]) -> Iterable[str]:
