@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
@@ -43,9 +44,9 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
-        # In tuples, so that they are not registered as children a second time.
+        # In a tuple, so that it is not registered as a child a second time.
         self._anchor = (site.projection_module("query"),)
-        self._hooked: list[tuple[nn.Module, torch.utils.hooks.RemovableHandle]] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         for name in self.adapter_layer_names:
             setattr(self, name, nn.ModuleDict())
 
@@ -69,9 +70,9 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
         """Return the matrix called ``what`` of an adapter."""
         return cast("nn.Linear", self.held(what)[adapter_name])
 
+    @abstractmethod
     def build(self, config: Any) -> dict[str, nn.Module]:
         """Return the initialised modules of one adapter, by the name of the ``ModuleDict`` that holds them."""
-        raise NotImplementedError
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""
@@ -94,18 +95,18 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
 
     def detach(self, attention: nn.Module) -> None:
         """Remove every hook, and this layer from the attention module."""
-        for _, handle in self._hooked:
+        for handle in self._hooks:
             handle.remove()
-        self._hooked.clear()
+        self._hooks.clear()
         delattr(attention, self.child_name)
 
     def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs)`` before every forward of ``module``."""
-        self._hooked.append((module, module.register_forward_pre_hook(hook, with_kwargs=True)))
+        self._hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs, output)`` after every forward of ``module``."""
-        self._hooked.append((module, module.register_forward_hook(hook, with_kwargs=True)))
+        self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def _device(self) -> torch.device:
         return next(self.get_base_layer().parameters()).device
