@@ -76,8 +76,8 @@ def print_scores(scores: Mapping[str, TaskResult], title: str) -> None:
     for task, score in scores.items():
         for metric, value in score.metrics.items():
             error = score.stderr.get(metric)
-            shown = f"{error:.4f}" if isinstance(error, float) else ""
-            table.add_row(task, metric, f"{value:.4f}", shown, str(score.n))
+            shown = _number(error) if isinstance(error, float) else ""
+            table.add_row(task, metric, _number(value), shown, str(score.n))
     Console().print(table)
 
 
@@ -99,3 +99,7 @@ def _lines(cell: Cell) -> list[Text]:
     if cell.verdict is None:
         return [Text(cell.value)]
     return [Text(cell.value), Text(cell.difference), Text(cell.verdict_text, style=_COLOURS[cell.verdict])]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
