@@ -6,10 +6,10 @@ learns hfpatch's methods as soon as both packages are imported, in whichever ord
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hfpatch.errors import HfpatchError
+from hfpatch.lazy import lazy_names
 from hfpatch.with_peft import register_when_peft_is_imported
 
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AttentionSite": "hfpatch.sites",
-    "Family": "hfpatch.sites",
-    "NonlinearQueryConfig": "hfpatch.tuners",
-    "PreProjectionConfig": "hfpatch.tuners",
-    "check": "hfpatch.promises",
-    "find_sites": "hfpatch.sites",
-    "load_patch": "hfpatch.patch_files",
-    "match_lora_rank": "hfpatch.budget",
-    "patch": "hfpatch.patching",
-    "patch_summary": "hfpatch.patching",
-    "register_family": "hfpatch.sites",
-    "save_patch": "hfpatch.patch_files",
-    "unpatch": "hfpatch.patching",
+    "AttentionSite": "sites",
+    "Family": "sites",
+    "NonlinearQueryConfig": "tuners",
+    "PreProjectionConfig": "tuners",
+    "check": "promises",
+    "find_sites": "sites",
+    "load_patch": "patch_files",
+    "match_lora_rank": "budget",
+    "patch": "patching",
+    "patch_summary": "patching",
+    "register_family": "sites",
+    "save_patch": "patch_files",
+    "unpatch": "patching",
 }
 
 __all__ = [
@@ -58,13 +58,7 @@ __all__ = [
 
 register_when_peft_is_imported()
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'hfpatch' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

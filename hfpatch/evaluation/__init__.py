@@ -7,9 +7,11 @@ lm-eval builds the model, and the functions below when they are first used.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lm_eval.api.registry import model_registry
+
+from hfpatch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.evaluation.comparison import Comparison, compare
@@ -35,8 +37,4 @@ import_module("lm_eval.models")  # lm-eval fills its registry only while that is
 if "hfpatch" not in model_registry:
     model_registry.register("hfpatch", target="hfpatch.evaluation.model:HfpatchLM")
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

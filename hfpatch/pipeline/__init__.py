@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from hfpatch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.pipeline.comparison import compare, train
@@ -24,8 +25,4 @@ _HOMES = {
     "train": "comparison",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)
