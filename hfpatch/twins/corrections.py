@@ -1,0 +1,86 @@
+"""What the configurations of some types need besides small sizes, because their fields depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hfpatch.twins.sizes import SIZES
+
+Values = dict[str, Any]
+HIDDEN, HEADS, HEAD = SIZES["hidden_size"], SIZES["num_attention_heads"], SIZES["head_dim"]
+
+
+def _set(**changes: Any) -> Callable[[Values], None]:
+    """Set the given fields."""
+    return lambda values: values.update(changes)
+
+
+def _gpt_neo(values: Values) -> None:
+    """The kinds of attention are listed with repetitions: one of each is enough."""
+    kinds = list(dict.fromkeys(kind for group, _ in values["attention_types"] for kind in group))
+    values |= {"attention_types": [[kinds, 1]], "num_layers": len(kinds)}
+
+
+def _gemma3n(values: Values) -> None:
+    """The last layers read keys and values of an earlier layer of their kind."""
+    if values["num_kv_shared_layers"]:
+        values["layer_types"] = list(dict.fromkeys(values["layer_types"])) * 2
+        values["num_hidden_layers"] = len(values["layer_types"])
+        values["num_kv_shared_layers"] = len(values["layer_types"]) // 2
+        for name in ("intermediate_size", "activation_sparsity_pattern"):
+            if isinstance(values.get(name), list):
+                values[name] = (values[name] * len(values["layer_types"]))[: len(values["layer_types"])]
+
+
+def _nested_attention(values: Values) -> None:
+    """Sizes of the attention in a configuration of its own."""
+    values["attn_config"].kv_n_heads = HEADS // 2
+    values["attn_config"].rope_theta = 10_000.0
+
+
+def _blt(values: Values) -> None:
+    """The global tower is as wide as the vectors that the local one hands it."""
+    tower = values["global_config"]
+    tower.hidden_size = HIDDEN * values["cross_attn_k"]
+    tower.head_dim = tower.hidden_size // tower.num_attention_heads
+    for local in (values["encoder_config"], values["decoder_config"]):
+        local.hidden_size_global = tower.hidden_size
+
+
+def _zamba(values: Values) -> None:
+    """The shared attention block needs two users, and a layer before it."""
+    values |= {
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "num_hidden_layers": 4, "attention_head_dim": 2 * HIDDEN // HEADS, "attention_hidden_size": 2 * HIDDEN,
+    }  # fmt: skip
+
+
+def _dots3(values: Values) -> None:
+    """Some layers have fewer heads; the head size is that of the latent attention."""
+    fewer = {"num_attention_heads": HEADS // 2, "num_key_value_heads": HEADS // 2}
+    if "per_layer_config" not in values:
+        return
+    values["per_layer_config"] = {index: dict(fewer) for index in values["per_layer_config"]}
+    values |= {"head_dim": SIZES["qk_nope_head_dim"] + SIZES["qk_rope_head_dim"], "num_key_value_heads": HEADS}
+
+
+def _reformer(values: Values) -> None:
+    """Positions factor in two axes, on which the hidden state is split."""
+    values |= {"axial_pos_embds_dim": [HIDDEN // 4, 3 * HIDDEN // 4], "axial_pos_shape": [8, 8]}
+    values |= {"local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "num_buckets": 4}
+
+
+CORRECTIONS: dict[str, Callable[[Values], None]] = {
+    "blt": _blt,
+    "dbrx": _nested_attention,
+    "dots3_note": _dots3,
+    "dots3_note_text": _dots3,
+    "gemma3n_text": _gemma3n,
+    "gpt_neo": _gpt_neo,
+    "longcat_flash": _set(head_dim=SIZES["qk_rope_head_dim"]),
+    "mamba2": _set(head_dim=2 * HIDDEN // HEADS),
+    "reformer": _reformer,
+    "zamba": _zamba,
+    "zaya": _set(num_experts_per_tok=1),
+}

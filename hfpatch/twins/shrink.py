@@ -1,0 +1,105 @@
+"""Shrink a model's configuration: the same switches, a few small layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from hfpatch.twins.corrections import CORRECTIONS
+from hfpatch.twins.sizes import DROPOUTS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
+
+MOST_LAYERS = 6
+
+
+def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a configuration of the same class and switches whose random model takes milliseconds.
+
+    Sizes become small, keeping what the structure depends on: whether heads share keys and values, whether heads times
+    head size is the hidden size, and one layer at least of each kind that the configuration lists. Dropout is off.
+    """
+    values = _values(config)
+    layers = _chosen_layers(values)
+    small = {name: _small(name, value, values, layers) for name, value in values.items()}
+    small |= {name: value for name, value in _heads(values).items() if name in small}
+    if config.model_type in CORRECTIONS:
+        CORRECTIONS[config.model_type](small)
+    return type(config)(**small)
+
+
+def _values(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return what the constructor takes, without what transformers derives or ignores."""
+    skip = {"transformers_version", "architectures", "id2label", "label2id", "dtype", "problem_type"}
+    plain = config.to_dict()  # reads attributes that differ between layers, too
+    fields = [field.name for field in dataclasses.fields(config) if field.init and field.name not in skip]
+    values = {name: plain[name] for name in fields if name in plain}
+    values |= {name: getattr(config, name) for name in config.sub_configs if getattr(config, name, None) is not None}
+    if plain.get("per_layer_config"):
+        values["per_layer_config"] = {int(index): changes for index, changes in plain["per_layer_config"].items()}
+    return values
+
+
+def _small(name: str, value: Any, values: Mapping[str, Any], layers: Sequence[int]) -> Any:
+    total = _layer_count(values)
+    if isinstance(value, PreTrainedConfig):
+        return shrink(value)
+    if name == "per_layer_config":
+        return {new: _changed_sizes(value[old]) for new, old in enumerate(layers) if old in value}
+    if name in LAYER_COUNTS and isinstance(value, int):
+        return len(layers)
+    if isinstance(value, list | tuple) and len(value) == total and total > 0:
+        return [SIZES.get(name, value[index]) for index in layers]
+    if isinstance(value, bool) or value is None:
+        return value
+    if name in DROPOUTS:
+        return type(value)(0)
+    if name.endswith(("token_id", "_index")) and isinstance(value, int):
+        return min(value, VOCABULARY - 1)
+    if name in SWITCHES and value == 0:
+        return value
+    return SIZES.get(name, value)
+
+
+def _layer_count(values: Mapping[str, Any]) -> int:
+    for name in LAYER_COUNTS:
+        if isinstance(values.get(name), int) and values[name] > 0:
+            return int(values[name])
+    return 0
+
+
+def _changed_sizes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what one layer does otherwise: its sizes twice what the other layers have."""
+    return {name: 2 * SIZES[name] if name in SIZES else value for name, value in changes.items()}
+
+
+def _chosen_layers(values: Mapping[str, Any]) -> list[int]:
+    """Return the indices of layers to keep: the first of each kind that some list tells apart, at least two."""
+    total = _layer_count(values)
+    per_layer = [v for v in values.values() if isinstance(v, list | tuple) and len(v) == total]
+    own = values.get("per_layer_config") or {}
+    kinds: dict[str, int] = {}
+    for index in range(total):
+        kinds.setdefault(str([*(v[index] for v in per_layer), own.get(index)]), index)
+    chosen = sorted(list(kinds.values())[:MOST_LAYERS])
+    spare = (index for index in range(total) if index not in chosen)
+    while len(chosen) < min(LAYERS, total):
+        chosen.append(next(spare))
+    return sorted(chosen) or list(range(LAYERS))
+
+
+def _heads(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers of heads and their size that keep what the structure depends on."""
+    heads, hidden = SIZES["num_attention_heads"], SIZES["hidden_size"]
+    size = hidden // heads
+    out: dict[str, Any] = {}
+    old_heads = values.get("num_attention_heads")
+    old_hidden = values.get("hidden_size")
+    shared = values.get("num_key_value_heads")
+    if isinstance(shared, int) and isinstance(old_heads, int):
+        out["num_key_value_heads"] = heads if shared == old_heads else min(shared, heads // 2)
+    old_size = values.get("head_dim")
+    if isinstance(old_size, int) and isinstance(old_heads, int) and isinstance(old_hidden, int):
+        out["head_dim"] = size if old_size * old_heads == old_hidden else size + size // 2
+    return out
