@@ -35,7 +35,7 @@ def attention_modules(model: nn.Module) -> list[str]:
 
     The names are full paths, so that equally named modules elsewhere in a block are not touched.
     """
-    return [f"{site.path}.{name}" for site in find_sites(model) for name in site.linear_names]
+    return [path for site in find_sites(model) for path in site.linear_paths]
 
 
 def match_lora_rank(model: nn.Module, *, budget: int, target_modules: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import copy
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ from hfpatch.tuners.adapters import (
     rewrites_base,
 )
 from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.model import unreached_layers
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -124,19 +125,28 @@ class PatchSummary:
         added: parameters that adapters added.
         base: parameters of the model without adapters.
         per_layer: added parameters by index of the block; -1 for those outside the blocks.
+        skipped: blocks that a method for all layers left out, by index, with the reason.
     """
 
     trainable: int
     added: int
     base: int
     per_layer: dict[int, int]
+    skipped: dict[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [("layer", "added parameters"), *((str(k), f"{n:,}") for k, n in self.per_layer.items())]
         rows += [("added", f"{self.added:,}"), ("trainable", f"{self.trainable:,}"), ("base", f"{self.base:,}")]
         rows.append(("added / base", f"{self.added / max(self.base, 1):.2%}"))
         left, right = (max(len(row[column]) for row in rows) for column in (0, 1))
-        return "\n".join(f"{a:<{left}}  {b:>{right}}" for a, b in rows)
+        lines = [f"{a:<{left}}  {b:>{right}}" for a, b in rows]
+        return "\n".join([*lines, *self._left_out()])
+
+    def _left_out(self) -> list[str]:
+        by_reason: dict[str, list[str]] = {}
+        for layer, reason in self.skipped.items():
+            by_reason.setdefault(reason, []).append(str(layer))
+        return [f"left out: {len(layers)} ({', '.join(layers)}): {why}" for why, layers in by_reason.items()]
 
 
 def patch_summary(model: nn.Module) -> PatchSummary:
@@ -152,7 +162,13 @@ def patch_summary(model: nn.Module) -> PatchSummary:
         added=sum(p.numel() for p in added.values()),
         base=sum(p.numel() for p in base_parameters(model).values()),
         per_layer=dict(sorted(per_layer.items())),
+        skipped=_skipped(model),
     )
+
+
+def _skipped(model: nn.Module) -> dict[int, str]:
+    for_all = [c for c in stack(model).values() if isinstance(c, SurgeryConfig) and c.layers_to_transform is None]
+    return {layer: reason for config in for_all for layer, reason in unreached_layers(model, config).items()}
 
 
 def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -> None:

@@ -10,7 +10,7 @@ import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.bases import hash_weights
 from hfpatch.budget import attention_modules
-from hfpatch.sites import find_sites
+from hfpatch.sites import Survey, survey
 
 NAMES = [
     "no-op at init", "unpatch restores, base never changes", "generation with and without cache", "left padding",
@@ -128,7 +128,11 @@ def test_an_adapter_that_nothing_reaches_is_seen(monkeypatch):
         object.__setattr__(site, "exit", torch.nn.Identity())
         return site
 
-    monkeypatch.setattr("hfpatch.tuners.model.find_sites", lambda model: [elsewhere(s) for s in find_sites(model)])
+    def moved(model):
+        found = survey(model)
+        return Survey([elsewhere(site) for site in found.sites], found.skipped)
+
+    monkeypatch.setattr("hfpatch.tuners.model.survey", moved)
     assert failures(make_model("llama")) == {"gradients reach what was added, only that"}
 
 

@@ -38,9 +38,13 @@ class ContentSkip(nn.Module):
         return add_skip(branch, x, self.skip)
 
 
-def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear) -> Tensor:
-    """Return ``branch + x W_skip`` computed in the dtype of W_skip, returned in that of ``branch``."""
-    changed: Tensor = branch + skip(x.to(skip.weight.dtype))
+def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear, *, factor: float = 1.0) -> Tensor:
+    """Return ``branch + x W_skip / factor`` computed in the dtype of W_skip, returned in that of ``branch``.
+
+    ``factor`` is what the result is multiplied with before it is added to the residual stream.
+    """
+    added = skip(x.to(skip.weight.dtype))
+    changed: Tensor = branch + (added if factor == 1 else added / factor)
     return changed.to(branch.dtype)
 
 

@@ -2,10 +2,12 @@
 
 from hfpatch.sites import families  # importing it registers them
 from hfpatch.sites.columns import Columns
-from hfpatch.sites.discovery import AttentionSite, base_model, find_sites, select_sites
-from hfpatch.sites.family import Family, family_of, register_family, supported_model_types
-from hfpatch.sites.layouts import TARGETS, Projection, concatenated, per_head, separate
+from hfpatch.sites.discovery import Survey, find_sites, select_sites, survey
+from hfpatch.sites.family import Family, declared_model_types, family_of, register_family
+from hfpatch.sites.layouts import TARGETS, Projection, concatenated, gated, latent, per_head, separate
 from hfpatch.sites.modules import features, submodule, unwrapped
+from hfpatch.sites.site import AttentionSite
+from hfpatch.sites.tower import base_model, text_config, text_tower
 
 __all__ = [
     "TARGETS",
@@ -13,17 +15,23 @@ __all__ = [
     "Columns",
     "Family",
     "Projection",
+    "Survey",
     "base_model",
     "concatenated",
+    "declared_model_types",
     "families",
     "family_of",
     "features",
     "find_sites",
+    "gated",
+    "latent",
     "per_head",
     "register_family",
     "select_sites",
     "separate",
     "submodule",
-    "supported_model_types",
+    "survey",
+    "text_config",
+    "text_tower",
     "unwrapped",
 ]

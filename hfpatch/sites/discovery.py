@@ -2,108 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.sites.family import Family, family_of
-from hfpatch.sites.layouts import Projections
-from hfpatch.sites.modules import features, submodule, unwrapped
+from hfpatch.sites.family import Family, family_of, how_to_declare
+from hfpatch.sites.modules import has_module, submodule, unwrapped
+from hfpatch.sites.plugins import load_plugins
+from hfpatch.sites.site import AttentionSite, joined, read_site
+from hfpatch.sites.structure import block_lists, read_family
+from hfpatch.sites.tower import base_model, text_config, text_tower
 
 
 @dataclass(frozen=True)
-class AttentionSite:
-    """The attention branch of one block.
+class Survey:
+    """What the blocks of a model hold.
 
     Args:
-        layer: index of the block.
-        family: name of the family that declared it.
-        path: path of the attention module, from the model.
-        attention: the attention module; the hidden state enters here, normed already.
-        hidden_size: d, the width of the hidden state.
-        projections: where query, key and value are computed, by target; paths are relative to the attention.
-        output: path of the output projection, relative to the attention.
-        exit_path: path, from the model, of the module whose output is added to the residual stream.
-        exit: that module; the attention itself where nothing stands between.
+        sites: the attention sites, first block first.
+        skipped: the blocks without attention: index of the block -> what it holds instead.
     """
 
-    layer: int
-    family: str
-    path: str
-    attention: nn.Module
-    hidden_size: int
-    projections: Projections
-    output: str
-    exit_path: str
-    exit: nn.Module
-
-    def projection_module(self, target: str) -> nn.Module:
-        """Return the original module (no adapter around it) that computes ``query``, ``key`` or ``value``."""
-        return unwrapped(submodule(self.attention, self.projections[target].path, of=self.family))
-
-    @property
-    def linear_names(self) -> list[str]:
-        """The QKV projection(s) and the output projection, relative to the attention, each once."""
-        return list(dict.fromkeys([*(p.path for p in self.projections.values()), self.output]))
+    sites: list[AttentionSite]
+    skipped: dict[int, str]
 
 
 def find_sites(model: nn.Module) -> list[AttentionSite]:
-    """Return the attention site of every block, first block first.
+    """Return the attention site of every block, first block first; blocks without attention have none.
 
     Works on a plain model, one with adapters, and a ``PeftModel``; paths are those of the plain model.
 
     Raises:
-        HfpatchError: if the model is of no declared family, or does not have what its family declares.
+        HfpatchError: if the model has no attention, is of no declared family and of no common structure, or does not
+            have what its family declares.
     """
-    base = base_model(model)
-    config = getattr(base, "config", None)
-    if config is None or not hasattr(config, "model_type"):
-        raise HfpatchError(f"{type(base).__name__} is not a transformers model: it has no config.model_type")
-    family = family_of(config.model_type)
-    blocks = submodule(base, family.layers, of=f"family {family.name!r}")
-    return [_site(family, config, layer, block) for layer, block in enumerate(blocks.children())]
+    return survey(model).sites
 
 
-def select_sites(sites: list[AttentionSite], layers: int | Iterable[int] | None) -> list[AttentionSite]:
-    """Return the sites of the given layers; None means all.
+def survey(model: nn.Module) -> Survey:
+    """Return the attention sites of a model and the blocks that have none.
 
     Raises:
-        HfpatchError: if a layer is not in the model, or none is given.
+        HfpatchError: as :func:`find_sites`.
     """
+    base: Any = base_model(model)
+    if not hasattr(getattr(base, "config", None), "model_type"):
+        raise HfpatchError(f"{type(base).__name__} is not a transformers model: it has no config.model_type")
+    load_plugins()
+    config, family = text_config(base), family_of(base.config.model_type)
+    sites: list[AttentionSite] = []
+    skipped: dict[int, str] = {}
+    for layer, (path, block) in enumerate(_blocks(base, family)):
+        declared = family or _read(block, base.config.model_type)
+        if declared is None or not _has_attention(declared, block):
+            skipped[layer] = f"{type(block).__name__} without softmax attention"
+            continue
+        count = len(declared.attention) if isinstance(declared.attention, tuple) else 1
+        sites += [read_site(declared, config, block, at=path, layer=layer, number=n) for n in range(count)]
+    if not sites:
+        raise HfpatchError(
+            f"{type(base).__name__} has no softmax attention in any of its {len(skipped)} blocks; "
+            + how_to_declare(base.config.model_type)
+        )
+    return Survey(sites, skipped)
+
+
+Refusal = Callable[[AttentionSite], "str | None"]
+
+
+def select_sites(
+    found: Survey, layers: int | Iterable[int] | None, *, refusal: Refusal = lambda site: None
+) -> list[AttentionSite]:
+    """Return the sites of the given layers; None means all that ``refusal`` gives no reason against.
+
+    Raises:
+        HfpatchError: if a layer is not in the model, has no attention or is refused, or if no site is left.
+    """
+    reasons = {site.layer: refusal(site) for site in found.sites}
     if layers is None:
-        return sites
+        chosen = [site for site in found.sites if refusal(site) is None]
+        if not chosen:
+            raise HfpatchError(f"no layer of this model can be changed so: {refusal(found.sites[0])}")
+        return chosen
     wanted = [layers] if isinstance(layers, int) else sorted(set(layers))
-    known = {site.layer: site for site in sites}
-    missing = [layer for layer in wanted if layer not in known]
-    if missing or not wanted:
-        what = f"layers {missing} do not exist" if missing else "no layer is given"
-        raise HfpatchError(f"layers_to_transform: {what}; this model has layers 0 to {len(sites) - 1}")
-    return [known[layer] for layer in wanted]
+    if not wanted:
+        raise HfpatchError("layers_to_transform: no layer is given; leave it None for all")
+    for layer in wanted:
+        reason = found.skipped.get(layer) or reasons.get(layer)
+        if reason is not None:
+            raise HfpatchError(f"layers_to_transform: layer {layer} cannot be changed: {reason}")
+    missing = [layer for layer in wanted if layer not in reasons]
+    if missing:
+        count = len(reasons) + len(found.skipped)
+        raise HfpatchError(
+            f"layers_to_transform: layers {missing} do not exist; this model has layers 0 to {count - 1}"
+        )
+    return [site for site in found.sites if site.layer in wanted]
 
 
-def base_model(model: nn.Module) -> nn.Module:
-    """Return the transformers model inside a ``PeftModel``, or the model itself."""
-    unwrap = getattr(model, "get_base_model", None)
-    return unwrap() if callable(unwrap) else model
+def _blocks(base: Any, family: Family | None) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (path, block) of every block, from the model."""
+    prefix, tower = text_tower(base)
+    for path in _lists(base, tower, family):
+        of = f"family {family.name!r}" if family else type(tower).__name__
+        for name, block in submodule(tower, path, of=of).named_children():
+            yield joined(prefix, path, name), block
 
 
-def _site(family: Family, config: object, layer: int, block: nn.Module) -> AttentionSite:
-    of = f"family {family.name!r}, layer {layer}"
-    attention = submodule(block, family.attention, of=of)
-    submodule(attention, family.output, of=of)
-    projections = family.qkv(attention, config)
-    query = unwrapped(submodule(attention, projections["query"].path, of=of))
-    path = f"{family.layers}.{layer}.{family.attention}"
-    return AttentionSite(
-        layer=layer,
-        family=family.name,
-        path=path,
-        attention=attention,
-        hidden_size=features(query)[0],
-        projections=projections,
-        output=family.output,
-        exit_path=path if family.exit is None else f"{family.layers}.{layer}.{family.exit}",
-        exit=attention if family.exit is None else submodule(block, family.exit, of=of),
-    )
+def _lists(base: Any, tower: nn.Module, family: Family | None) -> list[str]:
+    if family is not None:
+        return list(family.layers) if isinstance(family.layers, tuple) else [family.layers]
+    lists = block_lists(tower)
+    if len(lists) == 1:
+        return lists
+    what = f"blocks with attention in several lists ({', '.join(lists)})" if lists else "no blocks of a known structure"
+    raise HfpatchError(f"{type(base).__name__} has {what}; {how_to_declare(base.config.model_type)}")
+
+
+def _read(block: nn.Module, model_type: str) -> Family | None:
+    try:
+        return read_family(block)
+    except HfpatchError as error:
+        raise HfpatchError(f"{error}; {how_to_declare(model_type)}") from error
+
+
+def _has_attention(family: Family, block: nn.Module) -> bool:
+    """Return whether a block of a hybrid holds attention; where the family is no hybrid, every block has to."""
+    if not family.attention_classes:
+        return True
+    path = family.attention if isinstance(family.attention, str) else family.attention[0]
+    if not has_module(block, path):
+        return False
+    return type(unwrapped(submodule(block, path, of=family.name))).__name__ in family.attention_classes

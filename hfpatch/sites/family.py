@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.sites.layouts import Layout
+
+Factor = Callable[[nn.Module], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,25 +20,44 @@ class Family:
     Args:
         name: what to call the family.
         model_types: the ``config.model_type`` values that it covers.
-        layers: path of the list of blocks, from the model.
+        layers: path of the list of blocks, from the text tower ``model.get_decoder()``; several where blocks stand in
+            several lists.
         attention: path of the attention module, from a block; its hidden state is its argument ``hidden_states`` or
-            the first one.
+            the first one. Several where a block holds several.
         qkv: where query, key and value are computed; see :mod:`hfpatch.sites.layouts`.
-        output: path of the output projection, from the attention module.
+        output: path of the output projection, from the attention module; None where the exit is that projection.
         exit: path, from a block, of the module whose output is added to the residual stream; None where that is the
             attention module itself.
+        factor: what a block multiplies that output with before it is added, as a function of the block; None for 1.
+        entries: paths, from the attention module, of the modules that read the hidden state, in architectures that
+            exchange the attention module at run time; empty where the attention module itself is hooked.
+        host: path, from a block, of the module that added modules are put under; None for the attention module. Needed
+            where the model ties the parameters below several attention modules.
+        input_gradients: whether the blocks run in an autograd function that passes gradients on only if what enters the
+            first block requires them.
+        attention_classes: names of the classes that count, in hybrids that hold other mixers at the same path or none;
+            the other blocks are skipped. Empty: every block has attention.
+        refusals: what cannot be done in these models (``pre_projection``, ``content_skip``, ``query``, ``key``,
+            ``value``), with the reason.
     """
 
     name: str
     model_types: tuple[str, ...]
-    layers: str
-    attention: str
+    layers: str | tuple[str, ...]
+    attention: str | tuple[str, ...]
     qkv: Layout
-    output: str
+    output: str | None
     exit: str | None = None
+    factor: Factor | None = None
+    entries: tuple[str, ...] = ()
+    host: str | None = None
+    input_gradients: bool = False
+    attention_classes: tuple[str, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
 
 _FAMILIES: dict[str, Family] = {}
+_WITHOUT: dict[str, str] = {}  # model types that have no attention branch to change, with the reason
 
 
 def register_family(family: Family) -> None:
@@ -47,25 +71,37 @@ def register_family(family: Family) -> None:
             raise HfpatchError(
                 f"model type {model_type!r} is declared already, by family {_FAMILIES[model_type].name!r}"
             )
+        if model_type in _WITHOUT:
+            raise HfpatchError(f"model type {model_type!r} is declared already: {_WITHOUT[model_type]}")
     _FAMILIES.update(dict.fromkeys(family.model_types, family))
 
 
-def family_of(model_type: str) -> Family:
-    """Return the family that covers a model type.
+def register_without_attention(model_types: tuple[str, ...], reason: str) -> None:
+    """Say why models of some types cannot be patched."""
+    _WITHOUT.update(dict.fromkeys(model_types, reason))
+
+
+def family_of(model_type: str) -> Family | None:
+    """Return the declared family of a model type, or None where the structure of the blocks has to tell.
 
     Raises:
-        HfpatchError: saying what to declare, if there is none.
+        HfpatchError: with the reason, if models of this type cannot be patched.
     """
-    if model_type not in _FAMILIES:
-        raise HfpatchError(
-            f"model type {model_type!r} is of no declared family{nearest(model_type, _FAMILIES)}; declare it: "
-            f"hfpatch.register_family(hfpatch.Family(name=..., model_types=({model_type!r},), layers='path of the "
-            "blocks', attention='path in a block', qkv=hfpatch.sites.separate(query='q_proj', ...), "
-            "output='o_proj', exit=None)), see hfpatch/sites/families for examples"
-        )
-    return _FAMILIES[model_type]
+    if model_type in _WITHOUT:
+        raise HfpatchError(f"models of type {model_type!r} cannot be patched: {_WITHOUT[model_type]}")
+    return _FAMILIES.get(model_type)
 
 
-def supported_model_types() -> list[str]:
-    """Return the model types that are covered, sorted."""
+def how_to_declare(model_type: str) -> str:
+    """Return what to write for a model type that is not declared."""
+    return (
+        f"model type {model_type!r} is of no declared family{nearest(model_type, _FAMILIES)}; declare it: "
+        f"hfpatch.register_family(hfpatch.Family(name=..., model_types=({model_type!r},), layers='path of the blocks', "
+        "attention='path in a block', qkv=hfpatch.sites.separate(query='q_proj', ...), output='o_proj', exit=None)), "
+        "see hfpatch/sites/families for examples"
+    )
+
+
+def declared_model_types() -> list[str]:
+    """Return the model types that are declared, sorted; others are read from the structure of their blocks."""
     return sorted(_FAMILIES)

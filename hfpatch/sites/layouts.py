@@ -13,29 +13,36 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.columns import Columns
-from hfpatch.sites.modules import features, submodule, unwrapped
+from hfpatch.sites.modules import features, has_module, submodule, unwrapped
 
 TARGETS = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Where one of query, key, value is computed: a module (path below the attention) and its columns."""
+    """Where one of query, key, value is computed: a module (path below the attention) and its columns.
+
+    ``source`` names the module below the attention that reads the hidden state, where the projection itself reads a
+    low-rank image of it (multi-head latent attention); None where the projection reads the hidden state.
+    """
 
     path: str
     columns: Columns
+    source: str | None = None
 
 
 Projections = Mapping[str, Projection]
 Layout = Callable[[nn.Module, Any], Projections]
 
 
-def separate(*, query: str = "q_proj", key: str = "k_proj", value: str = "v_proj") -> Layout:
-    """Three projections, one each."""
+def separate(*, query: str = "q_proj", key: str = "k_proj", value: str = "v_proj", shared: bool = False) -> Layout:
+    """Three projections, one each; with ``shared``, a layer that reads another one's keys and values has only one."""
 
     def layout(attention: nn.Module, config: Any) -> Projections:
         paths = {"query": query, "key": key, "value": value}
-        return {target: _whole(attention, path) for target, path in paths.items()}
+        if shared:
+            paths = {t: path for t, path in paths.items() if t == "query" or has_module(attention, path)}
+        return {target: whole(attention, path) for target, path in paths.items()}
 
     return layout
 
@@ -60,19 +67,42 @@ def per_head(path: str) -> Layout:
     return layout
 
 
+def gated(*, query: str = "q_proj", source: str | None = None, key: str = "k_proj", value: str = "v_proj") -> Layout:
+    """Three projections, that of the query with, for every head, the columns [q, gate of the output]."""
+
+    def layout(attention: nn.Module, config: Any) -> Projections:
+        heads = int(getattr(attention, "num_heads", None) or head_counts(config)[0])
+        width = divide(out_features(attention, query), heads, query)
+        found = {"query": Projection(query, Columns(heads, width, 0, divide(width, 2, query)), source)}
+        return found | {t: whole(attention, p) for t, p in (("key", key), ("value", value)) if has_module(attention, p)}
+
+    return layout
+
+
+def latent(attention: nn.Module, config: Any) -> Projections:
+    """Multi-head latent attention: q_a_proj, a norm, q_b_proj; or one q_proj where the query has no latent.
+
+    Keys and values of all heads come from one latent and a shared rotary part, so that neither has a projection of its
+    own: only the query can be made nonlinear.
+    """
+    if has_module(attention, "q_a_proj"):
+        return {"query": whole(attention, "q_b_proj", source="q_a_proj")}
+    return {"query": whole(attention, "q_proj")}
+
+
 def concatenated_columns(attention: nn.Module, path: str, *, heads: int, kv_heads: int) -> Projections:
     """Return the columns of the form [q all, k all, v all]."""
-    total = _out_features(attention, path)
-    k = _divide(total, heads + 2 * kv_heads, path)
+    total = out_features(attention, path)
+    k = divide(total, heads + 2 * kv_heads, path)
     spans = {"query": (0, heads), "key": (heads, kv_heads), "value": (heads + kv_heads, kv_heads)}
     return {t: Projection(path, Columns(1, total, start * k, n * k)) for t, (start, n) in spans.items()}
 
 
 def grouped_columns(attention: nn.Module, path: str, *, heads: int, groups: int) -> Projections:
     """Return the columns of the form [q·g, k, v] for each of ``groups`` key/value heads; g = 1 is per head."""
-    g = _divide(heads, groups, path)
-    width = _divide(_out_features(attention, path), groups, path)
-    k = _divide(width, g + 2, path)
+    g = divide(heads, groups, path)
+    width = divide(out_features(attention, path), groups, path)
+    k = divide(width, g + 2, path)
     spans = {"query": (0, g), "key": (g, 1), "value": (g + 1, 1)}
     return {t: Projection(path, Columns(groups, width, start * k, n * k)) for t, (start, n) in spans.items()}
 
@@ -83,16 +113,23 @@ def head_counts(config: Any) -> tuple[int, int]:
     return heads, int(getattr(config, "num_key_value_heads", None) or heads)
 
 
-def _whole(attention: nn.Module, path: str) -> Projection:
-    width = _out_features(attention, path)
-    return Projection(path, Columns(1, width, 0, width))
+def whole(attention: nn.Module, path: str, *, source: str | None = None) -> Projection:
+    """Return the projection whose columns all belong to one target."""
+    width = out_features(attention, path)
+    return Projection(path, Columns(1, width, 0, width), source)
 
 
-def _out_features(attention: nn.Module, path: str) -> int:
+def out_features(attention: nn.Module, path: str) -> int:
+    """Return the output width of a projection below the attention."""
     return features(unwrapped(submodule(attention, path, of=type(attention).__name__)))[1]
 
 
-def _divide(total: int, parts: int, path: str) -> int:
+def divide(total: int, parts: int, path: str) -> int:
+    """Return ``total / parts``.
+
+    Raises:
+        HfpatchError: if it is not a whole number, so that the declared layout cannot be right.
+    """
     if total % parts:
         raise HfpatchError(
             f"{path}: {total} columns do not divide into {parts} equal parts; the declared layout is wrong"

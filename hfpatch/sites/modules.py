@@ -22,6 +22,14 @@ def submodule(root: nn.Module, path: str, *, of: str) -> nn.Module:
     return module
 
 
+def has_module(root: nn.Module, path: str) -> bool:
+    """Return whether there is a module at the dotted ``path`` below ``root``."""
+    module: object = root
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return isinstance(module, nn.Module)
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the original module inside a PEFT layer, or the module itself."""
     base = getattr(module, "get_base_layer", None)

@@ -20,7 +20,7 @@ NOT_MERGEABLE = (
 
 
 class SurgeryLayer(nn.Module, BaseTunerLayer):
-    """A tuner layer registered as a child of the attention module, acting by forward hooks on its surroundings.
+    """A tuner layer registered as a child of the attention module (the site's host), acting by forward hooks around it.
 
     The attention module is not replaced: names of base parameters stay as they were, other adapters can be injected
     before or after, and code that reads attributes of the attention finds them. Trainable tensors live in
@@ -39,19 +39,19 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
 
     def __init__(self, site: AttentionSite) -> None:
         super().__init__()
-        self.layer_index = site.layer
+        self.site_name = site.name
         self.configs: dict[str, Any] = {}
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
         # In a tuple, so that it is not registered as a child a second time.
-        self._anchor = (site.projection_module("query"),)
+        self._anchor = (site.projection_module(next(iter(site.projections))),)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         for name in self.adapter_layer_names:
             setattr(self, name, nn.ModuleDict())
 
     def get_base_layer(self) -> nn.Module:
-        """Return the module whose device the adapter follows: the query projection."""
+        """Return the module whose device the adapter follows: the first projection, as a rule the query's."""
         return self._anchor[0]
 
     def update_layer(self, adapter_name: str, config: Any, *, inference_mode: bool = False) -> None:
@@ -93,12 +93,12 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
         """
         raise ValueError(NOT_MERGEABLE.format(method=self.method))
 
-    def detach(self, attention: nn.Module) -> None:
-        """Remove every hook, and this layer from the attention module."""
+    def detach(self, host: nn.Module) -> None:
+        """Remove every hook, and this layer from the module that holds it."""
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
-        delattr(attention, self.child_name)
+        delattr(host, self.child_name)
 
     def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs)`` before every forward of ``module``."""
@@ -109,7 +109,10 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
         self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def _device(self) -> torch.device:
-        return next(self.get_base_layer().parameters()).device
+        """Return the device on which the base computes; an offloaded module keeps its weights elsewhere meanwhile."""
+        base = self.get_base_layer()
+        execution = getattr(getattr(base, "_hf_hook", None), "execution_device", None)
+        return next(base.parameters()).device if execution is None else torch.device(execution)
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
         """Move an adapter to the base's device; unlike PEFT's own layers never to the base's dtype."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
+from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
-from hfpatch.sites import AttentionSite, find_sites, select_sites
+from hfpatch.sites import AttentionSite, select_sites, survey
 from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.tuners.layer import NOT_MERGEABLE, SurgeryLayer
+
+_INPUT_GRADIENTS = "_hfpatch_input_gradients"  # on the model, so that they can be taken back
 
 
 class SurgeryTuner(BaseTuner):
@@ -23,13 +26,20 @@ class SurgeryTuner(BaseTuner):
         Every way in passes here: ``PeftModel.add_adapter`` skips PEFT's injection hooks for further adapters.
         """
         config: SurgeryConfig = self.peft_config[adapter_name]
-        sites = select_sites(find_sites(model), config.layers_to_transform)
+        sites = select_sites(survey(model), config.layers_to_transform, refusal=lambda site: self.refusal(site, config))
         for site in sites:
             self.check_site(site, config)
-        self._sites = {site.path: site for site in sites}
+        self._sites = {site.host_path: site for site in sites}
         config.target_modules = list(self._sites)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         config.target_modules = list(self._sites)  # again: PEFT may have shortened it to common endings meanwhile
+        if any(site.input_gradients for site in sites):
+            _require_input_gradients(model)
+
+    @staticmethod
+    def refusal(site: AttentionSite, config: Any) -> str | None:
+        """Return why the architecture does not allow the method at this site, or None if it does."""
+        return None
 
     def check_site(self, site: AttentionSite, config: Any) -> None:
         """Raise :class:`hfpatch.errors.HfpatchError` if the method cannot be applied at this site."""
@@ -71,9 +81,26 @@ class SurgeryTuner(BaseTuner):
         return self.model
 
 
+def unreached_layers(model: nn.Module, config: SurgeryConfig) -> dict[int, str]:
+    """Return the blocks that a configuration for all layers leaves out: index of the block -> reason."""
+    found, tuner = survey(model), cast("type[SurgeryTuner]", PEFT_TYPE_TO_TUNER_MAPPING[cast("Any", config.peft_type)])
+    refused = {site.layer: tuner.refusal(site, config) for site in found.sites}
+    return dict(sorted({**found.skipped, **{layer: why for layer, why in refused.items() if why}}.items()))
+
+
 def detach_layers(model: nn.Module) -> None:
     """Remove every hfpatch layer and its hooks from a model."""
+    if getattr(model, _INPUT_GRADIENTS, False):
+        delattr(model, _INPUT_GRADIENTS)
+        model.disable_input_require_grads()  # type: ignore[operator]
     for module in list(model.modules()):
         for child in list(module.children()):
             if isinstance(child, SurgeryLayer):
                 child.detach(module)
+
+
+def _require_input_gradients(model: nn.Module) -> None:
+    """Let what enters the first block require gradients, as the frozen embeddings do not."""
+    if not getattr(model, "_require_grads_hook", None):
+        model.enable_input_require_grads()  # type: ignore[operator]
+        setattr(model, _INPUT_GRADIENTS, True)

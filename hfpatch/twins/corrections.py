@@ -39,6 +39,18 @@ def _nested_attention(values: Values) -> None:
     values["attn_config"].rope_theta = 10_000.0
 
 
+def _bamba(values: Values) -> None:
+    """The layers with attention are listed by their index."""
+    if values.get("attn_layer_indices"):
+        values["attn_layer_indices"] = [1]
+
+
+def _mllama(values: Values) -> None:
+    """The layers with cross-attention are listed by their index."""
+    if values.get("cross_attention_layers"):
+        values["cross_attention_layers"] = [1]
+
+
 def _blt(values: Values) -> None:
     """The global tower is as wide as the vectors that the local one hands it."""
     tower = values["global_config"]
@@ -72,6 +84,7 @@ def _reformer(values: Values) -> None:
 
 
 CORRECTIONS: dict[str, Callable[[Values], None]] = {
+    "bamba": _bamba,
     "blt": _blt,
     "dbrx": _nested_attention,
     "dots3_note": _dots3,
@@ -80,6 +93,9 @@ CORRECTIONS: dict[str, Callable[[Values], None]] = {
     "gpt_neo": _gpt_neo,
     "longcat_flash": _set(head_dim=SIZES["qk_rope_head_dim"]),
     "mamba2": _set(head_dim=2 * HIDDEN // HEADS),
+    "mllama": _mllama,
+    "mllama_text_model": _mllama,
+    "recurrent_gemma": _set(num_hidden_layers=3),  # one turn of its pattern
     "reformer": _reformer,
     "zamba": _zamba,
     "zaya": _set(num_experts_per_tok=1),

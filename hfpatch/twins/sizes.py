@@ -3,8 +3,8 @@
 VOCABULARY, LAYERS = 128, 2
 
 LAYER_COUNTS = (
-    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers",
-    "encoder_layers", "num_encoder_layers", "num_blocks",
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_layers_per_stack", "decoder_layers",
+    "num_decoder_layers", "encoder_layers", "num_encoder_layers", "num_blocks",
 )  # fmt: skip
 
 SIZES = {
@@ -46,6 +46,10 @@ SIZES = {
     "pronunciation_embed_dim": 16, "shape_embed_dim": 16, "encoder_hash_byte_group_vocab": 64,
     "hidden_size_global": 64, "adapter_in_dim": 64, "adapter_out_dim": 64, "adapter_input_size": 64,
     "ngram_vocab_size_base": 64,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
     # positions and windows
     "max_position_embeddings": 64, "n_positions": 64, "n_ctx": 64, "max_seq_len": 64, "max_target_positions": 64,
     "sliding_window": 32, "sliding_window_size": 32, "window_size": 32, "attention_window_size": 32,

@@ -1,15 +1,18 @@
 import types
+from operator import attrgetter
 
 import pytest
 import torch
 from families import FEW, make_model
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch import nn
+from transformers import JambaConfig
 
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.errors import HfpatchError
-from hfpatch.sites import Family, find_sites, register_family, select_sites, separate
+from hfpatch.sites import Family, find_sites, register_family, select_sites, separate, survey
 from hfpatch.sites import family as registry
+from hfpatch.twins import twin
 
 
 @pytest.fixture
@@ -18,22 +21,23 @@ def declarations(monkeypatch):
     monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
 
 
-def undeclared(model_type="made_up"):
-    model = make_model("llama")
-    model.config = types.SimpleNamespace(model_type=model_type, num_attention_heads=4, num_key_value_heads=2)
+def undeclared(case="llama", model_type="made_up"):
+    model = make_model(case)
+    config = model.config.to_dict()
+    model.config = types.SimpleNamespace(**{**config, "model_type": model_type, "num_key_value_heads": 2})
     return model
 
 
 def declare(**changes):
     options = {
-        "name": "made-up", "model_types": ("made_up",), "layers": "model.layers", "attention": "self_attn",
+        "name": "made-up", "model_types": ("made_up",), "layers": "layers", "attention": "self_attn",
         "qkv": separate(), "output": "o_proj",
     }  # fmt: skip
     register_family(Family(**{**options, **changes}))
 
 
 def facts(site):
-    return site.layer, site.path, site.exit_path, site.hidden_size, site.output, dict(site.projections)
+    return site.layer, site.path, site.exit_path, site.hidden_size, site.output_path, dict(site.projections)
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -53,7 +57,7 @@ def test_sites_are_the_same_with_adapters_and_inside_a_peft_model(case):
 
 def test_an_undeclared_type_is_refused_with_what_to_declare():
     with pytest.raises(HfpatchError, match="'made_up' is of no declared family") as error:
-        find_sites(undeclared())
+        find_sites(undeclared("gpt_neox"))
     for word in ("register_family", "model_types=('made_up',)", "layers", "attention", "qkv", "output", "exit"):
         assert word in str(error.value)
     assert "\n" not in str(error.value)
@@ -61,7 +65,7 @@ def test_an_undeclared_type_is_refused_with_what_to_declare():
 
 def test_a_near_miss_is_pointed_out():
     with pytest.raises(HfpatchError, match="did you mean 'gpt_neox'"):
-        find_sites(undeclared("gptneox"))
+        find_sites(undeclared("gpt_neox", "gptneox"))
 
 
 def test_what_is_no_transformers_model_is_refused():
@@ -79,11 +83,14 @@ def test_one_declaration_suffices_for_a_new_family(declarations):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": "model.blocks"}, r"family 'made-up': LlamaModel has no module 'blocks' .*'model\.blocks'"),
+        ({"layers": "blocks"}, r"family 'made-up': LlamaModel has no module 'blocks' .*'blocks'"),
         ({"attention": "attn"}, "family 'made-up', layer 0: LlamaDecoderLayer has no module 'attn'"),
         ({"output": "out_proj"}, "family 'made-up', layer 0: LlamaAttention has no module 'out_proj'"),
         ({"exit": "post_norm"}, "family 'made-up', layer 0: LlamaDecoderLayer has no module 'post_norm'"),
         ({"qkv": separate(query="query")}, "LlamaAttention has no module 'query'"),
+        ({"factor": attrgetter("scale")}, "factor cannot be read: 'LlamaDecoderLayer' object has no attribute 'scale'"),
+        ({"host": "box"}, "family 'made-up', layer 0: LlamaDecoderLayer has no module 'box'"),
+        ({"entries": ("query",)}, "family 'made-up', layer 0: LlamaAttention has no module 'query'"),
         ({"qkv": separate(key="layer_idx")}, "LlamaAttention has no module 'layer_idx'"),
     ],
 )
@@ -94,18 +101,25 @@ def test_a_declaration_that_fits_by_half_names_what_is_missing(declarations, cha
 
 
 def test_a_type_cannot_be_declared_twice_and_nothing_of_the_second_stays(declarations):
-    with pytest.raises(HfpatchError, match="'llama' is declared already, by family 'llama'"):
-        declare(model_types=("made_up", "llama"))
-    with pytest.raises(HfpatchError, match="'made_up' is of no declared family"):
-        find_sites(undeclared())
+    with pytest.raises(HfpatchError, match="'gpt2' is declared already, by family 'gpt2'"):
+        declare(model_types=("made_up", "gpt2"))
+    with pytest.raises(HfpatchError, match="'mamba' is declared already: they are pure state-space"):
+        declare(model_types=("made_up", "mamba"))
+    assert "made_up" not in registry.declared_model_types()
+
+
+def test_a_model_of_the_common_structure_needs_no_declaration():
+    assert [facts(site) for site in find_sites(undeclared())] == [
+        facts(site) for site in find_sites(make_model("llama"))
+    ]
 
 
 def test_select_sites():
-    sites = find_sites(make_model("llama"))
-    assert select_sites(sites, None) == sites
-    assert select_sites(sites, 1) == [sites[1]]
-    assert select_sites(sites, [1, 0, 1]) == sites
-    assert select_sites(sites, range(1)) == [sites[0]]
+    found = survey(make_model("llama"))
+    assert select_sites(found, None) == found.sites
+    assert select_sites(found, 1) == [found.sites[1]]
+    assert select_sites(found, [1, 0, 1]) == found.sites
+    assert select_sites(found, range(1)) == [found.sites[0]]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +133,25 @@ def test_select_sites():
 )
 def test_layers_out_of_range_are_refused(layers, message):
     with pytest.raises(HfpatchError, match=message):
-        select_sites(find_sites(make_model("llama")), layers)
+        select_sites(survey(make_model("llama")), layers)
+
+
+def test_blocks_of_a_hybrid_without_attention_are_skipped_and_cannot_be_chosen():
+    found = survey(twin(JambaConfig()))
+    assert [site.layer for site in found.sites] == [1]
+    assert found.skipped == {0: "JambaMambaDecoderLayer without softmax attention"}
+    with pytest.raises(HfpatchError, match="layer 0 cannot be changed: JambaMambaDecoderLayer without softmax"):
+        select_sites(found, [0, 1])
+
+
+def test_refused_sites_are_left_out_unless_they_are_asked_for():
+    found = survey(make_model("llama"))
+    refusal = {0: "no reason", 1: None}
+    assert select_sites(found, None, refusal=lambda site: refusal[site.layer]) == [found.sites[1]]
+    with pytest.raises(HfpatchError, match="layer 0 cannot be changed: no reason"):
+        select_sites(found, [0], refusal=lambda site: refusal[site.layer])
+    with pytest.raises(HfpatchError, match="no layer of this model can be changed so: never"):
+        select_sites(found, None, refusal=lambda site: "never")
 
 
 def test_sites_of_a_meta_model_have_the_same_facts():

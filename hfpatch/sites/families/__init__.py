@@ -1,5 +1,10 @@
-"""One small declaration for each family of architectures; importing this package registers them."""
+"""One small declaration for each family whose blocks do not tell by themselves; importing this package registers them.
 
-from hfpatch.sites.families import bloom, falcon, gpt2, gpt_neox, gptj, llama, opt, phi3
+The common forms need none: see :mod:`hfpatch.sites.structure`. A new file here is found by itself.
+"""
 
-__all__ = ["bloom", "falcon", "gpt2", "gpt_neox", "gptj", "llama", "opt", "phi3"]
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

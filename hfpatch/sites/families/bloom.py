@@ -7,7 +7,7 @@ register_family(
     Family(
         name="bloom",
         model_types=("bloom",),
-        layers="transformer.h",
+        layers="h",
         attention="self_attention",
         qkv=per_head("query_key_value"),
         output="dense",

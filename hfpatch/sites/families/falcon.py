@@ -24,7 +24,7 @@ register_family(
     Family(
         name="falcon",
         model_types=("falcon",),
-        layers="transformer.h",
+        layers="h",
         attention="self_attention",
         qkv=falcon_qkv,
         output="dense",

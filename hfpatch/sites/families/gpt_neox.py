@@ -6,8 +6,8 @@ from hfpatch.sites.layouts import per_head
 register_family(
     Family(
         name="gpt-neox",
-        model_types=("gpt_neox",),
-        layers="gpt_neox.layers",
+        model_types=("gpt_neox", "gpt_neox_japanese"),
+        layers="layers",
         attention="attention",
         qkv=per_head("query_key_value"),
         output="dense",

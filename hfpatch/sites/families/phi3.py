@@ -1,9 +1,15 @@
-"""Phi-3: QKV concatenated in one Linear, with grouped queries."""
+"""Phi-3: QKV concatenated in one Linear, with grouped queries; also inside the multimodal Phi-4."""
 
-from dataclasses import replace
-
-from hfpatch.sites.families.llama import LLAMA
-from hfpatch.sites.family import register_family
+from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import concatenated
 
-register_family(replace(LLAMA, name="phi3", model_types=("phi3",), qkv=concatenated("qkv_proj")))
+register_family(
+    Family(
+        name="phi3",
+        model_types=("phi3", "phi4_multimodal"),
+        layers="layers",
+        attention="self_attn",
+        qkv=concatenated("qkv_proj"),
+        output="o_proj",
+    )
+)

@@ -22,7 +22,7 @@ class NonlinearQueryLayer(SurgeryLayer):
     The hook sits on the original projection, inside a LoRA layer if there is one: LoRA's own term is added to the
     nonlinear query, whichever of the two was injected first. It acts per token, before the split into heads and
     before any norm or rotation of the query. Several active adapters act one after the other, each anchored in what
-    the one before it returned.
+    the one before it returned. In multi-head latent attention f reads what enters the attention, not the latent.
     """
 
     method = "nonlinear query"
@@ -33,9 +33,12 @@ class NonlinearQueryLayer(SurgeryLayer):
         super().__init__(site)
         self.hidden_size = site.hidden_size
         self.columns = {target: projection.columns for target, projection in site.projections.items()}
+        self._read: dict[str, Tensor] = {}  # what source modules read, until the projection behind them takes it
         by_module: dict[nn.Module, list[str]] = {}
-        for target in self.columns:
+        for target, projection in site.projections.items():
             by_module.setdefault(site.projection_module(target), []).append(target)
+            if projection.source is not None:
+                self.before(site.inner_module(projection.source), partial(self._remember, target))
         for module, targets in by_module.items():
             self.after(module, partial(self._project, tuple(targets)))
 
@@ -55,7 +58,7 @@ class NonlinearQueryLayer(SurgeryLayer):
                 norm_out=norm_out,
                 silent=config.form == "preserving",
                 seed=config.seed,
-                name=f"layer.{self.layer_index}.nonlinear_{target}",
+                name=f"{self.site_name}.nonlinear_{target}",
             )
             parts = zip(PARTS, (norm_in, up, down, norm_out), strict=True)
             modules |= {f"nonlinear_{target}_{part}": module for part, module in parts}
@@ -81,6 +84,10 @@ class NonlinearQueryLayer(SurgeryLayer):
             return anchor_preserving(projected, f)
         return anchored(x if config.anchor == "identity" else projected, f)
 
+    def _remember(self, target: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.working_adapters():
+            self._read[target] = args[0]
+
     def _project(
         self,
         targets: tuple[str, ...],
@@ -89,9 +96,9 @@ class NonlinearQueryLayer(SurgeryLayer):
         kwargs: dict[str, Any],
         output: Tensor,
     ) -> Tensor:
-        for name in self.working_adapters():
-            for target in targets:
+        for target in targets:
+            columns, x = self.columns[target], self._read.pop(target, args[0])
+            for name in self.working_adapters():
                 if target in self.configs[name].targets:
-                    columns = self.columns[target]
-                    output = columns.write(output, self.query(name, target, args[0], columns.read(output)))
+                    output = columns.write(output, self.query(name, target, x, columns.read(output)))
         return output

@@ -16,6 +16,16 @@ class NonlinearQueryModel(SurgeryTuner):
     prefix = "nonlinear_"
     tuner_layer_cls = NonlinearQueryLayer
 
+    @staticmethod
+    def refusal(site: AttentionSite, config: NonlinearQueryConfig) -> str | None:
+        """Return why one of the targets cannot be made nonlinear at this site."""
+        for target in config.targets:
+            if target in site.refusals:
+                return site.refusals[target]
+            if target not in site.projections:
+                return f"{type(site.attention).__name__} has no projection that computes the {target} alone"
+        return None
+
     def check_site(self, site: AttentionSite, config: NonlinearQueryConfig) -> None:
         """Refuse an identity anchor where d_q differs from d, and a default rank where d is odd."""
         bottleneck_rank(site.hidden_size, config.rank)

@@ -18,7 +18,8 @@ from hfpatch.tuners.pre_projection.config import PreProjectionConfig
 class PreProjectionLayer(SurgeryLayer):
     """Replaces the hidden state that enters the attention by x~, and adds x~ W_skip where the branch ends.
 
-    Several active adapters act one after the other; each one's skip reads the final x~.
+    Several active adapters act one after the other; each one's skip reads the final x~. Where several modules read the
+    hidden state, each is given x~.
     """
 
     method = "pre-projection"
@@ -28,12 +29,14 @@ class PreProjectionLayer(SurgeryLayer):
     def __init__(self, site: AttentionSite) -> None:
         super().__init__(site)
         self.hidden_size = site.hidden_size
+        self.exit_factor = site.exit_factor
         self._pending: Tensor | None = None
-        self.before(site.attention, self._enter)
+        for entry in site.entries:
+            self.before(entry, self._enter)
         if site.exit is site.attention:
             self.after(site.attention, self._leave)
         else:
-            self.after(site.attention, self._remember)
+            self.after(site.entries[0], self._remember)
             self.after(site.exit, self._leave_behind)
 
     def build(self, config: PreProjectionConfig) -> dict[str, nn.Module]:
@@ -42,7 +45,7 @@ class PreProjectionLayer(SurgeryLayer):
         up = nn.Linear(self.hidden_size, inner, bias=False)
         down = nn.Linear(inner, self.hidden_size, bias=False)
         gate = nn.Linear(self.hidden_size, inner, bias=False) if config.gated else None
-        name = f"layer.{self.layer_index}.preproj"
+        name = f"{self.site_name}.preproj"
         init_pre_projection(up=up, down=down, gate=gate, init=config.init, seed=config.seed, name=name)
         modules: dict[str, nn.Module] = {"preproj_up": up, "preproj_down": down}
         if gate is not None:
@@ -69,10 +72,13 @@ class PreProjectionLayer(SurgeryLayer):
         return x
 
     def skip(self, branch: Tensor, x: Tensor) -> Tensor:
-        """Return ``branch`` plus x~ W_skip of every working adapter that has one; all ``(batch, seq, hidden)``."""
+        """Return ``branch`` plus x~ W_skip of every working adapter that has one; all ``(batch, seq, hidden)``.
+
+        What the block multiplies the branch with afterwards is undone, so that x~ W_skip reaches the residual stream.
+        """
         for name in self.working_adapters():
             if self.configs[name].content_skip:
-                branch = add_skip(branch, x, self.linear("preproj_skip", name))
+                branch = add_skip(branch, x, self.linear("preproj_skip", name), factor=self.exit_factor)
         return branch
 
     def _enter(

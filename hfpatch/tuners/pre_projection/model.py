@@ -15,6 +15,12 @@ class PreProjectionModel(SurgeryTuner):
     prefix = "preproj_"
     tuner_layer_cls = PreProjectionLayer
 
+    @staticmethod
+    def refusal(site: AttentionSite, config: PreProjectionConfig) -> str | None:
+        """Return why the site takes no pre-projection, or no content skip where one is asked for."""
+        skip = site.refusals.get("content_skip") if config.content_skip else None
+        return site.refusals.get("pre_projection") or skip
+
     def check_site(self, site: AttentionSite, config: PreProjectionConfig) -> None:
         """Refuse an expansion that leaves no inner width."""
         inner_width(site.hidden_size, config.expansion)

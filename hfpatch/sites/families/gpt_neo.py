@@ -1,14 +1,14 @@
-"""OPT: separate projections below ``model.decoder``."""
+"""GPT-Neo: global and local attention in a wrapper of one module."""
 
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import separate
 
 register_family(
     Family(
-        name="opt",
-        model_types=("opt",),
-        layers="model.decoder.layers",
-        attention="self_attn",
+        name="gpt_neo",
+        model_types=("gpt_neo",),
+        layers="h",
+        attention="attn.attention",
         qkv=separate(),
         output="out_proj",
     )

@@ -1,0 +1,30 @@
+"""Gemma 3n and 4: the last layers read keys and values of earlier ones and project queries only.
+
+The branch is normed again before it joins the residual stream; Gemma 3n then divides their sum by √2.
+"""
+
+import math
+from dataclasses import replace
+
+from hfpatch.sites.family import Family, register_family
+from hfpatch.sites.layouts import separate
+
+GEMMA4 = Family(
+    name="gemma4",
+    model_types=("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
+    layers="layers",
+    attention="self_attn",
+    qkv=separate(shared=True),
+    output="o_proj",
+    exit="post_attention_layernorm",
+)
+
+register_family(GEMMA4)
+register_family(
+    replace(
+        GEMMA4,
+        name="gemma3n",
+        model_types=("gemma3n", "gemma3n_text"),
+        factor=lambda block: 1 / math.sqrt(2),
+    )
+)

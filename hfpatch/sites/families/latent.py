@@ -1,0 +1,47 @@
+"""Multi-head latent attention in blocks that do not tell by themselves."""
+
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+from torch import nn
+
+from hfpatch.sites.family import Family, register_family
+from hfpatch.sites.layouts import Projections, gated, latent
+
+LATENT = Family(
+    name="latent",
+    model_types=("minicpm3",),
+    layers="layers",
+    attention="self_attn",
+    qkv=latent,
+    output="o_proj",
+    factor=attrgetter("residual_scale"),
+)
+
+
+def query_and_gate(attention: nn.Module, config: Any) -> Projections:
+    """Read the query of a projection that also computes, for every head, a gate of its output."""
+    return {"query": gated(query="q_gate_proj", source="q_a_proj")(attention, config)["query"]}
+
+
+register_family(LATENT)
+register_family(replace(LATENT, name="axk2", model_types=("axk2",), qkv=query_and_gate, factor=None))
+register_family(
+    replace(
+        LATENT,
+        name="longcat_flash",
+        model_types=("longcat_flash",),
+        attention=("self_attn.0", "self_attn.1"),
+        factor=None,
+    )
+)
+register_family(
+    replace(
+        LATENT,
+        name="kimi_linear",
+        model_types=("kimi_linear",),
+        factor=None,
+        attention_classes=("KimiLinearAttention",),  # the others are KimiLinearDeltaAttention, at the same path
+    )
+)

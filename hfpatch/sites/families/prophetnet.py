@@ -1,0 +1,15 @@
+"""ProphetNet: the main stream and those that predict further ahead stand one after the other along the sequence."""
+
+from hfpatch.sites.family import Family, register_family
+from hfpatch.sites.layouts import separate
+
+register_family(
+    Family(
+        name="prophetnet",
+        model_types=("prophetnet",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(query="query_proj", key="key_proj", value="value_proj"),
+        output="out_proj",
+    )
+)

@@ -1,0 +1,76 @@
+"""Blocks that multiply the branch by a known factor before they add it; see also granite's residual_multiplier.
+
+The content skip is divided by that factor, so that it reaches the residual stream itself.
+"""
+
+import math
+from operator import attrgetter
+
+from torch import nn
+
+from hfpatch.sites.family import Family, register_family
+from hfpatch.sites.layouts import separate
+
+
+def depth_factor(block: nn.Module) -> float:
+    """Return what Beam multiplies the branch of a block with: 1/√i, i counting the additions so far."""
+    return 1 / math.sqrt(attrgetter("attn_residual_add_idx")(block))
+
+
+register_family(
+    Family(
+        name="beam",
+        model_types=("beam",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(),
+        output="o_proj",
+        exit="post_attention_layernorm",
+        factor=depth_factor,
+    )
+)
+register_family(
+    Family(
+        name="falcon_h1",
+        model_types=("falcon_h1",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(),
+        output="o_proj",
+        factor=attrgetter("attn_out_multiplier"),
+    )
+)
+register_family(
+    Family(
+        name="hyperclovax",
+        model_types=("hyperclovax",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(),
+        output="o_proj",
+        exit="post_norm1",
+        factor=attrgetter("residual_multiplier"),
+    )
+)
+register_family(
+    Family(
+        name="minimax",
+        model_types=("minimax",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(),
+        output="o_proj",
+        factor=attrgetter("attn_beta_factor"),
+        attention_classes=("MiniMaxAttention",),
+    )
+)
+register_family(
+    Family(
+        name="moshi",
+        model_types=("moshi",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(query="q_proj.linear", key="k_proj.linear", value="v_proj.linear"),
+        output="o_proj.linear",
+    )
+)

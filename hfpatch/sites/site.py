@@ -1,0 +1,132 @@
+"""The attention branch of one block, and how a declaration is read against a block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.sites.family import Family
+from hfpatch.sites.layouts import Projections
+from hfpatch.sites.modules import features, submodule, unwrapped
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """The attention branch of one block.
+
+    Args:
+        layer: index of the block; lists of blocks are counted one after the other.
+        name: ``layer.<index>``, with a number behind it where a block holds several attention modules.
+        family: name of the family that declared it.
+        path: path of the attention module, from the model.
+        attention: the attention module; the hidden state enters here, normed already.
+        hidden_size: d, the width of the hidden state.
+        projections: where query, key and value are computed, by target; paths are relative to the attention.
+        output_path: path of the output projection, from the model.
+        exit_path: path, from the model, of the module whose output is added to the residual stream.
+        exit: that module; the attention itself where nothing stands between.
+        exit_factor: what the exit's output is multiplied with on its way into the residual stream.
+        entries: the modules that read the hidden state; the attention itself unless it is exchanged at run time.
+        host_path: path, from the model, of the module that added modules are put under.
+        input_gradients: whether training needs gradients for what enters the first block.
+        refusals: what cannot be done here, with the reason.
+    """
+
+    layer: int
+    name: str
+    family: str
+    path: str
+    attention: nn.Module
+    hidden_size: int
+    projections: Projections
+    output_path: str
+    exit_path: str
+    exit: nn.Module
+    exit_factor: float
+    entries: tuple[nn.Module, ...]
+    host_path: str
+    input_gradients: bool
+    refusals: Mapping[str, str] = field(default_factory=dict)
+
+    def projection_module(self, target: str) -> nn.Module:
+        """Return the original module (no adapter around it) that computes ``query``, ``key`` or ``value``."""
+        return self.inner_module(self.projections[target].path)
+
+    def inner_module(self, path: str) -> nn.Module:
+        """Return the original module (no adapter around it) at a path below the attention."""
+        return unwrapped(submodule(self.attention, path, of=self.family))
+
+    @property
+    def linear_paths(self) -> list[str]:
+        """The projections that compute query, key and value, and the output projection: paths from the model."""
+        inner = [p for projection in self.projections.values() for p in (projection.source, projection.path) if p]
+        return list(dict.fromkeys([*(f"{self.path}.{path}" for path in inner), self.output_path]))
+
+
+def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: int, number: int = 0) -> AttentionSite:
+    """Read a declaration against a block: the site of its ``number``-th attention module.
+
+    Args:
+        family: the declaration.
+        config: the text configuration.
+        block: the block.
+        at: path of the block, from the model.
+        layer: index of the block.
+        number: which of the declared attention modules.
+
+    Raises:
+        HfpatchError: if the block does not have what is declared; the message names the attribute.
+    """
+    of = f"family {family.name!r}, layer {layer}"
+    paths = family.attention if isinstance(family.attention, tuple) else (family.attention,)
+    attention = submodule(block, paths[number], of=of)
+    path = joined(at, paths[number])
+    exit_path = path if family.exit is None else joined(at, family.exit)
+    if family.output is not None:
+        submodule(attention, family.output, of=of)
+    if family.host is not None:
+        submodule(block, family.host, of=of)
+    projections = family.qkv(attention, config)
+    factor = _factor(family, block, of)
+    return AttentionSite(
+        layer=layer,
+        name=f"layer.{layer}" + (f".{number}" if number else ""),
+        family=family.name,
+        path=path,
+        attention=attention,
+        hidden_size=_hidden_size(attention, projections, of),
+        projections=projections,
+        output_path=exit_path if family.output is None else joined(path, family.output),
+        exit_path=exit_path,
+        exit=attention if family.exit is None else submodule(block, family.exit, of=of),
+        exit_factor=factor,
+        entries=tuple(submodule(attention, p, of=of) for p in family.entries) or (attention,),
+        host_path=path if family.host is None else joined(at, family.host),
+        input_gradients=family.input_gradients,
+        refusals=family.refusals if factor else {**family.refusals, "content_skip": "the branch is multiplied by 0"},
+    )
+
+
+def joined(*paths: str) -> str:
+    """Join dotted paths, leaving out the empty ones."""
+    return ".".join(path for path in paths if path)
+
+
+def _factor(family: Family, block: nn.Module, of: str) -> float:
+    if family.factor is None:
+        return 1.0
+    try:
+        return float(family.factor(block))
+    except AttributeError as error:
+        raise HfpatchError(f"{of}: the declared factor cannot be read: {error}") from error
+
+
+def _hidden_size(attention: nn.Module, projections: Projections, of: str) -> int:
+    if not projections:
+        raise HfpatchError(f"{of}: the declared layout names no projection")
+    first = next(iter(projections.values()))
+    return features(unwrapped(submodule(attention, first.source or first.path, of=of)))[0]

@@ -1,0 +1,36 @@
+"""The text tower of a model: the module that holds its decoder blocks, whatever stands around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """Return the transformers model inside a ``PeftModel``, or the model itself."""
+    unwrap = getattr(model, "get_base_model", None)
+    return unwrap() if callable(unwrap) else model
+
+
+def text_tower(model: Any) -> tuple[str, nn.Module]:
+    """Return (path, module) of the text tower: ``model.get_decoder()``.
+
+    Where that is the model itself, or something without blocks (some models call their head ``decoder``), it is the
+    base model.
+    """
+    candidates = [model.get_decoder() if hasattr(model, "get_decoder") else model]
+    candidates += [getattr(model, name, model) for name in ("base_model", "model")]
+    tower = next((c for c in candidates if c is not model and _holds_lists(c)), model)
+    path = next((name for name, module in model.named_modules() if module is tower), "")
+    return path, tower
+
+
+def _holds_lists(module: nn.Module) -> bool:
+    return any(isinstance(child, nn.ModuleList) for child in module.modules())
+
+
+def text_config(model: Any) -> Any:
+    """Return the configuration of the text tower."""
+    config = model.config
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
