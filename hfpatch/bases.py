@@ -73,6 +73,25 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
     )
 
 
+def load_config(name: str, *, revision: str | None = None) -> Any:
+    """Load the configuration of a causal language model, without its weights; no remote code is run.
+
+    Args:
+        name: as :func:`load_base` takes it, or the path of a ``config.json``.
+        revision: hub branch, tag or commit.
+
+    Raises:
+        HfpatchError: if it cannot be found or read.
+    """
+    from transformers import AutoConfig
+
+    source = name if Path(name).is_file() else locate_base(name)
+    try:
+        return AutoConfig.from_pretrained(source, revision=revision)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HfpatchError(f"the configuration of {name!r} cannot be loaded: {_first_line(error)}") from error
+
+
 def locate_base(name: str) -> str:
     """Return what ``from_pretrained`` takes for a name: tinyworld names become folders, others stay.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -59,8 +59,8 @@ def patch(
         HfpatchError: if the model or a configuration is unfit; the model is then as it was.
     """
     configs = [config] if isinstance(config, PeftConfig) else list(config)
-    names = _adapter_names(configs, names)
     _require_plain(model)
+    names = _adapter_names(model, configs, names)
     _require_free_names(model, names)
     if has_adapters(model):
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first, or patch with one list")
@@ -180,12 +180,12 @@ def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -
         model.add_adapter(config, adapter_name=name)  # type: ignore[operator]
 
 
-def _adapter_names(configs: Sequence[PeftConfig], names: Sequence[str] | None) -> list[str]:
+def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Sequence[str] | None) -> list[str]:
     if names is None:
-        taken: list[str] = []
+        own, chosen = _name_parts(model), list[str]()
         for config in configs:
-            taken.append(_free_name(method_name(config), taken))
-        return taken
+            chosen.append(_free_name(method_name(config), {*own, *chosen}))
+        return chosen
     if len(names) != len(configs):
         raise HfpatchError(f"{len(names)} adapter names for {len(configs)} configurations; give one name each")
     for name in names:
@@ -200,7 +200,7 @@ def method_name(config: PeftConfig) -> str:
     return str(kind.value).lower()
 
 
-def _free_name(name: str, taken: Sequence[str]) -> str:
+def _free_name(name: str, taken: Collection[str]) -> str:
     candidate, number = name, 1
     while candidate in taken:
         number += 1
@@ -210,10 +210,14 @@ def _free_name(name: str, taken: Sequence[str]) -> str:
 
 def _require_free_names(model: nn.Module, names: Sequence[str]) -> None:
     """Refuse a name such as ``layers``, by which PEFT could not tell the adapter's tensors from others."""
-    taken = {part for name, _ in model.named_parameters() for part in name.split(".")}
+    taken = _name_parts(model)
     for name in names:
         if name in taken:
             raise HfpatchError(f"adapter name {name!r} is a part of the model's own names; choose another")
+
+
+def _name_parts(model: nn.Module) -> set[str]:
+    return {part for name, _ in model.named_parameters() for part in name.split(".")}
 
 
 def _require_untouched_base(configs: Sequence[PeftConfig]) -> None:

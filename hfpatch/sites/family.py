@@ -11,6 +11,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.sites.layouts import Layout
 
 Factor = Callable[[nn.Module], float]
+Refusals = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class Family:
         factor: what a block multiplies that output with before it is added, as a function of the block; None for 1.
         entries: paths, from the attention module, of the modules that read the hidden state, in architectures that
             exchange the attention module at run time; empty where the attention module itself is hooked.
+        norm: path, from a block, of the module whose output is the hidden state; needed where the attention keeps what
+            it was given in a cache, so that x~ has to be there already. None: x is changed on its way in.
         host: path, from a block, of the module that added modules are put under; None for the attention module. Needed
             where the model ties the parameters below several attention modules.
         input_gradients: whether the blocks run in an autograd function that passes gradients on only if what enters the
@@ -38,7 +41,7 @@ class Family:
         attention_classes: names of the classes that count, in hybrids that hold other mixers at the same path or none;
             the other blocks are skipped. Empty: every block has attention.
         refusals: what cannot be done in these models (``pre_projection``, ``content_skip``, ``query``, ``key``,
-            ``value``), with the reason.
+            ``value``), with the reason; a function of the attention module where layers differ.
     """
 
     name: str
@@ -50,10 +53,11 @@ class Family:
     exit: str | None = None
     factor: Factor | None = None
     entries: tuple[str, ...] = ()
+    norm: str | None = None
     host: str | None = None
     input_gradients: bool = False
     attention_classes: tuple[str, ...] = ()
-    refusals: Mapping[str, str] = field(default_factory=dict)
+    refusals: Refusals | Callable[[nn.Module], Refusals] = field(default_factory=dict)
 
 
 _FAMILIES: dict[str, Family] = {}

@@ -67,14 +67,14 @@ def per_head(path: str) -> Layout:
     return layout
 
 
-def gated(*, query: str = "q_proj", source: str | None = None, key: str = "k_proj", value: str = "v_proj") -> Layout:
-    """Three projections, that of the query with, for every head, the columns [q, gate of the output]."""
+def gated(*, query: str = "q_proj", key: str = "k_proj", value: str = "v_proj") -> Layout:
+    """Three projections, that of the query with, for every head, the columns [q, gate of the output], equally many."""
 
     def layout(attention: nn.Module, config: Any) -> Projections:
         heads = int(getattr(attention, "num_heads", None) or head_counts(config)[0])
         width = divide(out_features(attention, query), heads, query)
-        found = {"query": Projection(query, Columns(heads, width, 0, divide(width, 2, query)), source)}
-        return found | {t: whole(attention, p) for t, p in (("key", key), ("value", value)) if has_module(attention, p)}
+        found = {"query": Projection(query, Columns(heads, width, 0, divide(width, 2, query)))}
+        return found | {"key": whole(attention, key), "value": whole(attention, value)}
 
     return layout
 

@@ -31,6 +31,7 @@ class AttentionSite:
         exit: that module; the attention itself where nothing stands between.
         exit_factor: what the exit's output is multiplied with on its way into the residual stream.
         entries: the modules that read the hidden state; the attention itself unless it is exchanged at run time.
+        norm: the module whose output is the hidden state, where it has to be changed there; else None.
         host_path: path, from the model, of the module that added modules are put under.
         input_gradients: whether training needs gradients for what enters the first block.
         refusals: what cannot be done here, with the reason.
@@ -48,6 +49,7 @@ class AttentionSite:
     exit: nn.Module
     exit_factor: float
     entries: tuple[nn.Module, ...]
+    norm: nn.Module | None
     host_path: str
     input_gradients: bool
     refusals: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +66,8 @@ class AttentionSite:
     def linear_paths(self) -> list[str]:
         """The projections that compute query, key and value, and the output projection: paths from the model."""
         inner = [p for projection in self.projections.values() for p in (projection.source, projection.path) if p]
-        return list(dict.fromkeys([*(f"{self.path}.{path}" for path in inner), self.output_path]))
+        output = [] if self.output_path == self.path else [self.output_path]  # experts may compute it
+        return list(dict.fromkeys([*(joined(self.path, path) for path in inner), *output]))
 
 
 def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: int, number: int = 0) -> AttentionSite:
@@ -92,6 +95,7 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         submodule(block, family.host, of=of)
     projections = family.qkv(attention, config)
     factor = _factor(family, block, of)
+    refusals = family.refusals(attention) if callable(family.refusals) else family.refusals
     return AttentionSite(
         layer=layer,
         name=f"layer.{layer}" + (f".{number}" if number else ""),
@@ -105,9 +109,10 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         exit=attention if family.exit is None else submodule(block, family.exit, of=of),
         exit_factor=factor,
         entries=tuple(submodule(attention, p, of=of) for p in family.entries) or (attention,),
+        norm=None if family.norm is None else submodule(block, family.norm, of=of),
         host_path=path if family.host is None else joined(at, family.host),
         input_gradients=family.input_gradients,
-        refusals=family.refusals if factor else {**family.refusals, "content_skip": "the branch is multiplied by 0"},
+        refusals=refusals if factor else {**refusals, "content_skip": "the branch is multiplied by 0"},
     )
 
 

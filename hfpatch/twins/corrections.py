@@ -22,12 +22,16 @@ def _gpt_neo(values: Values) -> None:
     values |= {"attention_types": [[kinds, 1]], "num_layers": len(kinds)}
 
 
-def _gemma3n(values: Values) -> None:
+def _shared_keys_and_values(values: Values) -> None:
     """The last layers read keys and values of an earlier layer of their kind."""
     if values["num_kv_shared_layers"]:
         values["layer_types"] = list(dict.fromkeys(values["layer_types"])) * 2
         values["num_hidden_layers"] = len(values["layer_types"])
         values["num_kv_shared_layers"] = len(values["layer_types"]) // 2
+        if "per_layer_config" in values:  # what full attention does otherwise
+            changes: Values = next(iter(values["per_layer_config"].values()), {})
+            full = [i for i, kind in enumerate(values["layer_types"]) if kind == "full_attention"]
+            values["per_layer_config"] = {index: dict(changes) for index in full}
         for name in ("intermediate_size", "activation_sparsity_pattern"):
             if isinstance(values.get(name), list):
                 values[name] = (values[name] * len(values["layer_types"]))[: len(values["layer_types"])]
@@ -49,6 +53,12 @@ def _mllama(values: Values) -> None:
     """The layers with cross-attention are listed by their index."""
     if values.get("cross_attention_layers"):
         values["cross_attention_layers"] = [1]
+
+
+def _hrm(values: Values) -> None:
+    """The number of layers counts the slots of the cache: every pass through every layer."""
+    values["num_layers_per_stack"] = 1
+    values["num_hidden_layers"] = values["H_cycles"] * (values["L_cycles"] + 1)
 
 
 def _blt(values: Values) -> None:
@@ -89,8 +99,11 @@ CORRECTIONS: dict[str, Callable[[Values], None]] = {
     "dbrx": _nested_attention,
     "dots3_note": _dots3,
     "dots3_note_text": _dots3,
-    "gemma3n_text": _gemma3n,
+    "gemma3n_text": _shared_keys_and_values,
+    "gemma4_text": _shared_keys_and_values,
+    "gemma4_unified_text": _shared_keys_and_values,
     "gpt_neo": _gpt_neo,
+    "hrm_text": _hrm,
     "longcat_flash": _set(head_dim=SIZES["qk_rope_head_dim"]),
     "mamba2": _set(head_dim=2 * HIDDEN // HEADS),
     "mllama": _mllama,

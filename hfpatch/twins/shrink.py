@@ -96,9 +96,10 @@ def _heads(values: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     old_heads = values.get("num_attention_heads")
     old_hidden = values.get("hidden_size")
-    shared = values.get("num_key_value_heads")
-    if isinstance(shared, int) and isinstance(old_heads, int):
-        out["num_key_value_heads"] = heads if shared == old_heads else min(shared, heads // 2)
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        shared = values.get(name)
+        if isinstance(shared, int) and isinstance(old_heads, int):
+            out[name] = heads if shared == old_heads else min(shared, heads // 2)
     old_size = values.get("head_dim")
     if isinstance(old_size, int) and isinstance(old_heads, int) and isinstance(old_hidden, int):
         out["head_dim"] = size if old_size * old_heads == old_hidden else size + size // 2

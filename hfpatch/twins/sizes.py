@@ -3,7 +3,7 @@
 VOCABULARY, LAYERS = 128, 2
 
 LAYER_COUNTS = (
-    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_layers_per_stack", "decoder_layers",
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers",
     "num_decoder_layers", "encoder_layers", "num_encoder_layers", "num_blocks",
 )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from torch import nn
+
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import separate
 
@@ -17,14 +19,20 @@ INKLING = Family(
 
 register_family(INKLING)
 
-# Full-attention layers are left out: their queries, keys and values read three differently normed inputs, so that
-# there is no single x to replace.
+
+def three_inputs(attention: nn.Module) -> dict[str, str]:
+    """Refuse the pre-projection in full attention: there is no single x to replace."""
+    if type(attention).__name__ != "Inkling2FullAttention":
+        return {}
+    return {"pre_projection": "queries, keys and values read three differently normed inputs in full attention"}
+
+
 register_family(
     replace(
         INKLING,
         name="inkling2",
         model_types=("inkling2_text",),
         exit="post_attention_convolution",
-        attention_classes=("Inkling2SlidingAttention",),
+        refusals=three_inputs,
     )
 )

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from hfpatch.sites.columns import Columns
 from hfpatch.sites.family import Family, register_family
-from hfpatch.sites.layouts import Projections, gated, latent
+from hfpatch.sites.layouts import Projection, Projections, divide, head_counts, latent, out_features
 
 LATENT = Family(
     name="latent",
@@ -21,8 +22,10 @@ LATENT = Family(
 
 
 def query_and_gate(attention: nn.Module, config: Any) -> Projections:
-    """Read the query of a projection that also computes, for every head, a gate of its output."""
-    return {"query": gated(query="q_gate_proj", source="q_a_proj")(attention, config)["query"]}
+    """Read the query of a projection that also computes, for every head, a gate of its output, as wide as a value."""
+    path, heads = "q_gate_proj", head_counts(config)[0]
+    width = divide(out_features(attention, path), heads, path)
+    return {"query": Projection(path, Columns(heads, width, 0, width - int(config.v_head_dim)), source="q_a_proj")}
 
 
 register_family(LATENT)

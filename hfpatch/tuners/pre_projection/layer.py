@@ -31,8 +31,11 @@ class PreProjectionLayer(SurgeryLayer):
         self.hidden_size = site.hidden_size
         self.exit_factor = site.exit_factor
         self._pending: Tensor | None = None
-        for entry in site.entries:
-            self.before(entry, self._enter)
+        if site.norm is None:
+            for entry in site.entries:
+                self.before(entry, self._enter)
+        else:
+            self.after(site.norm, self._enter_behind)
         if site.exit is site.attention:
             self.after(site.attention, self._leave)
         else:
@@ -87,6 +90,9 @@ class PreProjectionLayer(SurgeryLayer):
         if not self.working_adapters():
             return None
         return replace_hidden(module, args, kwargs, self.project(hidden_argument(args, kwargs)))
+
+    def _enter_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        return self.project(output)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         x = hidden_argument(args, kwargs)  # x~: a forward hook sees the arguments that the pre-hook replaced

@@ -1,0 +1,231 @@
+"""Promises on the patched model as a whole: what it computes, how it runs, what it keeps."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftConfig
+from torch import Tensor
+
+from hfpatch.bases import hash_weights
+from hfpatch.budget import attention_modules
+from hfpatch.patch_files import load_patch, save_patch
+from hfpatch.patching import patch, patch_summary, unpatch
+from hfpatch.promises.common import (
+    NEW_TOKENS,
+    gradients,
+    held,
+    largest,
+    leak,
+    logits,
+    loss,
+    perturbed,
+    relative,
+    rounding,
+    training,
+)
+from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.tuners.adapters import adapter_parameters, base_parameters
+
+ALLOWED_FILES = {".safetensors", ".json", ".md"}
+CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch would have done nothing
+
+
+def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """With default init the logits equal the base's bit for bit."""
+    before = logits(model, tokens)
+    difference = largest(before, logits(patch(model, config), tokens))
+    if _changes_at_init(config):
+        what = "changes the model at init, as its options ask"
+        return difference > 0, f"{what}: largest logit difference {difference:.2g}"
+    return difference == 0, f"largest logit difference {difference:.2g}"
+
+
+def unpatch_restores(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """After unpatching, logits, weights and names are the base's; meanwhile the patch had an effect."""
+    before, weights, names = logits(model, tokens), hash_weights(model), list(model.state_dict())
+    with perturbed(model, config):
+        changed = relative(before, logits(model, tokens))
+        same_weights = hash_weights(model) == weights
+    restored = torch.equal(logits(model, tokens), before) and list(model.state_dict()) == names
+    return (
+        same_weights and restored and changed > CHANGED_SHARE,
+        f"weights {weights[:8]} before and after; patch moved {changed:.2g} of the largest logit",
+    )
+
+
+def cache(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Greedy generation with and without K/V cache agrees."""
+
+    def patched() -> bool:
+        with perturbed(model, config):
+            with_cache, without = (_generate(model, tokens, use_cache=use).sequences for use in (True, False))
+        return torch.equal(with_cache, without)
+
+    seen = f"{NEW_TOKENS} greedy tokens with and without K/V cache"
+    return held(
+        patched, lambda: seen, lambda: _same_scores(model, tokens), lambda: leak(model, tokens) <= rounding(model)
+    )
+
+
+def padding(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Left padding does not change a row's result beyond rounding."""
+    found = 0.0
+
+    def agrees() -> bool:
+        nonlocal found
+        found = _padding_difference(model, tokens)
+        return found < rounding(model)
+
+    def patched() -> bool:
+        with perturbed(model, config):
+            return agrees()
+
+    return held(patched, lambda: f"relative difference {found:.1g}", agrees)
+
+
+def checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Gradient checkpointing of both kinds gives the same gradients; excused where it does not for LoRA either."""
+    if not model.supports_gradient_checkpointing:
+        return True, "does not apply: the model does not support gradient checkpointing"
+    worst = 0.0
+
+    def agrees(part: PeftConfig) -> bool:
+        nonlocal worst
+        worst = _checkpointing_difference(model, part, tokens)
+        return worst < rounding(model)
+
+    return held(
+        lambda: agrees(config),
+        lambda: f"largest relative gradient difference {worst:.1g} (both kinds)",
+        lambda: agrees(LoraConfig(r=2, init_lora_weights=False, target_modules=attention_modules(model))),
+    )
+
+
+def compiled(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """torch.compile gives the same loss."""
+    with perturbed(model, config), torch.no_grad():
+        eager = loss(model, tokens).item()
+        torch.compiler.reset()
+        value = loss(torch.compile(model, backend="aot_eager"), tokens).item()
+        torch.compiler.reset()
+    return abs(value - eager) <= rounding(model) * abs(eager), f"loss {value:.6f} compiled, {eager:.6f} eager"
+
+
+def gradients_reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Every added parameter receives a gradient within two steps, and no base parameter does."""
+    patch(model, config)
+    added = adapter_parameters(model)
+    optimizer = torch.optim.SGD(added.values(), lr=1.0)
+    reached: set[str] = set()
+    with training(model):
+        for _ in range(2):
+            optimizer.zero_grad()
+            reached |= {name for name, gradient in gradients(model, tokens).items() if gradient.abs().max() > 0}
+            optimizer.step()
+    base = [name for name, p in base_parameters(model).items() if p.grad is not None or p.requires_grad]
+    missing = added.keys() - reached
+    return not missing and not base, f"{len(reached)} of {len(added)} added tensors, {len(base)} base tensors"
+
+
+def save_and_load(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """What is saved loads to equal logits; on disk are safetensors, JSON and a Markdown card."""
+    with tempfile.TemporaryDirectory() as folder:
+        with perturbed(model, config):
+            saved = logits(model, tokens)
+            save_patch(model, Path(folder) / "patch")
+        kinds = {file.suffix for file in Path(folder).rglob("*") if file.is_file()}
+        loaded = logits(load_patch(model, Path(folder) / "patch"), tokens)
+    return torch.equal(saved, loaded) and kinds <= ALLOWED_FILES, f"equal logits; files {', '.join(sorted(kinds))}"
+
+
+def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Init depends on seed, layer and name alone: not on the order of injection, nor on what else is injected."""
+    names = ["checked", "other"]
+    other = LoraConfig(r=2, target_modules=attention_modules(model))
+    states = []
+    for order in (1, -1):
+        patch(model, [config, other][::order], names=names[::order])
+        states.append({n: p.detach().clone() for n, p in adapter_parameters(model).items() if ".checked." in n})
+        unpatch(model)
+    first, second = ({n.replace(".base_layer", ""): p for n, p in state.items()} for state in states)
+    same = first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
+    return same, f"{len(first)} tensors, injected before and after a LoRA"
+
+
+def full_precision(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Trainables are fp32 on any base dtype."""
+    patch(model, config)
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in adapter_parameters(model).values()}
+    trainable = patch_summary(model).trainable
+    return dtypes == {"float32"}, f"{trainable:,} trainable parameters in {', '.join(dtypes)} on a {model.dtype} base"
+
+
+def _padding_difference(model: Any, tokens: Tensor) -> float:
+    pad = 3
+    mask = torch.ones_like(tokens)
+    mask[:, :pad] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    accepts = "position_ids" in inspect.signature(model.forward).parameters  # sees through decorators
+    extra = {"position_ids": positions} if accepts else {}
+    padded = logits(model, tokens, attention_mask=mask, **extra)[:, pad:]
+    return relative(logits(model, tokens[:, pad:]), padded)
+
+
+def _checkpointing_difference(model: Any, config: PeftConfig, tokens: Tensor) -> float:
+    with perturbed(model, config), training(model), _own_checkpointing(model):
+        plain = gradients(model, tokens)
+        worst = 0.0
+        for reentrant in (False, True):
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # lets the inputs require gradients too
+            again = gradients(model, tokens)
+            model.gradient_checkpointing_disable()
+            worst = max(worst, *(relative(plain[name], again[name]) for name in plain))
+    return worst
+
+
+@contextmanager
+def _own_checkpointing(model: Any) -> Iterator[None]:
+    """Start without gradient checkpointing and give back what the user had set."""
+    attributes = ("gradient_checkpointing", "_gradient_checkpointing_func")
+    before = [(m, {a: vars(m)[a] for a in attributes if a in vars(m)}) for m in model.modules()]
+    model.gradient_checkpointing_disable()
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_disable()
+        for module, values in before:
+            vars(module).update(values)
+
+
+def _changes_at_init(config: PeftConfig) -> bool:
+    if isinstance(config, PreProjectionConfig):
+        return config.init != "identity"
+    return isinstance(config, NonlinearQueryConfig) and config.form == "literal"
+
+
+def _same_scores(model: Any, tokens: Tensor) -> bool:
+    """Return whether cached and uncached generation give the same logits up to rounding; equal tokens may be luck."""
+    with_cache, without = (torch.stack(_generate(model, tokens, use_cache=use).logits) for use in (True, False))
+    return relative(without, with_cache) < rounding(model)
+
+
+def _generate(model: Any, tokens: Tensor, *, use_cache: bool) -> Any:
+    torch.manual_seed(0)
+    return model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        use_cache=use_cache,
+        eos_token_id=None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )

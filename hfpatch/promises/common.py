@@ -1,0 +1,139 @@
+"""What the promises share: inputs, forward passes that repeat, and patches that are taken out again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft import PeftConfig
+from torch import Tensor
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn import normal_
+from hfpatch.patching import patch, unpatch
+from hfpatch.sites import text_config
+from hfpatch.tuners.adapters import adapter_parameters
+
+BATCH, LENGTH, NEW_TOKENS = 2, 9, 6
+ROUNDING = 1e-4  # relative to the largest logit or gradient, fp32
+COARSE = 0.05  # the same in half precision
+
+Test = Callable[[Any, PeftConfig, Tensor], tuple[bool, str]]
+
+
+def example_tokens(model: Any) -> Tensor:
+    """Return token ids ``(batch, seq)``; models of several codebooks take one row for each codebook."""
+    rows = BATCH * int(getattr(model.config, "num_codebooks", 1) if "musicgen" in model.config.model_type else 1)
+    config = text_config(model)
+    chunks = [getattr(config, name, None) or 1 for name in ("local_attn_chunk_length", "lsh_attn_chunk_length")]
+    length = math.lcm(*chunks) if max(chunks) > 1 else LENGTH  # Reformer trains on whole chunks only
+    generator = torch.Generator().manual_seed(0)
+    highest = config.vocab_size
+    return torch.randint(min(3, highest - 1), highest, (rows, length), generator=generator).to(model.device)
+
+
+def training_tokens(model: Any, tokens: Tensor) -> Tensor:
+    """Return tokens of a length that the model trains on: axial position embeddings take one length alone."""
+    config = text_config(model)
+    if not getattr(config, "axial_pos_embds", False):
+        return tokens
+    length = math.prod(config.axial_pos_shape)
+    return tokens.repeat(1, -(-length // tokens.shape[1]))[:, :length]
+
+
+def rounding(model: Any) -> float:
+    """Return the relative difference that rounding explains in the model's dtype."""
+    return ROUNDING if model.dtype in (torch.float32, torch.float64) else COARSE
+
+
+@torch.no_grad()
+def logits(model: Any, tokens: Tensor, **kwargs: Any) -> Tensor:
+    """Return the logits; what a model draws at random in evaluation, it draws the same in every call."""
+    torch.manual_seed(0)
+    out: Tensor = model(tokens, use_cache=False, **kwargs).logits
+    return out
+
+
+def loss(model: Any, tokens: Tensor) -> Tensor:
+    """Return the mean negative log-likelihood of the next token, whatever losses the model computes itself."""
+    torch.manual_seed(0)
+    out = model(tokens, use_cache=False).logits
+    width = min(tokens.shape[1], out.shape[1])
+    flat = out[:, : width - 1].reshape(-1, out.shape[-1]).float()
+    return torch.nn.functional.cross_entropy(flat, tokens[:, 1:width].reshape(-1))
+
+
+def gradients(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+    """Return the gradients of what was added; dropout, where it is on, drops the same in every call."""
+    model.zero_grad()
+    loss(model, training_tokens(model, tokens)).backward()  # type: ignore[no-untyped-call]
+    return {name: p.grad.clone() for name, p in adapter_parameters(model).items() if p.grad is not None}
+
+
+@contextmanager
+def perturbed(model: Any, config: PeftConfig) -> Iterator[None]:
+    """Patch a model with every added tensor moved off its initial value, and unpatch it again."""
+    patch(model, config)
+    try:
+        for name, parameter in adapter_parameters(model).items():
+            noise = normal_(torch.empty(parameter.shape), std=0.1, seed=0, name=name).to(parameter)
+            parameter.data += noise
+        yield
+    finally:
+        unpatch(model)
+
+
+@contextmanager
+def training(model: Any) -> Iterator[None]:
+    """Put a model in training mode for a while."""
+    model.train()
+    try:
+        yield
+    finally:
+        model.eval()
+
+
+def largest(a: Tensor, b: Tensor) -> float:
+    """Return the largest absolute difference."""
+    return float((a - b).abs().max())
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """Return the largest absolute difference, relative to the largest value of ``a``."""
+    return largest(a, b) / max(float(a.abs().max()), 1e-12)
+
+
+def leak(model: Any, tokens: Tensor) -> float:
+    """Return how much a changed token changes the logits before it, relative to the largest."""
+    at = tokens.shape[1] // 2
+    other = tokens.clone()
+    other[:, at:] = tokens[:, at:].flip(-1).roll(1, -1)
+    return relative(logits(model, tokens)[:, :at], logits(model, other)[:, :at])
+
+
+def excuse(*runs: Callable[[], bool]) -> str | None:
+    """Return why the unpatched model does not do what a patched one was held to, or None if it does all of it."""
+    for run in runs:
+        try:
+            if not run():
+                return "does not apply: the model itself does not, without a patch"
+        except Exception as error:  # whatever a model raises
+            return f"does not apply: the model itself cannot: {type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+def held(run: Callable[[], bool], seen: Callable[[], str], *excuses: Callable[[], bool]) -> tuple[bool, str]:
+    """Return the verdict on ``run``; where it fails, and the unpatched model fails too, the promise does not apply."""
+    problem = ""
+    try:
+        if run():
+            return True, seen()
+    except HfpatchError:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    reason = excuse(*excuses)
+    return (True, reason) if reason else (False, problem or seen())
