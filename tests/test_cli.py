@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.progress import TextColumn
+from transformers import LlamaConfig, MambaConfig, ZambaConfig
 
 from hfpatch.__main__ import main
 from hfpatch.cli.progress import LiveProgress, choose_progress
@@ -309,7 +311,46 @@ def test_pretrain_writes_a_model_and_refuses_a_wrong_architecture(capsys, tmp_pa
     assert "did you mean 'hidden_size'" in refused(capsys, "pretrain", path, *wrong)
 
 
+@pytest.mark.slow
 def test_check_reports_the_promises(capsys):
     assert main(["check", "tinyworld/gpt-neox", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
-    assert "did you mean 'content_skip'" in refused(capsys, "check", "tinyworld/gpt-neox", "content_skp=true")
+    found = json.loads(capsys.readouterr().out)
+    assert found["passed"]
+    assert not found["refused"]
+    assert [report["method"] for report in found["reports"]] == ["PreProjectionConfig", "NonlinearQueryConfig"]
+    wrong = ["--method", "pre_projection", "content_skp=true"]
+    assert "did you mean 'content_skip'" in refused(capsys, "check", "tinyworld/gpt-neox", *wrong)
+    assert "options belong to a method" in refused(capsys, "check", "tinyworld/gpt-neox", "content_skip=true")
+
+
+def big(tmp_path, config):
+    config.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+@pytest.mark.slow
+def test_check_needs_no_weights_of_a_big_model(capsys, tmp_path):
+    config = LlamaConfig(
+        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
+    )
+    began = time.monotonic()
+    assert main(["check", big(tmp_path, config), "--config-only"]) == 0
+    assert time.monotonic() - began < 120
+    out = capsys.readouterr().out
+    assert f"a tiny random twin of {tmp_path}: PreProjectionConfig in 2 blocks" in out
+    assert "FAIL" not in out
+
+
+@pytest.mark.slow
+def test_check_says_what_an_architecture_refuses(capsys, tmp_path):
+    folder = big(tmp_path, ZambaConfig())
+    assert main(["check", folder, "--config-only"]) == 0
+    assert (
+        "pre_projection: refused: no layer of this model can be changed so: the branch feeds" in capsys.readouterr().out
+    )
+    asked = ["--config-only", "--method", "pre_projection", "content_skip=true"]
+    assert "the branch feeds the input of a Mamba layer" in refused(capsys, "check", folder, *asked)
+
+
+def test_check_of_a_model_without_attention_is_one_line(capsys, tmp_path):
+    assert "without softmax attention" in refused(capsys, "check", big(tmp_path, MambaConfig()), "--config-only")

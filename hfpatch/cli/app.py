@@ -140,27 +140,35 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A fo
 def check(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the part, as in a recipe.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the method, as in a recipe.")
     ] = None,
-    method: Annotated[str, typer.Option(help="The part's type, as in a recipe.")] = "pre_projection",
+    method: Annotated[
+        str | None, typer.Option(help="A part's type, as in a recipe; without it every kind of method is checked.")
+    ] = None,
+    config_only: Annotated[
+        bool, typer.Option(help="Check a tiny random twin of the model's config.json, without its weights.")
+    ] = False,
     revision: Revision = None,
     dtype: DtypeOption = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Run hfpatch's promises on a model: no-op at first, gradients, saving, loading, restoring.
+    """Run hfpatch's promises on a model: no-op at first, the right site, gradients, generation, saving, restoring.
 
     Exits with code 1 if one of them is broken.
 
     Example: hfpatch check tinyworld/gpt2 --method nonlinear_query form=literal
     """
+    from hfpatch.errors import HfpatchError
     from hfpatch.strict import read_override
 
-    part = {**dict(read_override(option) for option in options or []), "type": method}
+    if options and method is None:
+        raise HfpatchError(f"{options[0]}: options belong to a method; name it, as in --method pre_projection")
+    part = None if method is None else {**dict(read_override(option) for option in options or []), "type": method}
     base = _model_settings(model, revision, dtype)
     _quiet_libraries()
     from hfpatch.pipeline import check as run_check
 
-    outcome = run_check(base, part)
+    outcome = run_check(base, part, config_only=config_only)
     print(json.dumps(outcome.to_json(), indent=2) if as_json else str(outcome))
     if not outcome.passed:
         raise typer.Exit(1)

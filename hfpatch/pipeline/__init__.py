@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from hfpatch.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from hfpatch.pipeline.checking import check
     from hfpatch.pipeline.comparison import compare, train
-    from hfpatch.pipeline.inspection import check, inspect
+    from hfpatch.pipeline.inspection import inspect
     from hfpatch.pipeline.pretraining import pretrain
     from hfpatch.pipeline.progress import Progress
     from hfpatch.pipeline.scoring import evaluate
@@ -17,7 +18,7 @@ __all__ = ["Progress", "check", "compare", "evaluate", "inspect", "pretrain", "t
 
 _HOMES = {
     "Progress": "progress",
-    "check": "inspection",
+    "check": "checking",
     "compare": "comparison",
     "evaluate": "scoring",
     "inspect": "inspection",

@@ -1,32 +1,15 @@
-"""`check` and `inspect`: what one model promises, and where its attention branches are."""
+"""`inspect`: where a model's attention branches are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hfpatch.bases import Base, load_base
-from hfpatch.methods import build_method, validate_methods
 from hfpatch.patch_files import load_patch
 from hfpatch.patching import PatchSummary, patch_summary
-from hfpatch.promises import CheckReport
-from hfpatch.promises import check as run_promises
 from hfpatch.recipe import ModelSettings
 from hfpatch.sites import AttentionSite, find_sites
-
-
-def check(model: ModelSettings, part: dict[str, Any]) -> CheckReport:
-    """Run the promises on a model with one part, as a recipe writes it.
-
-    Raises:
-        HfpatchError: if the model cannot be had, or the part does not fit it.
-    """
-    methods = {"checked": [part]}
-    validate_methods(methods)
-    base = load_patched(model, None)
-    report = run_promises(base.model, build_method(base.model, methods, "checked").configs[0])
-    return replace(report, model=model.name)
 
 
 @dataclass(frozen=True)
