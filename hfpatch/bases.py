@@ -58,8 +58,10 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
         )
     source = locate_base(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise HfpatchError(
             f"model {name!r} cannot be loaded: {_first_line(error)} Check the id, the network and HF_HUB_OFFLINE, or "
@@ -87,7 +89,7 @@ def load_config(name: str, *, revision: str | None = None) -> Any:
 
     source = name if Path(name).is_file() else locate_base(name)
     try:
-        return AutoConfig.from_pretrained(source, revision=revision)
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HfpatchError(f"the configuration of {name!r} cannot be loaded: {_first_line(error)}") from error
 

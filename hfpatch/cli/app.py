@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import sys
 import warnings
@@ -227,6 +228,8 @@ def _quiet_libraries() -> None:
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name in ("bitsandbytes", "torchao"):  # say at import which of their kernels this machine lacks
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(?!hfpatch)")
 
 

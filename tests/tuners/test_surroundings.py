@@ -1,0 +1,224 @@
+"""What stands around a patched model: offloading, quantisation, ways of generating, encoders, tied weights."""
+
+import copy
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from families import FEW, TIED, logits_of, make_model, make_tokens, perturb
+from peft import prepare_model_for_kbit_training
+from transformers import (
+    AutoModelForCausalLM,
+    BartConfig,
+    BartForCausalLM,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertLMHeadModel,
+    BitsAndBytesConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+)
+
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch, unpatch
+from hfpatch.twins import random_model, shrink, twin
+
+STACK = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig()]
+NEW = 5
+
+
+def added(model):
+    return {name: p for name, p in model.named_parameters() if "hfpatch_" in name}
+
+
+def patched(case, dtype=torch.float32):
+    model = patch(make_model(case, dtype), STACK)
+    perturb(model)
+    return model
+
+
+def generate(model, tokens, **options):
+    quiet = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    return model.generate(tokens, attention_mask=torch.ones_like(tokens), **{**quiet, **options})
+
+
+@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_bases_keep_their_logits_and_train_in_fp32(case, dtype):
+    model, tokens = make_model(case, dtype), make_tokens()
+    before = logits_of(model, tokens)
+    assert torch.equal(logits_of(patch(model, STACK), tokens), before)
+    assert {p.dtype for p in added(model).values()} == {torch.float32}
+    assert logits_of(model, tokens).dtype == dtype
+
+
+@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize(
+    "mode", [{"cache_implementation": "static"}, {"use_cache": False}, {"prompt_lookup_num_tokens": 2}]
+)
+def test_every_cache_generates_the_same(case, mode):
+    model, tokens = patched(case), make_tokens(batch=1)
+    assert torch.equal(generate(model, tokens, **mode), generate(model, tokens))
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_beam_search_with_and_without_cache(case):
+    model, tokens = patched(case), make_tokens()
+    beams = [generate(model, tokens, num_beams=3, use_cache=use) for use in (True, False)]
+    assert torch.equal(*beams)
+    assert not torch.equal(beams[0], generate(unpatch(model), tokens, num_beams=3))
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_assisted_generation_gives_what_greedy_gives(case):
+    model, tokens = patched(case), make_tokens(batch=1)
+    assert torch.equal(generate(model, tokens, assistant_model=make_model(case)), generate(model, tokens))
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_offloaded_weights(case):
+    model, tokens = make_model(case), make_tokens()
+    before, expected = logits_of(model, tokens), logits_of(patched(case), tokens)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    patch(model, STACK)
+    assert {p.device.type for p in added(model).values()} == {"cpu"}
+    assert torch.equal(logits_of(model, tokens), before)
+    perturb(model)
+    torch.testing.assert_close(logits_of(model, tokens), expected)
+    model(tokens, labels=tokens, use_cache=False).loss.backward()
+    assert all(p.grad is not None for p in added(model).values())
+
+
+@pytest.mark.parametrize("case", ["gpt_neox", "llama"])
+def test_a_device_map_with_a_part_on_disk(case, tmp_path):
+    model, tokens = make_model(case), make_tokens()
+    model.save_pretrained(tmp_path / "base")
+    blocks = find_sites(model)[0].path.partition(".0.")[0]
+    tower, _, inner = blocks.partition(".")
+    places = {name: "cpu" for name, _ in model.named_children() if name != tower}
+    places |= {f"{tower}.{name}": "cpu" for name, _ in model.get_submodule(tower).named_children() if name != inner}
+    places |= {f"{blocks}.0": "cpu", f"{blocks}.1": "disk"}
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", device_map=places, offload_folder=str(tmp_path / "offload"), dtype=torch.float32
+    ).eval()
+    assert "meta" in {p.device.type for p in loaded.parameters()}
+    assert torch.equal(logits_of(patch(loaded, STACK), tokens), logits_of(model, tokens))
+    perturb(loaded)
+    torch.testing.assert_close(logits_of(loaded, tokens), logits_of(patched(case), tokens))
+
+
+@pytest.mark.filterwarnings("ignore:.*use_reentrant.*:UserWarning", "ignore:MatMul8bitLt:UserWarning")
+@pytest.mark.parametrize("kind", [LlamaConfig, GPTNeoXConfig])
+def test_a_base_quantised_to_int8(kind, tmp_path):
+    plain, tokens = twin(kind()), make_tokens()
+    plain.save_pretrained(tmp_path)
+    quantised = AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=BitsAndBytesConfig(load_in_8bit=True), device_map="cpu"
+    )
+    model = prepare_model_for_kbit_training(quantised.eval())
+    base = logits_of(model, tokens)
+    assert not torch.equal(base, logits_of(plain, tokens))
+    patch(model, STACK)
+    assert torch.equal(logits_of(model, tokens), base)
+    weights = {n: p.detach().clone() for n, p in model.named_parameters() if not p.is_floating_point()}
+    assert weights
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    assert {id(p) for p in trainable} == {id(p) for p in added(model).values()}
+    optimizer = torch.optim.AdamW(trainable, lr=1e-2)
+    losses = []
+    for _ in range(4):
+        loss = model.train()(tokens, labels=tokens, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(torch.equal(p, weights[n]) for n, p in model.named_parameters() if n in weights)
+
+
+def test_a_model_built_on_the_meta_device_takes_its_weights_later():
+    source = patched("llama")
+    with torch.device("meta"):
+        model = type(source)(source.config)
+    patch(model, STACK)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    model.to_empty(device="cpu")
+    model.load_state_dict(source.state_dict())
+    model.model.rotary_emb = copy.deepcopy(source.model.rotary_emb)
+    assert torch.equal(logits_of(model.eval(), make_tokens()), logits_of(source, make_tokens()))
+
+
+@pytest.mark.parametrize("case", sorted(TIED))
+def test_tied_embeddings_stay_tied_and_untouched(case):
+    model = make_model(case)
+    patch(model, STACK)
+    model.tie_weights()
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert len({id(p) for p in added(model).values()}) == len(added(model))
+
+
+DECODERS = {
+    "bart": lambda: BartForCausalLM(shrink(BartConfig(is_decoder=True))),
+    "bert": lambda: BertLMHeadModel(shrink(BertConfig(is_decoder=True, add_cross_attention=True))),
+}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_decoder_that_reads_an_encoder_is_changed_in_its_self_attention_alone(kind):
+    torch.manual_seed(0)
+    model = DECODERS[kind]().eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    tokens, states = make_tokens(), torch.randn(2, 7, 64)
+
+    def run():
+        with torch.no_grad():
+            return model(tokens, encoder_hidden_states=states, use_cache=False).logits
+
+    base = run()
+    patch(model, STACK)
+    assert all("cross" not in name and "encoder_attn" not in name for name in added(model))
+    assert torch.equal(run(), base)
+    perturb(model)
+    seen = []
+    cross = [m for n, m in model.named_modules() if n.endswith(("encoder_attn", "crossattention"))]
+    handles = [m.register_forward_pre_hook(lambda m, a, k: seen.append(k), with_kwargs=True) for m in cross]
+    assert not torch.allclose(run(), base)
+    for handle in handles:
+        handle.remove()
+    assert len(seen) == len(cross) == 2
+    given = [
+        value for k in seen for value in k.values() if isinstance(value, torch.Tensor) and value.shape == states.shape
+    ]
+    assert all(torch.equal(value, states) for value in given)
+
+
+@torch.no_grad()
+def test_a_patched_decoder_reads_its_encoder_alike_with_and_without_cache():
+    model = random_model(shrink(BartConfig(is_decoder=True)))
+    patch(model, STACK)
+    perturb(model)
+    tokens, states = make_tokens(), torch.randn(2, 7, 64)
+    whole = model(tokens, encoder_hidden_states=states, use_cache=False).logits
+    out = model(tokens[:, :5], encoder_hidden_states=states, use_cache=True)
+    pieces = [out.logits]
+    for at in range(5, tokens.shape[1]):
+        cache = out.past_key_values
+        out = model(tokens[:, at : at + 1], encoder_hidden_states=states, past_key_values=cache, use_cache=True)
+        pieces.append(out.logits)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_the_decoder_of_an_encoder_decoder_model():
+    torch.manual_seed(0)
+    model = BartForConditionalGeneration(shrink(BartConfig())).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    tokens = make_tokens()
+    base = generate(model, tokens, decoder_start_token_id=2)
+    assert torch.equal(generate(patch(model, STACK), tokens, decoder_start_token_id=2), base)
+    assert all(name.startswith("model.decoder.") for name in added(model))
+    perturb(model)
+    cached, plain = (generate(model, tokens, decoder_start_token_id=2, use_cache=use) for use in (True, False))
+    assert torch.equal(cached, plain)
+    assert not torch.equal(cached, base)
