@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from peft import PeftConfig, PeftModel
 from torch import nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.sites import find_sites
+from hfpatch.sites import find_sites, survey
 from hfpatch.tuners.adapters import (
     adapter_parameters,
     base_parameters,
@@ -153,9 +153,9 @@ def patch_summary(model: nn.Module) -> PatchSummary:
     """Count the parameters of a model and of what was added to it; also for a ``PeftModel``."""
     added = adapter_parameters(model)
     per_layer: dict[int, int] = {}
+    layer_of = _layers_by_name(model)
     for name, parameter in added.items():
-        match = _LAYER.search(name)
-        layer = int(match[1]) if match else -1
+        layer = layer_of(name)
         per_layer[layer] = per_layer.get(layer, 0) + parameter.numel()
     return PatchSummary(
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -164,6 +164,15 @@ def patch_summary(model: nn.Module) -> PatchSummary:
         per_layer=dict(sorted(per_layer.items())),
         skipped=_skipped(model),
     )
+
+
+def _layers_by_name(model: nn.Module) -> Callable[[str], int]:
+    """Return a function from a parameter's name to the index of its block; -1 outside the blocks."""
+    try:
+        places = {f".{path}.": layer for layer, path in enumerate(survey(model).blocks)}
+    except HfpatchError:  # LoRA and its like also go into models whose attention nobody declared
+        return lambda name: int(match[1]) if (match := _LAYER.search(name)) else -1
+    return lambda name: next((layer for place, layer in places.items() if place in f".{name}"), -1)
 
 
 def _skipped(model: nn.Module) -> dict[int, str]:

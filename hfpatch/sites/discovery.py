@@ -24,10 +24,12 @@ class Survey:
     Args:
         sites: the attention sites, first block first.
         skipped: the blocks without attention: index of the block -> what it holds instead.
+        blocks: the path of every block, from the model, by index.
     """
 
     sites: list[AttentionSite]
     skipped: dict[int, str]
+    blocks: list[str]
 
 
 def find_sites(model: nn.Module) -> list[AttentionSite]:
@@ -55,7 +57,8 @@ def survey(model: nn.Module) -> Survey:
     config, family = text_config(base), family_of(base.config.model_type)
     sites: list[AttentionSite] = []
     skipped: dict[int, str] = {}
-    for layer, (path, block) in enumerate(_blocks(base, family)):
+    blocks = list(_blocks(base, family))
+    for layer, (path, block) in enumerate(blocks):
         declared = family or _read(block, base.config.model_type)
         if declared is None or not _has_attention(declared, block):
             skipped[layer] = f"{type(block).__name__} without softmax attention"
@@ -67,7 +70,7 @@ def survey(model: nn.Module) -> Survey:
             f"{type(base).__name__} has no softmax attention in any of its {len(skipped)} blocks; "
             + how_to_declare(base.config.model_type)
         )
-    return Survey(sites, skipped)
+    return Survey(sites, skipped, [path for path, _ in blocks])
 
 
 Refusal = Callable[[AttentionSite], "str | None"]

@@ -1,0 +1,63 @@
+"""Patching models whose blocks are not all alike: hybrids, several stacks, tied blocks, and big ones."""
+
+import time
+
+import pytest
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, HrmTextConfig, JambaConfig, Zamba2Config, ZambaConfig
+
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, find_sites, patch, patch_summary
+from hfpatch.twins import twin
+
+
+def hybrid():
+    return twin(JambaConfig())
+
+
+def test_blocks_without_attention_are_left_out_and_counted():
+    summary = patch_summary(patch(hybrid(), PreProjectionConfig()))
+    assert list(summary.per_layer) == [1]
+    assert summary.skipped == {0: "JambaMambaDecoderLayer without softmax attention"}
+    assert "left out: 1 (0): JambaMambaDecoderLayer without softmax attention" in str(summary)
+
+
+def test_a_layer_without_attention_cannot_be_chosen_and_the_model_stays():
+    model = hybrid()
+    before = list(model.state_dict()), [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    with pytest.raises(HfpatchError, match="layer 0 cannot be changed: JambaMambaDecoderLayer without softmax"):
+        patch(model, PreProjectionConfig(layers_to_transform=[0, 1]))
+    after = list(model.state_dict()), [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    assert after == before
+    assert not hasattr(model, "peft_config")
+
+
+def test_layers_of_several_lists_are_counted_one_after_the_other():
+    model = patch(twin(HrmTextConfig()), PreProjectionConfig())
+    counts = patch_summary(model).per_layer
+    assert list(counts) == list(range(len(find_sites(model))))
+    assert len(set(counts.values())) == 1
+    seeds = {p.flatten()[0].item() for n, p in model.named_parameters() if "preproj_up" in n}
+    assert len(seeds) == len(counts)
+
+
+@pytest.mark.parametrize("kind", [ZambaConfig, Zamba2Config])
+def test_modules_added_to_tied_blocks_stay_apart(kind):
+    model = patch(twin(kind()), PreProjectionConfig())
+    added = {n: p for n, p in model.named_parameters() if "preproj_" in n}
+    model.tie_weights()
+    assert {n: p for n, p in model.named_parameters() if "preproj_" in n}.keys() == added.keys()
+    assert all(dict(model.named_parameters())[n] is p for n, p in added.items())
+
+
+def test_a_big_model_is_surveyed_and_patched_in_a_moment():
+    pythia_12b = GPTNeoXConfig(hidden_size=5120, num_hidden_layers=36, num_attention_heads=40, intermediate_size=20480)
+    with torch.device("meta"):
+        model = GPTNeoXForCausalLM(pythia_12b)
+    began = time.monotonic()
+    assert len(find_sites(model)) == 36
+    assert time.monotonic() - began < 1
+    began = time.monotonic()
+    patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig()])
+    assert time.monotonic() - began < 10
+    d = 5120
+    assert patch_summary(model).added == 36 * (2 * int(1.25 * d) * d + d * d + d * d // 2 * 2 + 2 * d)

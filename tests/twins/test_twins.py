@@ -1,0 +1,117 @@
+"""Tiny twins keep what the structure of a model depends on, and nothing of its size."""
+
+import dataclasses
+
+import pytest
+import torch
+from families import FAMILIES, make_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    DeepseekV3Config,
+    FalconConfig,
+    Gemma3nTextConfig,
+    GPTNeoXConfig,
+    JambaConfig,
+    LlamaConfig,
+    NemotronHConfig,
+    Qwen3NextConfig,
+)
+
+from hfpatch.errors import HfpatchError
+from hfpatch.sites import find_sites
+from hfpatch.twins import random_model, shrink, twin
+
+PARAMETERS = 1_000_000
+
+
+def size(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_twin_has_the_class_and_the_switches(case):
+    config = make_config(case)
+    small = shrink(config)
+    assert type(small) is type(config)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name, None)
+        if isinstance(value, bool) or (isinstance(value, str) and field.name not in ("name_or_path",)):
+            assert getattr(small, field.name) == value, field.name
+    assert size(twin(config)) < PARAMETERS
+
+
+@given(
+    heads=st.sampled_from([8, 16, 64]), sharing=st.sampled_from([1, 2, 8]), layers=st.integers(1, 100),
+    tied=st.booleans(), biased=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=20, deadline=None)
+def test_heads_and_their_sharing_stay_what_they_were(heads, sharing, layers, tied, biased):
+    config = LlamaConfig(
+        hidden_size=128 * heads, num_attention_heads=heads, num_key_value_heads=heads // sharing,
+        num_hidden_layers=layers, tie_word_embeddings=tied, attention_bias=biased,
+    )  # fmt: skip
+    small = shrink(config)
+    assert (small.num_key_value_heads == small.num_attention_heads) == (sharing == 1)
+    assert (small.num_key_value_heads == 1) == (heads // sharing == 1)
+    assert small.num_attention_heads % small.num_key_value_heads == 0
+    assert small.head_dim * small.num_attention_heads == small.hidden_size
+    assert small.num_hidden_layers <= 2
+    assert (small.tie_word_embeddings, small.attention_bias) == (tied, biased)
+
+
+def test_a_head_size_of_its_own_stays_one():
+    small = shrink(LlamaConfig(hidden_size=2048, num_attention_heads=16, head_dim=256))
+    assert small.head_dim * small.num_attention_heads != small.hidden_size
+
+
+@pytest.mark.parametrize("config", [JambaConfig(), NemotronHConfig(), Qwen3NextConfig(num_hidden_layers=48)])
+def test_hybrids_keep_every_kind_of_layer(config):
+    big, small = set(config.layers_block_type if hasattr(config, "layers_block_type") else config.layer_types), None
+    made = shrink(config)
+    small = set(made.layers_block_type if hasattr(made, "layers_block_type") else made.layer_types)
+    assert small == big
+    assert find_sites(random_model(made))
+
+
+def test_a_latent_query_stays_latent_or_not():
+    for rank in (1536, None):
+        query = find_sites(twin(DeepseekV3Config(q_lora_rank=rank)))[0].projections["query"]
+        assert (query.source is None) == (rank is None)
+
+
+def test_layers_that_share_keys_and_values_stay():
+    targets = [set(site.projections) for site in find_sites(twin(Gemma3nTextConfig()))]
+    assert {"query"} in targets
+    assert {"query", "key", "value"} in targets
+
+
+@pytest.mark.parametrize("switches", [(True, False), (False, False), (False, True)])
+def test_falcons_switches_stay(switches):
+    multi_query, new_decoder = switches
+    config = FalconConfig(multi_query=multi_query, new_decoder_architecture=new_decoder)
+    model = twin(config)
+    assert (model.config.multi_query, model.config.new_decoder_architecture) == switches
+    assert model(torch.ones(1, 4, dtype=torch.long)).logits.isfinite().all()
+
+
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_random_state_alone():
+    state = torch.get_rng_state()
+    first, second, other = (twin(GPTNeoXConfig(), seed=seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    assert any(not torch.equal(first[n], other[n]) for n in first)
+
+
+def test_no_parameter_is_zero_or_one_throughout():
+    for name, parameter in twin(GPTNeoXConfig()).named_parameters():
+        assert parameter.std() > 1e-2, name
+
+
+def test_what_cannot_be_built_is_one_line():
+    config = LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    config.model_type = "llama"
+    config.hidden_act = "no_such_activation"
+    with pytest.raises(HfpatchError, match=r"type .llama. cannot be built: .*no_such_activation") as error:
+        twin(config)
+    assert "\n" not in str(error.value)
