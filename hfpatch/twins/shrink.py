@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,12 +34,18 @@ def _values(config: PreTrainedConfig) -> dict[str, Any]:
     """Return what the constructor takes, without what transformers derives or ignores."""
     skip = {"transformers_version", "architectures", "id2label", "label2id", "dtype", "problem_type"}
     plain = config.to_dict()  # reads attributes that differ between layers, too
-    fields = [field.name for field in dataclasses.fields(config) if field.init and field.name not in skip]
-    values = {name: plain[name] for name in fields if name in plain}
+    values = {name: plain[name] for name in _constructor(config) if name in plain and name not in skip}
     values |= {name: getattr(config, name) for name in config.sub_configs if getattr(config, name, None) is not None}
     if plain.get("per_layer_config"):
         values["per_layer_config"] = {int(index): changes for index, changes in plain["per_layer_config"].items()}
     return values
+
+
+def _constructor(config: PreTrainedConfig) -> list[str]:
+    """Return the names that the constructor takes; configurations became dataclasses in the course of 5.x."""
+    if dataclasses.is_dataclass(config):
+        return [field.name for field in dataclasses.fields(config) if field.init]
+    return list(inspect.signature(type(config).__init__).parameters)
 
 
 def _small(name: str, value: Any, values: Mapping[str, Any], layers: Sequence[int]) -> Any:
