@@ -72,7 +72,7 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
     Raises:
         HfpatchError: if there are too few tokens to fit.
     """
-    watched = [_Watched.of(model, site) for site in find_sites(model) if _is_nonlinear(site)]
+    watched = [_Watched.of(model, site) for site in find_sites(model) if is_nonlinear(site)]
     sums = {layer.site.layer: _Sums(layer) for layer in watched}
     _watch(model, watched, fit, lambda layer, *seen: sums[layer.site.layer].add(layer, *seen))
     fitted = [_fitted(layer, sums[layer.site.layer]) for layer in watched]
@@ -111,9 +111,12 @@ def _bias(site: AttentionSite, target: str) -> Tensor:
     return columns.read(bias.detach().double().cpu())
 
 
-def _is_nonlinear(site: AttentionSite) -> bool:
-    layers = (getattr(site.attention, kind.child_name, None) for kind in (PreProjectionLayer, NonlinearQueryLayer))
-    return any(layer is not None and layer.working_adapters() for layer in layers)
+def is_nonlinear(site: AttentionSite) -> bool:
+    """Return whether a working patch makes the layer's query or key other than linear in the attention's input."""
+    pre, query = (getattr(site.attention, kind.child_name, None) for kind in (PreProjectionLayer, NonlinearQueryLayer))
+    if pre is not None and pre.working_adapters():
+        return True
+    return query is not None and any({"query", "key"} & {*query.configs[a].targets} for a in query.working_adapters())
 
 
 def _watch(model: nn.Module, layers: list[_Watched], batches: Iterable[Batch], seen: Seen) -> None:
