@@ -60,11 +60,13 @@ def rotary_of(model: nn.Module, site: AttentionSite, head_size: int) -> Rotary |
     """Return the rotation of a layer, or None where position enters otherwise.
 
     Angles are those of the model's own buffers (``inv_freq``, or GPT-J's table), so every scaling of RoPE is in them
-    as for short texts; which columns pair up is asked of the model's own function. A model with ALiBi has none.
+    as for short texts; which columns pair up is asked of the model's own function. A model with ALiBi has
+    none, nor a layer that says that it leaves RoPE out (``use_rope``).
     """
     base: Any = base_model(model)
     config = base.config.get_text_config()
-    found = None if getattr(config, "alibi", False) else _angles(base, site, config)
+    turns = getattr(site.attention, "use_rope", True) and not getattr(config, "alibi", False)
+    found = _angles(base, site, config) if turns else None
     if found is None:
         return None
     angles, gain = found

@@ -40,7 +40,7 @@ def token_rows(texts: Iterable[str], tokenizer: Any, *, tokens: int, length: int
     return rows
 
 
-def batches_of(rows: Sequence[Sequence[int]], *, size: int = 8, pad: int = 0) -> list[Batch]:
+def batches_of(rows: Sequence[Sequence[int]], *, size: int = 4, pad: int = 0) -> list[Batch]:
     """Return padded batches of ``size`` rows with their ``attention_mask``, rows of like length side by side."""
     ordered = sorted(rows, key=len)
     return [_batch(ordered[start : start + size], pad) for start in range(0, len(ordered), size)]

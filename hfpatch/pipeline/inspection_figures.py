@@ -62,8 +62,10 @@ def _offsets(found: Inspection) -> Figure | None:
     _lines(axes[0], relations, lambda r, _: r.symmetric, "symmetric share")
     _lines(axes[1], relations, lambda r, _: r.positive_energy, "positive share")
     _lines(axes[2], relations, lambda r, first: r.norm / first.norm if first.norm else np.nan, "‖B(Δ)‖ / ‖B(0)‖")
-    axes[0].axhline(0.5, color=MUTED, linewidth=0.8)
-    axes[1].axhline(0.5, color=MUTED, linewidth=0.8)
+    for ax in axes[:2]:
+        ax.axhline(0.5, color=MUTED, linewidth=0.8)
+    for ax in axes:
+        ax.ticklabel_format(axis="y", useOffset=False)
     return figure
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from families import HIDDEN, make_model, make_tokens, perturb
+from families import FAMILIES, HIDDEN, make_model, make_tokens, perturb
 from peft import LoraConfig
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
@@ -175,3 +175,17 @@ def test_the_model_is_left_as_it_was():
     assert all(module.training for module in model.modules())
     assert hooks == [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
     assert find_sites(model)
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_every_family_is_analysed(case):
+    """Whatever the layout, a stand-in of the right shape that explains a slightly nonlinear query nearly whole."""
+    model = patch(make_model(case), NonlinearQueryConfig())
+    perturb(model, std=0.02)
+    found = linearise(model, *both())
+    assert [each.layer for each in found] == [0, 1]
+    for each, base in zip(found, head_weights(model, patched=False), strict=True):
+        assert each.weights.query.shape == base.query.shape
+        assert each.weights.key.shape == base.key.shape
+        assert min(each.explained) > 0.99
+        assert all(share < 1 for share in each.explained_change)

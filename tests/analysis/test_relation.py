@@ -1,10 +1,12 @@
 """The Q-K relation against B formed as a d × d matrix, and against the attention weights of whole models."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
-from families import make_model, make_tokens
+from families import CASES as CASES_OF_FAMILIES
+from families import make_config, make_model, make_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
@@ -158,11 +160,21 @@ def test_with_rope_not_every_basis_change_is_a_gauge():
     assert norms[0] != pytest.approx(norms[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "mistral", "gptj", "phi3"])
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def whole_model(case):
+    if case != "llama_yarn":
+        return make_model(case).double()
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(make_config("llama", rope_parameters=YARN)).double().eval()
+
+
+@pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "llama_yarn", "mistral", "gptj", "phi3"])
 @torch.no_grad()
 def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
     """log a_ij − log a_i0 = scale · (x_i B(i−j) x_j − x_i B(i) x_0), which needs every sign and pairing right."""
-    model = make_model(case).double()
+    model = whole_model(case)
     model.set_attn_implementation("eager")
     site = find_sites(model)[0]
     entered = []
@@ -179,6 +191,7 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
     size = weights.query.shape[-1]
     rotary = rotary_of(model, site, size)
     assert (rotary is None) == (case == "gpt2")
+    assert rotary is None or (rotary.gain == 1) == (case != "llama_yarn")
     x = entered[0][0]
     for head in range(len(weights.query)):
         query, key = weights.query[head], weights.key[weights.key_head(head)]
@@ -195,6 +208,34 @@ def test_rotary_gain_and_columns():
     query, key = (rotary.turn(v, torch.tensor([[p]])) for v, p in zip(vectors, (9, 4), strict=True))
     expected = vectors[0].flatten() @ rotary.matrix(5) @ vectors[1].flatten()
     assert float((query * key).sum()) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_layers_of_several_kinds_have_their_own_angles():
+    options = {"head_dim": K, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+    config = AutoConfig.for_model("gemma3_text", **{**CASES_OF_FAMILIES["llama"][1], **options})
+    model, site = AutoModelForCausalLM.from_config(config), find_sites(make_model("llama"))[0]
+    for layer, base in ((0, 1e4), (1, 1e6)):
+        here = replace(site, layer=layer, attention=model.model.layers[layer].self_attn)
+        expected = base ** (-torch.arange(0, K, 2, dtype=torch.float64) / K)
+        assert rotary_of(model, here, K).angles.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+@given(heads=st.integers(1, 3), seed=st.integers(0, 10_000), offset=st.integers(0, 40))
+@settings(max_examples=30, deadline=None)
+def test_any_gauge_of_a_turning_head_changes_nothing(heads, seed, offset):
+    generator = torch.Generator().manual_seed(seed)
+    query, key = torch.randn(2, heads, 20, 6, generator=generator, dtype=torch.float64)
+    rotary = Rotary(6, torch.tensor([0, 1]), torch.tensor([2, 3]), torch.tensor([1.0, 0.1]).double())
+    before = relations(query, key, rotary.matrix(offset))
+    after = relations(*change_gauge(query, key, random_gauge(6, rotary, seed)), rotary.matrix(offset))
+    for old, new in zip(before, after, strict=True):
+        same(new, {name: getattr(old, name) for name in FIELDS}, 1e-8)
+
+
+def test_a_layer_that_leaves_rope_out_does_not_turn():
+    model = make_model("llama")
+    model.model.layers[1].self_attn.use_rope = False
+    assert [rotary_of(model, site, K) is None for site in find_sites(model)] == [False, True]
 
 
 def test_models_that_do_not_turn_their_heads_have_no_rotation():
