@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +52,15 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
     Raises:
         HfpatchError: if a layer has no query and key matrix that read the hidden state (latent attention).
     """
-    with evaluating(model):
-        return [layer_weights(model, site, patched=patched) for site in find_sites(model)]
+    return list(each_layers_weights(model, patched=patched))
+
+
+def each_layers_weights(model: nn.Module, *, patched: bool = True) -> Iterator[HeadWeights]:
+    """Yield what :func:`head_weights` returns layer by layer, so that a large model's need not be held together."""
+    for site in find_sites(model):
+        with evaluating(model):
+            weights = layer_weights(model, site, patched=patched)
+        yield weights
 
 
 def layer_weights(model: nn.Module, site: AttentionSite, *, patched: bool) -> HeadWeights:

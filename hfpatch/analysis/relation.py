@@ -16,7 +16,7 @@ positive side tells more than the count.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,7 +76,7 @@ class HeadRelation:
 
 
 def head_relations(
-    model: nn.Module, weights: Sequence[HeadWeights], offsets: Sequence[int] = OFFSETS
+    model: nn.Module, weights: Iterable[HeadWeights], offsets: Sequence[int] = OFFSETS
 ) -> list[HeadRelation]:
     """Return the relation of every head.
 

@@ -171,7 +171,8 @@ def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")],
     patch: Annotated[Path | None, typer.Option(help="A folder written by save_patch, or a PEFT adapter.")] = None,
     text: Annotated[
-        str | None, typer.Option(help="Text to measure on, as data.source in a recipe; tinyworld's models have theirs.")
+        str | None,
+        typer.Option(help="Text to measure on, as data.source in a recipe; best what the patch was not trained on."),
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=2, help="Tokens of it; 8 times the hidden size if not given.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hfpatch.analysis.ablation import Ablations, ablate_layers, document_losses
 from hfpatch.analysis.gradients import GradientNorm, gradient_norms
-from hfpatch.analysis.heads import head_weights
+from hfpatch.analysis.heads import each_layers_weights
 from hfpatch.analysis.linearised import Linearised, is_nonlinear, linearise
 from hfpatch.analysis.movement import Movement, RunRecord, initial_tensors, movement, patch_tensors, read_run
 from hfpatch.analysis.norms import (
@@ -39,6 +39,7 @@ from hfpatch.promises import CheckReport
 from hfpatch.promises import check as run_promises
 from hfpatch.recipe import ModelSettings
 from hfpatch.sites import AttentionSite, find_sites
+from hfpatch.tinyworld.tasks import items
 from hfpatch.tuners.adapters import has_adapters
 
 LENGTH = 256
@@ -161,8 +162,8 @@ def inspect(
     Args:
         model: the base.
         patch: a folder that `save_patch` or PEFT wrote; inside a run folder the run's records are read too.
-        text: where the text to measure on comes from, as a recipe's ``data.source``; None takes tinyworld's for
-            tinyworld's models and measures nothing on text for others.
+        text: where the text to measure on comes from, as a recipe's ``data.source``; best one that the patch was not
+            trained on. None takes that of tinyworld's tasks for tinyworld's models, and measures nothing for others.
         tokens: how many tokens of it; None takes eight times the hidden size, at least 2048.
         data_dir: a folder that holds local copies of hub data sets.
         reparametrisation: verify the invariance (X, W) -> (XΘ, Θ⁻¹W) too.
@@ -172,7 +173,8 @@ def inspect(
     """
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     sites = find_sites(base.model)
-    rows = _rows(base, sites, text, tokens, data_dir)
+    source, texts = _texts(base, text, data_dir) or ("", [])
+    rows = _rows(base, sites, texts, tokens) if source else []
     notes: list[str] = []
     found: dict[str, Any] = {"notes": notes, **_of_the_base(base, notes)}
     if reparametrisation:
@@ -183,7 +185,7 @@ def inspect(
         load_patch(base.model, patch)
         found.update(_of_the_patch(base, rows, notes))
     base.model.eval()
-    told = Text(text or _own_text(base) or "", len(rows), sum(map(len, rows))) if rows else None
+    told = Text(source, len(rows), sum(map(len, rows))) if rows else None
     return Inspection(base, patch, sites, patch_summary(base.model), told, **found)
 
 
@@ -200,20 +202,19 @@ def load_patched(model: ModelSettings, patch: Path | None) -> Base:
     return base
 
 
-def _own_text(base: Base) -> str | None:
-    return "tinyworld/shifted" if base.name.startswith(TINYWORLD) else None
+def _texts(base: Base, source: str | None, data_dir: Path | None) -> tuple[str, Iterable[str]] | None:
+    """Return what the text is called and the text; tinyworld's own is one that nothing is trained on."""
+    if source is not None:
+        return source, documents(DataSettings(source=source), data_dir=data_dir)
+    if base.name.startswith(TINYWORLD):
+        return "tinyworld_text", (item["text"] for item in items("text"))
+    return None
 
 
-def _rows(
-    base: Base, sites: Sequence[AttentionSite], text: str | None, tokens: int | None, data_dir: Path | None
-) -> list[list[int]]:
-    source = text or _own_text(base)
-    if source is None:
-        return []
+def _rows(base: Base, sites: Sequence[AttentionSite], texts: Iterable[str], tokens: int | None) -> list[list[int]]:
     wanted = tokens or max(LEAST_TOKENS, 8 * sites[0].hidden_size)
     config = base.model.config.get_text_config()
     length = min(LENGTH, getattr(config, "max_position_embeddings", None) or LENGTH)
-    texts = documents(DataSettings(source=source), data_dir=data_dir)
     return token_rows(texts, base.tokenizer, tokens=wanted, length=length)
 
 
@@ -227,11 +228,16 @@ def _try(notes: list[str], what: str, make: Callable[[], list[Found]]) -> list[F
 
 
 def _of_the_base(base: Base, notes: list[str]) -> dict[str, Any]:
-    weights = _try(notes, "Q-K relation", lambda: head_weights(base.model))
-    return {
-        "relations": head_relations(base.model, weights),
-        "gauge": max((gauge_deviation(base.model, layer) for layer in weights), default=None),
-    }
+    deviations = []
+
+    def relations() -> list[HeadRelation]:
+        found = []
+        for layer in each_layers_weights(base.model):
+            found += head_relations(base.model, [layer])
+            deviations.append(gauge_deviation(base.model, layer))
+        return found
+
+    return {"relations": _try(notes, "Q-K relation", relations), "gauge": max(deviations, default=None)}
 
 
 def _moved(base: Base, patch: Path, notes: list[str]) -> dict[str, Any]:
@@ -280,14 +286,13 @@ def _on_text(model: Any, batches: list[Batch]) -> dict[str, Any]:
 
 def _relations_patched(model: Any, fitted: list[Linearised], notes: list[str]) -> list[HeadRelation]:
     """Return the relations with the patch: the fit's where the query is not linear, else those of the matrices."""
-    weights = _try(notes, "Q-K relation with the patch", lambda: head_weights(model))
-    if not weights:
-        return []
     stand_ins = {each.layer: each.weights for each in fitted}
     nonlinear = {site.layer for site in find_sites(model) if is_nonlinear(site)}
-    if missing := nonlinear - stand_ins.keys():
+    missing = nonlinear - stand_ins.keys()
+    if missing:
         notes.append(f"Q-K relation with the patch: not shown for {len(missing)} layers whose query is not linear.")
-    return head_relations(model, [stand_ins.get(each.layer, each) for each in weights if each.layer not in missing])
+    kept = (stand_ins.get(each.layer, each) for each in each_layers_weights(model) if each.layer not in missing)
+    return _try(notes, "Q-K relation with the patch", lambda: head_relations(model, kept))
 
 
 def _site(site: AttentionSite) -> dict[str, Any]:
