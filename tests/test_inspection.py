@@ -54,6 +54,8 @@ def test_every_analysis_is_made(found):
     assert told["text"]["tokens"] >= 2048
     assert told["run"]["steps"] == 5
     assert told["notes"] == []
+    kinds = {each["tensor"] for each in told["movement"]}
+    assert len(told["movement"]) == len(told["gradients"]) == 4 * len(kinds)
     unmoved = {each["tensor"].split(".")[-3]: each["unmoved"] == each["weights"] for each in told["movement"]}
     assert unmoved["preproj_up"]
     assert not unmoved["preproj_down"]
@@ -102,6 +104,46 @@ def test_the_page_stands_alone_and_escapes_what_it_shows(found):
     assert "url(http" not in text
     assert page.tags.count("h1") == 1
     assert inspection_page(found) == text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_page_on_a_phone_without_a_request_or_an_error(found, tmp_path, scheme):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on the path")
+    (path := tmp_path / "page.html").write_text(inspection_page(found), encoding="utf-8")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme=scheme)
+        noise = []
+        page.on("console", lambda message: noise.append(message.text))
+        page.on("pageerror", lambda error: noise.append(str(error)))
+        page.on("request", lambda request: None if request.is_navigation_request() else noise.append(request.url))
+        page.goto(path.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+        with page.expect_download() as downloading:
+            page.get_by_text("All numbers as JSON").click()
+        assert json.loads(downloading.value.path().read_text()) == found.to_json()
+        browser.close()
+    assert noise == []
+
+
+def test_figures_draw_what_was_found(found):
+    from hfpatch.pipeline.inspection_figures import DRAWINGS
+
+    figures = {drawing.name: drawing.draw(found) for drawing in DRAWINGS}
+    drawn = {name: [ax.lines[0].get_ydata().tolist() for ax in figure.axes if ax.lines] for name, figure in figures.items()}  # noqa: E501  # fmt: skip
+    assert drawn["skips"] == [[each.norm for each in found.skip_norms], [each.size for each in found.skip_sizes]]
+    assert drawn["pre-projections"] == [[each.size for each in found.pre_projection_sizes]]
+    assert drawn["queries"][:2] == [[each.size for each in found.query_sizes], [each.cosine for each in found.query_sizes]]  # noqa: E501  # fmt: skip
+    changes = figures["ablations"].axes[0].lines[0].get_xdata().tolist()
+    assert changes == [each.change for each in found.ablations.without]
+    grid = figures["relation"].axes[0].collections[0].get_array()
+    expected = [[each.here.symmetric for each in found.relations if each.layer == layer] for layer in range(4)]
+    assert grid.tolist() == expected
 
 
 def test_a_base_alone_shows_its_relation_and_says_nothing_of_patches():

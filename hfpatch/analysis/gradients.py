@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hfpatch.analysis.running import Batch, block_of, evaluating, tokens_of
+from hfpatch.analysis.running import Batch, block_of, evaluating, name_in_block, tokens_of
 from hfpatch.errors import HfpatchError
 from hfpatch.tuners.adapters import adapter_parameters
 
@@ -21,7 +21,7 @@ class GradientNorm:
 
     Attributes:
         layer: index of the block; -1 outside the blocks.
-        tensor: the tensor's name.
+        tensor: the tensor's name below the block.
         gradient: ‖∂loss/∂w‖, the loss in nats a predicted token over all of the text.
         weight: ‖w‖.
     """
@@ -57,7 +57,9 @@ def gradient_norms(model: Any, batches: Iterable[Batch]) -> list[GradientNorm]:
     if not count:
         raise HfpatchError("the text has no token to predict; give documents of at least two tokens")
     return [
-        GradientNorm(block_of(name), name, float(sums[name].norm()) / count, float(p.detach().double().norm()))
+        GradientNorm(
+            block_of(name), name_in_block(name), float(sums[name].norm()) / count, float(p.detach().double().norm())
+        )
         for name, p in parameters.items()
     ]
 

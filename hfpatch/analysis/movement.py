@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hfpatch.analysis.running import block_of
+from hfpatch.analysis.running import block_of, name_in_block
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json
 from hfpatch.patch_files import load_patch
@@ -27,7 +27,7 @@ class Movement:
 
     Attributes:
         layer: index of the block; -1 outside the blocks.
-        tensor: the tensor's name in the model.
+        tensor: the tensor's name below the block.
         weights: how many numbers it holds.
         unmoved: how many of them are the same, bit for bit.
         distance: ‖after − before‖ in the Frobenius norm.
@@ -76,7 +76,7 @@ def movement(before: Tensors, after: Tensors) -> list[Movement]:
             raise HfpatchError(f"{name} is {tuple(old.shape)} in one patch and {tuple(new.shape)} in the other")
         same = int((old == new.to(old.dtype)).sum())
         norms = (float(tensor.double().norm()) for tensor in (new.double() - old.double(), old, new))
-        moved.append(Movement(block_of(name), name, old.numel(), same, *norms))
+        moved.append(Movement(block_of(name), name_in_block(name), old.numel(), same, *norms))
     return moved
 
 

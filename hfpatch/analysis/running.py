@@ -102,3 +102,9 @@ def block_of(name: str) -> int:
     """Return the block that a module or parameter lies in, by its name in the model; -1 outside the blocks."""
     match = _BLOCK.search(f".{name}.")
     return int(match[1]) if match else -1
+
+
+def name_in_block(name: str) -> str:
+    """Return a parameter's name below its block, the same in every block; its whole name outside the blocks."""
+    match = _BLOCK.search(f".{name}.")
+    return name[match.end() - 1 :] if match else name

@@ -19,9 +19,10 @@ def test_gradient_norms_are_those_of_the_loss_over_all_batches():
     nats = [model(ids, labels=ids).loss * ids.numel() * (1 - 1 / ids.shape[1]) for ids in (rows, short)]
     (sum(nats) / (2 * 8 + 4)).backward()
     expected = {name: float(p.grad.norm()) for name, p in model.named_parameters() if p.grad is not None}
-    assert {each.tensor: each.gradient for each in found} == pytest.approx(expected, rel=1e-4)
-    weights = {name: float(p.norm()) for name, p in model.named_parameters() if name in expected}
-    assert {each.tensor: each.weight for each in found} == pytest.approx(weights, rel=1e-5)
+    whole = {(each.layer, each.tensor): f"gpt_neox.layers.{each.layer}.{each.tensor}" for each in found}
+    assert {whole[each.layer, each.tensor]: each.gradient for each in found} == pytest.approx(expected, rel=1e-4)
+    weights = {name: float(p.detach().norm()) for name, p in model.named_parameters() if name in expected}
+    assert {whole[each.layer, each.tensor]: each.weight for each in found} == pytest.approx(weights, rel=1e-5)
     assert {each.layer for each in found} == {0, 1}
 
 

@@ -28,7 +28,7 @@ def test_what_moved_since_the_start_is_counted(tmp_path):
     model = make_model("llama")
     before, after = initial_tensors(model, folder, seed=3), patch_tensors(model, folder)
     assert not any("lora" in name or "preproj" in name for name, _ in model.named_parameters())
-    found = {each.tensor: each for each in movement(before, after)}
+    found = {f"model.layers.{each.layer}.{each.tensor}": each for each in movement(before, after)}
     assert len(found) == len(after)
     for name, each in found.items():
         if name == down:
