@@ -96,7 +96,7 @@ def weight_matrix(module: nn.Module) -> Tensor:
     weight = getattr(module, "weight", None)
     inputs, outputs = features(module)
     if isinstance(weight, Tensor) and weight.is_floating_point() and weight.dim() == 2:
-        return (weight if hasattr(module, "nx") else weight.T).detach().double().cpu()
+        return (weight if hasattr(module, "nx") else weight.T).detach().cpu().double()
     image = _image(module, inputs)
     return image - _image(module, inputs, zero=True).expand(inputs, outputs)
 
@@ -141,4 +141,4 @@ def _image(module: nn.Module, rows: int, *, zero: bool = False) -> Tensor:
     dtype = parameter.dtype if parameter.is_floating_point() else torch.get_default_dtype()
     identity = torch.eye(rows, dtype=dtype, device=parameter.device)
     out: Tensor = module(torch.zeros_like(identity[:1]) if zero else identity)
-    return out.double().cpu()
+    return out.cpu().double()

@@ -93,6 +93,12 @@ class _Watched:
     bias: tuple[Tensor, Tensor]
     tokens: Tokens | None = None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes its projections in."""
+        parameter = next(self.site.projection_module("query").parameters())
+        return parameter.dtype if parameter.is_floating_point() else torch.float32
+
     @staticmethod
     def of(model: nn.Module, site: AttentionSite) -> _Watched:
         with evaluating(model):
@@ -108,7 +114,7 @@ def _bias(site: AttentionSite, target: str) -> Tensor:
     bias = getattr(module, "bias", None)
     if not isinstance(bias, Tensor):
         return torch.zeros(columns.size, dtype=torch.float64)
-    return columns.read(bias.detach().double().cpu())
+    return columns.read(bias.detach().cpu().double())
 
 
 def is_nonlinear(site: AttentionSite) -> bool:
@@ -136,11 +142,11 @@ def _listen(hooks: ExitStack, layer: _Watched, seen: Seen) -> None:
     site, kept = layer.site, dict[str, Tensor]()
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kept["x"] = hidden_argument(args, kwargs).detach().double().cpu()
+        kept["x"] = hidden_argument(args, kwargs).detach().cpu().double()
 
     def project(target: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            kept[target] = site.projections[target].columns.read(output).detach().double().cpu()
+            kept[target] = site.projections[target].columns.read(output).detach().cpu().double()
 
         return hook
 
@@ -264,8 +270,7 @@ def _within_rows(values: Tensor, pairs: Tensor) -> Tensor:
 
 def _result(layer: _Watched, scores: _Explained, count: int) -> Linearised:
     def shares(whole: Tensor) -> list[float | None]:
-        # Below the rounding of the model's own fp32 a change is none.
-        noise = 1e-10 * scores.logits
+        noise = max(1e-10, 4 * torch.finfo(layer.dtype).eps ** 2) * scores.logits  # a change of rounding alone is none
         left = (scores.left / whole).tolist()
         return [1 - part if total > least else None for part, total, least in zip(left, whole, noise, strict=True)]
 

@@ -28,7 +28,7 @@ class TokenMeans(Generic[Key]):
         """Take in ``(batch, seq, n)`` numbers."""
         assert self._tokens is not None
         counted = self._tokens.counted.cpu()
-        values = values.detach().double().cpu()[counted]
+        values = values.detach().cpu().double()[counted]
         positions = self._tokens.positions.cpu()[counted]
         length = int(positions.max()) + 1 if len(positions) else 0
         sums = torch.zeros(length, values.shape[-1], dtype=torch.float64).index_add_(0, positions, values)

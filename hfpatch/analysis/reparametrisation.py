@@ -76,7 +76,7 @@ class LayerReparametrisation:
 def reparametrise(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> list[LayerReparametrisation]:
     """Verify the invariance on every attention module of a model, and remove W_Q from each module taken by itself.
 
-    Everything is done on fp64 copies; the model is left as it was.
+    Everything is done on an fp64 copy of the model, which is left as it was.
 
     Args:
         model: without adapters.
@@ -119,7 +119,7 @@ def without_query(weights: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tens
     if obstacle := _obstacle(theta):
         raise HfpatchError(f"W_Q cannot be removed: {obstacle}")
     others = {name: torch.linalg.solve(theta, w.double()) for name, w in weights.items() if name != "query"}
-    return theta, {"query": torch.eye(len(theta), dtype=torch.float64), **others}
+    return theta, {"query": torch.eye(len(theta), dtype=torch.float64, device=theta.device), **others}
 
 
 @dataclass(frozen=True)

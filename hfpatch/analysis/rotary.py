@@ -83,7 +83,7 @@ def rotary_of(model: nn.Module, site: AttentionSite, head_size: int) -> Rotary |
 def _angles(base: nn.Module, site: AttentionSite, config: Any) -> tuple[Tensor, float] | None:
     table = getattr(site.attention, "embed_positions", None)
     if isinstance(table, Tensor) and len(table) > 1:  # a row a position: all sines, then all cosines
-        sin, cos = table[1].double().cpu().chunk(2)
+        sin, cos = table[1].cpu().double().chunk(2)
         return torch.atan2(sin, cos), 1.0
     types = getattr(config, "layer_types", None)
     kind = f"{types[site.layer]}_" if types and site.layer < len(types) else ""
@@ -92,7 +92,7 @@ def _angles(base: nn.Module, site: AttentionSite, config: Any) -> tuple[Tensor, 
             frequencies = getattr(module, f"{prefix}inv_freq", None)
             if isinstance(frequencies, Tensor):
                 gain = getattr(module, f"{prefix}attention_scaling", 1.0)
-                return frequencies.detach().double().cpu(), float(gain if gain is not None else 1.0)
+                return frequencies.detach().cpu().double(), float(gain if gain is not None else 1.0)
     return None
 
 

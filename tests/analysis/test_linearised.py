@@ -121,6 +121,11 @@ def test_a_patch_that_does_nothing_leaves_the_relation(case):
         assert each.fit_tokens == 240
 
 
+def test_the_rounding_of_a_bfloat16_base_is_no_change():
+    model = patch(make_model("llama", torch.bfloat16), NonlinearQueryConfig())
+    assert [each.explained_change for each in linearise(model, *both())] == [(None,) * 4] * 2
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_linear_control_is_explained_whole_and_a_nonlinear_query_is_not(case):
     linear = {"activation": "identity", "input_norm": "none", "output_norm": "none"}
