@@ -176,12 +176,12 @@ def inspect(
     source, texts = _texts(base, text, data_dir) or ("", [])
     rows = _rows(base, sites, texts, tokens) if source else []
     notes: list[str] = []
-    found: dict[str, Any] = {"notes": notes, **_of_the_base(base, notes)}
+    moved = {} if patch is None else _moved(base, patch, notes)  # first: a patch that does not fit is refused at once
+    found: dict[str, Any] = {"notes": notes, **moved, **_of_the_base(base, notes)}
     if reparametrisation:
         ids = batches_of(rows[:2])[0]["input_ids"] if rows else batches_of([list(range(3, 19))])[0]["input_ids"]
         found["reparametrisation"] = _try(notes, "Reparametrisation", lambda: reparametrise(base.model, ids))
     if patch is not None:
-        found.update(_moved(base, patch, notes))
         load_patch(base.model, patch)
         found.update(_of_the_patch(base, rows, notes))
     base.model.eval()

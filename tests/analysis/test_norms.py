@@ -3,10 +3,14 @@ import math
 import pytest
 import torch
 from families import make_model, make_tokens, perturb
+from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
+from hfpatch.analysis.ablation import ablate_layers, document_losses
+from hfpatch.analysis.heads import head_weights
 from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms, skip_sizes
+from hfpatch.analysis.relation import head_relations
 
 HIDDEN = 32
 
@@ -225,3 +229,17 @@ def test_query_sizes_and_cosines_by_head_and_position(batch):
     assert len(found.position_sizes) == 7  # the second row is padded by three, so its first token stands at 3
     assert found.position_sizes[1] == pytest.approx(float(torch.stack([ratio[0, 1], ratio[1, 4]]).mean()), rel=1e-4)
     assert found.position_cosines[6] == pytest.approx(float(cosine[0, 6]), abs=1e-5)
+
+
+def test_a_peft_model_is_analysed_like_a_patched_one(batch):
+    config = PreProjectionConfig(init="paper", content_skip=True)
+    wrapped, patched = get_peft_model(model_of("llama"), config), patch(model_of("llama"), config)
+    for measure in (pre_projection_sizes, skip_sizes):
+        found, expected = measure(wrapped, [batch]), measure(patched, [batch])
+        assert [each.size for each in found] == [each.size for each in expected]
+        assert len(found) == 2
+    twice = get_peft_model(model_of("llama"), NonlinearQueryConfig(form="literal"))
+    assert [each.adapter for each in query_sizes(twice, [batch])] == ["default"] * 2
+    assert len(ablate_layers(twice, lambda m: document_losses(m, [batch])).without) == 3
+    relations = head_relations(twice, head_weights(twice))
+    assert len(relations) == 8
