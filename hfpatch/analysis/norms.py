@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hfpatch.analysis.heads import head_size
+from hfpatch.analysis.means import TokenMeans, norm_ratio
+from hfpatch.analysis.running import Batch, run, surgery_layers
 from hfpatch.nn.skip import PAPER_SKIP_STD
-from hfpatch.sites import AttentionSite, find_sites
+from hfpatch.sites import AttentionSite, base_model
 from hfpatch.tuners.hidden_state import hidden_argument
-from hfpatch.tuners.layer import SurgeryLayer
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
-
-_INPUTS = ("input_ids", "attention_mask", "position_ids")
-
-Batch = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,20 @@ class SkipNorm:
 
 
 @dataclass(frozen=True)
+class SkipSize:
+    """How much the content skips of one layer say beside the attention.
+
+    Attributes:
+        layer: index of the block.
+        size: ‖x~ W_skip‖ / ‖attention output‖, the mean over tokens, of all working adapters together; the attention
+            output is what joins the residual stream without the skip, after its norm where there is one.
+    """
+
+    layer: int
+    size: float
+
+
+@dataclass(frozen=True)
 class PreProjectionSize:
     """How far the pre-projection of one layer moves its input.
 
@@ -54,7 +67,7 @@ class PreProjectionSize:
 
 @dataclass(frozen=True)
 class QuerySize:
-    """How large the nonlinear term of one layer is beside its anchor.
+    """How large the nonlinear term of one layer is beside its anchor, and whether it points the same way.
 
     Attributes:
         layer: index of the block.
@@ -62,22 +75,48 @@ class QuerySize:
         target: ``query``, ``key`` or ``value``.
         size: ‖f(x)‖ / ‖A(x)‖, the mean over tokens; the preserving form counts A twice in Q = (2A + f)/2, the
             literal form once.
+        cosine: the cosine between f(x) and A(x), the mean over tokens; 0 where one of them is 0.
+        head_sizes: the same ratio of the part of each head.
+        head_cosines: the same cosine of the part of each head.
+        position_sizes: the same ratio, the mean over the tokens at each position of a document, from the first.
+        position_cosines: the same cosine at each position.
     """
 
     layer: int
     adapter: str
     target: str
     size: float
+    cosine: float
+    head_sizes: tuple[float, ...]
+    head_cosines: tuple[float, ...]
+    position_sizes: tuple[float, ...]
+    position_cosines: tuple[float, ...]
 
 
 def skip_norms(model: nn.Module) -> list[SkipNorm]:
     """Return the norm of every content skip of a model, first layer first; none where there is no skip."""
     return [
         SkipNorm(site.layer, adapter, float(skip.weight.detach().norm()), PAPER_SKIP_STD * site.hidden_size)
-        for site, layer in _layers(model, PreProjectionLayer)
+        for site, layer in surgery_layers(model, PreProjectionLayer)
         for adapter in layer.held("preproj_skip")
         for skip in [layer.linear("preproj_skip", adapter)]
     ]
+
+
+def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[SkipSize]:
+    """Run a patched model on batches and return how much each layer's content skips say beside the attention.
+
+    Args:
+        model: a model with content skips; its mode and hooks are left as they were.
+        batches: see :data:`hfpatch.analysis.running.Batch`.
+    """
+    means = TokenMeans[int]()
+    with ExitStack() as hooks:
+        for site, layer in surgery_layers(model, PreProjectionLayer):
+            if any(layer.configs[name].content_skip for name in layer.working_adapters()):
+                _listen_to_skip(hooks, model, site, layer, means)
+        run(model, batches, means.begin)
+    return [SkipSize(layer, means.mean(layer)[0]) for layer in means.seen()]
 
 
 def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[PreProjectionSize]:
@@ -87,24 +126,23 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Pre
 
     Args:
         model: a model with pre-projections; its mode and hooks are left as they were.
-        batches: mappings with ``input_ids`` ``(batch, seq)`` and optionally ``attention_mask`` ``(batch, seq)``,
-            whose zeros are not counted, and ``position_ids``; other keys are ignored.
+        batches: see :data:`hfpatch.analysis.running.Batch`.
     """
-    means = _Means()
+    means = TokenMeans[int]()
 
     def hook(site: AttentionSite, layer: PreProjectionLayer) -> Callable[..., None]:
         def seen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = hidden_argument(args, kwargs)
-            means.add((site.layer,), layer.project(x) - x, x)
+            means.add(site.layer, norm_ratio(layer.project(x) - x, x)[..., None])
 
         return seen
 
     with ExitStack() as hooks:
-        for site, layer in _layers(model, PreProjectionLayer):
+        for site, layer in surgery_layers(model, PreProjectionLayer):
             handle = site.attention.register_forward_pre_hook(hook(site, layer), prepend=True, with_kwargs=True)
             hooks.callback(handle.remove)
-        _run(model, batches, means)
-    return [PreProjectionSize(layer, mean) for (layer,), mean in means.items()]
+        run(model, batches, means.begin)
+    return [PreProjectionSize(layer, means.mean(layer)[0]) for layer in means.seen()]
 
 
 def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
@@ -114,75 +152,72 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
 
     Args:
         model: a model with nonlinear queries; its mode and hooks are left as they were.
-        batches: as for :func:`pre_projection_sizes`.
+        batches: see :data:`hfpatch.analysis.running.Batch`.
     """
-    means = _Means()
+    means = TokenMeans[tuple[int, str, str]]()
 
     def hook(site: AttentionSite, layer: NonlinearQueryLayer, target: str) -> Callable[..., None]:
+        size = head_size(model, site)
+
         def seen(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            x, projected = args[0], layer.columns[target].read(output)
+            x, projected = layer.entered(target, args[0]), layer.columns[target].read(output)
             for adapter in layer.working_adapters():
                 if target in layer.configs[adapter].targets:
                     anchor = x if layer.configs[adapter].anchor == "identity" else projected
-                    means.add((site.layer, adapter, target), layer.nonlinear(adapter, target, x), anchor)
+                    f = layer.nonlinear(adapter, target, x)
+                    means.add((site.layer, adapter, target), _compared(f, anchor, size))
                     projected = layer.query(adapter, target, x, projected)
 
         return seen
 
     with ExitStack() as hooks:
-        for site, layer in _layers(model, NonlinearQueryLayer):
+        for site, layer in surgery_layers(model, NonlinearQueryLayer):
             for target in layer.columns:
                 module = site.projection_module(target)
                 hooks.callback(module.register_forward_hook(hook(site, layer, target), prepend=True).remove)
-        _run(model, batches, means)
-    return [QuerySize(layer, adapter, target, mean) for (layer, adapter, target), mean in means.items()]
+        run(model, batches, means.begin)
+    return [_query_size(means, key) for key in means.seen()]
 
 
-_Layer = TypeVar("_Layer", bound=SurgeryLayer)
+def _listen_to_skip(
+    hooks: ExitStack, model: nn.Module, site: AttentionSite, layer: PreProjectionLayer, means: TokenMeans[int]
+) -> None:
+    """Compare what the skip adds with what the branch hands on, both as they join the residual stream."""
+    seen: dict[str, Tensor] = {}
+
+    def keep_branch(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        seen["branch"] = output if isinstance(output, Tensor) else output[0]
+        if site.exit is not site.attention:
+            compare()
+
+    def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        seen["x"] = hidden_argument(args, kwargs)
+        if site.exit is site.attention:
+            compare()
+
+    def compare() -> None:
+        branch = seen.pop("branch")
+        added = layer.skip(torch.zeros_like(branch), seen.pop("x"))
+        means.add(site.layer, norm_ratio(added, branch)[..., None])
+
+    # Some attention modules add the residual themselves (BLOOM), so the branch is read before they return.
+    output = base_model(model).get_submodule(site.output_path) if site.exit is site.attention else site.exit
+    hooks.callback(output.register_forward_hook(keep_branch, prepend=True).remove)
+    hooks.callback(site.attention.register_forward_hook(keep_input, prepend=True, with_kwargs=True).remove)
 
 
-def _layers(model: nn.Module, kind: type[_Layer]) -> Iterator[tuple[AttentionSite, _Layer]]:
-    for site in find_sites(model):
-        layer = getattr(site.attention, kind.child_name, None)
-        if isinstance(layer, kind):
-            yield site, layer
+def _compared(f: Tensor, anchor: Tensor, head: int) -> Tensor:
+    """Return ratio and cosine over all columns, then the ratios and the cosines of the heads: ``(batch, seq, n)``."""
+    f, anchor = f.float(), anchor.float()
+    by_head = (*f.shape[:-1], f.shape[-1] // head, head)
+    whole = torch.stack([norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1)], dim=-1)
+    f, anchor = f.reshape(by_head), anchor.reshape(by_head)
+    return torch.cat([whole, norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1)], dim=-1)
 
 
-class _Means:
-    """Means over tokens of ‖part‖ / ‖whole‖, by key, leaving out the tokens that ``mask`` does."""
-
-    def __init__(self) -> None:
-        self.mask: Tensor | None = None
-        self._sums: dict[tuple[Any, ...], tuple[float, int]] = {}
-
-    def add(self, key: tuple[Any, ...], part: Tensor, whole: Tensor) -> None:
-        """Take in vectors ``(batch, seq, ...)``."""
-        whole_norm = whole.float().norm(dim=-1)
-        ratio = part.float().norm(dim=-1) / whole_norm.clamp_min(torch.finfo(torch.float32).tiny)
-        kept = ratio if self.mask is None else ratio[self.mask.to(ratio.device, torch.bool)]
-        total, count = self._sums.get(key, (0.0, 0))
-        self._sums[key] = (total + float(kept.double().sum()), count + kept.numel())
-
-    def items(self) -> Iterator[tuple[tuple[Any, ...], float]]:
-        """Yield each key with its mean, in the order of the keys' first tokens."""
-        return ((key, total / count) for key, (total, count) in self._sums.items() if count)
-
-
-@torch.no_grad()
-def _run(model: nn.Module, batches: Iterable[Batch], means: _Means) -> None:
-    with _evaluating(model):
-        for batch in batches:
-            means.mask = batch.get("attention_mask")
-            model(**{name: batch[name] for name in _INPUTS if name in batch})
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off, and every module back to the mode that it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+def _query_size(means: TokenMeans[tuple[int, str, str]], key: tuple[int, str, str]) -> QuerySize:
+    size, cosine, *by_head = means.mean(key)
+    heads = len(by_head) // 2
+    sizes, cosines = tuple(by_head[:heads]), tuple(by_head[heads:])
+    positions = (tuple(means.by_position(key, column)) for column in (0, 1))
+    return QuerySize(*key, size, cosine, sizes, cosines, *positions)

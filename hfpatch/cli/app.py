@@ -179,19 +179,44 @@ def check(
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")],
     patch: Annotated[Path | None, typer.Option(help="A folder written by save_patch, or a PEFT adapter.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="Text to measure on, as data.source in a recipe; best what the patch was not trained on."),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of it; 8 times the hidden size if not given.")
+    ] = None,
+    reparametrisation: Annotated[
+        bool, typer.Option("--reparametrisation", help="Verify (X, W) -> (XΘ, Θ⁻¹W), and what can be removed by it.")
+    ] = False,
+    as_json: AsJson = False,
+    as_html: Annotated[bool, typer.Option("--html", help="Write a page with figures.")] = False,
+    out: Annotated[Path, typer.Option(help="The file of the page.")] = Path("inspection.html"),
+    data_dir: DataDir = None,
     revision: Revision = None,
     dtype: DtypeOption = "float32",
 ) -> None:
-    """Show where a model's attention branches are, and what a patch adds to them.
+    """Show what a model's attention does: its sites, the Q-K relation of every head, and what a patch changes.
 
-    Example: hfpatch inspect tinyworld/gpt-neox
+    Example: hfpatch inspect tinyworld/gpt-neox --patch runs/quickstart/runs/pre_projection/seed-0/patch --html
     """
     base = _model_settings(model, revision, dtype)
     _quiet_libraries()
-    from hfpatch.cli.tables import print_inspection
     from hfpatch.pipeline import inspect as run_inspect
 
-    print_inspection(run_inspect(base, patch))
+    found = run_inspect(base, patch, text=text, tokens=tokens, data_dir=data_dir, reparametrisation=reparametrisation)
+    if as_html:
+        from hfpatch.files import write_text
+        from hfpatch.pipeline.inspection_page import inspection_page
+
+        write_text(out, inspection_page(found))
+        print(f"page: {out}", file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2))
+    elif not as_html:
+        from hfpatch.cli.inspection import print_inspection
+
+        print_inspection(found)
 
 
 @app.command()

@@ -12,7 +12,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from hfpatch.evaluation import TaskResult
-    from hfpatch.pipeline.inspection import Inspection
     from hfpatch.reporting.tables import Cell, Heading, MainTable
 
 LEGEND = (
@@ -79,19 +78,6 @@ def print_scores(scores: Mapping[str, TaskResult], title: str) -> None:
             shown = _number(error) if isinstance(error, float) else ""
             table.add_row(task, metric, _number(value), shown, str(score.n))
     Console().print(table)
-
-
-def print_inspection(found: Inspection) -> None:
-    """Print a model's attention sites and parameter counts."""
-    base = found.base
-    table = Table(title=f"{base.name} · {base.model.config.model_type} · {base.sha256[:12]}", title_justify="left")
-    for column in ("layer", "family", "attention", "query", "added to the residual stream by"):
-        table.add_column(column, overflow="fold")
-    for site in found.sites:
-        table.add_row(str(site.layer), site.family, site.path, site.projections["query"].path, site.exit_path)
-    console = Console()
-    console.print(table)
-    console.print(str(found.summary), highlight=False, markup=False)
 
 
 def _lines(cell: Cell) -> list[Text]:

@@ -2,10 +2,15 @@ import math
 
 import pytest
 import torch
+from families import make_model, make_tokens, perturb
+from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
-from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms
+from hfpatch.analysis.ablation import ablate_layers, document_losses
+from hfpatch.analysis.heads import head_weights
+from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms, skip_sizes
+from hfpatch.analysis.relation import head_relations
 
 HIDDEN = 32
 
@@ -164,3 +169,77 @@ def test_a_broken_batch_leaves_no_hook(batch):
 def test_a_plain_model_has_nothing_to_tell(batch):
     model = model_of("gpt_neox")
     assert skip_norms(model) == pre_projection_sizes(model, [batch]) == query_sizes(model, [batch]) == []
+
+
+@pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "gemma2", "bloom"])
+@torch.no_grad()
+def test_skip_size_is_that_of_the_skip_beside_what_the_branch_adds(case):
+    """What joins the residual with the skip, less what joins it without, beside the latter."""
+    model = patch(make_model(case), PreProjectionConfig(content_skip=True))
+    perturb(model)
+    ids, mask = make_tokens(), torch.ones(2, 9, dtype=torch.long)
+    mask[1, :4] = 0
+    site, seen = find_sites(model)[0], []
+    with_residual = case == "bloom"  # its attention adds the residual itself, which is read beside it
+
+    def keep(module, args, output):
+        branch = output[0] if isinstance(output, tuple) else output
+        seen.append(branch - args[1] if with_residual else branch)
+
+    handle = site.exit.register_forward_hook(keep)
+    skip = dict(model.named_parameters())[f"{site.path}.hfpatch_pre_projection.preproj_skip.pre_projection.weight"]
+    kept = skip.clone()
+    model(ids, attention_mask=mask)
+    skip.zero_()
+    model(ids, attention_mask=mask)
+    skip.copy_(kept)
+    handle.remove()
+    whole, branch = seen
+    expected = ((whole - branch).norm(dim=-1) / branch.norm(dim=-1))[mask.bool()].mean()
+    first, second = skip_sizes(model, [{"input_ids": ids, "attention_mask": mask}])
+    assert (first.layer, second.layer) == (0, 1)
+    assert first.size == pytest.approx(float(expected), rel=1e-3)
+    assert expected > 0.01
+
+
+def test_no_skip_has_no_size(batch):
+    assert skip_sizes(patch(model_of("gpt_neox"), PreProjectionConfig()), [batch]) == []
+
+
+@torch.no_grad()
+def test_query_sizes_and_cosines_by_head_and_position(batch):
+    kind = "llama"
+    model = model_of(kind)
+    x = inputs_of(model, batch)[0]
+    anchor = query_of(kind, find_sites(model)[0], x)
+    patch(model, NonlinearQueryConfig(form="literal"))
+    up, down = (adapter_weights(model, f"nonlinear_query_{what}.nonlinear_query.weight")[0] for what in ("up", "down"))
+    normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    f = torch.nn.functional.gelu(normed @ up.T) @ down.T
+    f = (f - f.mean(-1, keepdim=True)) / (f.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    ratio, cosine = f.norm(dim=-1) / anchor.norm(dim=-1), (f * anchor).sum(-1) / (f.norm(dim=-1) * anchor.norm(dim=-1))
+    mask = batch["attention_mask"].bool()
+    found = query_sizes(model, [batch])[0]
+    assert found.cosine == pytest.approx(float(cosine[mask].mean()), abs=1e-5)
+    assert len(found.head_sizes) == len(found.head_cosines) == 4
+    part, whole = f[..., 8:16], anchor[..., 8:16]  # the second head
+    assert found.head_sizes[1] == pytest.approx(float((part.norm(dim=-1) / whole.norm(dim=-1))[mask].mean()), rel=1e-4)
+    inner = (part * whole).sum(-1) / (part.norm(dim=-1) * whole.norm(dim=-1))
+    assert found.head_cosines[1] == pytest.approx(float(inner[mask].mean()), abs=1e-5)
+    assert len(found.position_sizes) == 7  # the second row is padded by three, so its first token stands at 3
+    assert found.position_sizes[1] == pytest.approx(float(torch.stack([ratio[0, 1], ratio[1, 4]]).mean()), rel=1e-4)
+    assert found.position_cosines[6] == pytest.approx(float(cosine[0, 6]), abs=1e-5)
+
+
+def test_a_peft_model_is_analysed_like_a_patched_one(batch):
+    config = PreProjectionConfig(init="paper", content_skip=True)
+    wrapped, patched = get_peft_model(model_of("llama"), config), patch(model_of("llama"), config)
+    for measure in (pre_projection_sizes, skip_sizes):
+        found, expected = measure(wrapped, [batch]), measure(patched, [batch])
+        assert [each.size for each in found] == [each.size for each in expected]
+        assert len(found) == 2
+    twice = get_peft_model(model_of("llama"), NonlinearQueryConfig(form="literal"))
+    assert [each.adapter for each in query_sizes(twice, [batch])] == ["default"] * 2
+    assert len(ablate_layers(twice, lambda m: document_losses(m, [batch])).without) == 3
+    relations = head_relations(twice, head_weights(twice))
+    assert len(relations) == 8

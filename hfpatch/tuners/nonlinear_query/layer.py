@@ -84,6 +84,10 @@ class NonlinearQueryLayer(SurgeryLayer):
             return anchor_preserving(projected, f)
         return anchored(x if config.anchor == "identity" else projected, f)
 
+    def entered(self, target: str, x: Tensor) -> Tensor:
+        """Return what f reads where a projection reads x: x, or the hidden state behind a low-rank image of it."""
+        return self._read.get(target, x)
+
     def _remember(self, target: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.working_adapters():
             self._read[target] = args[0]
@@ -97,7 +101,8 @@ class NonlinearQueryLayer(SurgeryLayer):
         output: Tensor,
     ) -> Tensor:
         for target in targets:
-            columns, x = self.columns[target], self._read.pop(target, args[0])
+            columns, x = self.columns[target], self.entered(target, args[0])
+            self._read.pop(target, None)
             for name in self.working_adapters():
                 if target in self.configs[name].targets:
                     output = columns.write(output, self.query(name, target, x, columns.read(output)))

@@ -1,0 +1,144 @@
+"""The query and key matrices of each head, as one fp64 tensor a layer whatever the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hfpatch.analysis.running import evaluating
+from hfpatch.errors import HfpatchError
+from hfpatch.sites import AttentionSite, base_model, features, find_sites, submodule
+from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """W_Q and W_K of every head of one layer, in fp64, for row vectors: q = x W_Q.
+
+    Biases are left out: they add terms that are linear in x, which no bilinear form holds.
+
+    Attributes:
+        layer: index of the block.
+        query: ``(heads, hidden, head size)``.
+        key: ``(key heads, hidden, head size)``; each serves ``heads / key heads`` neighbouring query heads.
+    """
+
+    layer: int
+    query: Tensor
+    key: Tensor
+
+    def key_head(self, head: int) -> int:
+        """Return which key head a query head reads."""
+        return head // (len(self.query) // len(self.key))
+
+    @property
+    def key_by_query_head(self) -> Tensor:
+        """The key matrix of each query head: ``(heads, hidden, head size)``."""
+        return self.key.repeat_interleave(len(self.query) // len(self.key), dim=0)
+
+
+def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]:
+    """Return the query and key matrices of every layer.
+
+    Args:
+        model: patched or not.
+        patched: take linear adapters (LoRA and its kin) into account, and of a nonlinear query what is left of its
+            anchor where f = 0; False gives the base's matrices.
+
+    Raises:
+        HfpatchError: if a layer has no query and key matrix that read the hidden state (latent attention).
+    """
+    return list(each_layers_weights(model, patched=patched))
+
+
+def each_layers_weights(model: nn.Module, *, patched: bool = True) -> Iterator[HeadWeights]:
+    """Yield what :func:`head_weights` returns layer by layer, so that a large model's need not be held together."""
+    for site in find_sites(model):
+        with evaluating(model):
+            weights = layer_weights(model, site, patched=patched)
+        yield weights
+
+
+def layer_weights(model: nn.Module, site: AttentionSite, *, patched: bool) -> HeadWeights:
+    """Return the matrices of one layer; see :func:`head_weights`."""
+    size = head_size(model, site)
+    query, key = (split_heads(_matrix(site, target, patched=patched), size) for target in ("query", "key"))
+    if len(query) % len(key):
+        raise HfpatchError(f"layer {site.layer}: {len(query)} query heads do not share {len(key)} key heads evenly")
+    return HeadWeights(site.layer, query, key)
+
+
+def split_heads(matrix: Tensor, size: int) -> Tensor:
+    """Split the columns of ``(rows, heads·size)`` into ``(heads, rows, size)``."""
+    return matrix.reshape(len(matrix), -1, size).movedim(1, 0)
+
+
+def head_size(model: nn.Module, site: AttentionSite) -> int:
+    """Return the width of one head: the attention module's own, else that of the config."""
+    width = site.projections["query"].columns.size
+    for name in ("head_dim", "head_size"):
+        own = getattr(site.attention, name, None)
+        if isinstance(own, int) and width % own == 0:
+            return own
+    config: Any = base_model(model).config
+    return width // int(config.get_text_config().num_attention_heads)
+
+
+def weight_matrix(module: nn.Module) -> Tensor:
+    """Return the matrix of a linear projection in fp64, ``(in, out)``, whether a Linear or a Conv1D holds it.
+
+    A module that holds its weights in another form (quantised) is asked for the image of the identity.
+    """
+    weight = getattr(module, "weight", None)
+    inputs, outputs = features(module)
+    if isinstance(weight, Tensor) and weight.is_floating_point() and weight.dim() == 2:
+        return (weight if hasattr(module, "nx") else weight.T).detach().cpu().double()
+    image = _image(module, inputs)
+    return image - _image(module, inputs, zero=True).expand(inputs, outputs)
+
+
+def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
+    """Return one target's matrix ``(hidden, out)``."""
+    module, columns = site.projection_module(target), site.projections[target].columns
+    if features(module)[0] != site.hidden_size:
+        raise HfpatchError(
+            f"layer {site.layer}: the {target} is projected from {features(module)[0]} numbers, not from the hidden "
+            f"state of {site.hidden_size} (latent attention), so the layer has no Q-K relation on it"
+        )
+    matrix = columns.read(weight_matrix(module))
+    if not patched:
+        return matrix
+    layer = getattr(site.attention, NonlinearQueryLayer.child_name, None)
+    if isinstance(layer, NonlinearQueryLayer):
+        matrix = _anchor(layer, target, matrix)
+    wrapper = submodule(site.attention, site.projections[target].path, of=site.family)
+    return matrix if wrapper is module else matrix + columns.read(_added(wrapper, module, site.hidden_size))
+
+
+def _anchor(layer: NonlinearQueryLayer, target: str, matrix: Tensor) -> Tensor:
+    """Return what the anchored query is where f = 0: (2A + 0)/2 or (A + 0)/2."""
+    for name in layer.working_adapters():
+        config = layer.configs[name]
+        if target in config.targets and config.form == "literal":
+            whole = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
+            matrix = whole / 2
+    return matrix
+
+
+@torch.no_grad()
+def _added(wrapper: nn.Module, module: nn.Module, hidden: int) -> Tensor:
+    """Return the matrix that a linear adapter adds to a projection: the difference of the images of the identity."""
+    return _image(wrapper, hidden) - _image(module, hidden)
+
+
+@torch.no_grad()
+def _image(module: nn.Module, rows: int, *, zero: bool = False) -> Tensor:
+    parameter = next(module.parameters())
+    dtype = parameter.dtype if parameter.is_floating_point() else torch.get_default_dtype()
+    identity = torch.eye(rows, dtype=dtype, device=parameter.device)
+    out: Tensor = module(torch.zeros_like(identity[:1]) if zero else identity)
+    return out.cpu().double()

@@ -1,0 +1,92 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from families import make_model, make_tokens, perturb
+from peft import LoraConfig
+
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch
+from hfpatch.analysis.ablation import ablate_layers, document_losses
+
+TARGETS = {"gpt_neox": ["query_key_value"], "gpt2": ["c_attn"], "llama": ["q_proj", "o_proj"]}
+
+
+def stacked(case):
+    parts = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig()]
+    model = patch(make_model(case), [*parts, LoraConfig(r=2, target_modules=TARGETS[case])])
+    perturb(model)
+    return model
+
+
+def batches():
+    mask = torch.ones(3, 9, dtype=torch.long)
+    mask[1, :4] = 0
+    return [{"input_ids": make_tokens(3), "attention_mask": mask}]
+
+
+@torch.no_grad()
+def losses_by_hand(model):
+    (batch,) = batches()
+    logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    found = []
+    for row, start in zip(range(3), (0, 4, 0), strict=True):
+        found.append(float(F.cross_entropy(logits[row, start:-1], batch["input_ids"][row, start + 1 :])))
+    return found
+
+
+def test_document_losses_are_the_mean_nats_of_each_row():
+    model = make_model("llama")
+    assert document_losses(model, batches()) == pytest.approx(losses_by_hand(model), rel=1e-6)
+
+
+@pytest.mark.parametrize("case", list(TARGETS))
+def test_each_layers_ablation_is_the_model_with_that_layer_silenced_by_hand(case):
+    model, twin = stacked(case), stacked(case)
+    found = ablate_layers(model, lambda m: document_losses(m, batches()))
+    assert [each.layer for each in found.without] == [0, 1, None]
+    assert found.items == 3
+    whole = torch.tensor(losses_by_hand(twin)).double()
+    assert found.score == pytest.approx(float(whole.mean()), rel=1e-6)
+    for each in found.without:
+        twin = stacked(case)
+        for name, parameter in twin.named_parameters():  # what writes to the model's own numbers is set to zero
+            ours = any(part in name for part in ("preproj_down", "preproj_skip", "norm_out", "lora_B"))
+            if ours and (each.layer is None or f".{each.layer}." in name):
+                parameter.data.zero_()
+        values = torch.tensor(losses_by_hand(twin)).double()
+        assert each.score == pytest.approx(float(values.mean()), rel=1e-6)
+        assert each.change == pytest.approx(float((values - whole).mean()), abs=1e-6)
+        assert each.error == pytest.approx(float((values - whole).std()) / 3**0.5, abs=1e-6)
+    assert abs(found.without[-1].change) > 1e-4
+    assert found.without[-1].score == pytest.approx(sum(losses_by_hand(make_model(case))) / 3, rel=1e-6)
+
+
+def test_flags_and_logits_are_left_as_they_were():
+    model = stacked("gpt_neox")
+    next(iter(p for n, p in model.named_parameters() if "preproj_up" in n)).requires_grad = False
+    flags = {name: p.requires_grad for name, p in model.named_parameters()}
+    before = losses_by_hand(model)
+    ablate_layers(model, lambda m: document_losses(m, batches()))
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == flags
+    assert losses_by_hand(model) == before
+
+
+def test_a_score_that_fails_leaves_the_model_whole():
+    model, calls = stacked("llama"), []
+
+    def score(m):
+        calls.append(losses_by_hand(m))
+        if len(calls) == 2:
+            raise RuntimeError("out of luck")
+        return calls[-1]
+
+    with pytest.raises(RuntimeError):
+        ablate_layers(model, score)
+    assert losses_by_hand(model) == calls[0]
+    assert calls[1] != calls[0]
+
+
+def test_a_plain_model_and_a_score_of_nothing_are_refused():
+    with pytest.raises(HfpatchError, match="no adapters"):
+        ablate_layers(make_model("llama"), lambda m: [0.0, 1.0])
+    with pytest.raises(HfpatchError, match="1 numbers"):
+        ablate_layers(stacked("llama"), lambda m: [0.0])

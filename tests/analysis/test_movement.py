@@ -1,0 +1,84 @@
+import json
+
+import pytest
+import torch
+from families import make_model
+from peft import LoraConfig
+
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch, save_patch
+from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
+
+PARTS = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(), LoraConfig(r=2, target_modules=["q_proj"])]
+
+
+def trained(tmp_path, seed=3):
+    """A patch in which one tensor moved whole, one in part and the others not at all, saved."""
+    model = patch(make_model("llama"), PARTS, seed=seed)
+    parameters = dict(model.named_parameters())
+    down = next(name for name in parameters if "layers.1" in name and "preproj_down" in name)
+    up = next(name for name in parameters if "layers.0" in name and "preproj_up" in name)
+    parameters[down].data += 1.0
+    parameters[up].data[0] += 0.5
+    save_patch(model, tmp_path / "patch")
+    return tmp_path / "patch", down, up
+
+
+def test_what_moved_since_the_start_is_counted(tmp_path):
+    folder, down, up = trained(tmp_path)
+    model = make_model("llama")
+    before, after = initial_tensors(model, folder, seed=3), patch_tensors(model, folder)
+    assert not any("lora" in name or "preproj" in name for name, _ in model.named_parameters())
+    found = {f"model.layers.{each.layer}.{each.tensor}": each for each in movement(before, after)}
+    assert len(found) == len(after)
+    for name, each in found.items():
+        if name == down:
+            assert (each.layer, each.unmoved, each.before) == (1, 0, 0.0)
+            assert each.distance == each.after == pytest.approx(each.weights**0.5)
+        elif name == up:
+            assert (each.layer, each.unmoved) == (0, each.weights - 32)
+            assert each.distance == pytest.approx(0.5 * 32**0.5, rel=1e-5)
+        else:
+            assert (each.unmoved, each.distance) == (each.weights, 0.0), name
+
+
+def test_without_the_runs_seed_only_what_holds_its_own_is_compared(tmp_path):
+    folder, *_ = trained(tmp_path)
+    names = initial_tensors(make_model("llama"), folder)
+    assert names
+    assert not any("lora_" in name for name in names)
+    before = initial_tensors(make_model("llama"), folder, seed=3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in names.items())
+
+
+def test_the_tensors_on_a_model_are_those_of_its_folder(tmp_path):
+    folder, *_ = trained(tmp_path)
+    model = patch(make_model("llama"), PARTS, seed=3)
+    assert patch_tensors(model).keys() == patch_tensors(make_model("llama"), folder).keys()
+
+
+def test_patches_of_different_shape_or_kind_are_refused(tmp_path):
+    a, b = {"x": torch.zeros(2)}, {"x": torch.zeros(3)}
+    with pytest.raises(HfpatchError, match=r"\(2,\) in one patch and \(3,\)"):
+        movement(a, b)
+    with pytest.raises(HfpatchError, match="y is only in one"):
+        movement(a, {**a, "y": torch.zeros(1)})
+    folder, *_ = trained(tmp_path)
+    with pytest.raises(HfpatchError, match="has adapters already"):
+        initial_tensors(patch(make_model("llama"), PARTS), folder)
+
+
+def test_a_run_tells_its_survival_and_its_gradient_norms(tmp_path):
+    lines = [{"step": 1, "loss": 3.0, "grad_norm": 0.5}, {"step": 2, "loss": 2.0, "grad_norm": 0.25}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text + '{"step": 3, "lo')
+    told = read_run(tmp_path)
+    assert (told.steps, told.final_loss, told.update_survival) == (2, 2.0, {})
+    assert told.gradient_norms == {1: 0.5, 2: 0.25}
+    (tmp_path / "training.json").write_text('{"steps": 7, "final_loss": 1.5, "update_survival": {"all": 0.9}}')
+    told = read_run(tmp_path)
+    assert (told.steps, told.final_loss, told.update_survival) == (7, 1.5, {"all": 0.9})
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(HfpatchError, match="no run here"):
+        read_run(tmp_path)

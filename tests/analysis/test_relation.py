@@ -1,0 +1,298 @@
+"""The Q-K relation against B formed as a d × d matrix, and against the attention weights of whole models."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from families import CASES as CASES_OF_FAMILIES
+from families import make_config, make_model, make_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hfpatch import HfpatchError, NonlinearQueryConfig, find_sites, patch
+from hfpatch.analysis.heads import head_weights
+from hfpatch.analysis.relation import (
+    change_gauge,
+    gauge_deviation,
+    head_relations,
+    random_gauge,
+    relations,
+)
+from hfpatch.analysis.rotary import Rotary, rotary_of
+
+CASES = ["gpt_neox", "gpt2", "llama"]
+HIDDEN, HEADS, K = 32, 4, 8
+FIELDS = ("norm", "symmetric", "positive", "negative", "positive_energy", "effective_rank")
+
+
+def direct(b):
+    """What a relation says, from B itself, d × d."""
+    s, n = (b + b.T) / 2, (b - b.T) / 2
+    values = torch.linalg.eigvalsh(s)
+    zero = 1e-10 * values.abs().max()
+    shares = values.abs()[values.abs() > zero] / values.abs()[values.abs() > zero].sum()
+    return {
+        "norm": float(torch.linalg.matrix_norm(b)),
+        "symmetric": float(s.norm() ** 2 / (s.norm() ** 2 + n.norm() ** 2)),
+        "positive": int((values > zero).sum()),
+        "negative": int((values < -zero).sum()),
+        "positive_energy": float(values[values > 0].pow(2).sum() / values.pow(2).sum()),
+        "effective_rank": float(torch.exp(-(shares * shares.log()).sum())),
+    }
+
+
+def same(found, expected, tolerance=1e-10):
+    for name, value in expected.items():
+        assert getattr(found, name) == pytest.approx(value, rel=tolerance, abs=tolerance), name
+
+
+def matrices_of(case, model, layer=0):
+    """W_Q and W_K of one layer by head, cut out of the weights by hand: (heads, d, k) each, keys shared as they are."""
+    if case == "gpt_neox":  # rows are, per head, q, k, v
+        fused = model.gpt_neox.layers[layer].attention.query_key_value.weight.detach().double()
+        parts = fused.view(HEADS, 3, K, HIDDEN)
+        return parts[:, 0].mT, parts[:, 1].mT
+    if case == "gpt2":  # a Conv1D holds (in, out): columns q, k, v
+        fused = model.transformer.h[layer].attn.c_attn.weight.detach().double()
+        cut = [fused[:, part * HIDDEN : (part + 1) * HIDDEN].view(HIDDEN, HEADS, K).movedim(1, 0) for part in (0, 1)]
+        return cut[0], cut[1]
+    attention = model.model.layers[layer].self_attn  # two key heads, each for two query heads
+    query = attention.q_proj.weight.detach().double().view(HEADS, K, HIDDEN).mT
+    key = attention.k_proj.weight.detach().double().view(2, K, HIDDEN).mT
+    return query, key[[0, 0, 1, 1]]
+
+
+def rotation(case, offset):
+    """R(Δ), written out from the published formula with the base of the config, the first columns turning."""
+    turning = {"gpt_neox": 2, "llama": K, "gpt2": 0}[case]  # Pythia turns a quarter of the columns
+    matrix = torch.eye(K, dtype=torch.float64)
+    for pair in range(turning // 2):
+        angle = torch.tensor(offset * 10000.0 ** (-2 * pair / turning), dtype=torch.float64)
+        a, b = pair, pair + turning // 2
+        matrix[a, a] = matrix[b, b] = angle.cos()
+        matrix[a, b], matrix[b, a] = angle.sin(), -angle.sin()
+    return matrix
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_relations_are_those_of_the_whole_matrix(case):
+    model = make_model(case)
+    weights = head_weights(model)
+    found = head_relations(model, weights, offsets=(0, 1, 5))
+    assert [(each.layer, each.head) for each in found] == [(layer, head) for layer in range(2) for head in range(HEADS)]
+    for layer in range(2):
+        query, key = matrices_of(case, model, layer)
+        for head in range(HEADS):
+            each = found[layer * HEADS + head]
+            assert sorted(each.by_offset) == ([0] if case == "gpt2" else [0, 1, 5])
+            for offset, relation in each.by_offset.items():
+                b = query[head] @ rotation(case, offset) @ key[head].T
+                same(relation, direct(b), 1e-6 if offset else 1e-10)  # the model holds its frequencies in fp32
+    assert [each.key_head for each in found[:HEADS]] == ([0, 0, 1, 1] if case == "llama" else [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_turned_relations_agree_exactly_at_the_models_own_angles(case):
+    model = make_model(case)
+    rotary = rotary_of(model, find_sites(model)[0], K)
+    if rotary is None:
+        assert case == "gpt2"
+        return
+    query, key = matrices_of(case, model)
+    assert rotary.matrix(7) == pytest.approx(rotation(case, 7), abs=1e-6)
+    for relation, q, k in zip(relations(query, key, rotary.matrix(7)), query, key, strict=True):
+        same(relation, direct(q @ rotary.matrix(7) @ k.T))
+
+
+@given(
+    hidden=st.integers(2, 12), size=st.integers(1, 8), dependent=st.booleans(), seed=st.integers(0, 10_000)
+)  # heads wider than half the hidden state, and keys that are the queries, included
+@settings(max_examples=40, deadline=None)
+def test_any_shape_agrees_with_the_whole_matrix(hidden, size, dependent, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(1, hidden, size, generator=generator, dtype=torch.float64)
+    key = query if dependent else torch.randn(1, hidden, size, generator=generator, dtype=torch.float64)
+    same(relations(query, key)[0], direct(query[0] @ key[0].T))
+
+
+def test_a_head_of_full_rank_has_as_many_positive_as_negative_eigenvalues():
+    query, key = torch.randn(2, 1, 64, 8, dtype=torch.float64)
+    (relation,) = relations(query, key)
+    assert (relation.positive, relation.negative) == (8, 8)
+    (alike,) = relations(query, query)
+    assert (alike.symmetric, alike.positive_energy) == (pytest.approx(1), pytest.approx(1))
+    assert (alike.positive, alike.negative) == (8, 0)
+
+
+def test_no_relation_at_all():
+    (relation,) = relations(torch.zeros(1, 6, 2), torch.zeros(1, 6, 2))
+    assert (relation.norm, relation.positive, relation.negative, relation.effective_rank) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gauge_changes_nothing(case):
+    model = make_model(case)
+    weights = head_weights(model)[1]
+    rotary = rotary_of(model, find_sites(model)[1], K)
+    gauge = random_gauge(K, rotary, seed=3)
+    query, key = change_gauge(weights.query, weights.key_by_query_head, gauge)
+    assert float((query - weights.query).abs().max()) > 0.1
+    for offset in (0, 3):
+        turn = None if rotary is None else rotary.matrix(offset)
+        before, after = relations(weights.query, weights.key_by_query_head, turn), relations(query, key, turn)
+        for old, new in zip(before, after, strict=True):
+            same(new, {name: getattr(old, name) for name in FIELDS}, 1e-8)
+    assert gauge_deviation(model, weights) < 1e-8
+
+
+def test_with_rope_not_every_basis_change_is_a_gauge():
+    model = make_model("llama")
+    weights = head_weights(model)[0]
+    rotary = rotary_of(model, find_sites(model)[0], K)
+    moved = change_gauge(weights.query, weights.key_by_query_head, random_gauge(K, None))
+    norms = [
+        [relation.norm for relation in relations(*pair, rotary.matrix(3))]
+        for pair in ((weights.query, weights.key_by_query_head), moved)
+    ]
+    assert norms[0] != pytest.approx(norms[1], rel=1e-3)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def whole_model(case):
+    if case != "llama_yarn":
+        return make_model(case).double()
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(make_config("llama", rope_parameters=YARN)).double().eval()
+
+
+@pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "llama_yarn", "mistral", "gptj", "phi3"])
+@torch.no_grad()
+def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
+    """log a_ij − log a_i0 = scale · (x_i B(i−j) x_j − x_i B(i) x_0), which needs every sign and pairing right."""
+    model = whole_model(case)
+    model.set_attn_implementation("eager")
+    site = find_sites(model)[0]
+    entered = []
+    handle = site.attention.register_forward_pre_hook(
+        lambda _, args, kwargs: entered.append(kwargs.get("hidden_states", args[0] if args else None)),
+        with_kwargs=True,
+    )
+    for target in ("query", "key"):
+        if site.projection_module(target).bias is not None:
+            site.projection_module(target).bias.zero_()
+    seen = model(make_tokens(1, 7), output_attentions=True).attentions[0][0].log()  # (heads, seq, seq)
+    handle.remove()
+    weights = head_weights(model)[0]
+    size = weights.query.shape[-1]
+    rotary = rotary_of(model, site, size)
+    assert (rotary is None) == (case == "gpt2")
+    assert rotary is None or (rotary.gain == 1) == (case != "llama_yarn")
+    x = entered[0][0]
+    for head in range(len(weights.query)):
+        query, key = weights.query[head], weights.key[weights.key_head(head)]
+        for i in range(7):
+            turns = [torch.eye(size).double() if rotary is None else rotary.matrix(i - j) for j in range(i + 1)]
+            logits = torch.stack([x[i] @ query @ turns[j] @ key.T @ x[j] for j in range(i + 1)]) / size**0.5
+            expected = logits - logits[0]
+            assert seen[head, i, : i + 1] - seen[head, i, 0] == pytest.approx(expected, abs=2e-5)
+
+
+def test_rotary_gain_and_columns():
+    rotary = Rotary(4, torch.tensor([0]), torch.tensor([1]), torch.tensor([0.3]).double(), gain=1.5)
+    vectors = torch.randn(2, 1, 1, 1, 4, dtype=torch.float64)
+    query, key = (rotary.turn(v, torch.tensor([[p]])) for v, p in zip(vectors, (9, 4), strict=True))
+    expected = vectors[0].flatten() @ rotary.matrix(5) @ vectors[1].flatten()
+    assert float((query * key).sum()) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_layers_of_several_kinds_have_their_own_angles():
+    options = {"head_dim": K, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+    config = AutoConfig.for_model("gemma3_text", **{**CASES_OF_FAMILIES["llama"][1], **options})
+    model, site = AutoModelForCausalLM.from_config(config), find_sites(make_model("llama"))[0]
+    for layer, base in ((0, 1e4), (1, 1e6)):
+        here = replace(site, layer=layer, attention=model.model.layers[layer].self_attn)
+        expected = base ** (-torch.arange(0, K, 2, dtype=torch.float64) / K)
+        assert rotary_of(model, here, K).angles.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+@given(heads=st.integers(1, 3), seed=st.integers(0, 10_000), offset=st.integers(0, 40))
+@settings(max_examples=30, deadline=None)
+def test_any_gauge_of_a_turning_head_changes_nothing(heads, seed, offset):
+    generator = torch.Generator().manual_seed(seed)
+    query, key = torch.randn(2, heads, 20, 6, generator=generator, dtype=torch.float64)
+    rotary = Rotary(6, torch.tensor([0, 1]), torch.tensor([2, 3]), torch.tensor([1.0, 0.1]).double())
+    before = relations(query, key, rotary.matrix(offset))
+    after = relations(*change_gauge(query, key, random_gauge(6, rotary, seed)), rotary.matrix(offset))
+    for old, new in zip(before, after, strict=True):
+        same(new, {name: getattr(old, name) for name in FIELDS}, 1e-8)
+
+
+def test_a_layer_that_leaves_rope_out_does_not_turn():
+    model = make_model("llama")
+    model.model.layers[1].self_attn.use_rope = False
+    assert [rotary_of(model, site, K) is None for site in find_sites(model)] == [False, True]
+
+
+def test_models_that_do_not_turn_their_heads_have_no_rotation():
+    for case in ("gpt2", "opt", "bloom", "falcon_per_head"):
+        model = make_model(case)
+        assert rotary_of(model, find_sites(model)[0], K) is None
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lora_is_in_the_matrices_after_patching_and_not_before(case):
+    model = make_model(case)
+    names = {"gpt_neox": ["query_key_value"], "gpt2": ["c_attn"], "llama": ["q_proj", "k_proj"]}[case]
+    before = head_weights(model)[0]
+    patch(model, LoraConfig(r=2, target_modules=names, init_lora_weights=False))
+    wrapper = find_sites(model)[0].attention.get_submodule(names[0])
+    delta = wrapper.get_delta_weight("lora").double().detach()  # (out, in), or (in, out) of a Conv1D
+    delta = delta if case == "gpt2" else delta.T
+    moved = {
+        "gpt_neox": lambda: delta.view(HIDDEN, HEADS, 3, K)[:, :, 0].movedim(1, 0),
+        "gpt2": lambda: delta[:, :HIDDEN].view(HIDDEN, HEADS, K).movedim(1, 0),
+        "llama": lambda: delta.view(HIDDEN, HEADS, K).movedim(1, 0),
+    }[case]()
+    after, base = head_weights(model)[0], head_weights(model, patched=False)[0]
+    assert torch.equal(base.query, before.query)
+    assert (after.query - before.query).flatten().tolist() == pytest.approx(moved.flatten().tolist(), abs=1e-5)
+    assert float(moved.abs().max()) > 1e-3
+
+
+def test_a_literal_query_halves_its_anchor_and_a_preserving_one_does_not():
+    model = make_model("llama")
+    before = head_weights(model)[0].query
+    literal = head_weights(patch(make_model("llama"), NonlinearQueryConfig(form="literal")))[0].query
+    identity = head_weights(patch(make_model("llama"), NonlinearQueryConfig(form="literal", anchor="identity")))[
+        0
+    ].query
+    preserving = head_weights(patch(make_model("llama"), NonlinearQueryConfig()))[0].query
+    assert torch.equal(literal, before / 2)
+    assert torch.equal(preserving, before)
+    assert torch.equal(identity.movedim(0, 1).reshape(HIDDEN, HIDDEN), torch.eye(HIDDEN).double() / 2)
+
+
+@pytest.mark.parametrize("offsets", [(), (-1, 2)])
+def test_offsets_that_are_none_are_refused(offsets):
+    model = make_model("llama")
+    with pytest.raises(HfpatchError, match="offsets"):
+        head_relations(model, head_weights(model), offsets)
+
+
+def test_the_shape_of_pythia_160m_is_done_in_time():
+    config = AutoConfig.for_model(
+        "gpt_neox",
+        hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=8, vocab_size=32,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.25},
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    start = time.process_time()
+    found = head_relations(model, head_weights(model))
+    assert time.process_time() - start < 30
+    assert len(found) == 144
+    assert found[0].here.symmetric == pytest.approx(0.5, abs=0.05)  # random weights

@@ -1,0 +1,109 @@
+"""Every code block of docs/ runs, page by page, in the order in which it stands; links lead somewhere.
+
+Python is executed, YAML is written to the file that its first line names, and each command line runs. A command whose
+comment says that it takes minutes or needs the hub is checked instead: the command and its options exist, its recipe
+loads with its overrides.
+"""
+
+import re
+import shlex
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hfpatch.__main__ import main
+from hfpatch.cli.app import app
+from hfpatch.recipe import load_recipe
+from hfpatch.sites import family
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = [
+    *("index", "quickstart", "methods", "python-api", "recipes", "analysis", "adding-an-architecture"),
+    *("reproducing-the-papers", "faq"),
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+NOT_HERE = re.compile(r"#.*(needs the hub|minutes)")
+
+
+def text_of(page):
+    return (DOCS / f"{page}.md").read_text(encoding="utf-8")
+
+
+def run_commands(block):
+    for line in block.splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "hfpatch"
+        if NOT_HERE.search(line):
+            check_command(arguments)
+        else:
+            assert main(arguments) == 0, line
+
+
+def check_command(arguments):
+    command, *rest = arguments
+    shown = CliRunner().invoke(app, [command, "--help"], terminal_width=200)
+    assert shown.exit_code == 0
+    for option in (argument for argument in rest if argument.startswith("--")):
+        assert option in shown.output, f"hfpatch {command} has no {option}"
+    if command in ("compare", "train"):
+        load_recipe(rest[0], [argument for argument in rest[1:] if "=" in argument])
+
+
+def write_recipe(block):
+    name = re.match(r"# (\S+\.yaml)\n", block)
+    assert name, "the first line of a YAML block names its file"
+    Path(name[1]).write_text(block, encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(family, "_FAMILIES", dict(family._FAMILIES))  # what a page declares is forgotten after it
+    names = {"__name__": "__docs__"}
+    for language, block in FENCE.findall(text_of(page)):
+        if language == "python":
+            exec(compile(block, f"docs/{page}.md", "exec"), names)
+        elif language == "bash":
+            run_commands(block)
+        elif language == "yaml":
+            write_recipe(block)
+        else:
+            pytest.fail(f"docs/{page}.md: a block of {language or 'no language'} that nothing runs")
+
+
+def test_every_page_is_reached_from_the_first():
+    assert {f"{page}.md" for page in PAGES[1:]} <= set(re.findall(r"\]\(([^)#]+)", text_of("index")))
+
+
+def test_blocks_that_only_a_hub_can_run_are_few():
+    commands = [line for page in PAGES for lang, block in FENCE.findall(text_of(page)) for line in block.splitlines() if lang == "bash"]  # noqa: E501  # fmt: skip
+    assert len([line for line in commands if not NOT_HERE.search(line)]) >= 10
+    assert len([line for line in commands if NOT_HERE.search(line)]) <= 6
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_anchors_lead_somewhere(page):
+    prose = FENCE.sub("", text_of(page))
+    for link in re.findall(r"\]\(([^)]+)\)", prose):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = DOCS / path if path else DOCS / f"{page}.md"
+        assert target.is_file(), link
+        headings = re.findall(r"^#+ (.+)$", FENCE.sub("", target.read_text(encoding="utf-8")), flags=re.MULTILINE)
+        slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        assert not anchor or anchor in slugs, link
+
+
+@pytest.mark.parametrize("figure", sorted((DOCS / "figures").glob("*.svg")), ids=lambda path: path.stem)
+def test_diagrams_stand_alone_and_describe_themselves(figure):
+    root = ET.fromstring(figure.read_text(encoding="utf-8"))
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{space}svg"
+    assert all(len(root.find(f"{space}{name}").text) > 10 for name in ("title", "desc"))
+    kinds = {element.tag.removeprefix(space) for element in root.iter()}
+    assert kinds <= {"svg", "title", "desc", "style", "defs", "marker", "path", "rect", "text", "polyline", "circle"}
+    values = [value for element in root.iter() for value in element.attrib.values()]
+    assert not any("http" in value for value in values)
