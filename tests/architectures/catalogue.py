@@ -154,5 +154,5 @@ def tokens_for(model, *, batch=2, length=8, seed=0):
 
 
 @torch.no_grad()
-def logits_of(model, tokens):
-    return model(tokens, use_cache=False).logits
+def logits_of(model, tokens, **states):
+    return model(tokens, use_cache=False, **states).logits

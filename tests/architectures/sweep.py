@@ -1,5 +1,6 @@
 """Everything that must hold of one method on one case; each check raises AssertionError."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -69,6 +70,7 @@ class Bench:
     model: torch.nn.Module
     tokens: torch.Tensor
     plain: torch.Tensor  # the logits of the base
+    build: Callable = make
 
     @property
     def sites(self):
@@ -88,7 +90,7 @@ class Bench:
 
         These are the leaves that it reads, {what: tensor}, and the list of what the attention has received.
         """
-        twin = settled(make(self.case))
+        twin = settled(self.build(self.case))
         leaves = {
             path: {what: parameter.detach().clone().requires_grad_() for what, parameter in tensors.items()}
             for path, tensors in self.tensors().items()
