@@ -5,8 +5,9 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from architectures import sweep, together
-from architectures.catalogue import CASES, NOT_BUILT, TYPES, WITHOUT_ATTENTION, options_of
+from architectures.catalogue import CASES, NOT_TRIED, TYPES, WITHOUT_ATTENTION, options_of
 from architectures.places import place_of
 
 FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
@@ -52,8 +53,8 @@ def failing(work, *args):
     """Return what ``work`` returns, or that it fails."""
     try:
         return work(*args)
-    except Exception as error:  # a cell, so that the other rows are still written
-        return f"FAILS: {' '.join(str(error).split())}"
+    except (Exception, pytest.fail.Exception) as error:  # a cell, so that the other rows are still written
+        return f"FAILS: {' '.join(str(error).replace('|', '/').split())}"
 
 
 def cells_of(case):
@@ -71,11 +72,15 @@ def all_rows():
     for case in CASES:
         rows.append(row_of(case, cells_of(case)))
         print(case, *(rows[-1][method] for method in sweep.METHODS), sep="  ", file=sys.stderr)
-    none = ("-", *("refused" for _ in sweep.METHODS), "-")
-    rows += [dict(zip(COLUMNS, (kind, *none, why), strict=True)) for kind, why in WITHOUT_ATTENTION.items()]
-    unknown = "-" * (len(COLUMNS) - 2)
-    rows += [dict(zip(COLUMNS, (kind, *unknown, f"not tried: {why}"), strict=True)) for kind, why in NOT_BUILT.items()]
-    return sorted(rows, key=lambda row: row["type"])
+    return sorted([*rows, *rows_without_cases()], key=lambda row: row["type"])
+
+
+def rows_without_cases():
+    """Return the rows of the types that have no attention and of those that are not tried."""
+    refused, unknown = ("-", *("refused" for _ in sweep.METHODS), "-"), "-" * (len(COLUMNS) - 2)
+    lines = [(kind, *refused, why) for kind, why in WITHOUT_ATTENTION.items()]
+    lines += [(kind, *unknown, f"not tried: {why}") for kind, why in NOT_TRIED.items()]
+    return [dict(zip(COLUMNS, line, strict=True)) for line in lines]
 
 
 def written(rows):
@@ -100,6 +105,13 @@ def read():
     return {row["type"]: row for row in rows[2:]}
 
 
-if __name__ == "__main__":
+def main():
+    """Write the page; the exit code says whether something fails."""
     FILE.parent.mkdir(exist_ok=True)
-    FILE.write_text(written(all_rows()), encoding="utf-8")
+    page = written(all_rows())
+    FILE.write_text(page, encoding="utf-8")
+    return int("FAILS" in page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
