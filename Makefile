@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint format types bench clean
+.PHONY: help install quickstart test lint format types bench architectures clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -40,6 +40,9 @@ types: install  ## check types
 
 bench: install  ## measure the step time of every method against LoRA in the same run
 	$(BIN)/python benchmarks/step_time.py
+
+architectures: install  ## try every method on every architecture and write docs/architectures.md (about 3 minutes)
+	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m architectures.table
 
 clean:  ## remove the virtual environment and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,159 @@
+"""Every causal language model type of transformers, and several configurations of those whose structure they change.
+
+A case is a model type, or ``type/what`` for one more configuration of it; its model is the tiny random twin of the
+type's default configuration with the options given here.
+"""
+
+import functools
+
+import torch
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from hfpatch.twins import random_model, twin
+
+TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+WRITTEN_FOR = "5.23.0"  # the version of transformers whose types are counted
+DRAFTER = "a drafter: it reads another model's hidden states, keys and values instead of token ids"
+NOT_TRIED = {
+    "gemma3n": "its vision tower needs timm; gemma3n_text is the same text model",
+    "gemma4_assistant": DRAFTER,
+    "gemma4_unified_assistant": DRAFTER,
+}
+WITHOUT_ATTENTION = {
+    "falcon_mamba": "a state-space model without softmax attention",
+    "mamba": "a state-space model without softmax attention",
+    "mamba2": "a state-space model without softmax attention",
+    "rwkv": "a recurrent model without softmax attention",
+    "xlstm": "a recurrent model without softmax attention",
+}
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+INDEXER = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 8} | {
+    "indexer_compress_ratio": 2
+}
+SMALL = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+PER_HEAD = {**SMALL, "multi_query": False, "new_decoder_architecture": False, "ffn_hidden_size": 96}
+GROUPED = {"new_decoder_architecture": True, "num_kv_heads": 2}
+
+# Encoders become causal by this switch
+DECODERS = [
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
+    "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
+    "xmod",
+]  # fmt: skip
+# Factors between the attention and the residual, most of them 1 by default, where a forgotten one would not show
+MULTIPLIED = [
+    "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "hyperclovax",
+]  # fmt: skip
+FACTORS = {
+    **{kind: {"residual_multiplier": 0.22} for kind in MULTIPLIED},
+    "falcon_h1": {"attention_in_multiplier": 1.3, "attention_out_multiplier": 0.4, "ssm_out_multiplier": 0.7},
+    "minicpm3": {"scale_depth": 0.9},
+    "minimax": {"full_attn_alpha_factor": 0.8, "full_attn_beta_factor": 0.35},
+}
+
+# What the default configuration of a type needs to be built, or to have attention layers and to be causal
+OPTIONS = {
+    "bamba": {"attn_layer_indices": [1]},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE}},
+    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "qwen4_exp": {"text_config": INDEXER},
+    "qwen4_exp_text": INDEXER,
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "reformer": {"hash_seed": 0},
+    "xlm": {"causal": True},
+    "xmod": {"default_language": "en_XX"},
+}
+
+# Switches that change the layout of the projections or the form of the block
+VARIATIONS = {
+    "big_bird/full": {"attention_type": "original_full"},
+    "bloom/residual_after_norm": {"apply_residual_connection_post_layernorm": True},
+    "deepseek_v2/no_query_latent": {"num_experts_per_tok": 2, "q_lora_rank": None},
+    "deepseek_v3/no_query_latent": {"q_lora_rank": None},
+    "falcon/new_decoder": GROUPED,
+    "falcon/new_decoder_one_norm": {**GROUPED, "num_ln_in_parallel_attn": 1},
+    "gemma4_text/value_is_key": {"attention_k_eq_v": True},
+    "gpt_bigcode/multi_head": {"multi_query": False},
+    "gpt_neox/sequential": {"use_parallel_residual": False},
+    "llama/other_head_size": {"head_dim": 96},
+    "opt/post_norm": {"do_layer_norm_before": False},
+    "stablelm/parallel": {"use_parallel_residual": True},
+    "stablelm/query_norm": {"qk_layernorm": True},
+    "mpt/clipped": {"attn_config": {"clip_qkv": 1.0}},
+    "reformer/local": {"attn_layers": ["local"] * 2},
+    "zamba2/adapters": {"use_shared_attention_adapter": True},
+}
+
+# Small configurations as they are, of what a twin does not keep
+EXPLICIT = {
+    "hrm_text": {
+        **SMALL, "num_hidden_layers": 8, "num_layers_per_stack": 1, "intermediate_size": 96, "head_dim": 16,
+        "max_position_embeddings": 64,
+    },
+    "codegen/eight_heads": {  # two heads in each of its four groups
+        "vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 64, "n_ctx": 64, "rotary_dim": 4,
+    },
+    "falcon/per_head": PER_HEAD,
+    "falcon/sequential": {**PER_HEAD, "parallel_attn": False, "alibi": True},
+    "gemma4_text/kv_shared": {
+        **SMALL, "num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 24, "intermediate_size": 96,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 128,
+        "per_layer_config": {1: {"head_dim": 32}, 3: {"head_dim": 32}},
+    },
+}  # fmt: skip
+
+TRIED = [kind for kind in TYPES if kind not in NOT_TRIED]
+MORE = [case for case in {**VARIATIONS, **EXPLICIT} if "/" in case and case.split("/")[0] in TYPES]
+CASES = sorted([kind for kind in TRIED if kind not in WITHOUT_ATTENTION] + MORE)
+
+
+def model_type(case):
+    return case.split("/")[0]
+
+
+def options_of(case):
+    kind = model_type(case)
+    causal = {"is_decoder": True} if kind in DECODERS else {}
+    return {**causal, **OPTIONS.get(kind, {}), **FACTORS.get(kind, {}), **VARIATIONS.get(case, EXPLICIT.get(case, {}))}
+
+
+@functools.lru_cache(maxsize=1)
+def _config(case):
+    return CONFIG_MAPPING[model_type(case)](**options_of(case))
+
+
+def make(case):
+    """Return a new tiny model, the same for every call."""
+    return random_model(_config(case)) if case in EXPLICIT else twin(_config(case))
+
+
+def settled(model):
+    """Exchange the modules that transformers itself exchanges at BigBird's first short batch."""
+    if model.config.model_type == "big_bird":
+        model.bert.set_attention_type("original_full")
+    return model
+
+
+def tokens_for(model, *, batch=2, length=8, seed=0):
+    """Return token ids ``(batch, length)``; of MusicGen's decoders ``(batch·codebooks, length)``."""
+    rows = batch * (model.config.num_codebooks if model.config.model_type.startswith("musicgen") else 1)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 60, (rows, length), generator=generator)
+
+
+@torch.no_grad()
+def logits_of(model, tokens, **states):
+    return model(tokens, use_cache=False, **states).logits

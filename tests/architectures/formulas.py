@@ -1,0 +1,96 @@
+"""The methods' formulas, applied to an unpatched model without any function of hfpatch."""
+
+import re
+
+import torch
+
+EPS = 1e-5
+
+
+def tensors_of(model, method, adapter):
+    """Return an adapter's parameters as {path of what holds them: {what: parameter}}, read from their names.
+
+    ``method`` is ``preproj`` or ``nonlinear_query``.
+    """
+    pattern = re.compile(rf"^(.*)\.hfpatch_\w+\.{method}_(\w+)\.{adapter}\.weight$")
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if match := pattern.match(name):
+            found.setdefault(match[1], {})[match[2]] = parameter
+    return found
+
+
+def pre_projected(x, tensors):
+    """x~ = x + W_down SiLU(W_up x)"""
+    up = x @ tensors["up"].T
+    return x + (up * torch.sigmoid(up)) @ tensors["down"].T
+
+
+def nonlinear(x, tensors):
+    """f(x) = LN(GELU(RMSNorm(x) W_1) W_2)"""
+    normed = x / torch.sqrt((x**2).mean(-1, keepdim=True) + EPS) * tensors["norm_in"]
+    inner = normed @ tensors["up"].T
+    inner = inner * 0.5 * (1 + torch.erf(inner / 2**0.5))
+    out = inner @ tensors["down"].T
+    centred = out - out.mean(-1, keepdim=True)
+    return centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + EPS) * tensors["norm_out"]
+
+
+def with_first(output, change):
+    """Change a module's output, or the first item of it, and keep its type."""
+    if isinstance(output, torch.Tensor):
+        return change(output)
+    items = [change(output[0]), *output[1:]]
+    return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+
+
+def on_input(model, site, change):
+    """Make the attention of a site receive ``change(x)`` instead of x; return the list of what it received."""
+    attention = model.get_submodule(site.path)
+    forward, received = attention.forward, []
+
+    def attend(*args, **kwargs):
+        given = list(args)
+        first = site.place.inputs[0]
+        x = given[first] if isinstance(first, int) else kwargs[first]
+        received.append(change(x))
+        for where in site.place.inputs:
+            assert (given[where] if isinstance(where, int) else kwargs[where]) is x
+            if isinstance(where, int):
+                given[where] = received[-1]
+            else:
+                kwargs[where] = received[-1]
+        return forward(*given, **kwargs)
+
+    attention.forward = attend
+    return received
+
+
+def on_output(model, path, change):
+    """Change what the module at ``path`` returns."""
+    module = model.get_submodule(path)
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: with_first(forward(*args, **kwargs), change)
+
+
+def apply_pre_projection(model, site, tensors):
+    """Give a site the pre-projection, and the content skip where there are tensors for it."""
+    received = on_input(model, site, lambda x: pre_projected(x, tensors))
+    if "skip" in tensors:
+        on_output(model, site.exit, lambda out: out + received[-1] @ tensors["skip"].T / site.factor)
+    return received
+
+
+def apply_query(model, site, tensors, *, form):
+    """Give a site the anchored query, (2A + f)/2 if preserving, (A + f)/2 if literal; return the list of x."""
+    assert len(tensors["norm_out"]) == len(site.columns), "f has another width than the query"
+    received = on_input(model, site, lambda x: x)
+    weight = {"preserving": 2, "literal": 1}[form]
+
+    def anchored(out):
+        out = out.clone()
+        out[..., site.columns] = (weight * out[..., site.columns] + nonlinear(received[-1], tensors)) / 2
+        return out
+
+    on_output(model, site.query, anchored)
+    return received

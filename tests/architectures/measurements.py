@@ -1,0 +1,159 @@
+"""Behaviour of a model at its attention sites, measured without any name of hfpatch."""
+
+from contextlib import ExitStack, contextmanager
+
+import torch
+from architectures.catalogue import logits_of
+
+SINK = -1e4  # of a softmax with a sink, so that over one key it is 1 like any other
+
+
+@contextmanager
+def hooked(*handles):
+    """Remove hooks at the end."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def first_of(output):
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def silenced(model, sites):
+    """Force the output of every attention's last projection to zero."""
+
+    def zero(module, args, output):
+        if isinstance(output, torch.Tensor):
+            return torch.zeros_like(output)
+        return type(output)([torch.zeros_like(output[0]), *output[1:]])
+
+    return hooked(*(model.get_submodule(site.output).register_forward_hook(zero) for site in sites))
+
+
+def logits_without_attention(model, sites, tokens):
+    with silenced(model, sites):
+        return logits_of(model, tokens)
+
+
+@torch.no_grad()
+def residuals(model, sites, tokens):
+    """Return the residual stream after the addition of each site's branch, (tokens, hidden), at its first call."""
+    seen = {}
+
+    def keep(site, tensor):
+        seen.setdefault(site.path, tensor.detach().clone().reshape(-1, tensor.shape[-1]))
+
+    def entering(site):
+        return lambda module, args, kwargs: keep(site, (*args, *kwargs.values())[site.place.argument])
+
+    def leaving(site):
+        return lambda module, args, output: keep(site, first_of(output))
+
+    with ExitStack() as stack:
+        for site in sites:
+            module = model.get_submodule(site.residual)
+            if site.residual == site.block:
+                handle = module.register_forward_hook(leaving(site))
+            else:
+                handle = module.register_forward_pre_hook(entering(site), with_kwargs=True)
+            stack.enter_context(hooked(handle))
+        logits_of(model, tokens)
+    return seen
+
+
+@torch.no_grad()
+def inputs(model, sites, tokens):
+    """Return what each attention is given at its first call, (batch, seq, hidden)."""
+    seen = {}
+
+    def entering(site):
+        where = site.place.inputs[0]
+
+        def keep(module, args, kwargs):
+            seen.setdefault(site.path, (args[where] if isinstance(where, int) else kwargs[where]).detach().clone())
+
+        return keep
+
+    handles = [
+        model.get_submodule(site.path).register_forward_pre_hook(entering(site), with_kwargs=True) for site in sites
+    ]
+    with hooked(*handles):
+        logits_of(model, tokens)
+    return seen
+
+
+@torch.no_grad()
+def first_output(model, site, tokens):
+    """Return what the attention of a site returns at its first call."""
+    seen = []
+    attention = model.get_submodule(site.path)
+    with hooked(attention.register_forward_hook(lambda module, args, output: seen.append(first_of(output).clone()))):
+        logits_of(model, tokens)
+    return seen[0]
+
+
+@contextmanager
+def without_sinks(model):
+    """Take the weight of attention sinks, parameters or projections of that name, away."""
+    saved = {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if name.rpartition(".")[2] in ("sinks", "sink", "attn_sink")
+    }
+    handles = [
+        module.register_forward_hook(lambda module, args, output: torch.full_like(output, SINK))
+        for name, module in model.named_modules()
+        if name.endswith("sink_proj")
+    ]
+    with torch.no_grad():
+        for name in saved:
+            model.get_parameter(name).fill_(SINK)
+    try:
+        with hooked(*handles):
+            yield
+    finally:
+        with torch.no_grad():
+            for name, value in saved.items():
+                model.get_parameter(name).copy_(value)
+
+
+@torch.no_grad()
+def moved_by_columns(model, site, columns, tokens, *, position, size=1.0):
+    """How far each position's attention output moves when columns of the query's projection are perturbed.
+
+    Row r of the batch perturbs the list ``columns[r]`` at ``position``; ``tokens`` are of one row. Returns (rows, seq).
+    """
+    outputs = []
+
+    def perturb(module, args, output):
+        output = output.clone()
+        for row, chosen in enumerate(columns):
+            output[row, position, chosen] += size * torch.linspace(1, 2, len(chosen))
+        return output
+
+    def keep(module, args, output):
+        outputs.append(first_of(output).detach().clone())
+
+    tokens = tokens.repeat(len(columns), 1)
+    attention, query = model.get_submodule(site.path), model.get_submodule(site.query)
+    with hooked(attention.register_forward_hook(keep)):
+        logits_of(model, tokens)
+        plain = outputs[0]
+        outputs.clear()
+        with hooked(query.register_forward_hook(perturb)):
+            logits_of(model, tokens)
+    return (outputs[0] - plain).abs().amax(-1)
+
+
+def acts_as_query(model, site, columns, tokens, *, at, size):
+    """For each list of columns: whether it moves nothing else than its own position, and nothing at the first one.
+
+    Over one key the softmax is 1 whatever the query is; a key moves later positions, a value or a gate the first, too.
+    """
+    later = moved_by_columns(model, site, columns, tokens, position=at, size=size)
+    first = moved_by_columns(model, site, columns, tokens, position=0, size=size)
+    elsewhere = torch.cat([later[:, :at], later[:, at + 1 :], first], dim=1)
+    return elsewhere.amax(1) < 1e-5, later[:, at] > 1e-5

@@ -1,0 +1,252 @@
+"""Everything that must hold of one method on one case; each check raises AssertionError."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from architectures.catalogue import logits_of, make, model_type, settled, tokens_for
+from architectures.formulas import apply_pre_projection, apply_query, tensors_of
+from architectures.measurements import first_output, logits_without_attention, residuals, without_sinks
+from architectures.places import place_of, sites_of
+from families import perturb
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.sites.discovery import survey
+
+ROUNDING = 1e-4  # of fp32, relative to the largest value
+VISIBLE = 1e-3
+METHODS = ("pre-projection", "content skip", "nonlinear query")
+PREFIX = {"pre-projection": "preproj", "content skip": "preproj", "nonlinear query": "nonlinear_query"}
+NOT_CAUSAL = {"cpmant"}  # its prompt tokens see the whole text
+
+
+def configuration(method, form="preserving", **options):
+    if method == "nonlinear query":
+        return NonlinearQueryConfig(form=form, **options)
+    return PreProjectionConfig(content_skip=method == "content skip", **options)
+
+
+def refusal(case, method):
+    """Why the method cannot be applied to any layer, or an empty string."""
+    refused = place_of(case).refused
+    return refused.get(method) or refused.get("all", "")
+
+
+def sites_for(case, model, method):
+    """Return the sites that can take the method."""
+    return [
+        site for site in sites_of(case, model) if (site.query if method == "nonlinear query" else site.has_one_input)
+    ]
+
+
+def close(a, b, *, rounding=ROUNDING):
+    return bool((a - b).abs().max() <= rounding * b.abs().max())
+
+
+def differ(a, b):
+    return bool((a - b).abs().max() > VISIBLE * b.abs().max())
+
+
+def anatomy(model):
+    """Everything about a model that a refused or removed patch must leave as it was, except the weights' values."""
+    hooks = [
+        (name, len(module._forward_hooks), len(module._forward_pre_hooks), "forward" in vars(module))
+        for name, module in model.named_modules()
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    ]
+    flags = [(name, p.requires_grad, id(p)) for name, p in model.named_parameters()]
+    return list(model.state_dict()), hooks, flags, hasattr(model, "peft_config")
+
+
+@dataclass
+class Bench:
+    """An unpatched model, a patched one whose added tensors are off their initial values, and what that should be."""
+
+    case: str
+    method: str
+    base: torch.nn.Module
+    model: torch.nn.Module
+    tokens: torch.Tensor
+    plain: torch.Tensor  # the logits of the base
+    build: Callable = make
+
+    @property
+    def sites(self):
+        return sites_for(self.case, self.base, self.method)
+
+    def tensors(self):
+        """Return {path of the attention: {what: parameter}}; these stand at the attention or at a module around it."""
+        found = tensors_of(self.model, PREFIX[self.method], "a")
+        paths = [site.path for site in self.sites]
+        held = {holder: [path for path in paths if f"{path}.".startswith(f"{holder}.")] for holder in found}
+        assert sorted(path for ps in held.values() for path in ps) == sorted(paths), "other layers were changed"
+        assert all(len(ps) == 1 for ps in held.values()), "other layers were changed"
+        return {held[holder][0]: tensors for holder, tensors in found.items()}
+
+    def twin(self, form="preserving"):
+        """Return an unpatched model that computes what the patched one should, and two things by the attention's path.
+
+        These are the leaves that it reads, {what: tensor}, and the list of what the attention has received.
+        """
+        twin = settled(self.build(self.case))
+        leaves = {
+            path: {what: parameter.detach().clone().requires_grad_() for what, parameter in tensors.items()}
+            for path, tensors in self.tensors().items()
+        }
+        received = {
+            site.path: apply_query(twin, site, leaves[site.path], form=form)
+            if self.method == "nonlinear query"
+            else apply_pre_projection(twin, site, leaves[site.path])
+            for site in self.sites
+        }
+        return twin, leaves, received
+
+
+def patched(case, method, form="preserving"):
+    base, model = settled(make(case)), make(case)
+    tokens = tokens_for(base)
+    plain = logits_of(base, tokens)
+    hfpatch.patch(model, configuration(method, form), names=["a"])
+    if form == "preserving":
+        assert torch.equal(logits_of(model, tokens).view(torch.int32), plain.view(torch.int32)), "changes at init"
+    perturb(model, std=0.1)
+    bench = Bench(case, method, base, model, tokens, plain)
+    assert differ(logits_of(model, tokens), plain), "does nothing"
+    return bench
+
+
+def finds_the_sites(case):
+    """Return how many attention modules there are, and in how many of the blocks."""
+    model = make(case)
+    found, expected = [site.path for site in hfpatch.find_sites(model)], [site.path for site in sites_of(case, model)]
+    if model_type(case) == "big_bird":  # its inner module is exchanged at run time, so what is around it stands for it
+        expected = [path.rpartition(".")[0] for path in expected]
+    assert found == expected
+    skipped = survey(model).skipped
+    assert all(skipped.values()), "skipped without a reason"
+    blocks = {site.block for site in sites_of(case, model)}
+    lists = place_of(case).blocks
+    assert len(skipped) == sum(len(model.get_submodule(path)) for path in lists) - len(blocks)
+    for layer in skipped:
+        with pytest.raises(HfpatchError, match=f"layer {layer} "):
+            hfpatch.patch(model, PreProjectionConfig(layers_to_transform=[layer]))
+    return f"{len(found)} in {len(blocks)} of {len(blocks) + len(skipped)}"
+
+
+def computes_the_formula(bench, form="preserving"):
+    expected = logits_of(bench.twin(form)[0], bench.tokens)
+    assert differ(expected, bench.plain), "the formula does nothing"
+    assert close(logits_of(bench.model, bench.tokens), expected), "another function than the formula"
+
+
+def is_pure(bench):
+    """Without the attention's output projections a changed attention input cannot be seen."""
+    sites = sites_of(bench.case, bench.base)
+    a, b = (logits_without_attention(model, sites, bench.tokens) for model in (bench.base, bench.model))
+    assert torch.equal(a, b), "changes something else than the attention branch"
+
+
+@torch.no_grad()
+def arrives(bench):
+    """What a skip adds to the residual stream is x~ W_skip. It sets every W_skip to zero."""
+    tensors = bench.tensors()
+    skips = {path: found["skip"].clone() for path, found in tensors.items()}
+    for found in tensors.values():
+        found["skip"].zero_()
+    twin, _, received = bench.twin()
+    logits_of(twin, bench.tokens)
+    plain = residuals(bench.model, bench.sites, bench.tokens)
+    for site in bench.sites:
+        tensors[site.path]["skip"].copy_(skips[site.path])
+        arrived = residuals(bench.model, [site], bench.tokens)[site.path] - plain[site.path]
+        expected = received[site.path][0] @ skips[site.path].T
+        assert close(arrived, expected.reshape(arrived.shape)), f"{site.path}: the skip does not arrive as it is"
+        tensors[site.path]["skip"].zero_()
+
+
+def acts_as_a_query(bench):
+    """In the first block that is changed, nothing changes at the first position: over one key the softmax is 1."""
+    models = (bench.base, bench.model)
+    with without_sinks(bench.base), without_sinks(bench.model):
+        a, b = (first_output(model, bench.sites[0], bench.tokens) for model in models)
+    moved = (a - b).abs().amax((0, 2))
+    assert moved[1:].max() > VISIBLE, "does nothing"
+    assert bench.case in NOT_CAUSAL or moved[0] < 1e-5, "over one key alone it changes more than the query"
+
+
+def is_causal(bench):
+    changed = bench.tokens.clone()
+    changed[:, 5:] = tokens_for(bench.model, seed=1)[:, 5:]
+    a, b = (logits_of(bench.model, tokens) for tokens in (bench.tokens, changed))
+    assert differ(a[:, 5:], b[:, 5:]), "later tokens change nothing"
+    assert bench.case in NOT_CAUSAL or close(a[:, :5], b[:, :5]), "later tokens act on earlier ones"
+
+
+def is_trained(bench):
+    """Every added tensor receives the gradient that autograd gives the formula; nothing else receives one."""
+    twin, leaves, _ = bench.twin()
+    reformer = model_type(bench.case) == "reformer"  # it demands training mode and the full length; dropout is off
+    tokens = tokens_for(bench.model, length=64 if reformer else 8)
+    for model in (bench.model, twin):
+        logits = model.train(reformer)(tokens, use_cache=False).logits
+        (logits * torch.linspace(-1, 1, logits.numel()).reshape(logits.shape)).sum().backward()
+    bench.model.eval()
+    for path, parameters in bench.tensors().items():
+        for what, parameter in parameters.items():
+            expected = leaves[path][what].grad
+            assert expected.abs().max() > 0, f"{path}: {what} receives no gradient"
+            assert close(parameter.grad, expected, rounding=10 * ROUNDING), f"{path}: a wrong gradient of {what}"
+    assert not [n for n, p in bench.model.named_parameters() if "hfpatch_" not in n and p.grad is not None]
+
+
+def is_counted(bench):
+    """The summary names the blocks without attention and those that cannot take the method."""
+    unable = {site.block for site in sites_of(bench.case, bench.base)} - {site.block for site in bench.sites}
+    skipped = hfpatch.patch_summary(bench.model).skipped
+    assert len(skipped) == len(survey(bench.base).skipped) + len(unable), "the summary counts other layers"
+    assert all(skipped.values()), "skipped without a reason"
+
+
+def is_removed(bench):
+    fresh = settled(make(bench.case))
+    before = anatomy(fresh)
+    hfpatch.patch(fresh, configuration(bench.method))
+    assert anatomy(hfpatch.unpatch(fresh)) == before, "unpatch leaves something"
+    assert torch.equal(logits_of(hfpatch.unpatch(bench.model), bench.tokens), bench.plain), "unpatch does not restore"
+
+
+def is_refused(case, method):
+    """The error says why, and the model is as it was."""
+    model = make(case)
+    before, tokens = anatomy(model), tokens_for(model)
+    with pytest.raises(HfpatchError) as raised:
+        hfpatch.patch(model, configuration(method))
+    assert anatomy(model) == before, "a refused patch leaves something"
+    assert torch.equal(logits_of(model, tokens), logits_of(make(case), tokens)), "a refused patch changes the model"
+    assert len(str(raised.value)) > 20
+    assert "\n" not in str(raised.value)
+
+
+def check(case, method):
+    """Run everything on one case and method; return the word for it."""
+    if refusal(case, method):
+        is_refused(case, method)
+        return "refused"
+    bench = patched(case, method)
+    computes_the_formula(bench)
+    is_causal(bench)
+    is_trained(bench)
+    is_counted(bench)
+    if method == "content skip":
+        arrives(bench)
+    else:
+        is_pure(bench)
+    is_removed(bench)
+    if method == "nonlinear query":
+        literal = patched(case, method, "literal")
+        computes_the_formula(literal, "literal")
+        acts_as_a_query(literal)
+    possible, found = len(bench.sites), len(sites_of(case, bench.base))
+    return "yes" if possible == found else f"{possible} of {found} layers"

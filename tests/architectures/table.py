@@ -1,0 +1,117 @@
+"""Write docs/architectures.md from the sweep, or read it: ``python -m architectures.table``."""
+
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from architectures import sweep, together
+from architectures.catalogue import CASES, NOT_TRIED, TYPES, WITHOUT_ATTENTION, options_of
+from architectures.places import place_of
+
+FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
+COLUMNS = ("type", "attention modules, in blocks", *sweep.METHODS, "all together", "why not")
+
+HEADER = """# Architectures
+
+What hfpatch does on each of the {types} causal language model types of transformers {transformers}.
+
+`make architectures` writes this page. It builds a tiny random model of every type (`type/what` is one more
+configuration of it), patches it, and compares what it computes with the methods' formulas, applied to an unpatched
+model by other means.
+
+- **attention modules, in blocks**: how many softmax self-attentions there are and how many of the blocks hold them; the
+  other blocks are skipped. Cross-attention and the towers for images and sound are left alone.
+- **{methods}**: `yes` says that the default initialisation changes
+  no bit of the logits; that with every added tensor perturbed the logits equal the formula's to 1e-4, and the gradients
+  of every added tensor to 1e-3, and no other tensor receives one; that later tokens act on no earlier ones; that
+  `unpatch` restores the model. And that a pre-projection is invisible once the attention's output projection is
+  silenced, that x~·W_skip arrives in the residual stream as it is, and that a nonlinear query changes the query alone.
+  `refused` says that `patch` raises an error and leaves the model as it was.
+- **all together**: what holds of all possible methods at once: a saved patch loads to equal logits; generation with and
+  without key/value cache agree.
+
+Types whose pre-projection works: {totals[0]}; content skip: {totals[1]}; nonlinear query: {totals[2]}.
+
+"""
+
+
+def counted(rows, method):
+    """How many types, their default configuration, can take a method."""
+    return sum(row[method] == "yes" or "layers" in row[method] for row in rows if row["type"] in TYPES)
+
+
+def row_of(case, cells):
+    """Return one row: everything that is said of a case."""
+    reasons = {**place_of(case).refused, **place_of(case).refused_in_some}
+    why = "; ".join(f"{method}: {reason}" if method != "all" else reason for method, reason in reasons.items())
+    return dict(zip(COLUMNS, (case, *cells, why), strict=True))
+
+
+def failing(work, *args):
+    """Return what ``work`` returns, or that it fails."""
+    try:
+        return work(*args)
+    except (Exception, pytest.fail.Exception) as error:  # a cell, so that the other rows are still written
+        return f"FAILS: {' '.join(str(error).replace('|', '/').split())}"
+
+
+def cells_of(case):
+    """Run the sweep on a case."""
+    methods = [failing(sweep.check, case, method) for method in sweep.METHODS]
+    if set(methods) == {"refused"}:
+        return ["-", *methods, "-"]
+    with tempfile.TemporaryDirectory() as folder:
+        return [failing(sweep.finds_the_sites, case), *methods, failing(together.promises, case, folder)]
+
+
+def all_rows():
+    """Run the whole sweep, with a line of progress on each case."""
+    rows = []
+    for case in CASES:
+        rows.append(row_of(case, cells_of(case)))
+        print(case, *(rows[-1][method] for method in sweep.METHODS), sep="  ", file=sys.stderr)
+    return sorted([*rows, *rows_without_cases()], key=lambda row: row["type"])
+
+
+def rows_without_cases():
+    """Return the rows of the types that have no attention and of those that are not tried."""
+    refused, unknown = ("-", *("refused" for _ in sweep.METHODS), "-"), "-" * (len(COLUMNS) - 2)
+    lines = [(kind, *refused, why) for kind, why in WITHOUT_ATTENTION.items()]
+    lines += [(kind, *unknown, f"not tried: {why}") for kind, why in NOT_TRIED.items()]
+    return [dict(zip(COLUMNS, line, strict=True)) for line in lines]
+
+
+def written(rows):
+    """Return the page."""
+    header = HEADER.format(
+        types=len(TYPES),
+        transformers=version("transformers"),
+        methods="**, **".join(sweep.METHODS),
+        totals=[counted(rows, method) for method in sweep.METHODS],
+    )
+    lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
+    lines += [" | ".join(row.values()) for row in rows]
+    more = [f"- `{case}`: `{options_of(case)}`" for case in CASES if "/" in case]
+    table = "\n".join(f"| {line} |" for line in lines)
+    return f"{header}{table}\n\nThe options of the further configurations:\n\n" + "\n".join(more) + "\n"
+
+
+def read():
+    """Return the rows of the committed page by type."""
+    lines = [line for line in FILE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    rows = [dict(zip(COLUMNS, line.removeprefix("| ").removesuffix(" |").split(" | "), strict=True)) for line in lines]
+    return {row["type"]: row for row in rows[2:]}
+
+
+def main():
+    """Write the page; the exit code says whether something fails."""
+    FILE.parent.mkdir(exist_ok=True)
+    page = written(all_rows())
+    FILE.write_text(page, encoding="utf-8")
+    return int("FAILS" in page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

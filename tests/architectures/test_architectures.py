@@ -1,0 +1,50 @@
+"""Every method on every architecture, by formula; docs/architectures.md must say what comes out here.
+
+``make architectures`` writes that page anew.
+"""
+
+from importlib.metadata import version
+
+import pytest
+from architectures import sweep, table, together
+from architectures.catalogue import CASES, TYPES, WITHOUT_ATTENTION, WRITTEN_FOR
+
+WITH_SITES = [case for case in CASES if not sweep.refusal(case, "pre-projection")]
+PAGE = table.read() if table.FILE.exists() else {}
+
+
+@pytest.mark.parametrize("case", WITH_SITES)
+def test_sites(case):
+    assert sweep.finds_the_sites(case) == PAGE[case][table.COLUMNS[1]]
+
+
+@pytest.mark.parametrize("method", sweep.METHODS)
+@pytest.mark.parametrize("case", CASES)
+def test_method(case, method):
+    assert sweep.check(case, method) == PAGE[case][method]
+
+
+@pytest.mark.parametrize("case", WITH_SITES)
+def test_all_methods_together(case, tmp_path):
+    assert together.promises(case, tmp_path / "patch") == PAGE[case]["all together"]
+
+
+@pytest.mark.parametrize("method", sweep.METHODS)
+@pytest.mark.parametrize("kind", sorted(WITHOUT_ATTENTION))
+def test_a_model_without_attention_is_refused(kind, method):
+    sweep.is_refused(kind, method)
+    assert PAGE[kind][method] == "refused"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_reasons_of_the_page(case):
+    assert table.row_of(case, list(PAGE[case].values())[1:-1]) == PAGE[case]
+
+
+@pytest.mark.skipif(version("transformers") != WRITTEN_FOR, reason="another version of transformers has other types")
+def test_the_page_has_every_type_and_nothing_fails():
+    assert set(PAGE) == {*TYPES, *CASES}
+    assert all(PAGE[row["type"]] == row for row in table.rows_without_cases())
+    assert not [row for row in PAGE.values() if "FAILS" in str(row)]
+    assert [table.counted(PAGE.values(), method) for method in sweep.METHODS] == [180, 174, 178]
+    assert table.written(list(PAGE.values())) == table.FILE.read_text(encoding="utf-8")
