@@ -19,7 +19,7 @@ from hfpatch.cli.progress import LiveProgress, choose_progress
 from hfpatch.pipeline import Progress
 from hfpatch.training.records import StepRecord
 
-COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain"]
+COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain", "push", "export"]
 RECIPE = """\
 name: small
 data: {block_size: 32, max_documents: 60}

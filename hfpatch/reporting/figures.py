@@ -36,6 +36,27 @@ _COLUMNS = 4
 _OUTLIER = 2.0  # a panel reaches at most this many times the upper quartile of what it holds
 
 
+MOST_METHODS = 24
+"""How many methods a figure shows at most."""
+
+
+def prominent(results: Results) -> Results:
+    """Return the results with at most :data:`MOST_METHODS` methods beside the baseline, for figures to show.
+
+    Those stay whose differences to the baseline are the surest, whichever way they go: the smallest p over the tasks.
+    """
+    others = [name for name in results.methods if name != results.baseline]
+    if len(others) <= MOST_METHODS:
+        return results
+    surest: dict[str, float] = {}
+    for each in results.comparisons:
+        if each.reference == results.baseline and each.p is not None:
+            surest[each.method] = min(each.p, surest.get(each.method, 1.0))
+    kept = set(sorted(others, key=lambda name: surest.get(name, 1.0))[:MOST_METHODS])
+    methods = {name: each for name, each in results.methods.items() if name in kept or name == results.baseline}
+    return results.model_copy(update={"methods": methods})
+
+
 def differences(results: Results, *, title: bool = False) -> Figure | None:
     """Draw the differences to the baseline with their intervals, a panel a task; None where none was made.
 
@@ -78,7 +99,7 @@ def quality(results: Results) -> Figure | None:
     for task, ax in zip(tasks, axes, strict=True):
         _scatter(ax, results, task, looks)
     shown = {method for task in tasks for method, *_ in _points(results, task)} | {results.baseline}
-    _method_key(figure, {name: look for name, look in looks.items() if name in shown}, line=False)
+    method_key(figure, {name: look for name, look in looks.items() if name in shown}, line=False)
     return figure
 
 
@@ -95,7 +116,7 @@ def training(results: Results, curves: Mapping[str, Curve]) -> Figure | None:
     _losses(axes[0], curves, looks)
     if len(curves) > 1:
         _loss_differences(axes[1], curves, looks, reference)
-    _method_key(figure, looks, line=True)
+    method_key(figure, looks, line=True)
     return figure
 
 
@@ -284,11 +305,12 @@ def _smoothed(values: Floats) -> Floats:
     return smooth(values, max(1, values.size // 25))
 
 
-def _method_key(figure: Figure, looks: Mapping[str, Style], *, line: bool) -> None:
+def method_key(figure: Figure, looks: Mapping[str, Style], *, line: bool, marks: bool | None = None) -> None:
+    """Put the key of the methods below the panels: dashes for lines, marks for points (``marks``: for both)."""
     handles = []
     for name, look in looks.items():
         dashed = line or look.marker == "_"
-        marker = None if dashed else look.marker
+        marker = look.marker if marks or not dashed else None
         style = look.dash if dashed else "none"
         handles.append(
             Line2D(
@@ -297,7 +319,7 @@ def _method_key(figure: Figure, looks: Mapping[str, Style], *, line: bool) -> No
                 color=look.colour,
                 marker=marker,
                 linestyle=style,
-                markersize=8,
+                markersize=6 if dashed else 8,
                 markeredgecolor=PAPER if marker else None,
                 label=short(name),
             )

@@ -158,8 +158,13 @@ def mean_of(method: MethodOutcome, field: str) -> float | None:
 def _heading(results: Results, task: str) -> Heading:
     info = results.tasks[task]
     better = "higher is better" if info.higher_is_better else "lower is better"
-    unit = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline", Scale.RAW: "its own unit"}
-    return Heading(task, info.primary, count(info.n), better, unit[scale_of_task(results, task)])
+    return Heading(task, info.primary, count(info.n), better, unit_of(results, task))
+
+
+def unit_of(results: Results, task: str) -> str:
+    """Return the unit in which a task's differences are told."""
+    units = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline", Scale.RAW: "its own unit"}
+    return units[scale_of_task(results, task)]
 
 
 def _row(results: Results, method: MethodOutcome) -> Row:
@@ -167,14 +172,15 @@ def _row(results: Results, method: MethodOutcome) -> Row:
     return Row(
         method=method.name,
         trainable=count(method.trainable),
-        cells=tuple(_cell(results, method.name, task) for task in results.tasks),
+        cells=tuple(cell_of(results, method.name, task) for task in results.tasks),
         tokens_per_s=count(speed),
         peak_memory=memory(mean_of(method, "peak_memory_bytes")),
         baseline=method.name == results.baseline,
     )
 
 
-def _cell(results: Results, method: str, task: str) -> Cell:
+def cell_of(results: Results, method: str, task: str) -> Cell:
+    """Return what one method does on one task."""
     scale = scale_of_task(results, task)
     value = score(results.mean(method, task), scale)
     if method == results.baseline:

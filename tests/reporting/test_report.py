@@ -75,7 +75,9 @@ def test_a_hostile_run_is_written_whole(build, hostile, tmp_path):
     build(hostile, curves=False)
     report = write_report(tmp_path / "run")
     assert all(path.stat().st_size for path in report.paths)
-    assert "<script" not in report.html.read_text().lower()
+    text = report.html.read_text().lower()
+    assert "<script>alert" not in text
+    assert text.count("<script") == 1
 
 
 def test_no_run_is_one_line_and_nothing_is_written(tmp_path):
