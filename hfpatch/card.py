@@ -11,6 +11,7 @@ from typing import Any
 
 from hfpatch.markdown import block, escape, table
 
+TAGS = ["hfpatch"]
 _METHODS = {
     "pre_projection": "Pre-projection and content skip (arXiv 2604.10791)",
     "nonlinear_query": "Anchored nonlinear query (arXiv 2603.13381)",
@@ -18,6 +19,7 @@ _METHODS = {
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WORD = re.compile(r"[A-Za-z][\w./-]*[A-Za-z][\w./-]*")
+_NOT_TEXT = {"yes", "no", "on", "off", "true", "false", "null"}
 _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
 _TINYWORLD = "tinyworld/"
 _UNKNOWN_LICENCE = "The licence of the base, which its own page states, applies to what is made with it."
@@ -55,7 +57,7 @@ def patch_card(base: Mapping[str, Any], adapters: Sequence[Mapping[str, str]], m
     name = shown_base(str(base["name"] or base["class"]))
     licence = base_licence(str(base["name"] or ""))
     sections = [
-        front({"library_name": "peft", "base_model": hub_id(name), "license": licence, "tags": ["hfpatch"]}),
+        front({"library_name": "peft", "base_model": hub_id(name), "license": licence, "tags": TAGS}),
         f"# {escape(measured.title) + ' on' if measured else 'Patch for'} {escape(name)}",
         f"A stack of adapters for a frozen {escape(str(base['model_type']))} model, made with hfpatch.",
         f"## Base\n\n{_lines(_base_facts(base, name, licence))}",
@@ -72,7 +74,7 @@ def patch_card(base: Mapping[str, Any], adapters: Sequence[Mapping[str, str]], m
 def export_card(base: str, model_class: str, licence: str | None) -> str:
     """Return the card of a folder that holds a base and its patch together."""
     sections = [
-        front({"library_name": "transformers", "base_model": hub_id(base), "license": licence, "tags": ["hfpatch"]}),
+        front({"library_name": "transformers", "base_model": hub_id(base), "license": licence, "tags": TAGS}),
         f"# {escape(base)} with a patch",
         f"The weights of {escape(base)} and of a patch in its attention branches, made with hfpatch, in one folder. "
         f"`modeling_hfpatch.py` ({escape(model_class)}) is plain torch and transformers: neither hfpatch nor PEFT is "
@@ -129,7 +131,8 @@ def front(values: Mapping[str, Any]) -> str:
 
 
 def _yaml(value: Any) -> str:
-    return value if isinstance(value, str) and _WORD.fullmatch(value) else json.dumps(value)
+    plain = isinstance(value, str) and _WORD.fullmatch(value) and value.lower() not in _NOT_TEXT
+    return value if plain else json.dumps(value)
 
 
 def _base_facts(base: Mapping[str, Any], name: str, licence: str | None) -> list[tuple[str, str]]:

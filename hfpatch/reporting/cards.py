@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hfpatch.card import Measured, base_licence, front, hub_id, patch_card, shown_base
+from hfpatch.card import TAGS, Measured, base_licence, front, hub_id, patch_card, shown_base
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json, write_text
 from hfpatch.markdown import block, escape, table
@@ -38,8 +38,9 @@ def run_card(results: Results) -> str:
     found, main = answer(results), main_table(results)
     headings = ["method", "trainable", *(escape(f"{h.task}, {h.metric}") for h in main.headings)]
     rows = [[escape(row.method), row.trainable, *(escape(_told(cell)) for cell in row.cells)] for row in main.rows]
+    header = {"library_name": "peft", "base_model": hub_id(name), "license": base_licence(name), "tags": TAGS}
     sections = [
-        front({"library_name": "peft", "base_model": hub_id(name), "license": base_licence(name), "tags": ["hfpatch"]}),
+        front(header),
         f"# {escape(results.name)}: patches for {escape(name)}",
         block(results.description),
         f"## Answer\n\n{block(found.headline)}",
