@@ -47,7 +47,7 @@ def run_card(results: Results) -> str:
         "\n".join(f"- **{escape(each.method)}** {escape(each.rest)}" for each in found.against_baseline),
         f"## Results\n\n{table(headings, rows)}",
         "`report.html` is the whole report, `report.md` its twin; `results.csv` and `results.json` are the numbers.",
-        "## How to load a patch\n\nEach method's patch stands in `runs/METHOD/seed-N/patch`, with a card of its own:\n\n"
+        "## How to load a patch\n\nEach patch stands in `runs/METHOD/seed-N/patch`, with a card of its own:\n\n"
         "    import hfpatch\n    from huggingface_hub import snapshot_download\n\n"
         '    hfpatch.load_patch(model, snapshot_download("this repository") + "/runs/METHOD/seed-0/patch")',
     ]
