@@ -16,7 +16,7 @@ from hfpatch.files import read_json
 from hfpatch.reporting.results import Results, plain
 
 ANALYSIS = "analysis.json"
-"""Beside a run's patch: name of a measurement -> records, each with ``layer`` and numbers."""
+"""Beside a run's patch, what ``hfpatch inspect MODEL --patch PATCH --json`` prints: measurement -> records."""
 
 _LAYER = re.compile(r"\.(\d+)\.")
 _PAPER_SKIP_STD = 1e-4  # arXiv 2604.10791: a skip has this norm times d before any training
@@ -26,6 +26,18 @@ _MATRICES = {
     "nonlinear_query_norm_out": "‖gain‖ behind the nonlinear query",
     "lora_B": "‖B‖ of LoRA",
 }
+
+_MEASUREMENTS = {
+    ("skip_norms", "norm"): _MATRICES["preproj_skip"],
+    ("skip_sizes", "size"): "‖x~ W_skip‖ / ‖attention output‖",
+    ("pre_projection_sizes", "size"): "‖x~ − x‖ / ‖x‖",
+    ("query_sizes", "size"): "‖f(x)‖ / ‖A(x)‖",
+    ("query_sizes", "cosine"): "cosine of f(x) and A(x)",
+    ("ablations", "change"): "loss without the layer's part, less that with it",
+    ("gradients", "gradient"): "‖gradient‖ of the patch's tensors",
+    ("movement", "distance"): "‖W − W at init‖ of the patch's tensors",
+}
+_REFERENCE = "at_paper_init"
 
 Points = Mapping[int, float]
 
@@ -70,7 +82,7 @@ def _mean(all: Sequence[Points]) -> dict[int, float]:
 
 
 def _analysed(folder: Path, method: str, broken: list[str]) -> Iterator[LayerSeries]:
-    """Yield a series for each measurement, number and group of ``analysis.json``; what has no layer is not one."""
+    """Yield a series for each measurement and group of ``analysis.json`` that is known layer by layer."""
     if not (folder / ANALYSIS).is_file():
         return
     try:
@@ -80,24 +92,24 @@ def _analysed(folder: Path, method: str, broken: list[str]) -> Iterator[LayerSer
     if not isinstance(measurements, dict):
         broken.append(f"runs/{method}/{folder.name}/{ANALYSIS} cannot be read.")
         return
-    for name, records in measurements.items():
-        points: dict[tuple[str, str], dict[int, float]] = {}
-        for record in records if isinstance(records, list) else ():
-            for field, value, group, layer in _numbers(record):
-                points.setdefault((field, group), {})[layer] = value
-        for (field, group), values in points.items():
-            yield LayerSeries(f"{name}: {field}".replace("_", " "), method, group, values)
+    for (name, field), quantity in _MEASUREMENTS.items():
+        points: dict[str, dict[int, float]] = {}
+        reference = None
+        for record in _records(measurements.get(name)):
+            value, layer = record.get(field), record.get("layer")
+            if isinstance(value, int | float) and isinstance(layer, int) and np.isfinite(value):
+                group = ", ".join(value for value in record.values() if isinstance(value, str))
+                points.setdefault(group, {})[layer] = float(value)
+                reference = record.get(_REFERENCE, reference)
+        for group, values in points.items():
+            yield LayerSeries(quantity, method, group, values, reference)
 
 
-def _numbers(record: Any) -> Iterator[tuple[str, float, str, int]]:
-    layer = record.get("layer") if isinstance(record, dict) else None
-    if not isinstance(layer, int):
-        return
-    group = ", ".join(str(value) for value in record.values() if isinstance(value, str))
-    heads = [f"{key} {record[key]}" for key in ("head", "position") if isinstance(record.get(key), int)]
-    for field, value in record.items():
-        if isinstance(value, int | float) and field not in ("layer", "head", "position") and np.isfinite(value):
-            yield field, float(value), ", ".join([*([group] if group else []), *heads]), layer
+def _records(measurement: Any) -> list[dict[str, Any]]:
+    """Return a measurement's records: itself, or the first list that it holds."""
+    if isinstance(measurement, dict):
+        measurement = next((value for value in measurement.values() if isinstance(value, list)), None)
+    return [each for each in measurement if isinstance(each, dict)] if isinstance(measurement, list) else []
 
 
 def _norms(patch: Path, method: str, broken: list[str]) -> list[LayerSeries]:
