@@ -51,6 +51,8 @@ def export_patch(
     Raises:
         HfpatchError: if the base or the patch cannot be had, a part cannot be exported, or ``out`` is not free.
     """
+    if (patch / "results.json").is_file():
+        raise HfpatchError(f"{patch}: is a run; give one of its patches, runs/METHOD/seed-N/patch")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise HfpatchError(f"{out}: exists already; choose another --out")
     name = model or _named_base(patch)

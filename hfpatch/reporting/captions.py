@@ -46,6 +46,13 @@ SHORT = {"differences": "Differences", "quality": "Quality", "training": "Traini
 """What the figures are called where there is little room."""
 
 
+def no_warnings(results: Results) -> str:
+    """Return what stands where a run has no warning: of a run that is not complete none was drawn up yet."""
+    if results.complete:
+        return "None."
+    return "Not drawn up yet: whether parameters match, updates survive and the base is sound is told of complete runs."
+
+
 def left_out(results: Results) -> str:
     """Return what a figure's caption adds where it does not show all methods."""
     others = sum(name != results.baseline for name in results.methods)

@@ -48,7 +48,7 @@ def _blocks(material: Material, prefix: str) -> Iterator[str]:
     if found.against_others:
         yield f"Between methods:\n\n{_findings(found.against_others)}"
     yield f"## Protocol and provenance\n\n{_labelled(material, protocol_facts)}"
-    yield f"## Warnings\n\n{_list(results.warnings) or 'None.'}"
+    yield f"## Warnings\n\n{_list(results.warnings) or captions.no_warnings(results)}"
     if results.missing:
         yield f"### What is missing\n\n{_list(results.missing)}"
     yield f"## Results\n\n{_main(main_table(results))}\n\n{escape(captions.MAIN_TABLE)}"

@@ -139,7 +139,8 @@ def to_png(figure: Figure) -> bytes:
 
 _VARIABLES = {
     **{INK: "ink", MUTED: "muted", GRID: "line", BAND: "band", PAPER: "paper"},
-    **{BLUE: "blue", VERMILLION: "vermillion"},
+    **{BLUE: "blue", VERMILLION: "vermillion", GREEN: "green", PURPLE: "purple", ORANGE: "orange", SKY: "sky"},
+    GREY: "grey",
 }
 
 

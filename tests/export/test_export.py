@@ -173,6 +173,12 @@ def test_a_folder_in_use_is_not_touched(tmp_path):
     assert (tmp_path / "mine").read_text() == "keep"
 
 
+def test_a_run_is_not_a_patch(tmp_path):
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(HfpatchError, match="give one of its patches"):
+        export_patch(tmp_path, tmp_path / "export")
+
+
 def test_a_patch_that_names_no_base_needs_one(tmp_path):
     with pytest.raises(HfpatchError, match="--model"):
         export_patch(tmp_path / "patch", tmp_path / "export")
