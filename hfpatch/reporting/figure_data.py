@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
 
 from hfpatch.reporting.curves import Curve
 from hfpatch.reporting.layers import LayerSeries
 from hfpatch.reporting.results import Results
 
 _MOST_STEPS = 500
+_TRAINING = ("method", "step", "loss", "seeds")
+_LAYERS = ("quantity", "method", "group", "layer", "value", "reference")
 
 
 def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -58,11 +65,11 @@ def quality_csv(results: Results) -> str:
 def training_csv(curves: Mapping[str, Curve]) -> str:
     """Return the loss of every method, at most 500 steps of each."""
     rows = (
-        [name, int(curve.steps[i]), float(curve.loss[i])]
+        [name, int(curve.steps[i]), float(curve.loss[i]), curve.seeds]
         for name, curve in curves.items()
         for i in range(0, len(curve.steps), -(-len(curve.steps) // _MOST_STEPS))
     )
-    return csv_text(("method", "step", "loss"), rows)
+    return csv_text(_TRAINING, rows)
 
 
 def layers_csv(series: Sequence[LayerSeries]) -> str:
@@ -72,4 +79,51 @@ def layers_csv(series: Sequence[LayerSeries]) -> str:
         for each in series
         for layer, value in sorted(each.points.items())
     )
-    return csv_text(("quantity", "method", "group", "layer", "value", "reference"), rows)
+    return csv_text(_LAYERS, rows)
+
+
+def figure_data(name: str, results: Results, curves: Mapping[str, Curve], layers: Sequence[LayerSeries]) -> str:
+    """Return the data of the figure called ``name``."""
+    if name == "training":
+        return training_csv(curves)
+    if name == "layers":
+        return layers_csv(layers)
+    return differences_csv(results) if name == "differences" else quality_csv(results)
+
+
+def read_training_csv(path: Path, methods: Iterable[str]) -> dict[str, Curve]:
+    """Read the curves that an earlier report wrote, for a folder whose runs are no longer with it."""
+    found: dict[str, list[tuple[int, float, int]]] = defaultdict(list)
+    for row in _rows(path, _TRAINING):
+        with suppress(ValueError, TypeError):  # a line that someone broke
+            found[row["method"]].append((int(row["step"]), float(row["loss"]), int(row["seeds"])))
+    return {
+        name: Curve(
+            np.array([s for s, _, _ in found[name]]), np.array([v for _, v, _ in found[name]]), found[name][0][2]
+        )
+        for name in methods
+        if found.get(name)
+    }
+
+
+def read_layers_csv(path: Path, methods: Iterable[str]) -> list[LayerSeries]:
+    """Read the series that an earlier report wrote; otherwise as :func:`read_training_csv`."""
+    points: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
+    references: dict[tuple[str, str, str], float | None] = {}
+    known = set(methods)
+    for row in _rows(path, _LAYERS):
+        key = (row["quantity"], row["method"], row["group"])
+        with suppress(ValueError, TypeError):
+            references[key] = float(row["reference"]) if row["reference"] else None
+            points[key][int(row["layer"])] = float(row["value"])
+    return [LayerSeries(*key, values, references[key]) for key, values in points.items() if key[1] in known]
+
+
+def _rows(path: Path, headings: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Yield the lines of a CSV file that these headings begin; none where there is no such file."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", newline="") as stream:
+        reader = csv.DictReader(stream)
+        if tuple(reader.fieldnames or ()) == tuple(headings):
+            yield from reader

@@ -56,7 +56,7 @@ def _blocks(material: Material, prefix: str) -> Iterator[str]:
     for name in material.figures:
         title, caption = captions.FIGURES[name]
         told = escape(caption + captions.left_out(results))
-        yield f"## {title}\n\n![{title}](figures/{prefix}{name}.svg)\n\n{told}"
+        yield f"## {title}\n\n![{title}](figures/{prefix}{name}.svg)\n\n{told} [Data](figures/{prefix}{name}.csv)."
     yield f"## Paired differences\n\n{_paired(results)}"
     if material.samples.sides:
         yield f"## What changed sides\n\n{_sides(material)}"

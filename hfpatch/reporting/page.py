@@ -10,7 +10,7 @@ from hfpatch.reporting import captions
 from hfpatch.reporting.answer import Answer, answer
 from hfpatch.reporting.curves import Curve
 from hfpatch.reporting.facts import Fact, environment_facts, protocol_facts
-from hfpatch.reporting.figure_data import differences_csv, layers_csv, quality_csv, training_csv
+from hfpatch.reporting.figure_data import figure_data
 from hfpatch.reporting.layers import LayerSeries
 from hfpatch.reporting.merging import Check
 from hfpatch.reporting.numbers import NOTHING, count, decimal, duration, signed
@@ -193,12 +193,7 @@ def _sections(figures: Sequence[FigurePart], samples: Samples) -> list[tuple[str
 
 def _figure(material: Material, name: str, svg: str) -> FigurePart:
     title, caption = captions.FIGURES[name]
-    data = {
-        "differences": lambda: differences_csv(material.results),
-        "quality": lambda: quality_csv(material.results),
-        "training": lambda: training_csv(material.curves),
-        "layers": lambda: layers_csv(material.layers),
-    }[name]()
+    data = figure_data(name, material.results, material.curves, material.layers)
     return FigurePart(name, title, caption + captions.left_out(material.results), svg, data)
 
 

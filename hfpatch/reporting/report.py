@@ -13,6 +13,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_file, write_text
 from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.curves import Curve, read_curves
+from hfpatch.reporting.figure_data import figure_data, read_layers_csv, read_training_csv
 from hfpatch.reporting.figures import differences, prominent, quality, training
 from hfpatch.reporting.html import html
 from hfpatch.reporting.layer_figure import layer_figure
@@ -106,6 +107,9 @@ def _material(label: str, run_dir: Path) -> Material:
     curves = read_curves(run_dir, list(results.methods))
     samples = read_samples(run_dir, results)
     layers, broken = read_layers(run_dir, results)
+    if not (run_dir / "runs").is_dir():  # a published folder: what an earlier report kept beside its figures
+        curves = read_training_csv(run_dir / "figures" / "training.csv", results.methods)
+        layers = read_layers_csv(run_dir / "figures" / "layers.csv", results.methods)
     missing = (*results.missing, *_curveless(results, curves), *broken, *samples.missing)
     results = results.model_copy(update={"missing": missing})
     figures = _draw(results, curves, layers)
@@ -140,13 +144,14 @@ def _draw(results: Results, curves: Mapping[str, Curve], layers: Sequence[LayerS
 
 
 def _write(out: Path, material: Sequence[Material], checks: Sequence[Check]) -> Report:
-    figures = {
-        out / "figures" / f"{anchor(material, i)}{name}.svg": svg
-        for i, each in enumerate(material)
-        for name, svg in each.figures.items()
-    }
-    for path, svg in figures.items():
-        write_text(path, svg)
+    figures: dict[Path, str] = {}
+    for place, each in enumerate(material):
+        for name, svg in each.figures.items():
+            path = out / "figures" / f"{anchor(material, place)}{name}"
+            figures[path.with_suffix(".svg")] = svg
+            figures[path.with_suffix(".csv")] = figure_data(name, each.results, each.curves, each.layers)
+    for path, text in figures.items():
+        write_text(path, text)
     with house_style():
         drawn = differences(prominent(material[0].results), title=True) if len(material) == 1 else None
         summary = _write_summary(drawn, out / "figures")

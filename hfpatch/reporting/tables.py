@@ -212,7 +212,7 @@ def _paired(results: Results, comparison: Comparison) -> PairedRow:
         task=comparison.task,
         metric=comparison.metric,
         difference=told(change),
-        absolute=_signed_significant(comparison.difference),
+        absolute=_signed_significant(_rounded(comparison)),
         n=count(comparison.n),
         seeds=count(comparison.seeds),
         test=comparison.test,
@@ -228,6 +228,12 @@ def _marked(comparison: Comparison) -> str:
     if comparison.verdict != "within noise":
         return comparison.verdict + HOLM_MARK
     return comparison.verdict + (FALLEN_MARK if comparison.falls_to_correction else "")
+
+
+def _rounded(comparison: Comparison) -> float:
+    """Return a difference, or 0 where it is nothing but rounding beside its interval."""
+    width = comparison.high - comparison.low
+    return 0.0 if abs(comparison.difference) < 1e-9 * width else comparison.difference
 
 
 def _signed_significant(value: float) -> str:

@@ -5,6 +5,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from hfpatch.reporting.figure_data import layers_csv, read_layers_csv
 from hfpatch.reporting.layer_figure import layer_figure
 from hfpatch.reporting.layers import ANALYSIS, LayerSeries, read_layers
 from hfpatch.reporting.theme import house_style
@@ -85,3 +86,11 @@ def test_a_panel_a_quantity_and_the_mean_of_many_groups(results):
 
 def test_nothing_is_no_figure(results):
     assert layer_figure(results, []) is None
+
+
+def test_what_a_report_kept_is_read_back(tmp_path):
+    series = [LayerSeries("‖a‖, b", "lora", "q, 1", {0: 0.25, 3: 1e-9}, 0.5), LayerSeries("c", "x", "", {1: 2.0})]
+    (tmp_path / "layers.csv").write_text(layers_csv(series), encoding="utf-8")
+    assert read_layers_csv(tmp_path / "layers.csv", ["lora", "x"]) == series
+    assert read_layers_csv(tmp_path / "layers.csv", ["lora"]) == series[:1]
+    assert read_layers_csv(tmp_path / "absent.csv", ["lora"]) == []

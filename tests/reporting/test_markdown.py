@@ -47,11 +47,12 @@ def test_every_table_is_whole(page):
     assert rows_of(render(page)) == [[7] * 4, [8] * 4, [13] * 8]
 
 
-def test_no_html_but_line_breaks_and_no_links(page):
+def test_no_html_but_line_breaks_and_no_links_but_to_its_data(page):
     tokens = render(page)
     assert not [token for token in tokens if token.type == "html_block"]
     assert {child.content for child in inline(tokens, "html_inline")} == {"<br>"}
-    assert not inline(tokens, "link_open")
+    links = [link.attrs["href"] for link in inline(tokens, "link_open")]
+    assert links == [f"figures/{name}.csv" for name in FIGURES]
     assert [image.attrs["src"] for image in inline(tokens, "image")] == [f"figures/{name}.svg" for name in FIGURES]
 
 

@@ -9,7 +9,8 @@ import pytest
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import write_report
 
-FILES = ["figures/differences.svg", "figures/quality.svg", "figures/summary.png", "figures/training.svg"]
+DRAWN = ("differences", "quality", "training")
+FILES = sorted([*(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")), "figures/summary.png"])
 FILES += ["report.html", "report.md", "results.csv"]
 
 
@@ -104,3 +105,15 @@ def test_a_large_run_is_quick_and_small(build, raw, compared, tmp_path):
     report = write_report(tmp_path / "run")
     assert time.perf_counter() - start < 20
     assert report.html.stat().st_size < 10 * 2**20
+
+
+def test_a_published_folder_keeps_its_curves_without_its_runs(run_dir):
+    write_report(run_dir)
+    first = (run_dir / "figures" / "training.svg").read_bytes()
+    shutil.rmtree(run_dir / "runs")
+    report = write_report(run_dir)
+    assert not any("no training curve" in sentence for sentence in report.results.missing)
+    assert (run_dir / "figures" / "training.svg").read_bytes() == first
+    for broken in ("other,headings\n1,2\n", "method,step,loss,seeds\nlora,x,2,1\n", ""):
+        (run_dir / "figures" / "training.csv").write_text(broken)
+        assert any("no training curve" in sentence for sentence in write_report(run_dir).results.missing)
