@@ -75,7 +75,7 @@ def _sides(material: Material) -> str:
 
 
 def _findings(findings: Iterable[Finding]) -> str:
-    return "\n".join(f"- **{escape(finding.method)}** {escape(finding.rest)}" for finding in findings)
+    return "\n".join(f"- **{escape(finding.subject)}** {escape(finding.rest)}" for finding in findings)
 
 
 def _facts(facts: Iterable[Fact]) -> str:

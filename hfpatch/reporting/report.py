@@ -110,7 +110,7 @@ def _material(label: str, run_dir: Path) -> Material:
     if not (run_dir / "runs").is_dir():  # a published folder: what an earlier report kept beside its figures
         curves = read_training_csv(run_dir / "figures" / "training.csv", results.methods)
         layers = read_layers_csv(run_dir / "figures" / "layers.csv", results.methods)
-    missing = (*results.missing, *_curveless(results, curves), *broken, *samples.missing)
+    missing = (*results.missing, *_curveless(results, curves), *_strangers(run_dir, results), *broken, *samples.missing)
     results = results.model_copy(update={"missing": missing})
     figures = _draw(results, curves, layers)
     return Material(label, results, curves, layers, samples, figures, {label: results})
@@ -171,6 +171,15 @@ def _write(out: Path, material: Sequence[Material], checks: Sequence[Check]) -> 
 def _curveless(results: Results, curves: Mapping[str, Curve]) -> list[str]:
     trained = [name for name, method in results.methods.items() if any(run.train for run in method.runs.values())]
     return [f"{name}: no training curve (metrics.jsonl)." for name in trained if name not in curves]
+
+
+def _strangers(run_dir: Path, results: Results) -> list[str]:
+    """Name the runs that lie in the folder and are not the results' own."""
+    runs = run_dir / "runs"
+    names = sorted(plain(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+    return [
+        f"runs/{name}: no method of these results, so it is left out." for name in names if name not in results.methods
+    ]
 
 
 def _write_summary(figure: Figure | None, folder: Path) -> tuple[Path, ...]:

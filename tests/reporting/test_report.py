@@ -72,6 +72,11 @@ def test_an_incomplete_run_is_reported_as_far_as_it_got(run_dir, raw, build):
         assert "lora: no finished run with seed 1." in page.read_text()
 
 
+def test_runs_of_another_comparison_are_named_and_left_out(run_dir):
+    (run_dir / "runs" / "stranger" / "seed-0").mkdir(parents=True)
+    assert "runs/stranger: no method of these results, so it is left out." in write_report(run_dir).results.missing
+
+
 def test_a_hostile_run_is_written_whole(build, hostile, tmp_path):
     build(hostile, curves=False)
     report = write_report(tmp_path / "run")
