@@ -22,6 +22,9 @@ def push(
 
     Example: hfpatch push runs/quickstart --to me/quickstart --method pre_projection
     """
+    from hfpatch.cli.app import _quiet_libraries
+
+    _quiet_libraries()
     from hfpatch.sharing import push as run_push
 
     pushed = run_push(folder, to, method=method, seed=seed, private=private, dry_run=dry_run)

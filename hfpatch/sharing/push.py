@@ -11,6 +11,11 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from hfpatch.errors import HfpatchError
 from hfpatch.sharing.contents import Contents, contents
 
+_REFUSALS = (
+    *(HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError),
+    RuntimeError,  # what the hub's storage client raises
+)
+
 
 @dataclass(frozen=True)
 class Pushed:
@@ -53,7 +58,7 @@ def _send(shared: Contents, repo_id: str, *, private: bool, message: str) -> str
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         operations = [CommitOperationAdd(name, file) for name, file in sorted(shared.items())]
         commit = api.create_commit(repo_id, operations, commit_message=message)
-    except (HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+    except _REFUSALS as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise HfpatchError(
             f"{repo_id}: the hub did not take it ({first}); check the name, `hf auth login`, the network and "
