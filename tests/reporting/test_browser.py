@@ -201,6 +201,7 @@ def test_a_figure_can_be_taken_as_svg_and_its_data_as_csv(visit):
     svg = Path(taken.value.path()).read_text()
     assert svg.startswith("<svg")
     assert "var(" not in svg
+    assert "fill: rgb(27, 31, 36)" in svg
     with page.expect_download() as taken:
         page.locator("#differences .downloads a").click()
     assert taken.value.suggested_filename == "differences.csv"

@@ -134,9 +134,13 @@
     press.hidden = false;
     press.addEventListener("click", () => {
       const figure = press.closest("section").querySelector("figure svg");
-      const look = getComputedStyle(document.documentElement);
-      const text = new XMLSerializer().serializeToString(figure)
-        .replace(/var\((--[a-z]+)\)/g, (_, variable) => look.getPropertyValue(variable).trim());
+      const probe = press.appendChild(make("span"));
+      const colour = (variable) => {
+        probe.style.color = variable;
+        return getComputedStyle(probe).color;
+      };
+      const text = new XMLSerializer().serializeToString(figure).replace(/var\(--[a-z]+\)/g, colour);
+      probe.remove();
       const link = make("a");
       link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
       link.download = press.dataset.name;
