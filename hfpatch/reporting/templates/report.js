@@ -139,7 +139,7 @@
         probe.style.color = variable;
         return getComputedStyle(probe).color;
       };
-      const text = new XMLSerializer().serializeToString(figure).replace(/var\(--[a-z]+\)/g, colour);
+      const text = new XMLSerializer().serializeToString(figure).replace(/var\(--[a-z]+(, #[0-9a-f]+)?\)/g, colour);
       probe.remove();
       const link = make("a");
       link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
