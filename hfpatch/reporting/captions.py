@@ -20,8 +20,9 @@ QUALITY = (
     "the baseline. A mark at a panel's edge lies outside it; its number is beside it."
 )
 TRAINING = (
-    "Left: the training loss, mean over seeds, as a running mean. Right: the same less that of one method. All "
-    "methods see the same batches, so the noise of the batches cancels there."
+    "The training loss, mean over seeds, as a running mean; and the same less that of one method. All "
+    "methods see the same batches, so the noise of the batches cancels there. Where held-out text was measured on the "
+    "way, its loss stands in a panel of its own."
 )
 PAIRED = (
     "Every paired comparison: method less reference, in the told unit and in the metric's own. Visible from: the "

@@ -16,7 +16,7 @@ from hfpatch.reporting.layers import LayerSeries
 from hfpatch.reporting.results import Results
 
 _MOST_STEPS = 500
-_TRAINING = ("method", "step", "loss", "seeds")
+_TRAINING = ("method", "step", "loss", "seeds", "held_out")
 _LAYERS = ("quantity", "method", "group", "layer", "value", "reference")
 
 
@@ -65,9 +65,10 @@ def quality_csv(results: Results) -> str:
 def training_csv(curves: Mapping[str, Curve]) -> str:
     """Return the loss of every method, at most 500 steps of each."""
     rows = (
-        [name, int(curve.steps[i]), float(curve.loss[i]), curve.seeds]
+        [name, step, loss, curve.seeds, curve.held_out.get(step)]
         for name, curve in curves.items()
-        for i in range(0, len(curve.steps), -(-len(curve.steps) // _MOST_STEPS))
+        for place, (step, loss) in enumerate(zip(curve.steps.tolist(), curve.loss.tolist(), strict=True))
+        if place % -(-len(curve.steps) // _MOST_STEPS) == 0 or step in curve.held_out
     )
     return csv_text(_TRAINING, rows)
 
@@ -94,16 +95,19 @@ def figure_data(name: str, results: Results, curves: Mapping[str, Curve], layers
 def read_training_csv(path: Path, methods: Iterable[str]) -> dict[str, Curve]:
     """Read the curves that an earlier report wrote, for a folder whose runs are no longer with it."""
     found: dict[str, list[tuple[int, float, int]]] = defaultdict(list)
+    held_out: dict[str, dict[int, float]] = defaultdict(dict)
     for row in _rows(path, _TRAINING):
         with suppress(ValueError, TypeError):  # a line that someone broke
-            found[row["method"]].append((int(row["step"]), float(row["loss"]), int(row["seeds"])))
-    return {
-        name: Curve(
-            np.array([s for s, _, _ in found[name]]), np.array([v for _, v, _ in found[name]]), found[name][0][2]
-        )
-        for name in methods
-        if found.get(name)
-    }
+            step, name = int(row["step"]), row["method"]
+            if row["held_out"]:
+                held_out[name][step] = float(row["held_out"])
+            found[name].append((step, float(row["loss"]), int(row["seeds"])))
+    return {name: _curve(found[name], held_out[name]) for name in methods if found.get(name)}
+
+
+def _curve(points: Sequence[tuple[int, float, int]], held_out: Mapping[int, float]) -> Curve:
+    steps, loss, seeds = zip(*points, strict=True)
+    return Curve(np.array(steps, dtype=np.int64), np.array(loss), seeds[0], held_out)
 
 
 def read_layers_csv(path: Path, methods: Iterable[str]) -> list[LayerSeries]:

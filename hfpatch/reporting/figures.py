@@ -112,10 +112,14 @@ def training(results: Results, curves: Mapping[str, Curve]) -> Figure | None:
         return None
     looks = {name: look for name, look in styles(list(results.methods), results.baseline).items() if name in curves}
     reference = _reference(results, list(curves))
-    figure, axes = panels(2 if len(curves) > 1 else 1, columns=2, width=5.5, height=2.8, key=len(looks))
+    held_out = any(curve.held_out for curve in curves.values())
+    count = 1 + (len(curves) > 1) + held_out
+    figure, axes = panels(count, columns=3, width=11.0 / max(2, count), height=2.8, key=len(looks))
     _losses(axes[0], curves, looks)
     if len(curves) > 1:
         _loss_differences(axes[1], curves, looks, reference)
+    if held_out:
+        _held_out(axes[-1], curves, looks)
     method_key(figure, looks, line=True)
     return figure
 
@@ -278,6 +282,23 @@ def _losses(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style]) -
     ax.set_title("Training loss")
     _step_axis(ax)
     ax.set_ylabel("loss, nats per token")
+
+
+def _held_out(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style]) -> None:
+    for name, look in looks.items():
+        points = curves[name].held_out
+        ax.plot(
+            list(points),
+            list(points.values()),
+            look.marker,
+            color=look.colour,
+            linestyle=look.dash,
+            linewidth=1.5,
+            markersize=4.5,
+        )
+    ax.set_title("Loss on held-out text")
+    _step_axis(ax)
+    ax.set_ylabel("nats per token   ↓ better")
 
 
 def _loss_differences(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style], reference: str) -> None:

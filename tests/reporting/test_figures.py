@@ -1,10 +1,11 @@
 import math
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from hfpatch.reporting.curves import read_curves
+from hfpatch.reporting.curves import Curve, read_curves
 from hfpatch.reporting.figures import differences, quality, training
 from hfpatch.reporting.theme import house_style, to_svg
 
@@ -75,6 +76,17 @@ def test_training_shows_loss_and_difference_to_the_lora(draw, results, run_dir):
     found = texts(draw(training, results, read_curves(run_dir, list(results.methods))))
     assert "Training loss less that of lora" in found
     assert "baseline" not in found
+
+
+def test_held_out_loss_has_a_panel_where_it_was_measured(results):
+    curves = {
+        "lora": Curve(np.array([1, 2]), np.array([3.0, 2.0]), 1, {2: 2.5}),
+        "pre_projection_skip": Curve(np.array([1, 2]), np.array([3.0, 2.5]), 1),
+    }
+    with house_style():
+        *_, last = training(results, curves).axes
+    assert last.get_title(loc="left") == "Loss on held-out text"
+    assert [line.get_xydata().tolist() for line in last.lines if line.get_xydata().size] == [[[2.0, 2.5]]]
 
 
 def test_nothing_to_draw_is_no_figure(draw, build):

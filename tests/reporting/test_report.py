@@ -119,6 +119,6 @@ def test_a_published_folder_keeps_its_curves_without_its_runs(run_dir):
     report = write_report(run_dir)
     assert not any("no training curve" in sentence for sentence in report.results.missing)
     assert (run_dir / "figures" / "training.svg").read_bytes() == first
-    for broken in ("other,headings\n1,2\n", "method,step,loss,seeds\nlora,x,2,1\n", ""):
+    for broken in ("other,headings\n1,2\n", "method,step,loss,seeds,held_out\nlora,x,2,1,\n", ""):
         (run_dir / "figures" / "training.csv").write_text(broken)
         assert any("no training curve" in sentence for sentence in write_report(run_dir).results.missing)
