@@ -209,7 +209,10 @@ def test_a_figure_can_be_taken_as_svg_and_its_data_as_csv(visit):
 
 
 def test_it_prints(visit):
-    assert visit("quickstart").pdf().startswith(b"%PDF")
+    page = visit("quickstart", width=1024)  # A4 across, less the margins
+    page.emulate_media(media="print")
+    assert page.evaluate("document.documentElement.scrollWidth") == 1024
+    assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
 
 
 @pytest.fixture(scope="module")
