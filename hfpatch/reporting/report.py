@@ -66,7 +66,7 @@ def write_report(run_dir: Path) -> Report:
 
 
 def write_joint_report(run_dirs: Sequence[Path], out: Path) -> Report:
-    """Write one report of several runs to ``out``.
+    """Write one report of several runs, or of one, to ``out``.
 
     They share the tables where they measured the same frozen model on the same documents, and stand side by side
     where they did not. What they have in common is checked and told.
@@ -77,6 +77,8 @@ def write_joint_report(run_dirs: Sequence[Path], out: Path) -> Report:
     if any((out / name).exists() for name in _RUN_FILES):
         raise HfpatchError(f"{out}: holds a run, whose own report would be lost; choose another --out")
     each = [_material(label, folder) for label, folder in _labels(run_dirs).items()]
+    if len(each) == 1:
+        return _write(out, [replace(each[0], title="")], ())
     merged = merge({one.title: one.results for one in each})
     joined = None if merged.results is None else _joined(each, merged.results, merged.names)
     return _write(out, each if joined is None else [joined], merged.checks)

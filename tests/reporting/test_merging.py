@@ -111,6 +111,12 @@ def test_labels_are_the_shortest_ends_that_differ(tmp_path):
     assert "lora (a/run)" in write_joint_report(folders, tmp_path / "joint").results.methods
 
 
+def test_one_run_is_reported_elsewhere_as_it_would_be_at_home(two, tmp_path):
+    first, _ = two()
+    elsewhere = write_joint_report([first], tmp_path / "elsewhere")
+    assert elsewhere.html.read_bytes() == write_report(first).html.read_bytes()
+
+
 def test_refusals(two, tmp_path):
     first, second = two()
     with pytest.raises(HfpatchError, match="named twice"):
@@ -119,4 +125,3 @@ def test_refusals(two, tmp_path):
         write_joint_report([first, second], first)
     with pytest.raises(HfpatchError, match="no run here"):
         write_joint_report([first, tmp_path], tmp_path / "joint")
-    write_report(first)
