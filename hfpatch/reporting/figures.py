@@ -33,6 +33,7 @@ from hfpatch.reporting.theme import (
 
 _MARKS = {"better": (BLUE, "o", BLUE), "worse": (VERMILLION, "D", VERMILLION), "within noise": (GREY, "o", PAPER)}
 _COLUMNS = 4
+_LARGEST = 1e30  # what is larger is drawn at the edge, as infinities are
 _OUTLIER = 2.0  # a panel reaches at most this many times the upper quartile of what it holds
 
 
@@ -145,7 +146,8 @@ def _forest(ax: Axes, results: Results, task: str, rows: Sequence[Comparison | N
     limit = _limit([change for _, _, change in told])
     info = results.tasks[task]
     ax.set_xlim(*((-limit, limit) if info.higher_is_better else (limit, -limit)))
-    seen = [(y, min(change.smallest_visible, limit)) for y, _, change in told if change.smallest_visible is not None]
+    known = [(y, change.smallest_visible) for y, _, change in told if change.smallest_visible is not None]
+    seen = [(y, min(size, limit)) for y, size in known if not np.isnan(size)]
     ax.barh([y for y, _ in seen], [2 * r for _, r in seen], 0.62, [-r for _, r in seen], color=BAND, zorder=1)
     for verdict in _MARKS:
         _intervals(ax, [(y, change) for y, comparison, change in told if comparison.verdict == verdict], verdict, limit)
@@ -161,13 +163,14 @@ def _forest(ax: Axes, results: Results, task: str, rows: Sequence[Comparison | N
 def _limit(changes: Sequence[Change]) -> float:
     """Return how far a panel reaches: to the farthest interval end, but not to that of an outlier."""
     ends = [max(abs(change.low), abs(change.high), abs(change.difference)) for change in changes]
-    seen = [change.smallest_visible for change in changes if change.smallest_visible is not None]
+    known = [change.smallest_visible for change in changes if change.smallest_visible is not None]
+    seen = [size for size in known if 0 < size < _LARGEST]
     return 1.12 * max(_reach(ends), float(np.median(seen)) if seen else 0.0)
 
 
 def _reach(sizes: Sequence[float]) -> float:
     """Return the largest of ``sizes``, outliers and what is not finite left out."""
-    finite = [size for size in sizes if np.isfinite(size) and size > 0]
+    finite = [size for size in sizes if 0 < size < _LARGEST]
     return min(max(finite), _OUTLIER * float(np.quantile(finite, 0.75))) if finite else 1.0
 
 

@@ -253,6 +253,12 @@ class _Reader:
         self.broken.append(f"{where} in results.json cannot be read (not a mapping).")
         return {}
 
+    def sequence(self, value: Any, where: str) -> list[Any]:
+        if value is None or isinstance(value, list):
+            return value or []
+        self.broken.append(f"{where} in results.json cannot be read (not a list).")
+        return []
+
 
 def _parse(raw: dict[str, Any]) -> tuple[Results, list[str]]:
     reader = _Reader()
@@ -263,10 +269,10 @@ def _parse(raw: dict[str, Any]) -> tuple[Results, list[str]]:
     fields["tasks"] = _present({name: reader.read(TaskInfo, value, f"task {name}") for name, value in tasks})
     methods = reader.mapping(raw.get("methods"), "methods").items()
     fields["methods"] = _present({name: _method(reader, name, value) for name, value in methods})
-    comparisons = raw.get("comparisons") or []
+    comparisons = reader.sequence(raw.get("comparisons"), "comparisons")
     read = [reader.read(Comparison, value, f"comparison {i}") for i, value in enumerate(comparisons)]
     fields["comparisons"] = tuple(comparison for comparison in read if comparison is not None)
-    fields["warnings"] = tuple(str(warning) for warning in raw.get("warnings") or [])
+    fields["warnings"] = tuple(str(warning) for warning in reader.sequence(raw.get("warnings"), "warnings"))
     return Results(complete=raw.get("complete") is True, **fields), reader.broken
 
 

@@ -96,10 +96,10 @@ def test_nothing_to_draw_is_no_figure(draw, build):
     assert draw(training, empty, {}) is None
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])
 def test_numbers_that_are_none_are_drawn_somehow(draw, build, raw, value):
     for item in raw["comparisons"][:3]:
-        item["difference"] = item["low"] = item["high"] = value
+        item["difference"] = item["low"] = item["high"] = item["smallest_visible"] = value
     for run in raw["methods"]["lora"]["runs"].values():
         run["evaluation"]["tinyworld_cloze"]["metrics"]["acc"] = value
     results = build(raw)
