@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
 
 from hfpatch.reporting.answer import control_for
 from hfpatch.reporting.curves import Curve, Floats, smooth
@@ -121,7 +122,7 @@ def training(results: Results, curves: Mapping[str, Curve]) -> Figure | None:
         _loss_differences(axes[1], curves, looks, reference)
     if held_out:
         _held_out(axes[-1], curves, looks)
-    method_key(figure, looks, line=True)
+    method_key(figure, looks, line=True, marks=True)
     return figure
 
 
@@ -211,7 +212,7 @@ def _points(results: Results, task: str) -> list[tuple[str, int, float, float]]:
     """Return method, trainable parameters, mean and spread over seeds of those methods that train something."""
     found = []
     for name, method in results.methods.items():
-        values = [value for value in results.values(name, task) if np.isfinite(value)]
+        values = [value for value in results.values(name, task) if abs(value) < _LARGEST]
         if values and method.trainable:
             spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
             found.append((name, method.trainable, float(np.mean(values)), spread))
@@ -279,26 +280,36 @@ def _reference(results: Results, names: Sequence[str]) -> str:
 
 
 def _losses(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style]) -> None:
-    for name, look in looks.items():
+    for place, (name, look) in enumerate(looks.items()):
         curve = curves[name]
-        ax.plot(curve.steps, _smoothed(curve.loss), color=look.colour, linestyle=look.dash, linewidth=1.5)
+        _curve(ax, curve.steps, _smoothed(curve.loss), look, place)
     ax.set_title("Training loss")
     _step_axis(ax)
     ax.set_ylabel("loss, nats per token")
 
 
+def _curve(ax: Axes, steps: NDArray[np.int64], values: Floats, look: Style, place: int) -> None:
+    """Draw a line with a mark now and then, so that it is not told by its colour alone.
+
+    The marks of the lines of different ``place`` stand at different steps.
+    """
+    every = max(1, len(steps) // 7)
+    ax.plot(
+        steps,
+        values,
+        look.marker,
+        color=look.colour,
+        linestyle=look.dash,
+        linewidth=1.5,
+        markersize=4.0,
+        markevery=(place % every, every),
+    )
+
+
 def _held_out(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style]) -> None:
-    for name, look in looks.items():
+    for place, (name, look) in enumerate(looks.items()):
         points = curves[name].held_out
-        ax.plot(
-            list(points),
-            list(points.values()),
-            look.marker,
-            color=look.colour,
-            linestyle=look.dash,
-            linewidth=1.5,
-            markersize=4.5,
-        )
+        _curve(ax, np.array(list(points), dtype=np.int64), np.array(list(points.values())), look, place)
     ax.set_title("Loss on held-out text")
     _step_axis(ax)
     ax.set_ylabel("nats per token   ↓ better")
@@ -306,10 +317,10 @@ def _held_out(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style])
 
 def _loss_differences(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style], reference: str) -> None:
     base, reaches = curves[reference], []
-    for name, look in looks.items():
+    for place, (name, look) in enumerate(looks.items()):
         steps, here, there = np.intersect1d(curves[name].steps, base.steps, return_indices=True)
         difference = _smoothed(curves[name].loss[here] - base.loss[there])
-        ax.plot(steps, difference, color=look.colour, linestyle=look.dash, linewidth=1.5)
+        _curve(ax, steps, difference, look, place)
         finite = np.abs(difference[np.isfinite(difference)])
         reaches += [float(finite.max())] if finite.size and finite.max() > 0 else []
     if reaches:
