@@ -45,7 +45,10 @@ def _panel(ax: Axes, quantity: str, series: Sequence[LayerSeries], looks: dict[s
     for reference in {each.reference for each in series if each.reference is not None}:
         ax.axhline(reference, color=MUTED, linewidth=1.0, linestyle=(0, (1, 1.5)))
         ax.annotate("the paper's init", (1.0, reference), (0, 3), ax.get_yaxis_transform(), "offset points", ha="right")
-    ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+    low, high = min(0.0, ax.get_ylim()[0]), max(0.0, ax.get_ylim()[1])
+    ax.set_ylim(low, high + 0.06 * (high - low))
+    if low < 0:
+        ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     ax.set_title(short(quantity, 44))
     ax.set_xlabel("layer")

@@ -33,7 +33,7 @@ _MEASUREMENTS = {
     ("pre_projection_sizes", "size"): "‖x~ − x‖ / ‖x‖",
     ("query_sizes", "size"): "‖f(x)‖ / ‖A(x)‖",
     ("query_sizes", "cosine"): "cosine of f(x) and A(x)",
-    ("ablations", "change"): "loss without the layer's part, less that with it",
+    ("ablations", "change"): "loss added when the layer is left out",
     ("gradients", "gradient"): "‖gradient‖ of the patch's tensors",
     ("movement", "distance"): "‖W − W at init‖ of the patch's tensors",
 }
@@ -71,9 +71,9 @@ def read_layers(run_dir: Path, results: Results) -> tuple[list[LayerSeries], lis
             for series in (*_analysed(folder, method, broken), *_norms(folder / "patch", method, broken)):
                 key = (series.quantity, method, series.group)
                 found.setdefault(key, []).append((series.points, series.reference))
-    order = {name: place for place, name in enumerate(results.methods)}
+    order = {name: place for place, name in enumerate([*_MATRICES.values(), *_MEASUREMENTS.values(), *results.methods])}
     made = [LayerSeries(*key, _mean([points for points, _ in all]), all[0][1]) for key, all in found.items()]
-    return sorted(made, key=lambda s: (s.quantity, order[s.method], s.group)), broken
+    return sorted(made, key=lambda s: (order[s.quantity], order[s.method], s.group)), broken
 
 
 def _mean(all: Sequence[Points]) -> dict[int, float]:

@@ -122,7 +122,6 @@ def _joined(each: Sequence[Material], results: Results, names: Mapping[str, Mapp
     """Return the runs as one, every method by its name in the union."""
     curves = {names[one.title][name]: curve for one in each for name, curve in one.curves.items()}
     layers = [replace(series, method=names[one.title][series.method]) for one in each for series in one.layers]
-    layers.sort(key=lambda series: series.quantity)
     sides = [replace(side, method=names[one.title][side.method]) for one in each for side in one.samples.sides]
     documents: dict[str, dict[str, Mapping[str, str]]] = {}
     for one in each:

@@ -55,7 +55,7 @@ def test_what_inspect_printed_is_read(run_dir, results):
     assert {(each.quantity, each.method, each.group, tuple(each.points.items())) for each in series} == {
         ("‖f(x)‖ / ‖A(x)‖", "lora", "a, query", ((0, 0.0), (1, 0.1))),
         ("cosine of f(x) and A(x)", "lora", "a, query", ((0, -0.5), (1, -0.5))),
-        ("loss without the layer's part, less that with it", "lora", "", ((1, 0.25),)),
+        ("loss added when the layer is left out", "lora", "", ((1, 0.25),)),
     }
     assert broken == []
 
