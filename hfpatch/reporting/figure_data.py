@@ -15,7 +15,8 @@ from hfpatch.reporting.curves import Curve
 from hfpatch.reporting.layers import LayerSeries
 from hfpatch.reporting.results import Results
 
-_MOST_STEPS = 500
+_FEWEST_STEPS, _MOST_STEPS = 50, 500
+_MOST_LINES = 40_000
 _TRAINING = ("method", "step", "loss", "seeds", "held_out")
 _LAYERS = ("quantity", "method", "group", "layer", "value", "reference")
 
@@ -63,12 +64,13 @@ def quality_csv(results: Results) -> str:
 
 
 def training_csv(curves: Mapping[str, Curve]) -> str:
-    """Return the loss of every method, at most 500 steps of each."""
+    """Return the loss of every method, at most 500 steps of each, fewer where there are many methods."""
+    most = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_LINES // max(1, len(curves))))
     rows = (
         [name, step, loss, curve.seeds, curve.held_out.get(step)]
         for name, curve in curves.items()
         for place, (step, loss) in enumerate(zip(curve.steps.tolist(), curve.loss.tolist(), strict=True))
-        if place % -(-len(curve.steps) // _MOST_STEPS) == 0 or step in curve.held_out
+        if place % -(-len(curve.steps) // most) == 0 or step in curve.held_out
     )
     return csv_text(_TRAINING, rows)
 

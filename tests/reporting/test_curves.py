@@ -34,6 +34,7 @@ def test_held_out_loss_is_the_mean_where_every_seed_measured_it(tmp_path):
 
 def test_the_data_of_the_figure_gives_the_curves_back(tmp_path):
     curve = Curve(np.arange(1, 1201), np.linspace(3, 2, 1200), 2, {7: 2.5, 1200: 2.25})
+    assert len(training_csv({str(i): curve for i in range(400)}).splitlines()) < 45_000
     (tmp_path / "training.csv").write_text(training_csv({"a": curve, "b": curve}))
     (found,) = read_training_csv(tmp_path / "training.csv", ["b", "c"]).values()
     assert (found.seeds, dict(found.held_out)) == (2, curve.held_out)
