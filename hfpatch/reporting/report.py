@@ -86,7 +86,7 @@ def write_joint_report(run_dirs: Sequence[Path], out: Path) -> Report:
 
 def default_out(run_dirs: Sequence[Path]) -> Path:
     """Return the folder that takes the report of several runs where none is named."""
-    names = "+".join(re.sub(r"[^\\w.-]", "_", path.resolve().name) for path in run_dirs)
+    names = "+".join(re.sub(r"[^\w.-]", "_", path.resolve().name) for path in run_dirs)
     return Path("runs") / f"report-{names}"[:100]
 
 

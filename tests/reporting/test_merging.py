@@ -1,10 +1,11 @@
 import copy
+from pathlib import Path
 
 import pytest
 from reporting.conftest import example, write_run
 
 from hfpatch.errors import HfpatchError
-from hfpatch.reporting import write_joint_report, write_report
+from hfpatch.reporting import default_out, write_joint_report, write_report
 from hfpatch.reporting.merging import merge
 from hfpatch.reporting.results import read_results
 
@@ -115,6 +116,10 @@ def test_one_run_is_reported_elsewhere_as_it_would_be_at_home(two, tmp_path):
     first, _ = two()
     elsewhere = write_joint_report([first], tmp_path / "elsewhere")
     assert elsewhere.html.read_bytes() == write_report(first).html.read_bytes()
+
+
+def test_where_a_joint_report_goes_unless_told(tmp_path):
+    assert default_out([tmp_path / "first-1", tmp_path / "a b<c>"]) == Path("runs/report-first-1+a_b_c_")
 
 
 def test_refusals(two, tmp_path):
