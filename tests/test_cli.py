@@ -21,7 +21,7 @@ from hfpatch.cli.progress import LiveProgress, choose_progress
 from hfpatch.pipeline import Progress
 from hfpatch.training.records import StepRecord
 
-COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain"]
+COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain", "push", "export"]
 RECIPE = """\
 name: small
 data: {block_size: 32, max_documents: 60}
@@ -166,6 +166,20 @@ def test_compare_and_report_print_the_table_and_the_report(capsys, tmp_path, rec
         shown = capsys.readouterr().out
         assert all(word in shown for word in ("baseline", "pre_projection", "tinyworld_cloze", "One seed only"))
         assert f"report: {out / 'report.html'}" in shown
+
+
+def test_one_report_of_two_runs_and_the_export_of_a_patch(capsys, tmp_path, recipe):
+    for seed in (0, 1):
+        assert main(["compare", str(recipe), f"training.seeds=[{seed}]", "--out", str(tmp_path / f"run{seed}")]) == 0
+    capsys.readouterr()
+    assert main(["report", *(str(tmp_path / name) for name in ("run0", "run1")), "--out", str(tmp_path / "both")]) == 0
+    assert capsys.readouterr().out == f"report: {tmp_path / 'both' / 'report.html'}\n"
+    assert "pre_projection (run1)" in (tmp_path / "both" / "report.md").read_text()
+    patch = tmp_path / "run0" / "runs" / "pre_projection" / "seed-0" / "patch"
+    assert "## Data" in (patch / "README.md").read_text()
+    assert main(["export", str(patch)]) == 0
+    assert "HfpatchGPTNeoXForCausalLM, 163,840 added parameters" in capsys.readouterr().out
+    assert (patch.with_name("patch-standalone") / "model.safetensors").is_file()
 
 
 def test_an_interruption_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch):

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from hfpatch.__main__ import main
 from hfpatch.cli.app import app
 from hfpatch.recipe import load_recipe
-from hfpatch.sites import family
+from hfpatch.sites import family, plugins
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
     *("index", "quickstart", "methods", "python-api", "recipes", "analysis", "adding-an-architecture"),
-    *("reproducing-the-papers", "faq"),
+    *("architectures", "reproducing-the-papers", "faq"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 NOT_HERE = re.compile(r"#.*(needs the hub|minutes)")
@@ -57,6 +57,14 @@ def write_recipe(block):
     Path(name[1]).write_text(block, encoding="utf-8")
 
 
+def check_entry_points(block):
+    """Entry points are of the group that hfpatch reads, and each names an object in a module."""
+    header, *entries = block.strip().splitlines()
+    assert header == f'[project.entry-points."{plugins.GROUP}"]'
+    assert entries
+    assert all(re.fullmatch(r'\w+ = "[\w.]+:\w+"', entry) for entry in entries)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -69,6 +77,8 @@ def test_every_block_runs(page, tmp_path, monkeypatch):
             run_commands(block)
         elif language == "yaml":
             write_recipe(block)
+        elif language == "toml":
+            check_entry_points(block)
         else:
             pytest.fail(f"docs/{page}.md: a block of {language or 'no language'} that nothing runs")
 

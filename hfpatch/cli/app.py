@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hfpatch.cli import sharing
+
 if TYPE_CHECKING:
     from hfpatch.recipe import ModelSettings
 
@@ -125,16 +127,25 @@ def evaluate(
 
 
 @app.command()
-def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that compare wrote.")]) -> None:
-    """Write the report of a run folder again, from its result files.
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that compare wrote.")],
+    out: Annotated[Path | None, typer.Option(help="Where the report of several runs goes.")] = None,
+) -> None:
+    """Write the report of a run folder again, from its result files; or one report of several runs.
+
+    Several runs share the tables where they measured the same model on the same documents, and stand side by side
+    where they did not.
 
     Example: hfpatch report runs/quickstart
     """
     from hfpatch.cli.tables import print_comparison
-    from hfpatch.reporting import write_report
+    from hfpatch.reporting import default_out, write_joint_report, write_report
 
-    write_report(run_dir)
-    print_comparison(run_dir)
+    if len(run_dirs) == 1 and out is None:
+        write_report(run_dirs[0])
+        print_comparison(run_dirs[0])
+    else:
+        print(f"report: {write_joint_report(run_dirs, out or default_out(run_dirs)).html}")
 
 
 @app.command()
@@ -237,6 +248,10 @@ def pretrain(recipe: RecipeArgument, overrides: Overrides = None, out: Out = Non
         model = run_pretrain(loaded, folder, resume=resume, progress=progress)
     if is_first_process():
         print(f"model: {model}")
+
+
+app.command()(sharing.push)
+app.command()(sharing.export)
 
 
 def _model_settings(name: str, revision: str | None, dtype: str) -> ModelSettings:

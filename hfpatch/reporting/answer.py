@@ -15,14 +15,20 @@ Tone = Literal["better", "worse", "mixed", "within noise", "unknown"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence about one method: ``str()`` gives it whole, ``rest`` what follows the method's name."""
+    """One sentence about one method: ``str()`` gives it whole, ``rest`` what follows the names of what is compared."""
 
     method: str
     rest: str
     tone: Tone
+    against: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What the sentence is about: the method, and what it is held against where that is not the baseline."""
+        return f"{self.method} against {self.against}" if self.against else self.method
 
     def __str__(self) -> str:
-        return f"{self.method} {self.rest}"
+        return f"{self.subject} {self.rest}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ def _finding(results: Results, method: MethodOutcome, reference: str | None, *, 
     at = _budget(results, method) if budget else ""
     if not comparisons:
         return Finding(method.name, f"was not compared with {reference or 'a baseline'}{at}.", "unknown")
-    against = "" if budget else f"against {reference} "
+    against = None if budget else reference
     better, worse, noise = (
         [comparison for comparison in comparisons if comparison.verdict == verdict]
         for verdict in ("better", "worse", "within noise")
@@ -92,7 +98,7 @@ def _finding(results: Results, method: MethodOutcome, reference: str | None, *, 
         clauses[0] = f"shows nothing certain{at}: {clauses[0]}"
     else:
         clauses[0] += at
-    return Finding(method.name, against + "; ".join(clauses) + ".", _tone([*better, *worse]))
+    return Finding(method.name, "; ".join(clauses) + ".", _tone([*better, *worse]), against)
 
 
 def _tone(seen: Sequence[Comparison]) -> Tone:

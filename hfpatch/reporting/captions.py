@@ -1,5 +1,7 @@
 """What the report says under its tables and figures; one text for Markdown and HTML."""
 
+from hfpatch.reporting.figures import MOST_METHODS
+from hfpatch.reporting.results import Results
 from hfpatch.reporting.tables import FALLEN_MARK, HOLM_MARK
 
 MAIN_TABLE = (
@@ -18,15 +20,46 @@ QUALITY = (
     "the baseline. A mark at a panel's edge lies outside it; its number is beside it."
 )
 TRAINING = (
-    "Left: the training loss, mean over seeds, as a running mean. Right: the same less that of one method. All "
-    "methods see the same batches, so the noise of the batches cancels there."
+    "The training loss, mean over seeds, as a running mean; and the same less that of one method. All "
+    "methods see the same batches, so the noise of the batches cancels there. Where held-out text was measured on the "
+    "way, its loss stands in a panel of its own."
 )
 PAIRED = (
     "Every paired comparison: method less reference, in the told unit and in the metric's own. Visible from: the "
     "true difference that had four chances in five to be found at this number of documents, before correction."
 )
+LAYERS = (
+    "Layer by layer, the mean over seeds. Norms are Frobenius norms of what training left in the saved patch; of "
+    "several alike in a layer, such as heads, the mean is drawn."
+)
+SAMPLES = (
+    "Gained: documents that most seeds of a method get right and the baseline wrong; lost: the other way round. Of a "
+    "measure that is neither right nor wrong, the documents whose value changed most are listed. What is shown of a "
+    "document is what the evaluation recorded."
+)
 FIGURES = {
     "differences": ("Differences to the baseline", DIFFERENCES),
     "quality": ("Quality against trainable parameters", QUALITY),
     "training": ("Training curves", TRAINING),
+    "layers": ("Layer by layer", LAYERS),
 }
+SHORT = {"differences": "Differences", "quality": "Quality", "training": "Training", "layers": "Layers"}
+"""What the figures are called where there is little room."""
+
+
+def no_warnings(results: Results) -> str:
+    """Return what stands where a run has no warning: of a run that is not complete none was drawn up yet."""
+    if results.complete:
+        return "None."
+    return "Not drawn up yet: whether parameters match, updates survive and the base is sound is told of complete runs."
+
+
+def left_out(results: Results) -> str:
+    """Return what a figure's caption adds where it does not show all methods."""
+    others = sum(name != results.baseline for name in results.methods)
+    if others <= MOST_METHODS:
+        return ""
+    return (
+        f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline are the surest, "
+        "whichever way they go; the tables and the data have all."
+    )

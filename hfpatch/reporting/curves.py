@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,13 @@ class Curve:
         steps: the optimiser steps that every seed has, ascending.
         loss: the mean loss at each of them.
         seeds: how many seeds there are.
+        held_out: the mean loss on held-out text, by the steps after which every seed measured it.
     """
 
     steps: NDArray[np.int64]
     loss: Floats
     seeds: int
+    held_out: Mapping[int, float] = field(default_factory=dict)
 
 
 def read_curves(run_dir: Path, methods: list[str]) -> dict[str, Curve]:
@@ -40,7 +42,7 @@ def read_curves(run_dir: Path, methods: list[str]) -> dict[str, Curve]:
             if method in folders
             else []
         )
-        curve = _mean([losses for losses in found if losses])
+        curve = _mean([run for run in found if run.loss])
         if curve is not None:
             curves[method] = curve
     return curves
@@ -58,23 +60,39 @@ def smooth(values: Floats, window: int) -> Floats:
     return mean
 
 
-def _losses(path: Path) -> dict[int, float]:
-    """Return the loss at each step; of a step told twice, as after a resume, the later line counts."""
-    losses = {}
+@dataclass(frozen=True)
+class _Run:
+    """One run's losses by step."""
+
+    loss: dict[int, float]
+    held_out: dict[int, float]
+
+
+def _losses(path: Path) -> _Run:
+    """Return the losses at each step; of a step told twice, as after a resume, the later line counts."""
+    found = _Run({}, {})
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
             continue
         if isinstance(record, Mapping) and isinstance(record.get("step"), int):
-            loss = record.get("loss")
-            losses[record["step"]] = float(loss) if isinstance(loss, int | float) else math.nan
-    return losses
+            loss, held_out = record.get("loss"), record.get("eval_loss")
+            found.loss[record["step"]] = float(loss) if isinstance(loss, int | float) else math.nan
+            if isinstance(held_out, int | float):
+                found.held_out[record["step"]] = float(held_out)
+    return found
 
 
-def _mean(runs: list[dict[int, float]]) -> Curve | None:
-    steps = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
-    if not steps:
+def _mean(runs: list[_Run]) -> Curve | None:
+    loss = _mean_by_step([run.loss for run in runs])
+    if not loss:
         return None
-    loss = np.array([[run[step] for step in steps] for run in runs]).mean(axis=0)
-    return Curve(np.array(steps, dtype=np.int64), loss, len(runs))
+    steps = np.array(list(loss), dtype=np.int64)
+    return Curve(steps, np.array(list(loss.values())), len(runs), _mean_by_step([run.held_out for run in runs]))
+
+
+def _mean_by_step(runs: list[dict[int, float]]) -> dict[int, float]:
+    """Return the mean over runs at the steps that all of them have, ascending."""
+    steps = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
+    return {step: float(np.mean([run[step] for run in runs])) for step in steps}

@@ -24,8 +24,8 @@ def protocol_facts(results: Results) -> list[Fact]:
         ("Model", _model(results.model)),
         ("Data", _data(results.data)),
         *_plans(results.plan),
-        ("Training", _settings(results.training)),
-        ("Evaluation", _settings(results.evaluation)),
+        ("Training", settings_text(results.training)),
+        ("Evaluation", settings_text(results.evaluation)),
         *((f"Task {name}", _task(info.version, info.data_sha256)) for name, info in results.tasks.items()),
     ]
     return [(label, value) for label, value in facts if value]
@@ -43,7 +43,7 @@ def environment_facts(results: Results) -> list[Fact]:
         ("Device", _device(provenance)),
         ("Platform", _text(provenance.get("platform"))),
         ("Python", _text(provenance.get("python"))),
-        ("Versions", _settings(versions) if isinstance(versions, Mapping) else ""),
+        ("Versions", settings_text(versions) if isinstance(versions, Mapping) else ""),
     ]
     return [(label, value) for label, value in facts if value]
 
@@ -111,7 +111,8 @@ def _task(version: object, sha256: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Return settings as one line, what is not set left out."""
     return ", ".join(f"{key} {_value(value)}" for key, value in settings.items() if value is not None)
 
 

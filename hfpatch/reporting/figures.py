@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
 
 from hfpatch.reporting.answer import control_for
 from hfpatch.reporting.curves import Curve, Floats, smooth
@@ -33,7 +34,29 @@ from hfpatch.reporting.theme import (
 
 _MARKS = {"better": (BLUE, "o", BLUE), "worse": (VERMILLION, "D", VERMILLION), "within noise": (GREY, "o", PAPER)}
 _COLUMNS = 4
+_LARGEST = 1e30  # what is larger is drawn at the edge, as infinities are
 _OUTLIER = 2.0  # a panel reaches at most this many times the upper quartile of what it holds
+
+
+MOST_METHODS = 24
+"""How many methods a figure shows at most."""
+
+
+def prominent(results: Results) -> Results:
+    """Return the results with at most :data:`MOST_METHODS` methods beside the baseline, for figures to show.
+
+    Those stay whose differences to the baseline are the surest, whichever way they go: the smallest p over the tasks.
+    """
+    others = [name for name in results.methods if name != results.baseline]
+    if len(others) <= MOST_METHODS:
+        return results
+    surest: dict[str, float] = {}
+    for each in results.comparisons:
+        if each.reference == results.baseline and each.p is not None:
+            surest[each.method] = min(each.p, surest.get(each.method, 1.0))
+    kept = set(sorted(others, key=lambda name: surest.get(name, 1.0))[:MOST_METHODS])
+    methods = {name: each for name, each in results.methods.items() if name in kept or name == results.baseline}
+    return results.model_copy(update={"methods": methods})
 
 
 def differences(results: Results, *, title: bool = False) -> Figure | None:
@@ -78,7 +101,7 @@ def quality(results: Results) -> Figure | None:
     for task, ax in zip(tasks, axes, strict=True):
         _scatter(ax, results, task, looks)
     shown = {method for task in tasks for method, *_ in _points(results, task)} | {results.baseline}
-    _method_key(figure, {name: look for name, look in looks.items() if name in shown}, line=False)
+    method_key(figure, {name: look for name, look in looks.items() if name in shown}, line=False)
     return figure
 
 
@@ -91,11 +114,15 @@ def training(results: Results, curves: Mapping[str, Curve]) -> Figure | None:
         return None
     looks = {name: look for name, look in styles(list(results.methods), results.baseline).items() if name in curves}
     reference = _reference(results, list(curves))
-    figure, axes = panels(2 if len(curves) > 1 else 1, columns=2, width=5.5, height=2.8, key=len(looks))
+    held_out = any(curve.held_out for curve in curves.values())
+    count = 1 + (len(curves) > 1) + held_out
+    figure, axes = panels(count, columns=3, width=11.0 / max(2, count), height=2.8, key=len(looks))
     _losses(axes[0], curves, looks)
     if len(curves) > 1:
         _loss_differences(axes[1], curves, looks, reference)
-    _method_key(figure, looks, line=True)
+    if held_out:
+        _held_out(axes[-1], curves, looks)
+    method_key(figure, looks, line=True, marks=True)
     return figure
 
 
@@ -120,7 +147,8 @@ def _forest(ax: Axes, results: Results, task: str, rows: Sequence[Comparison | N
     limit = _limit([change for _, _, change in told])
     info = results.tasks[task]
     ax.set_xlim(*((-limit, limit) if info.higher_is_better else (limit, -limit)))
-    seen = [(y, min(change.smallest_visible, limit)) for y, _, change in told if change.smallest_visible is not None]
+    known = [(y, change.smallest_visible) for y, _, change in told if change.smallest_visible is not None]
+    seen = [(y, min(size, limit)) for y, size in known if not np.isnan(size)]
     ax.barh([y for y, _ in seen], [2 * r for _, r in seen], 0.62, [-r for _, r in seen], color=BAND, zorder=1)
     for verdict in _MARKS:
         _intervals(ax, [(y, change) for y, comparison, change in told if comparison.verdict == verdict], verdict, limit)
@@ -136,13 +164,14 @@ def _forest(ax: Axes, results: Results, task: str, rows: Sequence[Comparison | N
 def _limit(changes: Sequence[Change]) -> float:
     """Return how far a panel reaches: to the farthest interval end, but not to that of an outlier."""
     ends = [max(abs(change.low), abs(change.high), abs(change.difference)) for change in changes]
-    seen = [change.smallest_visible for change in changes if change.smallest_visible is not None]
+    known = [change.smallest_visible for change in changes if change.smallest_visible is not None]
+    seen = [size for size in known if 0 < size < _LARGEST]
     return 1.12 * max(_reach(ends), float(np.median(seen)) if seen else 0.0)
 
 
 def _reach(sizes: Sequence[float]) -> float:
     """Return the largest of ``sizes``, outliers and what is not finite left out."""
-    finite = [size for size in sizes if np.isfinite(size) and size > 0]
+    finite = [size for size in sizes if 0 < size < _LARGEST]
     return min(max(finite), _OUTLIER * float(np.quantile(finite, 0.75))) if finite else 1.0
 
 
@@ -183,7 +212,7 @@ def _points(results: Results, task: str) -> list[tuple[str, int, float, float]]:
     """Return method, trainable parameters, mean and spread over seeds of those methods that train something."""
     found = []
     for name, method in results.methods.items():
-        values = [value for value in results.values(name, task) if np.isfinite(value)]
+        values = [value for value in results.values(name, task) if abs(value) < _LARGEST]
         if values and method.trainable:
             spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
             found.append((name, method.trainable, float(np.mean(values)), spread))
@@ -251,20 +280,47 @@ def _reference(results: Results, names: Sequence[str]) -> str:
 
 
 def _losses(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style]) -> None:
-    for name, look in looks.items():
+    for place, (name, look) in enumerate(looks.items()):
         curve = curves[name]
-        ax.plot(curve.steps, _smoothed(curve.loss), color=look.colour, linestyle=look.dash, linewidth=1.5)
+        _curve(ax, curve.steps, _smoothed(curve.loss), look, place)
     ax.set_title("Training loss")
     _step_axis(ax)
     ax.set_ylabel("loss, nats per token")
 
 
+def _curve(ax: Axes, steps: NDArray[np.int64], values: Floats, look: Style, place: int) -> None:
+    """Draw a line with a mark now and then, so that it is not told by its colour alone.
+
+    The marks of the lines of different ``place`` stand at different steps.
+    """
+    every = max(1, len(steps) // 7)
+    ax.plot(
+        steps,
+        values,
+        look.marker,
+        color=look.colour,
+        linestyle=look.dash,
+        linewidth=1.5,
+        markersize=4.0,
+        markevery=(place % every, every),
+    )
+
+
+def _held_out(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style]) -> None:
+    for place, (name, look) in enumerate(looks.items()):
+        points = curves[name].held_out
+        _curve(ax, np.array(list(points), dtype=np.int64), np.array(list(points.values())), look, place)
+    ax.set_title("Loss on held-out text")
+    _step_axis(ax)
+    ax.set_ylabel("nats per token   ↓ better")
+
+
 def _loss_differences(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style], reference: str) -> None:
     base, reaches = curves[reference], []
-    for name, look in looks.items():
+    for place, (name, look) in enumerate(looks.items()):
         steps, here, there = np.intersect1d(curves[name].steps, base.steps, return_indices=True)
         difference = _smoothed(curves[name].loss[here] - base.loss[there])
-        ax.plot(steps, difference, color=look.colour, linestyle=look.dash, linewidth=1.5)
+        _curve(ax, steps, difference, look, place)
         finite = np.abs(difference[np.isfinite(difference)])
         reaches += [float(finite.max())] if finite.size and finite.max() > 0 else []
     if reaches:
@@ -284,11 +340,12 @@ def _smoothed(values: Floats) -> Floats:
     return smooth(values, max(1, values.size // 25))
 
 
-def _method_key(figure: Figure, looks: Mapping[str, Style], *, line: bool) -> None:
+def method_key(figure: Figure, looks: Mapping[str, Style], *, line: bool, marks: bool | None = None) -> None:
+    """Put the key of the methods below the panels: dashes for lines, marks for points (``marks``: for both)."""
     handles = []
     for name, look in looks.items():
         dashed = line or look.marker == "_"
-        marker = None if dashed else look.marker
+        marker = look.marker if marks or not dashed else None
         style = look.dash if dashed else "none"
         handles.append(
             Line2D(
@@ -297,7 +354,7 @@ def _method_key(figure: Figure, looks: Mapping[str, Style], *, line: bool) -> No
                 color=look.colour,
                 marker=marker,
                 linestyle=style,
-                markersize=8,
+                markersize=6 if dashed else 8,
                 markeredgecolor=PAPER if marker else None,
                 label=short(name),
             )

@@ -1,27 +1,48 @@
-"""``report.html``: one page that needs no network, no script and no other file."""
+"""``report.html``: one page that needs no network and no other file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from hfpatch import __version__
 from hfpatch.reporting import captions
-from hfpatch.reporting.answer import answer
-from hfpatch.reporting.facts import environment_facts, protocol_facts
-from hfpatch.reporting.results import Results
-from hfpatch.reporting.tables import main_table, method_table, paired_table
+from hfpatch.reporting.merging import Check
+from hfpatch.reporting.page import FigurePart, Material, page
+from hfpatch.reporting.results_csv import results_csv
 from hfpatch.reporting.theme import inline
 
 
-def html(results: Results, figures: Mapping[str, str]) -> str:
+def html(material: Sequence[Material], checks: Sequence[Check] = ()) -> str:
     """Return the report as one HTML page.
 
+    All text of a run is escaped; the page's policy lets no script run but its own, which it knows by its hash.
+
     Args:
-        results: the run; all of its text is escaped.
-        figures: figure name -> SVG document, in the order in which they are shown.
+        material: the runs that stand side by side; one where they share a table.
+        checks: what several runs have in common.
     """
+    environment = _environment()
+    script = _file("report.js")
+    return environment.get_template("report.html.jinja").render(
+        page=page(material, checks),
+        captions=captions,
+        script=Markup(script),
+        script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
+        style=Markup(_file("report.css")),
+        version=__version__,
+    )
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("hfpatch.reporting"),
         autoescape=True,
@@ -29,18 +50,19 @@ def html(results: Results, figures: Mapping[str, str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = _breakable
-    return environment.get_template("report.html.jinja").render(
-        results=results,
-        answer=answer(results),
-        protocol=protocol_facts(results),
-        environment=environment_facts(results),
-        main=main_table(results),
-        methods=method_table(results),
-        paired=paired_table(results),
-        captions=captions,
-        figures=[_figure(name, svg) for name, svg in figures.items()],
-    )
+    environment.filters |= {
+        "breakable": _breakable,
+        "sentence": _sentence,
+        "drawn": _drawn,
+        "download": _download,
+        "results_csv": results_csv,
+    }
+    return environment
+
+
+def _file(name: str) -> str:
+    """Return a file that stands beside the templates as it is."""
+    return resources.files("hfpatch.reporting").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _breakable(name: str) -> Markup:
@@ -48,6 +70,16 @@ def _breakable(name: str) -> Markup:
     return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
 
 
-def _figure(name: str, svg: str) -> dict[str, str]:
-    title, caption = captions.FIGURES[name]
-    return {"name": name, "title": title, "caption": caption, "svg": Markup(inline(svg, name, title))}
+def _sentence(text: str) -> str:
+    """Return a finding's rest with a capital, to stand as a sentence of its own."""
+    return text[:1].upper() + text[1:]
+
+
+def _drawn(figure: FigurePart, prefix: str) -> Markup:
+    return Markup(inline(figure.svg, prefix + figure.name, figure.title))
+
+
+def _download(text: str, name: str, label: str) -> Markup:
+    """Return a link that holds a CSV file."""
+    data = quote(text, safe=" ,.:;/()[]+-_=|*@!?~")
+    return Markup('<a download="{}" href="data:text/csv;charset=utf-8,{}">{}</a>').format(name, data, label)

@@ -2,70 +2,80 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 
+from hfpatch.markdown import block, escape, table
 from hfpatch.reporting import captions
 from hfpatch.reporting.answer import Finding, answer
 from hfpatch.reporting.facts import Fact, environment_facts, protocol_facts
+from hfpatch.reporting.merging import Check
+from hfpatch.reporting.page import Material, anchor, labelled, page, sides_row
 from hfpatch.reporting.results import Results
 from hfpatch.reporting.tables import Cell, MainTable, main_table, method_table, paired_table
 
-_SPECIAL = re.compile(r"([\\`*|~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w))")
-_LINE_START = re.compile(r"^(\d*)([#+=>.)-])")
 
-
-def escape(text: str) -> str:
-    """Return ``text`` on one line, with nothing left in it that Markdown or HTML would act on within a line."""
-    line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", line)
-
-
-def block(text: str) -> str:
-    """Return ``text`` escaped to begin a block: no heading, list or rule comes of it."""
-    return _LINE_START.sub(r"\1\\\2", escape(text))
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int = 1) -> str:
-    """Return a Markdown table of escaped cells; columns from ``numbers_from`` on are aligned right."""
-    rule = ["---" if i < numbers_from else "---:" for i in range(len(headings))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
-
-
-def markdown(results: Results, figures: Sequence[str]) -> str:
-    """Return the report as Markdown.
+def markdown(material: Sequence[Material], checks: Sequence[Check] = ()) -> str:
+    """Return the report as Markdown; its figures stand in ``figures/`` beside it.
 
     Args:
-        results: the run.
-        figures: the names of the figures that stand in ``figures/`` beside it.
+        material: the runs that stand side by side; one where they share a table.
+        checks: what several runs have in common.
     """
-    return "\n\n".join(block for block in _blocks(results, figures) if block) + "\n"
+    blocks = [block for block in _opening(material, checks) if block]
+    for place, each in enumerate(material):
+        blocks += [block for block in _blocks(each, anchor(material, place)) if block]
+    return "\n\n".join(blocks) + "\n"
 
 
-def _blocks(results: Results, figures: Sequence[str]) -> Iterator[str]:
+def _opening(material: Sequence[Material], checks: Sequence[Check]) -> Iterator[str]:
+    whole = page(material, checks)
+    yield f"# {escape(whole.title)}"
+    yield block(whole.description)
+    if checks:
+        headings = ["of the runs", "verdict", *map(escape, whole.labels), "what follows"]
+        rows = [[check.what, check.verdict, *map(escape, check.values), escape(check.consequence)] for check in checks]
+        yield f"## Comparability\n\n{block(whole.comparability)}\n\n{table(headings, rows, numbers_from=len(headings))}"
+
+
+def _blocks(material: Material, prefix: str) -> Iterator[str]:
+    results = material.results
     found = answer(results)
-    yield f"# {escape(results.name) or 'Comparison'}"
-    yield block(results.description)
+    if material.title:
+        yield f"# Run {escape(material.title)}"
     yield f"## Answer\n\n{block(found.headline)}"
     yield _findings(found.against_baseline)
     if found.against_others:
         yield f"Between methods:\n\n{_findings(found.against_others)}"
-    yield f"## Protocol and provenance\n\n{_facts(protocol_facts(results))}"
-    yield f"## Warnings\n\n{_list(results.warnings) or 'None.'}"
+    yield f"## Protocol and provenance\n\n{_labelled(material, protocol_facts)}"
+    yield f"## Warnings\n\n{_list(results.warnings) or captions.no_warnings(results)}"
     if results.missing:
         yield f"### What is missing\n\n{_list(results.missing)}"
     yield f"## Results\n\n{_main(main_table(results))}\n\n{escape(captions.MAIN_TABLE)}"
     yield _methods(results)
-    for name in figures:
+    for name in material.figures:
         title, caption = captions.FIGURES[name]
-        yield f"## {title}\n\n![{title}](figures/{name}.svg)\n\n{escape(caption)}"
+        told = escape(caption + captions.left_out(results))
+        yield f"## {title}\n\n![{title}](figures/{prefix}{name}.svg)\n\n{told} [Data](figures/{prefix}{name}.csv)."
     yield f"## Paired differences\n\n{_paired(results)}"
-    yield f"## Environment\n\n{_facts(environment_facts(results))}"
+    if material.samples.sides:
+        yield f"## What changed sides\n\n{_sides(material)}"
+    yield f"## Environment\n\n{_labelled(material, environment_facts)}"
+
+
+def _labelled(material: Material, facts: Callable[[Results], list[Fact]]) -> str:
+    told = labelled(material, facts)
+    return "\n\n".join((f"### {escape(label)}\n\n" if label else "") + _facts(each) for label, each in told)
+
+
+def _sides(material: Material) -> str:
+    headings = ["method", "task", "gained", "lost", "net", "documents", "seeds"]
+    rows = [list(map(escape, astuple(sides_row(each)))) for each in material.samples.sides]
+    return f"{table(headings, rows, numbers_from=2)}\n\n{escape(captions.SAMPLES)}"
 
 
 def _findings(findings: Iterable[Finding]) -> str:
-    return "\n".join(f"- **{escape(finding.method)}** {escape(finding.rest)}" for finding in findings)
+    return "\n".join(f"- **{escape(finding.subject)}** {escape(finding.rest)}" for finding in findings)
 
 
 def _facts(facts: Iterable[Fact]) -> str:

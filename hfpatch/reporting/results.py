@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json
+from hfpatch.reporting.salvage import salvage
 
 SCHEMA = 1
 """The newest ``results.json`` layout that this version reads."""
@@ -178,31 +180,51 @@ class Results(_Read):
 
     def comparison(self, method: str, task: str, reference: str | None) -> Comparison | None:
         """Return the comparison of ``method`` with ``reference`` on ``task``'s primary metric, if it was made."""
-        metric = self.tasks[task].primary
-        found = (c for c in self.comparisons if (c.method, c.reference, c.task) == (method, reference, task))
-        return next((c for c in found if c.metric == metric), None)
+        return self._index.get((method, reference, task, self.tasks[task].primary))
+
+    @cached_property
+    def _index(self) -> dict[tuple[str, str | None, str, str], Comparison]:
+        """The comparisons by method, reference, task and metric; of two alike the first."""
+        return {(c.method, c.reference, c.task, c.metric): c for c in reversed(self.comparisons)}
 
 
 def read_results(run_dir: Path) -> Results:
     """Read ``run_dir/results.json``.
 
-    What is absent or malformed is left out and named in ``Results.missing``; the rest is read.
+    What is absent or malformed is left out and named in ``Results.missing``; the rest is read. Where there is no
+    ``results.json`` that can be read, the files of the single runs are.
 
     Raises:
         HfpatchError: if there is no run in the folder, ``results.json`` is not a JSON object, or a newer version of
             hfpatch wrote it.
     """
     path = run_dir / "results.json"
-    if not path.is_file():
-        raise HfpatchError(f"{run_dir}: no run here (results.json is missing); give the folder hfpatch compare wrote")
-    raw = plain(read_json(path))
-    if not isinstance(raw, dict):
-        raise HfpatchError(f"{path}: not a JSON object; give the folder that hfpatch compare wrote")
+    raw, broken = _raw(run_dir)
     schema = raw.get("schema", SCHEMA)
     if not isinstance(schema, int) or schema > SCHEMA:
         raise HfpatchError(f"{path}: layout {schema!r} is not known to this version (up to {SCHEMA}); update hfpatch")
-    results, broken = _parse(raw)
-    return results.model_copy(update={"missing": tuple(broken + _absent(results))})
+    results, unread = _parse(raw)
+    return results.model_copy(update={"missing": (*broken, *unread, *_absent(results))})
+
+
+def _raw(run_dir: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the content of results.json, or what the runs' own files tell where it is missing or broken."""
+    path = run_dir / "results.json"
+    if path.is_file():
+        try:
+            raw, why = read_json(path), "is not a JSON object"
+        except HfpatchError:
+            raw, why = None, "cannot be read as JSON"
+        if isinstance(raw, dict):
+            return plain(raw), []
+    else:
+        why = "is missing"
+    salvaged, broken = salvage(run_dir)
+    if salvaged is not None:
+        return plain(salvaged), [f"results.json {why}: this is what the folders of the runs tell.", *map(plain, broken)]
+    if path.is_file():
+        raise HfpatchError(f"{path}: {why}; give the folder that hfpatch compare wrote")
+    raise HfpatchError(f"{run_dir}: no run here (results.json is missing); give the folder hfpatch compare wrote")
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -231,6 +253,12 @@ class _Reader:
         self.broken.append(f"{where} in results.json cannot be read (not a mapping).")
         return {}
 
+    def sequence(self, value: Any, where: str) -> list[Any]:
+        if value is None or isinstance(value, list):
+            return value or []
+        self.broken.append(f"{where} in results.json cannot be read (not a list).")
+        return []
+
 
 def _parse(raw: dict[str, Any]) -> tuple[Results, list[str]]:
     reader = _Reader()
@@ -241,10 +269,10 @@ def _parse(raw: dict[str, Any]) -> tuple[Results, list[str]]:
     fields["tasks"] = _present({name: reader.read(TaskInfo, value, f"task {name}") for name, value in tasks})
     methods = reader.mapping(raw.get("methods"), "methods").items()
     fields["methods"] = _present({name: _method(reader, name, value) for name, value in methods})
-    comparisons = raw.get("comparisons") or []
+    comparisons = reader.sequence(raw.get("comparisons"), "comparisons")
     read = [reader.read(Comparison, value, f"comparison {i}") for i, value in enumerate(comparisons)]
     fields["comparisons"] = tuple(comparison for comparison in read if comparison is not None)
-    fields["warnings"] = tuple(str(warning) for warning in raw.get("warnings") or [])
+    fields["warnings"] = tuple(str(warning) for warning in reader.sequence(raw.get("warnings"), "warnings"))
     return Results(complete=raw.get("complete") is True, **fields), reader.broken
 
 

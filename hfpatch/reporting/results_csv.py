@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from hfpatch.reporting.figure_data import csv_text
 from hfpatch.reporting.results import Results, TaskOutcome
 
 COLUMNS = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
 
 
-def results_csv(results: Results) -> str:
-    """Return the run in long format, with a header; empty fields where a number is not known."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(_rows(results))
-    return text.getvalue()
+def results_csv(runs: Results | Mapping[str, Results]) -> str:
+    """Return a run in long format, with a header; empty fields where a number is not known.
+
+    Of several runs, by label, the first column says which.
+    """
+    if isinstance(runs, Results):
+        return csv_text(COLUMNS, _rows(runs))
+    if len(runs) == 1:
+        return results_csv(next(iter(runs.values())))
+    return csv_text(("run", *COLUMNS), ((label, *row) for label, each in runs.items() for row in _rows(each)))
 
 
 def _rows(results: Results) -> Iterator[tuple[object, ...]]:

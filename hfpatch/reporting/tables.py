@@ -158,8 +158,13 @@ def mean_of(method: MethodOutcome, field: str) -> float | None:
 def _heading(results: Results, task: str) -> Heading:
     info = results.tasks[task]
     better = "higher is better" if info.higher_is_better else "lower is better"
-    unit = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline", Scale.RAW: "its own unit"}
-    return Heading(task, info.primary, count(info.n), better, unit[scale_of_task(results, task)])
+    return Heading(task, info.primary, count(info.n), better, unit_of(results, task))
+
+
+def unit_of(results: Results, task: str) -> str:
+    """Return the unit in which a task's differences are told."""
+    units = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline", Scale.RAW: "its own unit"}
+    return units[scale_of_task(results, task)]
 
 
 def _row(results: Results, method: MethodOutcome) -> Row:
@@ -167,14 +172,15 @@ def _row(results: Results, method: MethodOutcome) -> Row:
     return Row(
         method=method.name,
         trainable=count(method.trainable),
-        cells=tuple(_cell(results, method.name, task) for task in results.tasks),
+        cells=tuple(cell_of(results, method.name, task) for task in results.tasks),
         tokens_per_s=count(speed),
         peak_memory=memory(mean_of(method, "peak_memory_bytes")),
         baseline=method.name == results.baseline,
     )
 
 
-def _cell(results: Results, method: str, task: str) -> Cell:
+def cell_of(results: Results, method: str, task: str) -> Cell:
+    """Return what one method does on one task."""
     scale = scale_of_task(results, task)
     value = score(results.mean(method, task), scale)
     if method == results.baseline:
@@ -206,7 +212,7 @@ def _paired(results: Results, comparison: Comparison) -> PairedRow:
         task=comparison.task,
         metric=comparison.metric,
         difference=told(change),
-        absolute=_signed_significant(comparison.difference),
+        absolute=_signed_significant(_rounded(comparison)),
         n=count(comparison.n),
         seeds=count(comparison.seeds),
         test=comparison.test,
@@ -222,6 +228,12 @@ def _marked(comparison: Comparison) -> str:
     if comparison.verdict != "within noise":
         return comparison.verdict + HOLM_MARK
     return comparison.verdict + (FALLEN_MARK if comparison.falls_to_correction else "")
+
+
+def _rounded(comparison: Comparison) -> float:
+    """Return a difference, or 0 where it is nothing but rounding beside its interval."""
+    width = comparison.high - comparison.low
+    return 0.0 if abs(comparison.difference) < 1e-9 * width else comparison.difference
 
 
 def _signed_significant(value: float) -> str:

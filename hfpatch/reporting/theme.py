@@ -139,8 +139,13 @@ def to_png(figure: Figure) -> bytes:
 
 _VARIABLES = {
     **{INK: "ink", MUTED: "muted", GRID: "line", BAND: "band", PAPER: "paper"},
-    **{BLUE: "blue", VERMILLION: "vermillion"},
+    **{BLUE: "blue", VERMILLION: "vermillion", GREEN: "green", PURPLE: "purple", ORANGE: "orange", SKY: "sky"},
+    GREY: "grey",
 }
+
+
+_EVERYWHERE = {"ink", "muted", "line", "band", "paper", "blue", "vermillion"}
+"""The variables that every page defines; of the others the colour itself stands behind the variable."""
 
 
 def inline(svg: str, prefix: str, label: str) -> str:
@@ -157,5 +162,6 @@ def inline(svg: str, prefix: str, label: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", body)
     for colour, variable in _VARIABLES.items():
-        body = re.sub(rf"(?<=[:] ){colour}\b", f"var(--{variable})", body)
+        known = f"var(--{variable})" if variable in _EVERYWHERE else f"var(--{variable}, {colour})"
+        body = re.sub(rf"(?<=[:] ){colour}\b", known, body)
     return body.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

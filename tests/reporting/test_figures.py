@@ -1,10 +1,11 @@
 import math
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from hfpatch.reporting.curves import read_curves
+from hfpatch.reporting.curves import Curve, read_curves
 from hfpatch.reporting.figures import differences, quality, training
 from hfpatch.reporting.theme import house_style, to_svg
 
@@ -77,6 +78,17 @@ def test_training_shows_loss_and_difference_to_the_lora(draw, results, run_dir):
     assert "baseline" not in found
 
 
+def test_held_out_loss_has_a_panel_where_it_was_measured(results):
+    curves = {
+        "lora": Curve(np.array([1, 2]), np.array([3.0, 2.0]), 1, {2: 2.5}),
+        "pre_projection_skip": Curve(np.array([1, 2]), np.array([3.0, 2.5]), 1),
+    }
+    with house_style():
+        *_, last = training(results, curves).axes
+    assert last.get_title(loc="left") == "Loss on held-out text"
+    assert [line.get_xydata().tolist() for line in last.lines if line.get_xydata().size] == [[[2.0, 2.5]]]
+
+
 def test_nothing_to_draw_is_no_figure(draw, build):
     empty = build({})
     assert draw(differences, empty) is None
@@ -84,10 +96,10 @@ def test_nothing_to_draw_is_no_figure(draw, build):
     assert draw(training, empty, {}) is None
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])
 def test_numbers_that_are_none_are_drawn_somehow(draw, build, raw, value):
     for item in raw["comparisons"][:3]:
-        item["difference"] = item["low"] = item["high"] = value
+        item["difference"] = item["low"] = item["high"] = item["smallest_visible"] = value
     for run in raw["methods"]["lora"]["runs"].values():
         run["evaluation"]["tinyworld_cloze"]["metrics"]["acc"] = value
     results = build(raw)

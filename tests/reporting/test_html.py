@@ -1,12 +1,21 @@
+import base64
+import csv
+import hashlib
+import io
+import json
 import re
 from html.parser import HTMLParser
+from urllib.parse import unquote
 
 import pytest
 
 from hfpatch.reporting.figures import differences, quality
 from hfpatch.reporting.html import html
+from hfpatch.reporting.page import Material
+from hfpatch.reporting.samples import Change, Samples, Sides
 from hfpatch.reporting.theme import house_style, to_svg
 
+NOTHING_CHANGED = Samples((), {}, ())
 VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
 
 
@@ -38,11 +47,15 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def page_of(results):
+def material(results, figures, samples=NOTHING_CHANGED):
+    return Material("", results, {}, [], samples, figures, {"run": results})
+
+
+def page_of(results, samples=NOTHING_CHANGED):
     with house_style():
         figures = {"differences": to_svg(differences(results)), "quality": to_svg(quality(results))}
     page = Page()
-    text = html(results, figures)
+    text = html([material(results, figures, samples)])
     page.feed(text)
     assert page.open == []
     return page, text
@@ -54,15 +67,49 @@ def page(request, build, raw):
     return page_of(build(source, curves=False))
 
 
-def test_no_script_no_handler_no_network(page):
+def test_no_script_but_its_own_no_handler_no_network(page):
     parsed, text = page
     names = {tag for tag, _ in parsed.tags}
-    assert not names & {"script", "iframe", "object", "embed", "link", "img", "base", "form", "b"}
+    assert not names & {"iframe", "object", "embed", "link", "img", "base", "b"}
     assert not [attrs for _, attrs in parsed.tags if any(name.startswith("on") for name in attrs)]
-    assert all(link.startswith("#") or link == "results.csv" for link in parsed.links)
+    assert all(link.startswith(("#", "data:text/csv;charset=utf-8,")) for link in parsed.links)
     assert "@import" not in text
     assert set(re.findall(r"url\(([^)]{0,3})", text)) <= {"#di", "#qu"}
     assert "default-src 'none'" in text
+
+
+def test_the_policy_knows_the_one_script_by_its_hash(page):
+    _, text = page
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(scripts) == 1
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in text
+
+
+def test_downloads_hold_the_numbers(build, raw):
+    parsed, _ = page_of(build(raw, curves=False))
+    files = {
+        attrs["download"]: unquote(attrs["href"].partition(",")[2]) for tag, attrs in parsed.tags if "download" in attrs
+    }
+    assert set(files) == {"results.csv", "differences.csv", "quality.csv"}
+    rows = list(csv.DictReader(io.StringIO(files["differences.csv"])))
+    assert [(row["method"], float(row["difference"])) for row in rows] == [
+        (each["method"], each["difference"]) for each in raw["comparisons"]
+    ]
+    quality = [row for row in csv.DictReader(io.StringIO(files["quality.csv"])) if row["method"] == "lora"]
+    assert [float(row["value"]) for row in quality] == [0.41, 0.42, 0.5, 0.49, 18.9, 19.1]
+
+
+def test_documents_are_data_and_not_markup(build, raw):
+    nasty = "</script><script>alert(1)</script><!--"
+    change = Change("0/ab", gained=2, lost=0)
+    sides = Sides("lora", "tinyworld_cloze", 2, 400, 1, 0, (change,), 3)
+    parsed, text = page_of(build(raw), Samples((sides,), {"tinyworld_cloze": {"0/ab": {"target": nasty}}}, ()))
+    found = re.search(r'<script type="application/json" class="sample-data">(.*?)</script>', text, re.DOTALL)
+    data = json.loads(found[1])
+    assert data["documents"]["tinyworld_cloze"]["0/ab"]["target"] == nasty
+    assert data["sides"][0][0] == {"seeds": 2, "binary": True, "left_out": 3, "changes": [["0/ab", 2, 0]]}
+    assert [attrs["id"] for tag, attrs in parsed.tags if tag == "section"][-2] == "samples"
 
 
 def test_ids_are_unique_and_references_resolve(page):
@@ -74,7 +121,8 @@ def test_ids_are_unique_and_references_resolve(page):
 def test_sections_stand_in_the_order_of_reading(page):
     parsed, _ = page
     sections = [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
-    assert sections == ["answer", "protocol", "warnings", "results", "figures", "paired", "environment"]
+    figures = ["differences", "quality"]
+    assert sections == ["answer", "protocol", "warnings", "results", *figures, "paired", "environment"]
 
 
 def test_hostile_text_is_shown(build, hostile):
@@ -86,13 +134,13 @@ def test_numbers_of_the_table_are_there(build, raw):
     text = page_of(build(raw))[1]
     for part in ("45.0 %", "+5.0 [2.0, 8.0]", "−12.0 [−15.0, −9.0]", "within noise", "better*", "81,920", "2,048"):
         assert part in text
-    assert "prefers-color-scheme: dark" in text
+    assert "light-dark(" in text
     assert "@media print" in text
     assert "incomplete run" not in text
 
 
 def test_an_empty_run_is_a_page_too(build):
-    text = html(build({}), {})
+    text = html([material(build({}), {})])
     assert "incomplete run" in text
     assert "No method has a result." in text
     assert "<figure>" not in text

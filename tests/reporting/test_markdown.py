@@ -3,9 +3,16 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 
-from hfpatch.reporting.markdown import block, escape, markdown, table
+from hfpatch.markdown import block, escape, table
+from hfpatch.reporting.markdown import markdown
+from hfpatch.reporting.page import Material
+from hfpatch.reporting.samples import Samples
 
 FIGURES = ["differences", "quality", "training"]
+
+
+def written(results, figures):
+    return markdown([Material("", results, {}, [], Samples((), {}, ()), dict.fromkeys(figures, ""), {"": results})])
 
 
 def render(text):
@@ -33,18 +40,19 @@ def rows_of(tokens):
 @pytest.fixture(params=["plain", "hostile"])
 def page(request, build, raw):
     source = raw if request.param == "plain" else request.getfixturevalue("hostile")
-    return markdown(build(source, curves=False), FIGURES)
+    return written(build(source, curves=False), FIGURES)
 
 
 def test_every_table_is_whole(page):
     assert rows_of(render(page)) == [[7] * 4, [8] * 4, [13] * 8]
 
 
-def test_no_html_but_line_breaks_and_no_links(page):
+def test_no_html_but_line_breaks_and_no_links_but_to_its_data(page):
     tokens = render(page)
     assert not [token for token in tokens if token.type == "html_block"]
     assert {child.content for child in inline(tokens, "html_inline")} == {"<br>"}
-    assert not inline(tokens, "link_open")
+    links = [link.attrs["href"] for link in inline(tokens, "link_open")]
+    assert links == [f"figures/{name}.csv" for name in FIGURES]
     assert [image.attrs["src"] for image in inline(tokens, "image")] == [f"figures/{name}.svg" for name in FIGURES]
 
 
@@ -81,7 +89,7 @@ def test_numbers_are_aligned_right():
 
 
 def test_within_noise_is_printed_and_the_answer_comes_first(build, raw):
-    page = markdown(build(raw), FIGURES)
+    page = written(build(raw), FIGURES)
     assert "within noise" in page
     assert page.index("## Answer") < page.index("## Protocol") < page.index("## Results")
     assert "What is missing" not in page
@@ -89,4 +97,4 @@ def test_within_noise_is_printed_and_the_answer_comes_first(build, raw):
 
 def test_what_is_missing_is_named(build, raw):
     raw["complete"] = False
-    assert "### What is missing\n\n- The run is not complete" in markdown(build(raw), [])
+    assert "### What is missing\n\n- The run is not complete" in written(build(raw), [])

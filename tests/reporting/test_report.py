@@ -9,7 +9,8 @@ import pytest
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import write_report
 
-FILES = ["figures/differences.svg", "figures/quality.svg", "figures/summary.png", "figures/training.svg"]
+DRAWN = ("differences", "quality", "training")
+FILES = sorted([*(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")), "figures/summary.png"])
 FILES += ["report.html", "report.md", "results.csv"]
 
 
@@ -71,11 +72,18 @@ def test_an_incomplete_run_is_reported_as_far_as_it_got(run_dir, raw, build):
         assert "lora: no finished run with seed 1." in page.read_text()
 
 
+def test_runs_of_another_comparison_are_named_and_left_out(run_dir):
+    (run_dir / "runs" / "stranger" / "seed-0").mkdir(parents=True)
+    assert "runs/stranger: no method of these results, so it is left out." in write_report(run_dir).results.missing
+
+
 def test_a_hostile_run_is_written_whole(build, hostile, tmp_path):
     build(hostile, curves=False)
     report = write_report(tmp_path / "run")
     assert all(path.stat().st_size for path in report.paths)
-    assert "<script" not in report.html.read_text().lower()
+    text = report.html.read_text().lower()
+    assert "<script>alert" not in text
+    assert text.count("<script") == 1
 
 
 def test_no_run_is_one_line_and_nothing_is_written(tmp_path):
@@ -102,3 +110,15 @@ def test_a_large_run_is_quick_and_small(build, raw, compared, tmp_path):
     report = write_report(tmp_path / "run")
     assert time.perf_counter() - start < 20
     assert report.html.stat().st_size < 10 * 2**20
+
+
+def test_a_published_folder_keeps_its_curves_without_its_runs(run_dir):
+    write_report(run_dir)
+    first = (run_dir / "figures" / "training.svg").read_bytes()
+    shutil.rmtree(run_dir / "runs")
+    report = write_report(run_dir)
+    assert not any("no training curve" in sentence for sentence in report.results.missing)
+    assert (run_dir / "figures" / "training.svg").read_bytes() == first
+    for broken in ("other,headings\n1,2\n", "method,step,loss,seeds,held_out\nlora,x,2,1,\n", ""):
+        (run_dir / "figures" / "training.csv").write_text(broken)
+        assert any("no training curve" in sentence for sentence in write_report(run_dir).results.missing)

@@ -26,6 +26,15 @@ def test_the_baseline_is_the_method_without_parts(build, raw):
     assert build(raw).baseline == "frozen"
 
 
+@pytest.mark.parametrize("value", [1.0, "x", {"a": 1}])
+@pytest.mark.parametrize("key", ["warnings", "comparisons"])
+def test_lists_that_are_none_are_named(build, raw, key, value):
+    raw[key] = value
+    results = build(raw)
+    assert getattr(results, key) == ()
+    assert f"{key} in results.json cannot be read (not a list)." in results.missing
+
+
 def test_a_difference_that_falls_to_the_correction_is_known(results):
     fallen = [(c.method, c.task) for c in results.comparisons if c.falls_to_correction]
     assert fallen == [("lora", "tinyworld_text")]  # p = 0.02, corrected 0.06

@@ -1,0 +1,128 @@
+"""Writing an export, and holding it against the patched model before it counts as written."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer
+
+from hfpatch.bases import load_base, locate_base
+from hfpatch.card import base_licence, export_card, shown_base
+from hfpatch.errors import HfpatchError
+from hfpatch.export.parts import describe
+from hfpatch.export.source import FILE, class_names, modelling_source
+from hfpatch.files import atomic_directory, read_json, write_text
+from hfpatch.patch_files import MANIFEST, load_patch
+from hfpatch.tuners.adapters import base_parameters
+
+_PROBE_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written: the folder, the class that it holds and how many parameters the patch adds."""
+
+    directory: Path
+    model_class: str
+    added: int
+
+
+def export_patch(
+    patch: Path, out: Path, *, model: str | None = None, revision: str | None = None, dtype: str = "float32"
+) -> Export:
+    """Write a base with a patch as one folder that transformers alone loads, with ``trust_remote_code=True``.
+
+    The folder holds the weights of both, the base's tokenizer, a modelling file in plain torch and a card. Its logits
+    are held against the patched model's, bit for bit, before the folder appears.
+
+    Args:
+        patch: what ``save_patch`` wrote, or a PEFT adapter.
+        out: the folder to write; it must not exist or must be empty.
+        model: the base; None takes the one that the patch names.
+        revision: the base's hub revision.
+        dtype: the dtype that the base is loaded and written in; the patch keeps its own.
+
+    Raises:
+        HfpatchError: if the base or the patch cannot be had, a part cannot be exported, or ``out`` is not free.
+    """
+    if (patch / "results.json").is_file():
+        raise HfpatchError(f"{patch}: is a run; give one of its patches, runs/METHOD/seed-N/patch")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise HfpatchError(f"{out}: exists already; choose another --out")
+    name = model or _named_base(patch)
+    base = load_base(name, revision=revision, dtype=dtype)
+    load_patch(base.model, patch)
+    description, tensors = describe(base.model)
+    with atomic_directory(out) as folder:
+        copy = _write_model(base.model, description, tensors, folder)
+        _require_equal(base.model, copy)
+        AutoTokenizer.from_pretrained(locate_base(name), revision=revision).save_pretrained(str(folder))
+        card = export_card(shown_base(name), type(copy).__name__, base_licence(name))
+        write_text(folder / "README.md", card)
+    return Export(out, type(copy).__name__, sum(tensor.numel() for tensor in tensors.values()))
+
+
+def _named_base(patch: Path) -> str:
+    """Return the base that a patch was made for."""
+    if not (patch / MANIFEST).is_file():
+        raise HfpatchError(f"{patch}: names no base ({MANIFEST} is missing); give the base with --model")
+    name = read_json(patch / MANIFEST).get("base", {}).get("name")
+    if not isinstance(name, str) or not name:
+        raise HfpatchError(f"{patch / MANIFEST}: names no base; give it with --model")
+    shown = shown_base(name)
+    return shown if shown.startswith("tinyworld/") else name
+
+
+def _write_model(model: Any, description: Any, tensors: dict[str, Tensor], folder: Path) -> Any:
+    """Write modelling file, configuration and weights; return the model that they make."""
+    stock, config = type(model), type(model.config)
+    model_type = f"hfpatch_{model.config.model_type}"
+    fp32 = any(tensor.dtype == torch.float32 for tensor in tensors.values())
+    source = modelling_source(stock, config, model_type=model_type, keep_fp32=fp32)
+    write_text(folder / FILE, source)
+    module = _imported(folder / FILE)
+    patched, patched_config = class_names(stock.__name__, config.__name__)
+    values = {key: value for key, value in model.config.to_dict().items() if key != "model_type"}
+    settings = getattr(module, patched_config)(**values, hfpatch=description)
+    settings.auto_map = {
+        "AutoConfig": f"{FILE.removesuffix('.py')}.{patched_config}",
+        "AutoModelForCausalLM": f"{FILE.removesuffix('.py')}.{patched}",
+    }
+    copy: Any = getattr(module, patched)._from_config(settings, dtype=model.dtype).eval()
+    _fill(copy, {**base_parameters(model), **tensors})
+    copy.generation_config = model.generation_config
+    copy.save_pretrained(str(folder))
+    return copy
+
+
+def _imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hfpatch_export", path)
+    if spec is None or spec.loader is None:
+        raise HfpatchError(f"{path}: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@torch.no_grad()
+def _fill(copy: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put every tensor in its place, each in its own dtype; buffers are not a matter of weights."""
+    places = dict(copy.named_parameters())
+    if places.keys() != tensors.keys():
+        odd = min(places.keys() ^ tensors.keys())
+        raise HfpatchError(f"tensor {odd!r} is not where the export expects it; this architecture cannot be exported")
+    for name, place in places.items():
+        place.data = tensors[name].detach().clone()
+
+
+@torch.no_grad()
+def _require_equal(model: Any, copy: Any) -> None:
+    tokens = torch.arange(_PROBE_TOKENS)[None] % model.config.vocab_size
+    if not torch.equal(model(tokens).logits, copy(tokens).logits):
+        raise HfpatchError("the export does not compute what the patched model computes; nothing was written")

@@ -1,0 +1,168 @@
+"""Several runs in one report: what they have in common, and their union where they can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hfpatch.reporting.facts import settings_text
+from hfpatch.reporting.numbers import NOTHING
+from hfpatch.reporting.results import Comparison, MethodOutcome, Results
+
+SAME, DIFFERS, UNKNOWN = "same", "differs", "not recorded"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether the runs agree in one respect.
+
+    Attributes:
+        what: the respect.
+        values: what each run has.
+        verdict: ``same``, ``differs`` or ``not recorded``.
+        decides: whether runs that differ in it cannot share a table.
+        consequence: what follows where they differ.
+    """
+
+    what: str
+    values: tuple[str, ...]
+    verdict: str
+    decides: bool
+    consequence: str
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The checks, and the union of the runs; None where they must stand side by side.
+
+    Attributes:
+        checks: in what the runs agree.
+        results: the union.
+        names: label -> a method's name in its run -> its name in the union.
+    """
+
+    checks: tuple[Check, ...]
+    results: Results | None = None
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def merge(runs: Mapping[str, Results]) -> Merged:
+    """Check whether runs can be compared and, where they can, join them.
+
+    Runs share one table where they measured the same frozen model, in the same dtype, on the same documents. Each
+    difference stays the paired one that its own run tested; none is made across runs.
+
+    Args:
+        runs: label -> results, at least two.
+    """
+    checks = tuple(_checks(list(runs.values())))
+    if any(check.decides and check.verdict != SAME for check in checks):
+        return Merged(checks)
+    shared = next(iter(runs.values())).baseline
+    names = {label: _names(label, results, shared, runs) for label, results in runs.items()}
+    return Merged(checks, _union(runs, names, checks), names)
+
+
+def _checks(runs: Sequence[Results]) -> list[Check]:
+    apart = "they stand side by side; no table holds both"
+    trained = "a difference between methods of different runs may come from this"
+    slower = "tokens/s and memory cannot be compared between runs"
+    model = [each.model for each in runs]
+    rows: list[tuple[str, list[Any], bool, str]] = [
+        ("Frozen model", _alike([_hash(m) for m in model], [m.get("name") for m in model]), True, apart),
+        ("Its dtype", [m.get("dtype") for m in model], True, apart),
+        ("Tasks and their documents", [_tasks(each) for each in runs], True, apart),
+        ("Training text", [_hash(each.data) or settings_text(each.data) for each in runs], False, trained),
+        ("Batch plans", [_plans(each) for each in runs], False, trained),
+        ("Training settings", [_without_seeds(each.training) for each in runs], False, trained),
+        ("Seeds", [", ".join(map(str, each.seeds)) for each in runs], False, "intervals rest on different seeds"),
+        ("Commit", [each.provenance.get("commit") for each in runs], False, "the code that measured differs"),
+        ("Versions", [_versions(each) for each in runs], False, "a library may compute differently"),
+        ("Device", [each.provenance.get("device") for each in runs], False, slower),
+    ]
+    return [_check(what, values, decides, consequence) for what, values, decides, consequence in rows]
+
+
+def _check(what: str, values: Sequence[Any], decides: bool, consequence: str) -> Check:
+    told = tuple(str(value) if value else NOTHING for value in values)
+    if NOTHING in told:
+        return Check(what, told, UNKNOWN, decides, f"whether they agree is not known; {consequence}")
+    verdict = SAME if len(set(told)) == 1 else DIFFERS
+    return Check(what, told, verdict, decides, "" if verdict == SAME else consequence)
+
+
+def _alike(hashes: Sequence[str], names: Sequence[Any]) -> list[Any]:
+    """Return the hashes where every run has one, else the names."""
+    return list(hashes) if all(hashes) else list(names)
+
+
+def _hash(section: Mapping[str, Any]) -> str:
+    value = section.get("sha256")
+    return f"SHA-256 {value[:16]}…" if isinstance(value, str) else ""
+
+
+def _tasks(results: Results) -> str:
+    return "; ".join(
+        f"{name} {info.primary} n={info.n} {(info.data_sha256 or '')[:8]}"
+        for name, info in sorted(results.tasks.items())
+    )
+
+
+def _plans(results: Results) -> str:
+    plans = {seed: plan for seed, plan in results.plan.items() if isinstance(plan, Mapping)}
+    return "; ".join(f"seed {seed} {str(plan.get('sha256'))[:8]}" for seed, plan in sorted(plans.items()))
+
+
+def _without_seeds(training: Mapping[str, Any]) -> str:
+    return settings_text({key: value for key, value in training.items() if key != "seeds"})
+
+
+def _versions(results: Results) -> str:
+    versions = results.provenance.get("versions")
+    return settings_text(versions) if isinstance(versions, Mapping) else ""
+
+
+def _union(runs: Mapping[str, Results], names: Mapping[str, Mapping[str, str]], checks: Sequence[Check]) -> Results:
+    first = next(iter(runs.values()))
+    methods: dict[str, MethodOutcome] = {}
+    comparisons: list[Comparison] = []
+    for label, results in runs.items():
+        new = names[label]
+        for name, method in results.methods.items():
+            methods.setdefault(new[name], method.model_copy(update={"name": new[name], "match": _match(method, new)}))
+        comparisons += [
+            each.model_copy(update={"method": new[each.method], "reference": new[each.reference]})
+            for each in results.comparisons
+            if each.method in new and each.reference in new
+        ]
+    return Results(
+        name=" + ".join(runs),
+        description="Several runs on the same frozen model and the same documents.",
+        protocol=first.protocol if len({each.protocol for each in runs.values()}) == 1 else "custom",
+        complete=all(each.complete for each in runs.values()),
+        model=first.model,
+        evaluation=first.evaluation,
+        tasks=first.tasks,
+        methods=methods,
+        comparisons=tuple(comparisons),
+        warnings=(
+            *(f"{c.what} of the runs: {c.verdict}; {c.consequence}." for c in checks if c.verdict != SAME),
+            *(f"{label}: {warning}" for label, each in runs.items() for warning in each.warnings),
+        ),
+        missing=tuple(f"{label}: {sentence}" for label, each in runs.items() for sentence in each.missing),
+    )
+
+
+def _names(label: str, results: Results, shared: str | None, runs: Mapping[str, Results]) -> dict[str, str]:
+    """Return what each method of a run is called in the union: with its run's label where the name is taken."""
+    taken = {name for other, each in runs.items() if other != label for name in each.methods}
+    names = {name: f"{name} ({label})" if name in taken else name for name in results.methods}
+    if results.baseline is not None and shared is not None:
+        names[results.baseline] = shared  # the same frozen model on the same documents
+    return names
+
+
+def _match(method: MethodOutcome, names: Mapping[str, str]) -> Any:
+    match = method.match
+    return match.model_copy(update={"to": names.get(match.to, match.to)}) if match is not None else None

@@ -1,0 +1,103 @@
+"""Which files of a folder go to the hub, and what is changed in them on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hfpatch.card import shown_base
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.reporting.cards import run_card
+from hfpatch.reporting.results import read_results
+
+Contents = dict[str, Path | bytes]
+"""What goes to the hub: the path there, and the file or the bytes that it gets."""
+
+_REPORT = ("recipe.yaml", "plan.json", "results.json", "results.csv", "report.html", "report.md")
+_BASE_NAMES = {"adapter_config.json": ("base_model_name_or_path",), "patch.json": ("base", "name")}
+_MARKERS = ("patch.json", "adapter_config.json", "config.json")
+
+
+def contents(folder: Path, *, method: str | None = None, seed: int | None = None) -> Contents:
+    """Return what of a folder is shared.
+
+    Of a run: recipe, plan, results, report, figures, training curves and patches, with a card; not the checkpoints,
+    and not the per-document records, which hold text of the data sets. Of a patch or an export: everything. Paths of
+    this machine are cut down to names.
+
+    Args:
+        folder: what `compare`, `save_patch` or `export` wrote.
+        method: of a run, the one method whose patch stands at the top, ready to be loaded; None takes all patches.
+        seed: the seed of that patch; None takes the first.
+
+    Raises:
+        HfpatchError: if the folder is none of these, or has no such patch.
+    """
+    if (folder / "results.json").is_file():
+        return _run(folder, method, seed)
+    if method is not None or seed is not None:
+        raise HfpatchError(f"{folder}: holds no run, so --method and --seed choose nothing; leave them out")
+    if any((folder / name).is_file() for name in _MARKERS):
+        return _tree(folder)
+    raise HfpatchError(f"{folder}: holds no finished run, patch or export; give a folder that hfpatch wrote")
+
+
+def _run(folder: Path, method: str | None, seed: int | None) -> Contents:
+    results = read_results(folder)
+    report = {name: folder / name for name in _REPORT if (folder / name).is_file()}
+    figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if path.is_file()}
+    shared: Contents = {**report, **figures}
+    if method is not None:
+        return {**shared, **_tree(_patch(folder, list(results.methods), method, seed))}
+    for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
+        curve = patch.parent / "metrics.jsonl"
+        paths = {f"patch/{name}": file for name, file in _tree(patch).items()}
+        paths |= {"metrics.jsonl": curve} if curve.is_file() else {}
+        shared |= {f"{patch.parent.relative_to(folder).as_posix()}/{name}": file for name, file in paths.items()}
+    return {**shared, "README.md": run_card(results).encode()}
+
+
+def _patch(folder: Path, methods: list[str], method: str, seed: int | None) -> Path:
+    if method not in methods:
+        raise HfpatchError(f"{folder}: no method {method!r}{nearest(method, methods)}; it has {', '.join(methods)}")
+    patches = {path.parent.name: path for path in sorted((folder / "runs" / method).glob("seed-*/patch"))}
+    if not patches:
+        raise HfpatchError(
+            f"{folder}: {method} has no saved patch; the baseline has none, others once they are trained"
+        )
+    name = next(iter(patches)) if seed is None else f"seed-{seed}"
+    if name not in patches:
+        raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {', '.join(patches)}")
+    return patches[name]
+
+
+def _tree(folder: Path) -> Contents:
+    """Return every file below a folder but hidden ones."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    names = ((path, path.relative_to(folder)) for path in files)
+    return {
+        name.as_posix(): _without_path(path) for path, name in names if not any(p.startswith(".") for p in name.parts)
+    }
+
+
+def _without_path(path: Path) -> Path | bytes:
+    """Return the file, or its content where it names the base by a path of this machine."""
+    keys = _BASE_NAMES.get(path.name)
+    if keys is None:
+        return path
+    value = json.loads(path.read_text(encoding="utf-8"))
+    holder = next(_holders(value, keys[:-1]), {})
+    name = holder.get(keys[-1])
+    if not isinstance(name, str) or shown_base(name) == name:
+        return path
+    holder[keys[-1]] = shown_base(name)
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _holders(value: Any, keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        yield value

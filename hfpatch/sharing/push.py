@@ -1,0 +1,67 @@
+"""Uploading through huggingface_hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+from hfpatch.errors import HfpatchError
+from hfpatch.sharing.contents import Contents, contents
+
+_REFUSALS = (
+    *(HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError),
+    RuntimeError,  # what the hub's storage client raises
+)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Where a folder went and which files; ``url`` is None where nothing was sent."""
+
+    url: str | None
+    files: tuple[str, ...]
+
+
+def push(
+    folder: Path,
+    repo_id: str,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    private: bool = False,
+    dry_run: bool = False,
+) -> Pushed:
+    """Put a run, a patch or an export on the hub, in one commit of a model repository, made if it is not there.
+
+    Args:
+        folder: what `compare`, `save_patch` or `export` wrote; see :func:`hfpatch.sharing.contents.contents`.
+        repo_id: ``user/name``.
+        method: of a run, the one method whose patch to share; None shares all.
+        seed: the seed of that patch; None takes the first.
+        private: make the repository private, where it is made.
+        dry_run: send nothing.
+
+    Raises:
+        HfpatchError: if the folder cannot be shared, or the hub refuses.
+    """
+    shared = contents(folder, method=method, seed=seed)
+    url = None if dry_run else _send(shared, repo_id, private=private, message=f"Upload {folder.resolve().name}")
+    return Pushed(url, tuple(sorted(shared)))
+
+
+def _send(shared: Contents, repo_id: str, *, private: bool, message: str) -> str:
+    api = HfApi()
+    try:
+        api.create_repo(repo_id, private=private or None, exist_ok=True)
+        operations = [CommitOperationAdd(name, file) for name, file in sorted(shared.items())]
+        commit = api.create_commit(repo_id, operations, commit_message=message)
+    except _REFUSALS as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise HfpatchError(
+            f"{repo_id}: the hub did not take it ({first}); check the name, `hf auth login`, the network and "
+            "HF_HUB_OFFLINE"
+        ) from error
+    return str(commit.repo_url)

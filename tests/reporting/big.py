@@ -1,0 +1,64 @@
+"""A run folder of many methods, tasks and seeds, with every file that a report reads."""
+
+import json
+import random
+from pathlib import Path
+
+
+def write_big_run(folder: Path, *, methods: int, tasks: int, seeds: int, documents: int, steps: int) -> Path:
+    names = [f"task_{i}" for i in range(tasks)]
+    info = {name: {"primary": "acc", "higher_is_better": True, "n": documents} for name in names}
+    rng = random.Random(0)
+    raw = {
+        "schema": 1,
+        "name": "big",
+        "complete": True,
+        "model": {"name": "big/model", "sha256": "a" * 64},
+        "training": {"seeds": list(range(seeds))},
+        "tasks": info,
+        "methods": {},
+        "comparisons": [],
+        "warnings": [],
+    }
+    for i in range(methods):
+        name = "baseline" if i == 0 else f"method_{i:03d}_with_a_name"
+        parts = [{"type": "lora", "r": i}] if i else []
+        runs = {}
+        for seed in range(seeds if i else 1):
+            home = folder / "runs" / name / f"seed-{seed}"
+            runs[str(seed)] = _run(home, names, documents, steps if i else 0, rng)
+        raw["methods"][name] = {"parts": parts, "parameters": {"trainable": 1000 * i}, "runs": runs}
+        for task in names if i else ():
+            for reference in ("baseline", "method_001_with_a_name"):
+                if name != reference:
+                    raw["comparisons"].append(_comparison(name, reference, task, documents, seeds, rng))
+    (folder / "results.json").write_text(json.dumps(raw))
+    return folder
+
+
+def _run(home, tasks, documents, steps, rng):
+    (home / "evaluations").mkdir(parents=True)
+    for task in tasks:
+        lines = (
+            json.dumps({"doc_id": i, "doc_hash": f"{i:064d}", "target": f" word {i}", "acc": int(rng.random() < 0.5)})
+            for i in range(documents)
+        )
+        (home / "evaluations" / f"{task}.jsonl").write_text("\n".join(lines) + "\n")
+    if steps:
+        lines = (json.dumps({"step": i + 1, "loss": 3 + rng.random(), "lr": 1e-3, "tokens": 100}) for i in range(steps))
+        (home / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    train = {"steps": steps, "final_loss": 3.1, "tokens_per_s": 1e4, "wall_s": 10.0, "peak_memory_bytes": 2**29}
+    scores = {task: {"n": documents, "metrics": {"acc": rng.random()}, "stderr": {"acc": 0.02}} for task in tasks}
+    return {"train": train if steps else None, "evaluation": scores}
+
+
+def _comparison(method, reference, task, documents, seeds, rng):
+    difference = rng.gauss(0, 0.02)
+    low, high = difference - 0.03, difference + 0.03
+    p = rng.random() ** 2
+    return {
+        **{"method": method, "reference": reference, "task": task, "metric": "acc", "n": documents, "seeds": seeds},
+        **{"difference": difference, "low": low, "high": high, "p": p, "p_holm": min(1, 5 * p), "test": "paired t"},
+        "smallest_visible": 0.04,
+        "verdict": "within noise" if 5 * p > 0.05 else "better" if difference > 0 else "worse",
+    }

@@ -1,0 +1,55 @@
+"""Whatever is wrong in results.json, a report of the rest is written, or one line says why not."""
+
+import copy
+import json
+from contextlib import suppress
+from functools import reduce
+from operator import getitem
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reporting.conftest import example
+
+from hfpatch.errors import HfpatchError
+from hfpatch.reporting.cards import run_card
+from hfpatch.reporting.html import html
+from hfpatch.reporting.markdown import markdown
+from hfpatch.reporting.merging import merge
+from hfpatch.reporting.page import Material
+from hfpatch.reporting.results import read_results
+from hfpatch.reporting.samples import Samples
+
+JUNK = [None, 0, -1, 1e308, float("nan"), float("inf"), "", "x", "<b>", [], {}, [1, "a", None], {"a": 1}, True, "1"]
+
+
+def places(value, path=()):
+    """Yield the path of everything inside a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+PLACES = list(places(example()))
+
+
+def broken(changes):
+    raw = copy.deepcopy(example())
+    for path, junk in changes:
+        with suppress(KeyError, IndexError, TypeError):  # an earlier change took the place away
+            reduce(getitem, path[:-1], raw)[path[-1]] = copy.deepcopy(junk)
+    return raw
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(JUNK)), min_size=1, max_size=4))
+def test_a_broken_file_is_a_report_or_one_line(tmp_path, changes):
+    (tmp_path / "results.json").write_text(json.dumps(broken(changes)))
+    try:
+        results = read_results(tmp_path)
+    except HfpatchError:
+        return
+    material = Material("", results, {}, [], Samples((), {}, ()), {}, {"": results})
+    for text in (html([material]), markdown([material]), run_card(results)):
+        assert text
+    assert merge({"a": results, "b": results}).checks

@@ -1,0 +1,244 @@
+"""The page in a real browser, headless: what it asks for, what it does, and whether everyone can use it."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tarfile
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+from reporting.conftest import HOSTILE, example, write_run
+
+from hfpatch.reporting import write_joint_report, write_report
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra 'browser')")
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (apt-get install chromium)"),
+]
+AXE = "axe-core@4.14.1"
+AXE_SHA512 = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def records(folder, method, seed, right, text):
+    path = folder / "runs" / method / f"seed-{seed}" / "evaluations" / "tinyworld_cloze.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        json.dumps({"doc_id": i, "doc_hash": f"{i:08d}", "target": text, "acc": float(i in right)}) for i in range(40)
+    )
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Return the reports to look at, by name."""
+    root = tmp_path_factory.mktemp("reports")
+    run = write_run(root / 'a <img src=x onerror=alert("path")> run', example())
+    records(run, "baseline", 0, range(20), HOSTILE.replace("\ud800", ""))
+    for seed in (0, 1):
+        records(run, "pre_projection_skip", seed, range(5, 30), "text")
+        records(run, "lora", seed, range(seed, 20 + seed), "text")
+    other = write_run(root / "other", example())
+    hostile = json.dumps(example())
+    for name in ("pre_projection_skip", "tinyworld_endings"):
+        hostile = hostile.replace(json.dumps(name), json.dumps(f"{name}{HOSTILE[:-2]}"))
+    bad = write_run(
+        root / "hostile", json.loads(hostile) | {"name": HOSTILE[:-1], "warnings": [HOSTILE[:-1]]}, curves=False
+    )
+    shutil.copytree(RESULTS / "quickstart", root / "quickstart")
+    return {
+        "run": write_report(run).html,
+        "hostile": write_report(bad).html,
+        "quickstart": write_report(root / "quickstart").html,
+        "joint": write_joint_report([run, other], root / "joint").html,
+        "side": write_joint_report([run, root / "quickstart"], root / "side").html,
+    }
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium, pages):
+    """Open a report and, at the end, check that it made no request, no error and no dialogue."""
+    opened = []
+
+    def visited(name, *, width=1280, scheme="light"):
+        page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        noise = []
+        page.on("console", lambda message: noise.append(message.text))
+        page.on("pageerror", lambda error: noise.append(str(error)))
+        page.on("dialog", lambda dialog: (noise.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: noise.append(request.url) if not request.is_navigation_request() else None)
+        page.goto(pages[name].as_uri())
+        opened.append((page, noise))
+        return page
+
+    yield visited
+    for page, noise in opened:
+        page.close()
+        assert noise == []
+
+
+NAMES = ["run", "hostile", "quickstart", "joint", "side"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_phone_shows_it_without_overflow(visit, name, scheme):
+    page = visit(name, width=390, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate("document.body.scrollWidth") <= 390
+
+
+def test_hostile_text_is_shown_and_never_run(visit):
+    page = visit("hostile")
+    assert '<script>alert("1")</script>' in page.locator("#warnings").inner_text()
+    assert page.locator("script").count() == 1
+    page = visit("joint")
+    assert '<img src=x onerror=alert("path")>' in page.locator("#comparability").inner_text()
+    assert page.locator("img").count() == 0
+    page = visit("run")
+    page.locator(".browser select[name=task]").wait_for()
+    assert '<script>alert("1")</script>' in page.locator(".samples").inner_text()
+
+
+def column(page, table, index):
+    return page.locator(f"#{table} tbody tr:not([hidden])").evaluate_all(
+        "(rows, index) => rows.map((row) => row.cells[index].textContent.trim())", index
+    )
+
+
+def test_a_heading_sorts_up_down_and_back(visit):
+    page = visit("quickstart")
+    before = column(page, "main", 1)
+    heading = page.locator("#main thead th").nth(1)
+    numbers = sorted(int(text.replace(",", "")) for text in before)
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert [int(text.replace(",", "")) for text in column(page, "main", 1)] == numbers
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert [int(text.replace(",", "")) for text in column(page, "main", 1)] == numbers[::-1]
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") is None
+    assert column(page, "main", 1) == before
+
+
+def test_names_and_signed_numbers_sort_too(visit):
+    page = visit("quickstart")
+    page.locator("#main thead th button").first.click()
+    assert column(page, "main", 0) == sorted(column(page, "main", 0))
+    page.locator("#pairs thead th button").nth(5).click()
+    signed = [float(text.split()[0].replace("−", "-")) for text in column(page, "pairs", 5)]
+    assert signed == sorted(signed)
+
+
+def test_filters_hide_rows_and_tell_how_many_remain(visit):
+    page = visit("quickstart")
+    form = page.locator("form[data-for=pairs]")
+    form.locator("select[data-attribute=task]").select_option("tinyworld_cloze")
+    form.locator("select[data-attribute=reference]").select_option("lora")
+    assert set(column(page, "pairs", 2)) == {"tinyworld_cloze"}
+    assert set(column(page, "pairs", 1)) == {"lora"}
+    form.locator("input").fill("skip CLOZE")
+    assert column(page, "pairs", 0) == ["pre_projection_skip"]
+    assert form.locator("output").inner_text() == "1 of 48 rows"
+    page.locator("form[data-for=main] select").select_option("worse")
+    assert column(page, "main", 0) == []
+
+
+def test_the_documents_that_changed_sides_can_be_read(visit):
+    page = visit("run")
+    form = page.locator(".browser form")
+    form.locator("select[name=method]").select_option(label="pre_projection_skip")
+    items = page.locator(".samples li")
+    assert form.locator("output").inner_text() == "15 documents"  # 5 lost (0-4) and 10 gained (20-29)
+    form.locator("select[name=side]").select_option("gained")
+    assert items.count() == 10
+    assert "gained in 2 of 2 seeds · document 20" in items.first.inner_text()
+    form.locator("select[name=method]").select_option(label="lora")
+    assert [text.splitlines()[0] for text in items.all_inner_texts()] == ["gained in 1 of 2 seeds · document 20"]
+
+
+def test_the_scheme_follows_the_reader_and_the_button(visit):
+    page = visit("quickstart", scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(paper)
+    page.locator("#scheme").click()
+    light = page.evaluate(paper)
+    assert (dark, light) == ("rgb(20, 23, 27)", "rgb(255, 255, 255)")
+
+
+def test_the_keyboard_reaches_and_works_everything(visit):
+    page = visit("run")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the answer"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+    heading = page.locator("#main thead th").nth(1)
+    heading.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert page.evaluate("[...document.querySelectorAll('.scroll')].every((each) => each.tabIndex === 0)")
+
+
+def test_a_figure_can_be_taken_as_svg_and_its_data_as_csv(visit):
+    page = visit("quickstart")
+    with page.expect_download() as taken:
+        page.locator("#quality button.svg").click()
+    svg = Path(taken.value.path()).read_text()
+    assert svg.startswith("<svg")
+    assert "var(" not in svg
+    assert "fill: rgb(27, 31, 36)" in svg
+    with page.expect_download() as taken:
+        page.locator("#differences .downloads a").click()
+    assert taken.value.suggested_filename == "differences.csv"
+    assert Path(taken.value.path()).read_text().startswith("method,reference,task")
+
+
+def test_it_prints(visit):
+    page = visit("quickstart", width=1024)  # A4 across, less the margins
+    page.emulate_media(media="print")
+    assert page.evaluate("document.documentElement.scrollWidth") == 1024
+    assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory):
+    """The source of axe-core, from npm; its code is not in this repository."""
+    folder = tmp_path_factory.mktemp("axe")
+    if shutil.which("npm") is None:
+        pytest.skip("no npm to fetch axe-core with")
+    done = subprocess.run(["npm", "pack", AXE, "--silent"], cwd=folder, capture_output=True, timeout=60)
+    packed = next(folder.glob("*.tgz"), None)
+    if done.returncode or packed is None:
+        pytest.skip(f"{AXE} could not be fetched from npm")
+    assert b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode() == AXE_SHA512
+    with tarfile.open(packed) as archive:
+        return archive.extractfile("package/axe.min.js").read().decode()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["run", "quickstart", "side"])
+def test_axe_finds_nothing(visit, axe, name, scheme):
+    page = visit(name, scheme=scheme)
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    told = [
+        (each["impact"], each["id"], each["nodes"][0]["html"][:200], each["nodes"][0]["failureSummary"][:300])
+        for each in found["violations"]
+        if each["impact"] in ("moderate", "serious", "critical")
+    ]
+    assert told == []

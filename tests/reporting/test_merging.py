@@ -1,0 +1,132 @@
+import copy
+from pathlib import Path
+
+import pytest
+from reporting.conftest import example, write_run
+
+from hfpatch.errors import HfpatchError
+from hfpatch.reporting import default_out, write_joint_report, write_report
+from hfpatch.reporting.merging import merge
+from hfpatch.reporting.results import read_results
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Write two runs, the second changed by the test; return their folders."""
+
+    def written(change=lambda raw: None):
+        other = copy.deepcopy(example())
+        change(other)
+        return write_run(tmp_path / "first", example()), write_run(tmp_path / "second", other)
+
+    return written
+
+
+def merged(folders):
+    return merge({folder.name: read_results(folder) for folder in folders})
+
+
+def verdicts(found):
+    return {check.what: check.verdict for check in found.checks}
+
+
+def test_the_same_model_and_documents_share_a_table(two):
+    found = merged(two())
+    assert set(verdicts(found).values()) == {"same"}
+    names = ["baseline", "pre_projection_skip (first)", "lora (first)", "pre_projection_skip (second)", "lora (second)"]
+    assert list(found.results.methods) == names
+    assert len(found.results.comparisons) == 14
+    assert {(c.method, c.reference) for c in found.results.comparisons} >= {
+        ("lora (second)", "baseline"),
+        ("pre_projection_skip (second)", "lora (second)"),
+    }
+    assert found.results.methods["lora (second)"].match.to == "pre_projection_skip (second)"
+
+
+def test_names_that_do_not_meet_stay(two):
+    def other(raw):
+        raw["methods"]["mine"] = raw["methods"].pop("lora")
+        raw["comparisons"] = []
+
+    found = merged(two(other)).results
+    assert {"lora", "mine"} < set(found.methods)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda raw: raw["model"].update(sha256="f" * 64), "Frozen model"),
+        (lambda raw: raw["model"].update(dtype="bfloat16"), "Its dtype"),
+        (lambda raw: raw["tasks"]["tinyworld_cloze"].update(data_sha256="e" * 64), "Tasks and their documents"),
+        (lambda raw: raw["tasks"].pop("tinyworld_text"), "Tasks and their documents"),
+    ],
+)
+def test_runs_that_cannot_be_compared_stand_side_by_side(two, change, what):
+    found = merged(two(change))
+    assert found.results is None
+    assert [check.what for check in found.checks if check.verdict != "same"] == [what]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda raw: raw["training"].update(lr=1.0), "Training settings"),
+        (lambda raw: raw["data"].update(sha256="f" * 64), "Training text"),
+        (lambda raw: raw["plan"]["0"].update(sha256="f" * 64), "Batch plans"),
+        (lambda raw: raw["provenance"].update(commit="f" * 40), "Commit"),
+    ],
+)
+def test_other_differences_are_told_and_warned_of(two, change, what):
+    found = merged(two(change))
+    assert verdicts(found)[what] == "differs"
+    assert any(warning.startswith(f"{what} of the runs: differs;") for warning in found.results.warnings)
+
+
+def test_what_is_not_recorded_is_not_called_the_same(two):
+    assert verdicts(merged(two(lambda raw: raw["provenance"].pop("versions"))))["Versions"] == "not recorded"
+
+
+def test_a_joint_report_is_whole_and_touches_no_run(two, tmp_path):
+    folders = two()
+    report = write_joint_report(folders, tmp_path / "joint")
+    page, twin = report.html.read_text(), report.markdown.read_text()
+    for text in (page, twin):
+        assert "lora (second)" in text.replace("<wbr>", "")
+        assert "none was tested across runs" in text
+    assert twin.index("## Answer") < twin.index("## Protocol")
+    assert report.csv.read_text().startswith("method,seed,")
+    assert not [folder for folder in folders if (folder / "report.html").exists()]
+
+
+def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
+    report = write_joint_report(two(lambda raw: raw["model"].update(sha256="f" * 64)), tmp_path / "joint")
+    page = report.html.read_text()
+    assert page.count('<section id="run1-') == page.count('<section id="run2-') == 9
+    assert "cannot share a table" in page
+    assert report.csv.read_text().startswith("run,method,seed,")
+    assert {path.name for path in report.figures} >= {"run1-quality.svg", "run2-quality.svg"}
+
+
+def test_labels_are_the_shortest_ends_that_differ(tmp_path):
+    folders = [write_run(tmp_path / name / "run", example()) for name in ("a", "b")]
+    assert "lora (a/run)" in write_joint_report(folders, tmp_path / "joint").results.methods
+
+
+def test_one_run_is_reported_elsewhere_as_it_would_be_at_home(two, tmp_path):
+    first, _ = two()
+    elsewhere = write_joint_report([first], tmp_path / "elsewhere")
+    assert elsewhere.html.read_bytes() == write_report(first).html.read_bytes()
+
+
+def test_where_a_joint_report_goes_unless_told(tmp_path):
+    assert default_out([tmp_path / "first-1", tmp_path / "a b<c>"]) == Path("runs/report-first-1+a_b_c_")
+
+
+def test_refusals(two, tmp_path):
+    first, second = two()
+    with pytest.raises(HfpatchError, match="named twice"):
+        write_joint_report([first, first], tmp_path / "joint")
+    with pytest.raises(HfpatchError, match="holds a run"):
+        write_joint_report([first, second], first)
+    with pytest.raises(HfpatchError, match="no run here"):
+        write_joint_report([first, tmp_path], tmp_path / "joint")

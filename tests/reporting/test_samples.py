@@ -1,0 +1,88 @@
+import json
+
+import pytest
+
+from hfpatch.reporting.page import sides_row
+from hfpatch.reporting.samples import Change, read_samples
+
+
+def write(run_dir, method, seed, task, records):
+    path = run_dir / "runs" / method / f"seed-{seed}" / "evaluations" / f"{task}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def answers(right, total=6, metric="acc", **more):
+    return [
+        {"doc_id": i, "doc_hash": f"{i:08d}", "target": f"t{i}", metric: int(i in right), **more} for i in range(total)
+    ]
+
+
+@pytest.fixture
+def three(run_dir):
+    """The baseline gets 0, 1 and 2 right; seed 0 loses 0 and gains 3 and 4; seed 1 gains 3 alone."""
+    write(run_dir, "baseline", 0, "tinyworld_cloze", answers({0, 1, 2}))
+    write(run_dir, "lora", 0, "tinyworld_cloze", answers({1, 2, 3, 4}))
+    write(run_dir, "lora", 1, "tinyworld_cloze", answers({0, 1, 2, 3}))
+    return run_dir
+
+
+def test_gained_and_lost_are_what_most_seeds_changed(three, results):
+    samples = read_samples(three, results)
+    (sides,) = samples.sides
+    assert (sides.method, sides.seeds, sides.documents, sides.gained, sides.lost) == ("lora", 2, 6, 1, 0)
+    assert set(sides.changes) == {Change("3/00000003", 2, 0), Change("0/00000000", 0, 1), Change("4/00000004", 1, 0)}
+    assert sides.changes[0].document == "3/00000003"
+    assert samples.documents["tinyworld_cloze"]["3/00000003"] == {"target": "t3"}
+    row = sides_row(sides)
+    assert (row.gained, row.lost, row.net) == ("1", "0", "+1")
+
+
+def test_an_evaluation_that_keeps_the_document_shows_it(three, results):
+    path = write(three, "baseline", 0, "tinyworld_cloze", answers({0, 1, 2}, doc={"question": "who <b>?"}))
+    assert path.is_file()
+    fields = read_samples(three, results).documents["tinyworld_cloze"]["3/00000003"]
+    assert fields == {"target": "t3", "doc": '{"question": "who <b>?"}'}
+
+
+def test_a_perplexity_has_moves_and_no_sides(run_dir, results):
+    def texts(values):
+        return [
+            {"doc_id": i, "doc_hash": "x", "target": "", "word_perplexity": [value, 2]}
+            for i, value in enumerate(values)
+        ]
+
+    write(run_dir, "baseline", 0, "tinyworld_text", texts([-8.0, -8.0, -8.0]))
+    write(run_dir, "lora", 0, "tinyworld_text", texts([-6.0, -8.0, -9.0]))
+    (sides,) = read_samples(run_dir, results).sides
+    assert (sides.gained, sides.lost) == (None, None)
+    assert [(change.document[0], change.gained) for change in sides.changes] == [("0", 1.0), ("2", -0.5)]
+    assert sides_row(sides).net == "–"
+
+
+def test_a_broken_line_costs_that_document_alone(three, results):
+    path = three / "runs" / "lora" / "seed-0" / "evaluations" / "tinyworld_cloze.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:3], lines[3][:10], *lines[4:]]))
+    (sides,) = read_samples(three, results).sides
+    assert sides.documents == 5
+    assert "3/00000003" not in {change.document for change in sides.changes}
+
+
+def test_without_the_baselines_records_the_task_is_named(run_dir, results):
+    write(run_dir, "lora", 0, "tinyworld_cloze", answers({1}))
+    samples = read_samples(run_dir, results)
+    assert samples.sides == ()
+    assert samples.missing[0].startswith("tinyworld_cloze: no record of the baseline's documents")
+
+
+def test_no_records_at_all_is_nothing(tmp_path, results):
+    assert read_samples(tmp_path, results).sides == ()
+
+
+def test_more_changes_than_are_listed_are_counted(run_dir, results):
+    write(run_dir, "baseline", 0, "tinyworld_cloze", answers(set(), total=100))
+    write(run_dir, "lora", 0, "tinyworld_cloze", answers(range(100), total=100))
+    (sides,) = read_samples(run_dir, results).sides
+    assert (len(sides.changes), sides.left_out, sides.gained) == (60, 40, 100)

@@ -1,0 +1,235 @@
+"""Pushing to a local stand-in of the hub's HTTP API."""
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import safetensors.torch
+import torch
+from families import make_model
+from reporting.conftest import example, write_run
+
+import hfpatch
+from hfpatch import HfpatchError
+from hfpatch.reporting import write_report
+from hfpatch.sharing.contents import contents
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def _mode(path):
+    """Weights go to large-file storage, as on the hub."""
+    return "lfs" if path.endswith(".safetensors") else "regular"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Takes a repository and a commit as the hub does, and remembers what it was sent."""
+
+    def log_message(self, *arguments):
+        pass
+
+    def _answer(self, value, status=200):
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _upload(self, oid):
+        return f"{self.server.address}/upload/{oid}"
+
+    def do_PUT(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.seen.append(("PUT", self.path, body))
+        self._answer({})
+
+    def do_GET(self):
+        self.server.seen.append(("GET", self.path, None))
+        self._answer({"error": "not found"}, 404)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.seen.append(("POST", self.path, body))
+        if self.server.refusal is not None:
+            self._answer({"error": self.server.refusal}, 403)
+        elif self.path == "/api/repos/create":
+            self._answer({"url": f"{self.server.address}/me/run"})
+        elif self.path == "/api/validate-yaml":
+            self._answer({"errors": [], "warnings": []})
+        elif "/preupload/" in self.path:
+            files = json.loads(body)["files"]
+            told = [{"path": file["path"], "uploadMode": _mode(file["path"]), "shouldIgnore": False} for file in files]
+            self._answer({"files": told})
+        elif self.path.endswith("/info/lfs/objects/batch"):
+            objects = [
+                {
+                    **each,
+                    "authenticated": True,
+                    "actions": {"upload": {"href": self._upload(each["oid"]), "header": {}}},
+                }
+                for each in json.loads(body)["objects"]
+            ]
+            self._answer({"transfer": "basic", "objects": objects})
+        elif "/commit/" in self.path:
+            url = f"{self.server.address}/me/run/commit/{COMMIT}"
+            self._answer({"success": True, "commitOid": COMMIT, "commitUrl": url})
+        else:
+            self._answer({"error": "not found"}, 404)
+
+
+@pytest.fixture
+def hub():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.seen, server.refusal = [], None
+    server.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def patch_folder(folder):
+    """Write the files of a patch, whose base was a folder of some machine."""
+    part = folder / "lora"
+    part.mkdir(parents=True)
+    base = "/home/someone/secret/my-base"
+    (folder / "patch.json").write_text(
+        json.dumps(
+            {
+                "format": 1,
+                "base": {"name": base, "class": "GPT2LMHeadModel", "model_type": "gpt2", "fingerprint": "f"},
+                "adapters": [{"name": "lora", "method": "lora", "sha256": "a" * 64}],
+            }
+        )
+    )
+    (part / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": base}))
+    safetensors.torch.save_file({"layers.0.lora_B.weight": torch.ones(2, 2)}, part / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = write_run(tmp_path / "run", example())
+    for seed in (0, 1):
+        home = folder / "runs" / "lora" / f"seed-{seed}"
+        patch_folder(home / "patch")
+        (home / "checkpoints" / "step-1").mkdir(parents=True)
+        (home / "checkpoints" / "step-1" / "state.bin").write_text("large")
+        (home / "evaluations").mkdir()
+        (home / "evaluations" / "tinyworld_cloze.jsonl").write_text('{"doc_id": 0, "target": "text of a data set"}\n')
+    write_report(folder)
+    return folder
+
+
+def push(hub, *arguments):
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_none", "HF_HUB_OFFLINE": "0"}
+    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}  # large files go by plain HTTP
+    command = [sys.executable, "-m", "hfpatch", "push", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+def committed(hub):
+    """Return the files of the commit that the hub was sent, by path."""
+    (body,) = [body for method, path, body in hub.seen if "/commit/" in path]
+    lines = [json.loads(line) for line in body.decode().splitlines()]
+    files = [line["value"] for line in lines if line["key"] == "file"]
+    large = {line["value"]["path"]: line["value"]["oid"] for line in lines if line["key"] == "lfsFile"}
+    stored = {path.rsplit("/", 1)[1]: body for method, path, body in hub.seen if method == "PUT"}
+    assert all(hashlib.sha256(stored[oid]).hexdigest() == oid for oid in large.values())
+    small = {file["path"]: base64.b64decode(file["content"]) for file in files}
+    return {**small, **{path: stored[oid] for path, oid in large.items()}}
+
+
+@pytest.mark.slow
+def test_a_run_goes_in_one_commit_without_checkpoints_and_records(hub, run):
+    done = push(hub, run, "--to", "me/run", "--private")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"pushed: {hub.address}/me/run"
+    created = next(json.loads(body) for _, path, body in hub.seen if path == "/api/repos/create")
+    assert (created["name"], created.get("organization")) == ("run", "me")
+    assert created.get("private") is True or created.get("visibility") == "private"
+    files = committed(hub)
+    assert {"README.md", "results.json", "results.csv", "report.html", "report.md", "figures/quality.svg"} <= set(files)
+    tensors = "runs/lora/seed-1/patch/lora/adapter_model.safetensors"
+    assert files[tensors] == (run / tensors).read_bytes()
+    assert not [path for path in files if "checkpoints" in path or "evaluations" in path]
+    assert files["report.html"] == (run / "report.html").read_bytes()
+    assert not [path for path, content in files.items() if b"/home/someone" in content]
+    card = files["README.md"].decode()
+    assert card.startswith("---\nlibrary_name: peft\n")
+    assert "pre_projection_skip" in card
+    assert "+5.0 [2.0, 8.0]" in card
+
+
+@pytest.mark.slow
+def test_a_refusal_of_the_hub_is_one_line(hub, run):
+    hub.refusal = "you may not"
+    done = push(hub, run, "--to", "me/run")
+    assert done.returncode == 2
+    assert done.stderr.startswith("hfpatch: error: me/run: the hub did not take it (")
+    assert done.stderr.count("\n") == 1
+
+
+def test_one_method_stands_at_the_top_ready_to_be_loaded(run):
+    files = contents(run, method="lora", seed=1)
+    assert {"patch.json", "README.md", "lora/adapter_model.safetensors", "report.html"} <= set(files)
+    assert not [path for path in files if path.startswith("runs/")]
+    assert json.loads(files["patch.json"])["base"]["name"] == "my-base"
+    card = files["README.md"].read_text()
+    assert "/home/someone" not in card
+    for said in ("lora on my-base", "## Data", "42.0 %", "+1.5 [−1.5, 4.5] points", "Seed: 1"):
+        assert said in card
+
+
+def test_a_patch_alone_goes_whole(tmp_path):
+    model = make_model("gpt2")
+    hfpatch.patch(model, hfpatch.PreProjectionConfig())
+    hfpatch.save_patch(model, tmp_path / "patch")
+    files = contents(tmp_path / "patch")
+    assert {path for path in files if "/" not in path} == {"patch.json", "README.md"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "lorra"}, "did you mean 'lora'"),
+        ({"method": "baseline"}, "no saved patch"),
+        ({"method": "lora", "seed": 9}, "no patch of seed 9; it has seed-0, seed-1"),
+    ],
+)
+def test_what_is_not_there_is_named(run, options, message):
+    with pytest.raises(HfpatchError, match=message):
+        contents(run, **options)
+
+
+def test_other_folders_are_refused(tmp_path):
+    with pytest.raises(HfpatchError, match="holds no finished run, patch or export"):
+        contents(tmp_path)
+    with pytest.raises(HfpatchError, match="leave them out"):
+        contents(tmp_path, method="lora")
+
+
+def test_a_dry_run_sends_nothing(capsys, run):
+    from hfpatch.__main__ import main
+
+    assert main(["push", str(run), "--to", "me/run", "--dry-run"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert "report.html" in out
+    assert out[-1].endswith("files, not sent")
+
+
+@pytest.mark.parametrize("repo", ["not a name", "a/b/c"])
+def test_a_name_that_cannot_be_is_one_line(capsys, run, repo):
+    from hfpatch.__main__ import main
+
+    assert main(["push", str(run), "--to", repo]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
