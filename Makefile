@@ -44,5 +44,12 @@ bench: install  ## measure the step time of every method against LoRA in the sam
 architectures: install  ## try every method on every architecture and write docs/architectures.md (about 3 minutes)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m architectures.table
 
+oldest:  ## test sites, tuners, patches and promises with the oldest supported transformers and PEFT
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --constraint tests/oldest.txt torch
+	$(VENV)-oldest/bin/python -m pip install --quiet --constraint tests/oldest.txt --editable '.[test]'
+	$(VENV)-oldest/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal tests/sites tests/tuners \
+		tests/promises tests/test_patching.py tests/test_patch_files.py tests/test_budget.py tests/test_methods.py
+
 clean:  ## remove the virtual environment and the caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-oldest .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -44,7 +44,7 @@ def test_signatures_of_the_design():
     assert parameters(hfpatch.load_patch)[:2] == ["model", "directory"]
     assert parameters(hfpatch.find_sites) == ["model"]
     assert parameters(hfpatch.match_lora_rank) == ["model", "budget", "target_modules"]
-    assert parameters(hfpatch.check) == ["model_or_id", "config"]
+    assert parameters(hfpatch.check)[:2] == ["model_or_id", "config"]
 
 
 def test_options_of_the_design():
