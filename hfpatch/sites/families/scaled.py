@@ -64,13 +64,3 @@ register_family(
         attention_classes=("MiniMaxAttention",),
     )
 )
-register_family(
-    Family(
-        name="moshi",
-        model_types=("moshi",),
-        layers="layers",
-        attention="self_attn",
-        qkv=separate(query="q_proj.linear", key="k_proj.linear", value="v_proj.linear"),
-        output="o_proj.linear",
-    )
-)
