@@ -93,6 +93,7 @@ class HfpatchLM(HFLM):
         self.on_scored: Callable[[int, int], None] | None = None
         self._token_budget = token_budget
         self._encoded: dict[str, list[int]] = {}
+        self._probed: tuple[list[torch.nn.Module], Scorer] | None = None
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return ``(log-likelihood, is greedy)`` of each continuation."""
@@ -208,12 +209,19 @@ class HfpatchLM(HFLM):
         """Score what is not known."""
         if len(known) == len(asked):
             return
-        budget = Budget.usual(self.model.device)
-        if self._token_budget is not None:
-            budget = Budget(tokens=self._token_budget, logits=min(budget.logits, self._token_budget))
         mixed = self.mixed_precision_dtype
         with torch.autocast(self.device.type, dtype=mixed) if mixed is not None else nullcontext():
-            Scorer(self.model, self.max_length, budget).score(asked, take, known=list(known))
+            self._scorer().score(asked, take, known=list(known))
+
+    def _scorer(self) -> Scorer:
+        """Return the scorer of the model as it is now: patching and unpatching change what it is made of."""
+        modules = list(self.model.modules())
+        if self._probed is None or list(map(id, self._probed[0])) != list(map(id, modules)):
+            budget = Budget.usual(self.model.device)
+            if self._token_budget is not None:
+                budget = Budget(tokens=self._token_budget, logits=budget.logits)
+            self._probed = (modules, Scorer(self.model, self.max_length, budget))
+        return self._probed[1]
 
     def _cut(self, requests: Sequence[Encoded]) -> list[TokenRequest]:
         """Return what is fed and scored for each request, and say how many contexts are cut."""

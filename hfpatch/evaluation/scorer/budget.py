@@ -15,8 +15,9 @@ class Budget:
     """The size of a batch.
 
     Attributes:
-        tokens: the most tokens of a batch, padding included; a row that is longer goes alone.
-        logits: rows of logits, each one number a word of the vocabulary, that exist at once.
+        tokens: the most tokens of a batch, padding included; a row that is longer goes alone. Half as many scored
+            positions are gathered before the head is asked.
+        logits: how many logits exist at once, roughly.
     """
 
     tokens: int
@@ -24,8 +25,8 @@ class Budget:
 
     @classmethod
     def usual(cls, device: torch.device) -> Budget:
-        """Return what keeps a device busy: little on a CPU, whose speed needs no more, much on a GPU."""
-        return cls(tokens=512, logits=128) if device.type == "cpu" else cls(tokens=32768, logits=2048)
+        """Return what keeps a device busy: on a CPU little, so that logits stay in its cache; on a GPU much."""
+        return cls(tokens=512, logits=1 << 20) if device.type == "cpu" else cls(tokens=32768, logits=1 << 27)
 
     def smaller(self) -> Budget:
         """Return a quarter of the budget."""

@@ -70,17 +70,21 @@ def _equal_on_probe(model: Any, parts: Parts, probe: Tensor) -> bool:
     """Return whether a tree of three endings and a shorter one beside it give the features of plain rows."""
     requests = _probe_requests(probe[0].tolist())
     trees = group(requests, longest=len(probe[0]) * 4)
+    rows = [Tree.of(request.tokens) for request in requests]
     try:
         together = parts.features(**model_inputs(model, trees))
     except (TypeError, RuntimeError, ValueError, IndexError):
         return False
-    for row, tree in enumerate(trees):
-        for index, nodes in tree.scored:
-            alone = Tree.of(requests[index].tokens)
-            expected = parts.features(**model_inputs(model, [alone]))[0, -len(nodes) :]
-            if not close(together[row, nodes].float(), expected.float(), model.dtype):
-                return False
-    return True
+    alone = parts.features(**model_inputs(model, rows))
+    return all(
+        close(
+            together[row, nodes].float(),
+            alone[index, len(rows[index]) - len(nodes) : len(rows[index])].float(),
+            model.dtype,
+        )
+        for row, tree in enumerate(trees)
+        for index, nodes in tree.scored
+    )
 
 
 def _probe_requests(tokens: list[int]) -> list[TokenRequest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 _CAPS = ("final_logit_softcapping", "logits_soft_cap")
+_SMALLEST_SLICE = 256
 
 
 class Parts(Protocol):
@@ -33,9 +35,14 @@ class BodyAndHead:
     """
 
     body: nn.Module
-    head: nn.Module
+    head: Any
     scale: float = 1.0
     cap: float | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of logits of a position."""
+        return int(self.head.weight.shape[0])
 
     def features(self, tokens: Tensor, **inputs: Tensor) -> Tensor:
         """Return the last hidden states."""
@@ -44,7 +51,39 @@ class BodyAndHead:
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits of hidden states, in the head's dtype up to the last step."""
-        logits: Tensor = self.head(features)
+        return self._finished(self.head(features))
+
+    def sliceable(self, features: Tensor) -> bool:
+        """Return whether the head is a matrix and nothing else, so that parts of its rows give parts of the logits."""
+        head = self.head
+        plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
+        plain = plain and "forward" not in vars(head) and head.weight.device == features.device
+        return plain and head.weight.dtype == features.dtype and not torch.is_autocast_enabled(features.device.type)
+
+    def slices(self, features: Tensor, numbers: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield the first token and the logits (n, tokens) in fp32 of each slice of the vocabulary.
+
+        A slice may be overwritten, and is when the next one is asked for.
+
+        Args:
+            features: (n, hidden).
+            numbers: how many logits a slice may hold, roughly.
+        """
+        weight, bias = self.head.weight, self.head.bias
+        step = max(_SMALLEST_SLICE, numbers // max(1, len(features)))
+        memory = features.new_empty(len(features) * min(step, len(weight)))
+        for start in range(0, len(weight), step):
+            part = weight[start : start + step]
+            logits = memory[: len(features) * len(part)].view(len(features), len(part))
+            torch.mm(features, part.t(), out=logits)
+            yield start, self._finished(logits if bias is None else logits.add_(bias[start : start + step]))
+
+    def guess(self, features: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Return the logits (targets,) of some tokens in fp32, up to rounding."""
+        logits = (features[rows].float() * self.head.weight[tokens].float()).sum(dim=-1)
+        return self._finished(logits if self.head.bias is None else logits + self.head.bias[tokens].float())
+
+    def _finished(self, logits: Tensor) -> Tensor:
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.cap is not None:

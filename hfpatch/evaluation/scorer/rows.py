@@ -1,113 +1,94 @@
-"""One batch of rows through the model: the log-likelihood of each request and whether it is the greedy choice."""
+"""Scored positions of many rows, and what the head makes of them: log-likelihoods and greedy decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from hfpatch.evaluation.scorer.budget import Budget
 from hfpatch.evaluation.scorer.grouping import TokenRequest, Tree
-from hfpatch.evaluation.scorer.head import Parts
-from hfpatch.evaluation.scorer.inputs import model_inputs
+from hfpatch.evaluation.scorer.head import BodyAndHead, Parts
+from hfpatch.evaluation.scorer.softmax import Targets, log_probabilities
 
 Answer = tuple[float, bool]
-
-_NEAR = 1e-5
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What a batch is asked: scored positions, and the targets at them.
-
-    Attributes:
-        places: (positions, 2), the row and the node of each scored position, each once.
-        at: (targets,), the index into ``places`` of each target, ascending.
-        targets: (targets,), the target tokens.
-        requests: (targets,), the request that each target belongs to.
-    """
-
-    places: Tensor
-    at: Tensor
-    targets: Tensor
-    requests: Tensor
+Table = NDArray[np.int64]
 
 
-@torch.no_grad()
-def score_batch(
-    model: Any, parts: Parts, trees: Sequence[Tree], requests: Sequence[TokenRequest], logits: int
-) -> Iterator[tuple[int, Answer]]:
-    """Yield the index and the answer of each request in a batch of rows.
+class Pool:
+    """Features of scored positions, gathered over batches until there are enough to keep the head busy.
 
     Args:
-        model: where the parts come from.
         parts: the model in two steps.
-        trees: the rows.
-        requests: what ``trees`` were made of.
-        logits: rows of logits to make at once.
+        requests: what is scored.
+        budget: how many logits may exist at once.
     """
-    asked = _collect(trees, requests)
-    features = parts.features(**model_inputs(model, trees))
-    rows, nodes = asked.places.to(features.device).unbind(1)
-    values, greedy = _score_places(parts, features[rows, nodes], asked, logits)
-    sums, all_greedy = _per_request(asked.requests, values, greedy)
-    for index in sorted(sums):
-        yield index, (sums[index], all_greedy[index])
+
+    def __init__(self, parts: Parts, requests: Sequence[TokenRequest], budget: Budget) -> None:
+        self._parts = parts
+        self._requests = requests
+        self._budget = budget
+        self._features: list[Tensor] = []
+        self._targets: list[Table] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, trees: Sequence[Tree], features: Tensor) -> None:
+        """Take the scored positions out of a batch's features (batch, seq, width)."""
+        wanted = _wanted(trees, self._requests)
+        places, at = np.unique(wanted[:, :2], axis=0, return_inverse=True)
+        rows, nodes = torch.from_numpy(places).to(features.device).unbind(1)
+        self._features.append(features[rows, nodes])
+        self._targets.append(np.column_stack([at.reshape(-1) + self._size, wanted[:, 2:]]))
+        self._size += len(places)
+
+    def empty(self) -> list[tuple[int, Answer]]:
+        """Return the index and the answer of each request that was added, and forget them."""
+        if not self._features:
+            return []
+        features, targets = torch.cat(self._features), np.concatenate(self._targets)
+        self._features, self._targets, self._size = [], [], 0
+        return _answers(targets[:, 2], *self._score(features, targets))
+
+    def _score(self, features: Tensor, targets: Table) -> tuple[Tensor, Tensor]:
+        """Return each target's log-probability and greedy decision (targets,), some rows of features at a time."""
+        found = []
+        step = self._step(features)
+        for start in range(0, len(features), step):
+            first, last = np.searchsorted(targets[:, 0], [start, start + step])
+            rows, tokens = torch.from_numpy(targets[first:last, :2].T.copy()).to(features.device)
+            asked = Targets(rows - start, tokens)
+            found.append(log_probabilities(self._parts, features[start : start + step], asked, self._budget.logits))
+        values, greedy = (torch.cat(each).cpu() for each in zip(*found, strict=True))
+        return values, greedy
+
+    def _step(self, features: Tensor) -> int:
+        if isinstance(self._parts, BodyAndHead):
+            if self._parts.sliceable(features):
+                return self._budget.tokens
+            return max(16, self._budget.logits // self._parts.vocabulary)
+        return max(16, self._budget.logits // features.shape[-1])
 
 
-def _collect(trees: Sequence[Tree], requests: Sequence[TokenRequest]) -> _Asked:
+def _wanted(trees: Sequence[Tree], requests: Sequence[TokenRequest]) -> Table:
+    """Return the row, the node, the token and the request of each target, in order."""
     wanted = sorted(
         (row, node, target, index)
         for row, tree in enumerate(trees)
         for index, nodes in tree.scored
         for node, target in zip(nodes, requests[index].targets, strict=True)
     )
-    table = np.array(wanted, dtype=np.int64)
-    places, at = np.unique(table[:, :2], axis=0, return_inverse=True)
-    columns = (places, at.reshape(-1), table[:, 2], table[:, 3])
-    return _Asked(*(torch.from_numpy(np.ascontiguousarray(column)) for column in columns))
+    return np.array(wanted, dtype=np.int64)
 
 
-def _score_places(parts: Parts, features: Tensor, asked: _Asked, logits: int) -> tuple[Tensor, Tensor]:
-    """Return each target's log-probability (targets,) and whether it is the greedy token, some positions at a time."""
-    values, greedy = [], []
-    for start in range(0, len(features), logits):
-        first, last = np.searchsorted(asked.at.numpy(), [start, start + logits])
-        at, targets = (each[first:last].to(features.device) for each in (asked.at, asked.targets))
-        found = log_probabilities(parts.logits(features[start : start + logits]), at - start, targets)
-        values.append(found[0].cpu())
-        greedy.append(found[1].cpu())
-    return torch.cat(values), torch.cat(greedy)
-
-
-def log_probabilities(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-softmax at some places, and whether the target there is the arg max of the row's log-softmax.
-
-    Args:
-        logits: (n, vocabulary) in fp32; overwritten.
-        rows: (targets,), the row of each target.
-        targets: (targets,), the token of each target.
-
-    Rounding makes log-probabilities equal where logits are not quite; a greedy decision between such is lm-eval's,
-    which takes the arg max of the log-probabilities.
-    """
-    top = logits.amax(dim=-1)
-    wanted, highest = logits[rows, targets], top[rows]
-    greedy = wanted >= highest - _NEAR * (1 + highest.abs())
-    (near,) = greedy.nonzero(as_tuple=True)
-    if len(near):
-        greedy[near] = logits[rows[near]].log_softmax(dim=-1).argmax(dim=-1) == targets[near]
-    total = logits.sub_(top[:, None]).exp_().sum(dim=-1).log()
-    return (wanted - highest) - total[rows], greedy
-
-
-def _per_request(requests: Tensor, values: Tensor, greedy: Tensor) -> tuple[dict[int, float], dict[int, bool]]:
-    sums: dict[int, float] = {}
-    all_greedy: dict[int, bool] = {}
-    for index, value, is_greedy in zip(requests.tolist(), values.tolist(), greedy.tolist(), strict=True):
-        sums[index] = sums.get(index, 0.0) + value
-        all_greedy[index] = all_greedy.get(index, True) and is_greedy
-    return sums, all_greedy
+def _answers(requests: Table, values: Tensor, greedy: Tensor) -> list[tuple[int, Answer]]:
+    """Return each request's sum of log-probabilities and whether all its targets are greedy."""
+    indices, at = np.unique(requests, return_inverse=True)
+    sums = np.bincount(at, weights=values.double().numpy())
+    misses = np.bincount(at, weights=(~greedy).numpy())
+    return [(int(i), (float(s), bool(m == 0))) for i, s, m in zip(indices, sums, misses, strict=True)]

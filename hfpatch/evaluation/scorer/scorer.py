@@ -14,13 +14,15 @@ from hfpatch.evaluation.scorer.budget import Budget, batches
 from hfpatch.evaluation.scorer.exactness import Sharing, find_sharing
 from hfpatch.evaluation.scorer.grouping import TokenRequest, Tree, group
 from hfpatch.evaluation.scorer.head import Parts, WholeModel, tell_apart
-from hfpatch.evaluation.scorer.rows import Answer, score_batch
+from hfpatch.evaluation.scorer.inputs import model_inputs
+from hfpatch.evaluation.scorer.rows import Answer, Pool
 
 logger = logging.getLogger(__name__)
 
 OnAnswers = Callable[[Sequence[tuple[int, Answer]]], None]
 
 _PROBE_TOKENS = 16
+_TOKENS_WITH_LOGITS = 256
 
 
 class Scorer:
@@ -87,17 +89,22 @@ class Scorer:
                 "more memory (what was scored is kept)"
             ) from error
 
+    @torch.no_grad()
     def _pass(self, requests: Sequence[TokenRequest], answered: set[int], take: OnAnswers, budget: Budget) -> None:
+        pool = Pool(self.parts, requests, budget)
         for batch in self.batches(requests, budget):
             if all(index in answered for tree in batch for index, _ in tree.scored):
                 continue
-            take(list(score_batch(self.model, self.parts, batch, requests, budget.logits)))
+            pool.add(batch, self.parts.features(**model_inputs(self.model, batch)))
+            if len(pool) >= budget.tokens // 2:
+                take(pool.empty())
+        take(pool.empty())
 
     def batches(self, requests: Sequence[TokenRequest], budget: Budget) -> list[list[Tree]]:
         """Return the batches that score all requests."""
         tokens = budget.tokens
         if isinstance(self.parts, WholeModel):
-            tokens = min(tokens, budget.logits)  # each of its positions is a row of logits
+            tokens = min(tokens, _TOKENS_WITH_LOGITS)  # each position has a row of logits
         return list(batches(group(requests, longest=self.sharing.longest, endings=tokens), tokens))
 
     def _limits(self) -> list[str]:
