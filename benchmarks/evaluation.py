@@ -144,7 +144,7 @@ def make_requests(arguments: argparse.Namespace, name: str) -> list[Any]:
 
     with quiet():
         task = load_tasks([name], data_dir=arguments.data_dir)[name]
-        task.build_all_requests(limit=arguments.requests, rank=0, world_size=1)
+        task.build_all_requests(limit=min(arguments.requests, len(task.eval_docs)), rank=0, world_size=1)
     requests = task.instances
     last = requests[min(arguments.requests, len(requests)) - 1].doc_id
     return [request for request in requests if request.doc_id <= last]

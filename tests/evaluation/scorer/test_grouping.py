@@ -68,9 +68,7 @@ def test_rows_are_plain_or_short_enough_and_never_more_than_the_requests_need(pa
 def test_a_whole_tree_has_each_distinct_beginning_once(pairs):
     requests = cut(pairs)
     trees = group(requests, longest=100)
-    needed = {
-        (request.context, request.targets[:end]) for request in requests for end in range(len(request.targets))
-    }
+    needed = {(request.context, request.targets[:end]) for request in requests for end in range(len(request.targets))}
     contexts = {request.context for request in requests}
     assert sum(len(tree) for tree in trees) == sum(map(len, contexts)) + sum(1 for _, ending in needed if ending)
 

@@ -62,7 +62,7 @@ def tokens_of(generator, count):
 
 @torch.no_grad()
 def encoded(model, contexts=7, seed=0):
-    """Requests of every kind: shared beginnings, one token, greedy ones, longer than the longest row, twice the same."""
+    """Requests of every kind: shared beginnings, one token, greedy, longer than the longest row, twice the same."""
     generator = random.Random(seed)
     made = []
     for number in range(contexts):
