@@ -324,6 +324,7 @@ def test_eval_holds_several_patches_against_one_base(capsys, tmp_path, two_patch
     assert main([*arguments, "--output", str(out)]) == 0
     assert "worse" in capsys.readouterr().out
     assert "named twice" in refused(capsys, *arguments, "--patch", two_patches[0])
+    assert "no patch here" in refused(capsys, *arguments, "--patch", tmp_path)
     assert "holds no evaluation" in refused(capsys, *arguments, "--output", two_patches[0])
 
 

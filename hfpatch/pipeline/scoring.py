@@ -111,6 +111,8 @@ def evaluate(
     base.model.to(PartialState().device)
     labels: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
     labels |= dict(zip(label_patches(patches), patches, strict=True))
+    if len(labels) > 1:
+        _try_patches(base, patches)
     variants: dict[str, Variant] = {}
     with _records_folder(output) as folder:
         for label, patch in labels.items():
@@ -158,6 +160,13 @@ def label_patches(patches: Sequence[Path]) -> list[str]:
         size = next(n for n in range(1, len(patch) + 1) if all(other[-n:] != patch[-n:] for other in others))
         labels.append("-".join(patch[-size:]))
     return [f"{label} (patch)" if label in (BASE, ANSWERS) else label for label in labels]
+
+
+def _try_patches(base: Base, patches: Sequence[Path]) -> None:
+    """Put every patch in and take it out again, so that one that does not fit shows before anything is scored."""
+    for patch in patches:
+        with _patched(base, patch):
+            pass
 
 
 @contextmanager

@@ -139,6 +139,20 @@ def test_a_patch_is_put_on(tokenizer, tmp_path, pairs, support):
     assert abs(got[0][0] - plain[0][0]) > 1e-3
 
 
+def test_hflms_peft_argument_takes_a_patch(tokenizer, tmp_path, pairs, support):
+    from hfpatch import PreProjectionConfig, patch, save_patch
+
+    base = support.gpt_neox()
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    patched = patch(base, PreProjectionConfig(init="paper"))
+    save_patch(patched, tmp_path / "patch")
+    made = pairs[:6]
+    expected = HfpatchLM(patched, tokenizer=tokenizer).loglikelihood(requests("loglikelihood", made))
+    loaded = HfpatchLM(str(tmp_path / "base"), peft=str(tmp_path / "patch" / "pre_projection"))
+    torch.testing.assert_close(loaded.loglikelihood(requests("loglikelihood", made)), expected, rtol=1e-6, atol=1e-4)
+
+
 def test_tokens_are_counted(model, tokenizer, pairs, support):
     made = [pair for pair in pairs if pair[0] and not pair[0].endswith(" ")]
     scorer = HfpatchLM(model, tokenizer=tokenizer, batch_size=4)

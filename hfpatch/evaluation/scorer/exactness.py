@@ -61,8 +61,9 @@ def _declared_obstacle(model: Any, config: Any) -> str | None:
         return f"it has layers without a mask ({', '.join(sorted(kinds - _ATTENTION)) or 'recurrent'})"
     if getattr(config, "alibi", False):
         return "ALiBi measures distances in the row"
-    if getattr(model.config, "_attn_implementation", None) not in _MASKED:
-        return f"attention {model.config._attn_implementation!r} takes no mask of pairs"
+    attention = getattr(model.config, "_attn_implementation", None)
+    if attention not in _MASKED:
+        return f"attention {attention!r} takes no mask of pairs"
     return None
 
 

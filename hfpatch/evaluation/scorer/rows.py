@@ -17,6 +17,8 @@ from hfpatch.evaluation.scorer.softmax import Targets, log_probabilities
 Answer = tuple[float, bool]
 Table = NDArray[np.int64]
 
+_FEWEST_ROWS = 64
+
 
 class Pool:
     """Features of scored positions, gathered over batches until there are enough to keep the head busy.
@@ -68,11 +70,11 @@ class Pool:
         return values, greedy
 
     def _step(self, features: Tensor) -> int:
-        if isinstance(self._parts, BodyAndHead):
-            if self._parts.sliceable(features):
-                return self._budget.tokens
-            return max(16, self._budget.logits // self._parts.vocabulary)
-        return max(16, self._budget.logits // features.shape[-1])
+        if not isinstance(self._parts, BodyAndHead):
+            return max(_FEWEST_ROWS, self._budget.logits // features.shape[-1])
+        if self._parts.sliceable(features):
+            return self._budget.tokens
+        return max(_FEWEST_ROWS, self._budget.logits // self._parts.vocabulary)
 
 
 def _wanted(trees: Sequence[Tree], requests: Sequence[TokenRequest]) -> Table:

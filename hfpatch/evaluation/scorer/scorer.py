@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 OnAnswers = Callable[[Sequence[tuple[int, Answer]]], None]
 
 _PROBE_TOKENS = 16
-_TOKENS_WITH_LOGITS = 256
+_FEWEST_TOKENS = 256
 
 
 class Scorer:
@@ -96,7 +96,7 @@ class Scorer:
             if all(index in answered for tree in batch for index, _ in tree.scored):
                 continue
             pool.add(batch, self.parts.features(**model_inputs(self.model, batch)))
-            if len(pool) >= budget.tokens // 2:
+            if len(pool) >= budget.tokens // 2 or isinstance(self.parts, WholeModel):
                 take(pool.empty())
         take(pool.empty())
 
@@ -104,7 +104,8 @@ class Scorer:
         """Return the batches that score all requests."""
         tokens = budget.tokens
         if isinstance(self.parts, WholeModel):
-            tokens = min(tokens, _TOKENS_WITH_LOGITS)  # each position has a row of logits
+            words = self.model.get_input_embeddings().weight.shape[0]
+            tokens = min(tokens, max(_FEWEST_TOKENS, budget.logits // words))  # each position has a row of logits
         return list(batches(group(requests, longest=self.sharing.longest, endings=tokens), tokens))
 
     def _limits(self) -> list[str]:
