@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from hfpatch.bases import hash_weights
@@ -25,9 +24,10 @@ from hfpatch.evaluation.scorer import Answer, TokenRequest
 from hfpatch.files import sha256_file
 from hfpatch.patching import stack
 from hfpatch.provenance import installed_versions
-from hfpatch.tuners.adapters import adapter_parameters
+from hfpatch.tuners.adapters import AdapterWrapper, adapter_parameters
 
 FORMAT = 1
+_STATES = ("active_adapters", "disable_adapters", "merged_adapters")
 
 
 class Answers:
@@ -143,9 +143,9 @@ def _hash_adapters(model: nn.Module) -> str | None:
         return None
     configs = {name: config.to_dict() for name, config in stack(model).items()}
     states = [
-        (name, list(module.active_adapters), module.disable_adapters, list(module.merged_adapters))
+        (name, *(str(getattr(module, state, None)) for state in _STATES))
         for name, module in model.named_modules()
-        if isinstance(module, BaseTunerLayer)
+        if isinstance(module, AdapterWrapper)
     ]
     digest = hashlib.sha256(json.dumps([configs, states], sort_keys=True, default=_plain).encode())
     for name, parameter in sorted(parameters.items()):

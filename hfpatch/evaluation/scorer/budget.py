@@ -16,7 +16,7 @@ class Budget:
 
     Attributes:
         tokens: the most tokens of a batch, padding included; a row that is longer goes alone. Half as many scored
-            positions are gathered before the head is asked.
+            positions, or those of a few batches, are gathered before the head is asked.
         logits: how many logits exist at once, roughly.
     """
 

@@ -18,6 +18,7 @@ Answer = tuple[float, bool]
 Table = NDArray[np.int64]
 
 _FEWEST_ROWS = 64
+_MOST_BATCHES = 16
 
 
 class Pool:
@@ -37,8 +38,11 @@ class Pool:
         self._targets: list[Table] = []
         self._size = 0
 
-    def __len__(self) -> int:
-        return self._size
+    @property
+    def full(self) -> bool:
+        """Whether the head is worth asking, or answers have been held back for long enough."""
+        enough = self._size >= self._budget.tokens // 2 or len(self._features) >= _MOST_BATCHES
+        return enough or not isinstance(self._parts, BodyAndHead)
 
     def add(self, trees: Sequence[Tree], features: Tensor) -> None:
         """Take the scored positions out of a batch's features (batch, seq, width)."""

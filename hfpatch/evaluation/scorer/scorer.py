@@ -96,7 +96,7 @@ class Scorer:
             if all(index in answered for tree in batch for index, _ in tree.scored):
                 continue
             pool.add(batch, self.parts.features(**model_inputs(self.model, batch)))
-            if len(pool) >= budget.tokens // 2 or isinstance(self.parts, WholeModel):
+            if pool.full:
                 take(pool.empty())
         take(pool.empty())
 

@@ -144,6 +144,17 @@ def test_eager_attention_and_a_peft_model(make, tokenizer):
     assert Scorer(model, LONGEST).sharing.longest == LONGEST
 
 
+def test_virtual_tokens_in_front(make, tokenizer):
+    from peft import PromptTuningConfig, get_peft_model
+
+    model = get_peft_model(make("llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    requests = encoded(make("llama"))
+    expected = theirs(model, tokenizer, requests)
+    assert_equal(ours(model, requests), expected)
+    assert isinstance(Scorer(model, LONGEST).parts, WholeModel)
+    assert abs(expected[0][0] - ours(make("llama"), requests)[0][0]) > 1e-3
+
+
 def test_neither_order_nor_budget_changes_a_decision(make):
     model = make("gpt_neox")
     requests = encoded(model)
