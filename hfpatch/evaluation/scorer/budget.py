@@ -9,6 +9,8 @@ import torch
 
 from hfpatch.evaluation.scorer.grouping import Tree
 
+_EVEN = 0.8
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -36,13 +38,21 @@ class Budget:
 def batches(trees: Sequence[Tree], tokens: int) -> Iterator[list[Tree]]:
     """Yield batches of rows, the longest first; plain rows and trees apart.
 
-    The order depends on what the rows hold, not on the order they come in.
+    A batch that is half full takes no row that is much shorter than its longest: padding would cost more than a batch
+    less saves. How batches are made up depends on what the rows hold, not on the order they come in.
     """
     batch: list[Tree] = []
     for tree in sorted(trees, key=lambda tree: (tree.is_chain, -len(tree), tree.tokens)):
-        if batch and ((len(batch) + 1) * len(batch[0]) > tokens or tree.is_chain != batch[0].is_chain):
+        if batch and not _fits(tree, batch, tokens):
             yield batch
             batch = []
         batch.append(tree)
     if batch:
         yield batch
+
+
+def _fits(tree: Tree, batch: Sequence[Tree], tokens: int) -> bool:
+    longest = len(batch[0])
+    if tree.is_chain != batch[0].is_chain or (len(batch) + 1) * longest > tokens:
+        return False
+    return len(tree) >= _EVEN * longest or len(batch) * longest < tokens / 2
