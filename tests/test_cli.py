@@ -16,7 +16,7 @@ from rich.progress import Progress as Bars
 from rich.progress import TextColumn
 
 from hfpatch.__main__ import main
-from hfpatch.cli.progress import LiveProgress, choose_progress
+from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
 from hfpatch.pipeline import Progress
 from hfpatch.training.records import StepRecord
 
@@ -234,6 +234,16 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
         "lora · seed 0: cloze",
         "lora · seed 0: done, cloze acc 0.5",
     ]
+
+
+def test_scoring_shows_how_far_a_task_is(capsys, monkeypatch):
+    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
+    PlainProgress().scored("base", "cloze", 1200, 4000)
+    assert capsys.readouterr().err == "base: cloze, 1,200 of 4,000 requests\n"
+    console = Console(force_terminal=True, width=120, file=io.StringIO())
+    with Bars(TextColumn("{task.completed} of {task.total}"), console=console, auto_refresh=False) as bars:
+        LiveProgress(bars).scored("base", "cloze", 1200, 4000)
+    assert "1200 of 4000" in console.file.getvalue()
 
 
 def test_only_the_first_process_shows_progress(capsys, monkeypatch):
