@@ -7,6 +7,7 @@ the row, so that it must not be shorter than the row. What a model's configurati
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,9 @@ def _declared_obstacle(model: Any, config: Any) -> str | None:
         return f"it has layers without a mask ({', '.join(sorted(kinds - _ATTENTION)) or 'recurrent'})"
     if getattr(config, "alibi", False):
         return "ALiBi measures distances in the row"
+    body = (model.get_base_model() if hasattr(model, "get_base_model") else model).base_model
+    if "position_ids" not in inspect.signature(body.forward).parameters:
+        return "its positions are places in the row"
     attention = getattr(model.config, "_attn_implementation", None)
     if attention not in _MASKED:
         return f"attention {attention!r} takes no mask of pairs"

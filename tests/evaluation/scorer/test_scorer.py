@@ -189,7 +189,13 @@ def test_a_model_that_cannot_be_told_apart_is_scored_whole_and_the_log_says_so(t
 
 def test_the_log_says_why_endings_do_not_share_a_row(make, caplog):
     scorer._say_once.cache_clear()
-    for case, why in [("falcon_per_head", "ALiBi"), ("bloom", "a probe"), ("falcon_h1", "hybrid"), ("gpt_neox", None)]:
+    for case, why in [
+        ("falcon_per_head", "ALiBi"),
+        ("bloom", "places in the row"),
+        ("falcon_h1", "hybrid"),
+        ("mistral_narrow", "a probe"),
+        ("gpt_neox", None),
+    ]:
         caplog.clear()
         Scorer(make(case), LONGEST)
         assert [why in record.getMessage() for record in caplog.records] == ([True] if why else [])
