@@ -5,15 +5,61 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SIZES = ["--hidden", "32", "--layers", "1", "--heads", "4", "--vocabulary", "64", "--rows", "1", "--length", "8"]
 
 
 def test_step_time_gives_a_ratio_for_every_method():
-    script = Path(__file__).parent.parent / "benchmarks" / "step_time.py"
-    command = [sys.executable, str(script), *SIZES, "--rounds", "2", "--json"]
+    command = [sys.executable, str(BENCHMARKS / "step_time.py"), *SIZES, "--rounds", "2", "--json"]
     printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     rows = {row["method"]: row for row in printed["rows"]}
     assert rows["lora"]["ratio"] == 1
     assert rows["pre_projection"]["trainable"] == 2 * 32 * 40
     assert rows["pre_projection_skip"]["trainable"] == 2 * 32 * 40 + 32 * 32
     assert all(0 < row["lowest"] <= row["ratio"] <= row["highest"] for row in rows.values())
+
+
+@pytest.mark.slow
+def test_evaluation_compares_time_memory_and_answers(tmp_path):
+    out = tmp_path / "speed.json"
+    options = ["--shapes", "tiny", "--tasks", "tinyworld_endings", "--tokenizer", "tinyworld", "--requests", "6"]
+    command = [sys.executable, str(BENCHMARKS / "evaluation.py"), *options, "--rounds", "2", "--no-start"]
+    printed = subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, text=True).stdout
+    assert "tinyworld_endings" in printed
+    written = json.loads(out.read_text(encoding="utf-8"))
+    (row,) = written["scoring"]
+    assert written["provenance"]["versions"]["torch"]
+    assert row["requests"] % 4 == 0
+    assert row["agreement"]["largest_excess"] <= 0
+    assert row["agreement"]["other_greedy_decisions"] == 0
+    for clock in ("wall", "cpu"):
+        figures = row[clock]
+        assert figures["seconds"][figures["best_peer"]] == min(
+            figures["seconds"][name] for name in figures["seconds"] if name != "hfpatch"
+        )
+        assert 0 < figures["lowest"] <= figures["times_faster"] <= figures["highest"]
+        assert figures["ratio_to_bound"] > 1
+    assert set(row["peak_bytes"]) == {"hfpatch", "hflm-8"}
+
+
+def test_agreement_counts_differences_of_every_family(tmp_path):
+    out = tmp_path / "agreement.json"
+    options = [
+        "--tasks",
+        "tinyworld_endings",
+        "--tokenizer",
+        "tinyworld",
+        "--requests",
+        "4",
+        "--families",
+        "gpt2,falcon_h1",
+    ]
+    command = [sys.executable, str(BENCHMARKS / "agreement.py"), *options, "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert [(row["family"], row["patched"]) for row in rows] == [
+        ("gpt2", False), ("gpt2", True), ("falcon_h1", False), ("falcon_h1", True),
+    ]  # fmt: skip
+    assert all(row["largest_excess"] <= 0 and row["other_choices"] == 0 for row in rows)

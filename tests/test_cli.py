@@ -11,13 +11,14 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+import torch
 from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.progress import TextColumn
 from transformers import LlamaConfig, MambaConfig, ZambaConfig
 
 from hfpatch.__main__ import main
-from hfpatch.cli.progress import LiveProgress, choose_progress
+from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
 from hfpatch.pipeline import Progress
 from hfpatch.training.records import StepRecord
 
@@ -251,6 +252,16 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
     ]
 
 
+def test_scoring_shows_how_far_a_task_is(capsys, monkeypatch):
+    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
+    PlainProgress().scored("base", "cloze", 1200, 4000)
+    assert capsys.readouterr().err == "base: cloze, 1,200 of 4,000 requests\n"
+    console = Console(force_terminal=True, width=120, file=io.StringIO())
+    with Bars(TextColumn("{task.completed} of {task.total}"), console=console, auto_refresh=False) as bars:
+        LiveProgress(bars).scored("base", "cloze", 1200, 4000)
+    assert "1200 of 4000" in console.file.getvalue()
+
+
 def test_only_the_first_process_shows_progress(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with choose_progress() as progress:
@@ -296,9 +307,66 @@ def test_eval_prints_a_table_or_json(capsys):
     assert main(arguments) == 0
     assert "tinyworld_cloze" in capsys.readouterr().out
     assert main([*arguments, "--json"]) == 0
-    scores = json.loads(capsys.readouterr().out)
+    scores = json.loads(capsys.readouterr().out)["variants"]["base"]["scores"]
     assert scores["tinyworld_cloze"]["n"] == 8
     assert 0 <= scores["tinyworld_cloze"]["metrics"]["acc"] <= 1
+
+
+@pytest.fixture
+def two_patches(tmp_path):
+    """Two patches of the tiny world's GPT-NeoX: one that changes nothing and one that spoils it."""
+    from hfpatch import PreProjectionConfig, patch, save_patch, unpatch
+    from hfpatch.bases import load_base
+
+    model = load_base("tinyworld/gpt-neox").model
+    for name, std in (("same", 0.0), ("spoilt", 0.3)):
+        patch(model, PreProjectionConfig(content_skip=True))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data += std * torch.randn_like(parameter)
+        save_patch(model, tmp_path / name / "patch")
+        unpatch(model)
+    return [tmp_path / name / "patch" for name in ("same", "spoilt")]
+
+
+def test_eval_holds_several_patches_against_one_base(capsys, tmp_path, two_patches):
+    out = tmp_path / "out"
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "60", "--baseline"]
+    for patch in two_patches:
+        arguments += ["--patch", str(patch)]
+    assert main([*arguments, "--output", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert list(found["variants"]) == ["base", "same-patch", "spoilt-patch"]
+    base, same, spoilt = (each["scores"]["tinyworld_cloze"]["metrics"] for each in found["variants"].values())
+    assert same == pytest.approx(base)
+    assert spoilt["acc"] < base["acc"] - 0.3
+    same, spoilt = found["comparisons"]
+    assert (same["method"], same["difference"], same["verdict"]) == ("same-patch", 0, "within noise")
+    assert spoilt["verdict"] == "worse"
+    for label in found["variants"]:
+        assert len((out / label / "tinyworld_cloze.jsonl").read_text(encoding="utf-8").splitlines()) == 60
+    assert len(list((out / "answers").iterdir())) == 3
+    assert main([*arguments, "--output", str(out)]) == 0
+    assert "worse" in capsys.readouterr().out
+    assert "named twice" in refused(capsys, *arguments, "--patch", two_patches[0])
+    assert "no patch here" in refused(capsys, *arguments, "--patch", tmp_path)
+    assert "holds no evaluation" in refused(capsys, *arguments, "--output", two_patches[0])
+
+
+def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys, monkeypatch, two_patches):
+    from hfpatch.evaluation import known_scores
+
+    known = known_scores.KnownScore(
+        "tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 0.1, 0.01, ("float32",), "x"
+    )
+    monkeypatch.setattr(known_scores, "KNOWN_SCORES", (known,))
+    bare = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "40"]
+    assert main(bare) == 0
+    assert "but 0.100" in " ".join(capsys.readouterr().out.split())
+    compared = [*bare, "--baseline", "--patch", str(two_patches[0])]
+    assert "--allow-unknown-base goes on" in refused(capsys, *compared)
+    assert main([*compared, "--allow-unknown-base"]) == 0
 
 
 def test_inspect_shows_every_site_and_the_counts(capsys):

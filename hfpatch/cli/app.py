@@ -95,15 +95,33 @@ def train(
 def evaluate(
     model: Annotated[str, typer.Option(help="A hub id, a local folder, or tinyworld/gpt-neox.")],
     tasks: Annotated[str, typer.Option(help="lm-eval task names, separated by commas.")],
-    patch: Annotated[Path | None, typer.Option(help="A folder written by save_patch, or a PEFT adapter.")] = None,
+    patch: Annotated[
+        list[Path] | None, typer.Option(help="A folder written by save_patch, or a PEFT adapter; may be repeated.")
+    ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Evaluate the bare model too, and hold every patch against it.")
+    ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first documents of each task.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass.")] = 16,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Longest row in tokens; the model's if left out.")
+    ] = None,
+    token_budget: Annotated[
+        int | None, typer.Option(min=1, help="Tokens scored at once; what suits the device if left out.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of one batch in text generation.")] = 16,
+    output: Annotated[
+        Path | None, typer.Option(help="A folder for results and records; the same command resumes there.")
+    ] = None,
+    allow_unknown_base: Annotated[
+        bool, typer.Option("--allow-unknown-base", help="Go on where the base scores outside its published score.")
+    ] = False,
     data_dir: DataDir = None,
     revision: Revision = None,
     dtype: DtypeOption = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a model, patched or not, on lm-eval tasks.
+    """Evaluate a model, bare or with each of several patches, on lm-eval tasks.
 
     Example: hfpatch eval --model EleutherAI/pythia-160m --tasks lambada_openai,arc_easy --limit 100
     """
@@ -111,19 +129,36 @@ def evaluate(
     from hfpatch.strict import validate
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    settings = validate({"tasks": names, "limit": limit, "batch_size": batch_size}, EvaluationSettings, "hfpatch eval")
+    given = {
+        "tasks": names,
+        "limit": limit,
+        "num_fewshot": num_fewshot,
+        "max_length": max_length,
+        "token_budget": token_budget,
+        "batch_size": batch_size,
+        "allow_unknown_base": allow_unknown_base,
+    }
+    settings = validate(given, EvaluationSettings, "hfpatch eval")
     _quiet_libraries()
+    from hfpatch.cli.evaluation import print_evaluation, says_how_to_go_on
     from hfpatch.cli.progress import choose_progress
-    from hfpatch.cli.tables import print_scores
     from hfpatch.pipeline import evaluate as run_evaluate
 
     base = _model_settings(model, revision, dtype)
-    with choose_progress() as progress:
-        scores = run_evaluate(base, patch=patch, settings=settings, data_dir=data_dir, progress=progress)
+    with says_how_to_go_on(output), choose_progress() as progress:
+        found = run_evaluate(
+            base,
+            patches=patch or [],
+            baseline=baseline,
+            settings=settings,
+            data_dir=data_dir,
+            output=output,
+            progress=progress,
+        )
     if as_json:
-        print(json.dumps({task: result.to_json() for task, result in scores.items()}, indent=2))
+        print(json.dumps(found.to_json(), indent=2))
     else:
-        print_scores(scores, f"{model} with {patch}" if patch else model)
+        print_evaluation(found)
 
 
 @app.command()

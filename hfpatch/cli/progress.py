@@ -58,6 +58,11 @@ class PlainProgress(Progress):
         """Show that a task begins."""
         self._say(f"{run}: {task}")
 
+    def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Show how far a task is."""
+        if time.monotonic() - self._told > PLAIN_EVERY_S:
+            self._say(f"{run}: {task}, {done:,} of {total:,} requests")
+
     def finished(self, run: str, summary: str) -> None:
         """Show that a run is complete."""
         self._say(f"{run}: done{', ' * bool(summary)}{summary}")
@@ -85,6 +90,10 @@ class LiveProgress(Progress):
     def evaluating(self, run: str, task: str) -> None:
         """Show that a task begins."""
         self._bars.update(self._line(run), state=task)
+
+    def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Show how far a task is."""
+        self._bars.update(self._line(run), total=total, completed=done, state=task)
 
     def finished(self, run: str, summary: str) -> None:
         """Show that a run is complete."""

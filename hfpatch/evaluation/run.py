@@ -5,23 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from lm_eval.evaluator import evaluate as run_lm_eval
 from lm_eval.utils import handle_non_serializable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.answers import model_key, open_answers
 from hfpatch.evaluation.metrics import metric_named, primary_metric, ratio_error
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.quiet import quiet
 from hfpatch.evaluation.results import TaskResult
 from hfpatch.evaluation.settings import EvaluationSettings
 from hfpatch.evaluation.tasks import load_tasks
+from hfpatch.evaluation.templates import templates_compiled_once
 from hfpatch.files import write_text
 
 Record = dict[str, Any]
+
+
+OnTask = Callable[[str], None]
+OnScored = Callable[[str, int, int], None]
 
 
 def evaluate(
@@ -31,7 +39,10 @@ def evaluate(
     settings: EvaluationSettings,
     data_dir: Path | None = None,
     records_dir: Path | None = None,
-    on_task: Callable[[str], None] | None = None,
+    answers_dir: Path | None = None,
+    base_sha256: str | None = None,
+    on_task: OnTask | None = None,
+    on_scored: OnScored | None = None,
 ) -> dict[str, TaskResult]:
     """Score a model on tasks with lm-eval.
 
@@ -42,51 +53,59 @@ def evaluate(
         data_dir: a folder with local copies of hub data; None takes the hub.
         records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
             ``doc_hash``, ``target`` and each metric's value, a number or a pair (log-likelihood, count).
+        answers_dir: where the model's answers are kept as they come. What is there is not scored again, be it from an
+            interrupted evaluation or from one with a smaller limit; see `hfpatch.evaluation.answers`.
+        base_sha256: the hash of the base's weights where it is known; answers are kept by it.
         on_task: called with each task's name before it is scored.
+        on_scored: called with a task's name, its scored requests and all of them, as scoring goes on.
 
     Returns:
         The result of each task, in the order of ``settings.tasks``.
 
     Raises:
-        HfpatchError: if a task, its data or the tokenizer is unfit, or a log-likelihood is NaN.
+        HfpatchError: if a task, its data or the tokenizer is unfit, a log-likelihood is NaN or memory is too small;
+            what was scored before is kept.
     """
-    _check_tokenizer(model, tokenizer)
     training = model.training
     try:
-        with quiet():
+        with quiet(), templates_compiled_once():
+            scorer = _scorer(model, tokenizer, settings)
             tasks = load_tasks(settings.tasks, data_dir=data_dir, num_fewshot=settings.num_fewshot)
-            return _score_all(model, tokenizer, tasks, settings, records_dir, on_task)
+            key = model_key(model, base_sha256) if answers_dir is not None else {}
+            results = {}
+            for name, task in tasks.items():
+                if on_task is not None:
+                    on_task(name)
+                scorer.answers = open_answers(answers_dir, name, key) if answers_dir is not None else None
+                scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
+                results[name] = _score(scorer, name, task, settings.limit, records_dir)
+            return results
     finally:
         model.train(training)
 
 
-def _score_all(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    tasks: Mapping[str, Any],
-    settings: EvaluationSettings,
-    records_dir: Path | None,
-    on_task: Callable[[str], None] | None,
-) -> dict[str, TaskResult]:
-    scorer = HfpatchLM(model, tokenizer=tokenizer, batch_size=settings.batch_size, max_length=settings.max_length)
-    results = {}
-    for name, task in tasks.items():
-        if on_task is not None:
-            on_task(name)
-        results[name] = _score(scorer, name, task, settings.limit, records_dir)
-    return results
+def _scorer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings) -> HfpatchLM:
+    return HfpatchLM(
+        model,
+        tokenizer=tokenizer,
+        batch_size=settings.batch_size,
+        max_length=settings.max_length,
+        token_budget=settings.token_budget,
+    )
 
 
-def _check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    rows = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        raise HfpatchError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings; use the model's own tokenizer"
-        )
+def _run(scorer: HfpatchLM, name: str, task: Any, limit: int | None) -> Mapping[str, Any]:
+    if not len(task.eval_docs):
+        raise HfpatchError(f"task {name}: holds no documents; its data or its filter is empty")
+    try:
+        output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
+    except TemplateError as error:
+        raise HfpatchError(f"task {name}: one of its templates does not fit its documents ({error})") from error
+    return output
 
 
 def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_dir: Path | None) -> TaskResult:
-    output = run_lm_eval(scorer, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
+    output = _run(scorer, name, task, limit)
     records = _records(output["samples"][name])
     if records_dir is not None:
         lines = (json.dumps(record, default=handle_non_serializable, ensure_ascii=False) for record in records)

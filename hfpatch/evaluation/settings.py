@@ -19,7 +19,9 @@ class EvaluationSettings(Section):
     num_fewshot: NonNegativeInt | None = None
     """Examples before each question; None takes each task's own number."""
     batch_size: PositiveInt = 16
-    """Rows in one forward pass."""
+    """Rows of one batch in text generation; scoring goes by tokens."""
+    token_budget: PositiveInt | None = None
+    """Tokens that are scored at once; None takes what suits the device. It changes no decision."""
     max_length: PositiveInt | None = None
     """Longest row in tokens; None takes the model's own."""
     allow_unknown_base: bool = False

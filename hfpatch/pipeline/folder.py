@@ -74,6 +74,11 @@ class RunPaths:
         return self.root / "evaluations"
 
     @property
+    def answers(self) -> Path:
+        """What the model answered so far; it is there while an evaluation goes on or is interrupted."""
+        return self.root / "evaluations" / ".answers"
+
+    @property
     def result(self) -> Path:
         """The whole run's outcome; written last, so that it marks the run as complete."""
         return self.root / "result.json"

@@ -17,5 +17,8 @@ class Progress:
     def evaluating(self, run: str, task: str) -> None:
         """Hear that a task begins."""
 
+    def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Hear how many of a task's requests are scored."""
+
     def finished(self, run: str, summary: str) -> None:
         """Hear that a run is complete."""

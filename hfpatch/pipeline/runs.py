@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 from accelerate import PartialState
@@ -62,7 +63,10 @@ def evaluate_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, progr
             settings=recipe.evaluation,
             data_dir=recipe.data_dir,
             records_dir=paths.evaluations,
+            answers_dir=paths.answers,
+            base_sha256=bench.base.sha256,
             on_task=lambda task: progress.evaluating(run, task),
+            on_scored=lambda task, done, total: progress.scored(run, task, done, total),
         )
     result = {
         "commit": checkout_state()[0],
@@ -70,6 +74,7 @@ def evaluate_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, progr
         "evaluation": {task: score.to_json() for task, score in scores.items()},
     }
     write_json(paths.result, result)
+    shutil.rmtree(paths.answers, ignore_errors=True)  # they are of use to an interrupted evaluation only
     return result
 
 

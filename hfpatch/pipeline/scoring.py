@@ -1,46 +1,229 @@
-"""`evaluate`: one model, patched or not, on lm-eval tasks."""
+"""`evaluate`: one base, bare or with each of several patches, on lm-eval tasks."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 
-from hfpatch.evaluation import TaskResult
+from hfpatch.bases import Base, load_base
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import Comparison, TaskResult, check_known_scores, compare
 from hfpatch.evaluation import evaluate as run_tasks
 from hfpatch.evaluation.settings import EvaluationSettings
-from hfpatch.pipeline.inspection import load_patched
+from hfpatch.files import write_json
+from hfpatch.patch_files import load_patch
+from hfpatch.patching import patch_summary, unpatch
 from hfpatch.pipeline.progress import Progress
+from hfpatch.provenance import Clock, provenance
 from hfpatch.recipe import ModelSettings
+
+BASE = "base"
+RESULTS = "results.json"
+ANSWERS = "answers"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The base, or the base with a patch.
+
+    Attributes:
+        patch: the patch's folder; None is the bare base.
+        added: parameters that the patch added.
+        scores: the result of each task.
+    """
+
+    patch: Path | None
+    added: int
+    scores: dict[str, TaskResult]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found.
+
+    Attributes:
+        model: the base: name, revision, hash, dtype.
+        settings: the tasks and how they were run.
+        variants: what was evaluated, by label; the bare base is ``base``.
+        comparisons: each patch held against the base, where the base was evaluated too.
+        warnings: what must be known before the scores are believed.
+        provenance: where the numbers come from.
+    """
+
+    model: dict[str, Any]
+    settings: EvaluationSettings
+    variants: dict[str, Variant]
+    comparisons: list[Comparison]
+    warnings: list[str]
+    provenance: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the evaluation as what JSON can hold."""
+        variants = {
+            label: {**asdict(variant), "patch": str(variant.patch) if variant.patch else None}
+            for label, variant in self.variants.items()
+        }
+        return {
+            "model": self.model,
+            "settings": self.settings.model_dump(mode="json"),
+            "variants": variants,
+            "comparisons": [comparison.to_json() for comparison in self.comparisons],
+            "warnings": self.warnings,
+            "provenance": self.provenance,
+        }
 
 
 def evaluate(
     model: ModelSettings,
     *,
-    patch: Path | None,
+    patches: Sequence[Path] = (),
+    baseline: bool = False,
     settings: EvaluationSettings,
     data_dir: Path | None = None,
+    output: Path | None = None,
     progress: Progress | None = None,
-) -> dict[str, TaskResult]:
-    """Evaluate a model on the tasks of ``settings``.
+) -> Evaluation:
+    """Evaluate a base with each of several patches on the tasks of ``settings``; the base is loaded once.
 
     Args:
         model: the base.
-        patch: a folder that `save_patch` or PEFT wrote; None evaluates the base.
+        patches: folders that `save_patch` or PEFT wrote; without any, the bare base is evaluated.
+        baseline: evaluate the bare base too, first, and hold every patch against it.
         settings: the tasks.
         data_dir: a folder that holds local copies of hub data sets.
+        output: a folder for results.json, a folder of records for each variant, and the answers as they come, from
+            which the same call goes on after an interruption; None keeps nothing.
         progress: hears of every task; None tells nobody.
 
     Raises:
-        HfpatchError: if the model, the patch, a task or its data cannot be had.
+        HfpatchError: if the model, a patch, a task or its data cannot be had; or if the base scores outside what is
+            known of it, there are patches to compare with it and the settings do not allow that.
     """
-    listener = progress or Progress()
-    base = load_patched(model, patch)
+    _check_output(output)
+    clock, listener = Clock(), progress or Progress()
+    base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     base.model.to(PartialState().device)
-    return run_tasks(
-        base.model,
-        base.tokenizer,
-        settings=settings,
-        data_dir=data_dir,
-        on_task=lambda task: listener.evaluating(model.name, task),
-    )
+    labels: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
+    labels |= dict(zip(label_patches(patches), patches, strict=True))
+    if len(labels) > 1:
+        _try_patches(base, patches)
+    variants: dict[str, Variant] = {}
+    with _records_folder(output) as folder:
+        for label, patch in labels.items():
+            with _patched(base, patch):
+                scores = run_tasks(
+                    base.model,
+                    base.tokenizer,
+                    settings=settings,
+                    data_dir=data_dir,
+                    records_dir=folder / label,
+                    answers_dir=output / ANSWERS if output is not None else None,
+                    base_sha256=base.sha256,
+                    on_task=lambda task, label=label: listener.evaluating(label, task),  # type: ignore[misc]
+                    on_scored=lambda task, done, of, label=label: listener.scored(label, task, done, of),  # type: ignore[misc]
+                )
+                variants[label] = Variant(patch, patch_summary(base.model).added, scores)
+            listener.finished(label, "")
+            warnings = _known_scores(model, variants, settings, more=label != [*labels][-1])
+        found = Evaluation(
+            model=_describe(model, base),
+            settings=settings,
+            variants=variants,
+            comparisons=_compare(folder, variants),
+            warnings=warnings,
+            provenance=provenance(clock),
+        )
+    if output is not None:
+        write_json(output / RESULTS, found.to_json())
+    return found
+
+
+def label_patches(patches: Sequence[Path]) -> list[str]:
+    """Return a short name for each patch folder: as many of its last parts as tell it from the others.
+
+    Raises:
+        HfpatchError: if a folder is named twice.
+    """
+    parts = [patch.absolute().parts[1:] for patch in patches]
+    for index, patch in enumerate(parts):
+        if patch in parts[:index]:
+            raise HfpatchError(f"--patch {patches[index]}: named twice")
+    labels = []
+    for patch in parts:
+        others = [other for other in parts if other != patch]
+        size = next(n for n in range(1, len(patch) + 1) if all(other[-n:] != patch[-n:] for other in others))
+        labels.append("-".join(patch[-size:]))
+    return [f"{label} (patch)" if label in (BASE, ANSWERS) else label for label in labels]
+
+
+def _try_patches(base: Base, patches: Sequence[Path]) -> None:
+    """Put every patch in and take it out again, so that one that does not fit shows before anything is scored."""
+    for patch in patches:
+        with _patched(base, patch):
+            pass
+
+
+@contextmanager
+def _patched(base: Base, patch: Path | None) -> Iterator[None]:
+    if patch is None:
+        yield
+        return
+    load_patch(base.model, patch)
+    try:
+        yield
+    finally:
+        unpatch(base.model)
+
+
+@contextmanager
+def _records_folder(output: Path | None) -> Iterator[Path]:
+    if output is not None:
+        yield output
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def _check_output(output: Path | None) -> None:
+    if output is None or not output.exists():
+        return
+    if not output.is_dir():
+        raise HfpatchError(f"{output}: is a file, not a folder; choose another --output")
+    if any(output.iterdir()) and not ((output / RESULTS).is_file() or (output / ANSWERS).is_dir()):
+        raise HfpatchError(f"{output}: is not empty and holds no evaluation of hfpatch; choose another --output")
+
+
+def _known_scores(
+    model: ModelSettings, variants: Mapping[str, Variant], settings: EvaluationSettings, *, more: bool
+) -> list[str]:
+    """Return what is odd about the base's scores; refuse to go on to its patches unless the settings allow it."""
+    if BASE not in variants:
+        return []
+    surprises = check_known_scores(model.name, model.revision, model.dtype, variants[BASE].scores)
+    if surprises and more and not settings.allow_unknown_base:
+        raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base goes on all the same")
+    return surprises
+
+
+def _describe(model: ModelSettings, base: Base) -> dict[str, Any]:
+    return {
+        "name": base.name,
+        "revision": base.revision,
+        "sha256": base.sha256,
+        "dtype": model.dtype,
+        "model_type": base.model.config.model_type,
+    }
+
+
+def _compare(folder: Path, variants: Mapping[str, Variant]) -> list[Comparison]:
+    others = [label for label in variants if label != BASE]
+    if BASE not in variants or not others:
+        return []
+    records = {label: {0: folder / label} for label in variants}
+    return compare(records, tasks=variants[BASE].scores, references={label: [BASE] for label in others})

@@ -9,6 +9,8 @@ from lm_eval.models.huggingface import HFLM
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.model import HfpatchLM
 
+EMBEDDING = r"gpt_neox\.embed_in"
+
 
 def requests(kind, arguments):
     return [Instance(kind, {}, args, 0, metadata=("some_task", i, 1)) for i, args in enumerate(arguments)]
@@ -137,6 +139,20 @@ def test_a_patch_is_put_on(tokenizer, tmp_path, pairs, support):
     assert abs(got[0][0] - plain[0][0]) > 1e-3
 
 
+def test_hflms_peft_argument_takes_a_patch(tokenizer, tmp_path, pairs, support):
+    from hfpatch import PreProjectionConfig, patch, save_patch
+
+    base = support.gpt_neox()
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    patched = patch(base, PreProjectionConfig(init="paper"))
+    save_patch(patched, tmp_path / "patch")
+    made = pairs[:6]
+    expected = HfpatchLM(patched, tokenizer=tokenizer).loglikelihood(requests("loglikelihood", made))
+    loaded = HfpatchLM(str(tmp_path / "base"), peft=str(tmp_path / "patch" / "pre_projection"))
+    torch.testing.assert_close(loaded.loglikelihood(requests("loglikelihood", made)), expected, rtol=1e-6, atol=1e-4)
+
+
 def test_tokens_are_counted(model, tokenizer, pairs, support):
     made = [pair for pair in pairs if pair[0] and not pair[0].endswith(" ")]
     scorer = HfpatchLM(model, tokenizer=tokenizer, batch_size=4)
@@ -168,9 +184,100 @@ def test_nan_names_the_document(tokenizer, support):
         model.get_input_embeddings().weight[tokenizer("%")["input_ids"][0]] = float("nan")
     made = [("Anna left", " the lamp"), ("Anna % left", " the lamp")]
     assert scorer.loglikelihood(requests("loglikelihood", made[:1]))[0][0] < 0
-    with pytest.raises(HfpatchError, match="task some_task, document 1: the log-likelihood is NaN"):
+    with pytest.raises(
+        HfpatchError, match=rf"task some_task, document 1: the log-likelihood is NaN \(first in {EMBEDDING}\)"
+    ):
         scorer.loglikelihood(requests("loglikelihood", made))
     with pytest.raises(HfpatchError, match="document 0: the log-likelihood is NaN"):
         scorer.loglikelihood_rolling(requests("loglikelihood_rolling", [("100 % of it",)]))
     with pytest.raises(HfpatchError, match="document 0: the log-likelihood is NaN"):
         scorer.loglikelihood_per_token(requests("loglikelihood_per_token", made[1:]))
+
+
+def test_the_first_layer_that_is_not_finite_is_named(tokenizer, support):
+    model = support.gpt_neox()
+    scorer = HfpatchLM(model, tokenizer=tokenizer)
+    with torch.no_grad():
+        model.gpt_neox.layers[1].mlp.dense_4h_to_h.bias[3] = float("inf")
+    with pytest.raises(HfpatchError, match=r"NaN \(first in gpt_neox\.layers\.1\.mlp\.dense_4h_to_h\)"):
+        scorer.loglikelihood(requests("loglikelihood", [("Anna left", " the lamp")]))
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_what_cannot_be_scored_names_the_document(model, tokenizer, support):
+    scorer = HfpatchLM(model, tokenizer=tokenizer, max_length=8)
+    text = next(support.passages(1))
+    for pair, why in [
+        (("Anna", text), "document 1: its continuation has .* tokens and the model's longest row 8"),
+        (("Anna", ""), "document 1: its context or its continuation has no token"),
+    ]:
+        with pytest.raises(HfpatchError, match=why):
+            scorer.loglikelihood(requests("loglikelihood", [("Anna", " left"), pair]))
+    model.get_input_embeddings().weight.data = model.get_input_embeddings().weight.data[:40]
+    with pytest.raises(HfpatchError, match=r"token \d+ is not among the model's 40 embeddings"):
+        scorer.loglikelihood(requests("loglikelihood", [("Anna", " left")]))
+
+
+def test_a_context_longer_than_the_model_is_cut_and_the_log_says_so(model, tokenizer, support, caplog):
+    made = [(text * 2, " again") for text in support.passages(3)] + [("Anna", " left")]
+    options = {"tokenizer": tokenizer, "max_length": 32}
+    got = HfpatchLM(model, **options).loglikelihood(requests("loglikelihood", made))
+    assert "3 of 4 requests are longer than 32 tokens; their contexts are cut from the left" in caplog.text
+    expected = HFLM(model, **options).loglikelihood(requests("loglikelihood", made))
+    torch.testing.assert_close([value for value, _ in got], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"add_bos_token": True}, {"prefix_token_id": 5}, {"add_bos_token": False}])
+def test_first_tokens_are_hflms(model, tokenizer, pairs, support, options):
+    made = [*pairs, ("<|endoftext|>Anna left", " the lamp"), ("", "<|endoftext|>Anna")]
+    kinds = (HfpatchLM, HFLM)
+    got, expected = (
+        kind(model, tokenizer=tokenizer, **options).loglikelihood(requests("loglikelihood", made)) for kind in kinds
+    )
+    torch.testing.assert_close([value for value, _ in got], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
+    texts = [(text,) for text in support.passages(2)]
+    rolling = [
+        kind(model, tokenizer=tokenizer, **options).loglikelihood_rolling(requests("loglikelihood_rolling", texts))
+        for kind in kinds
+    ]
+    torch.testing.assert_close(*rolling, rtol=1e-6, atol=1e-4)
+
+
+def test_patching_and_unpatching_are_noticed(model, tokenizer, pairs):
+    from hfpatch import NonlinearQueryConfig, patch, unpatch
+
+    scorer = HfpatchLM(model, tokenizer=tokenizer)
+    made = requests("loglikelihood", pairs[:10])
+    bare = scorer.loglikelihood(made)
+    patch(model, NonlinearQueryConfig(form="literal")).eval()
+    patched = scorer.loglikelihood(made)
+    expected = HFLM(model, tokenizer=tokenizer).loglikelihood(made)
+    torch.testing.assert_close([value for value, _ in patched], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
+    assert patched != bare
+    unpatch(model)
+    assert scorer.loglikelihood(made) == bare
+
+
+def test_lm_evals_own_cache_is_served(model, tokenizer, pairs, tmp_path):
+    from lm_eval.api.model import CachingLM
+
+    made = requests("loglikelihood", pairs[:4])
+    scorer = HfpatchLM(model, tokenizer=tokenizer)
+    cached = CachingLM(scorer, str(tmp_path / "cache.db"))
+    first = cached.loglikelihood(made)
+    scorer._scorer = None
+    assert list(map(tuple, cached.loglikelihood(made))) == first
+
+
+def test_what_is_not_supported_is_said(model, tokenizer):
+    with pytest.raises(HfpatchError, match="backend is seq2seq"):
+        HfpatchLM(model, tokenizer=tokenizer, backend="seq2seq")
+
+
+def test_the_model_class_loads_neither_peft_nor_data_sets():
+    code = """
+import sys
+from hfpatch.evaluation.model import HfpatchLM
+print([name for name in ('peft', 'datasets', 'scipy', 'lm_eval.tasks') if name in sys.modules])
+"""
+    assert run(code).splitlines()[-1] == "[]"

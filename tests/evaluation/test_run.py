@@ -185,3 +185,31 @@ def test_a_tokenizer_of_another_model_is_refused(support, tokenizer, data_dir):
     model.resize_token_embeddings(200)
     with pytest.raises(HfpatchError, match="the tokenizer has 320 tokens and the model 200 embeddings"):
         evaluate(model, tokenizer, settings=settings("lambada_openai"), data_dir=data_dir)
+
+
+def test_a_task_without_documents_is_one_line(taught, tokenizer, own_data_dir, support):
+    support.write_rows(own_data_dir / "wikitext/wikitext-2-raw-v1/validation.jsonl", [{"text": "short"}])
+    with pytest.raises(HfpatchError, match="task paper_wikitext"):
+        evaluate(taught, tokenizer, settings=settings("paper_wikitext"), data_dir=own_data_dir)
+
+
+def test_a_template_that_does_not_fit_is_one_line(taught, tokenizer, data_dir, monkeypatch):
+    from hfpatch.evaluation import run
+
+    (task,) = run.load_tasks(("lambada_openai",), data_dir=data_dir).values()
+    monkeypatch.setattr(task.config, "doc_to_text", "{{wrong.name}}")
+    with pytest.raises(HfpatchError, match=r"task lambada_openai: .* template.*'wrong' is undefined"):
+        evaluate(taught, tokenizer, settings=settings("lambada_openai"), data_dir=data_dir)
+
+
+def test_each_template_is_compiled_once_and_only_while_an_evaluation_runs(taught, tokenizer, data_dir, monkeypatch):
+    from lm_eval.utils import env
+
+    compiled = []
+    real = type(env).compile
+    monkeypatch.setattr(
+        type(env), "compile", lambda self, source, *rest: compiled.append(source) or real(self, source, *rest)
+    )
+    evaluate(taught, tokenizer, settings=settings("arc_easy"), data_dir=data_dir)
+    assert 0 < len(compiled) == len(set(compiled))
+    assert "from_string" not in vars(env)

@@ -20,6 +20,16 @@ def test_mcnemar_is_the_binomial_test_of_discordant_pairs():
     assert stats.mcnemar_p(method, method) == 1.0
 
 
+def test_mcnemar_calls_equal_models_different_in_at_most_five_percent():
+    rng = np.random.default_rng(9)
+    found = []
+    for _ in range(2000):
+        reference = rng.random(400) < 0.4
+        method = np.where(rng.random(400) < 0.25, rng.random(400) < 0.4, reference)
+        found.append(stats.mcnemar_p(method.astype(float), reference.astype(float)) < 0.05)
+    assert 0.02 < np.mean(found) < 0.06  # an exact test of counts stays somewhat below its level
+
+
 def test_few_documents_are_permuted_exactly():
     differences = np.array([0.5, -0.25, 1.5, 0.0, 2.0, 0.125])
     moving = [value for value in differences if value]

@@ -1,0 +1,306 @@
+"""Scoring time and memory against lm-eval's own Hugging Face model at its best batch size, interleaved in one run.
+
+    python benchmarks/evaluation.py --data-dir DATA --out results/evaluation-speed.json
+    python benchmarks/evaluation.py --data-dir DATA --shapes 70m --requests 32 --rounds 1
+
+Random-weight Pythia shapes in fp32 on real texts. Machines are noisy, so that what counts is the ratio within a round;
+the median, smallest and largest ratio over the rounds are given, by wall time and by processor time. Also measured:
+
+- the ratio to the arithmetic bound: the operations that no scorer can avoid (each distinct token of a context and its
+  endings through the body once, attention to what precedes it, the head at scored positions), over the rate of a
+  (512, d) x (d, 4d) product measured between the rounds;
+- peak memory above the loaded model, each method in a process of its own;
+- the time to start, against ``import torch``;
+- whether the two scorers agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+SHAPES = {
+    "tiny": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "70m": {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8},
+    "160m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+}
+PEERS = (1, 8, 16)
+PEER_OF_MEMORY = 8
+OWN = "hfpatch"
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+STARTS = {
+    "torch": "import torch",
+    "lm-eval's model class": "from lm_eval.models.huggingface import HFLM",
+    "hfpatch's model class": "from hfpatch.evaluation.model import HfpatchLM",
+    "transformers' GPT-NeoX class": "from transformers import AutoTokenizer, GPTNeoXForCausalLM",
+    "hfpatch eval of one tinyworld document": "import sys; from hfpatch.__main__ import main; "
+    "sys.argv = 'hfpatch eval --model tinyworld/gpt-neox --tasks tinyworld_cloze --limit 1'.split(); main()",
+}
+Times = dict[str, list[float]]
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.peak:
+        print(json.dumps({"peak_bytes": peak_memory(arguments)}))
+        return
+    from hfpatch.files import write_json
+    from hfpatch.provenance import Clock, provenance
+
+    clock = Clock()
+    found = {
+        "settings": {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()},
+        "scoring": [measure(arguments, shape, task) for shape in arguments.shapes for task in arguments.tasks],
+        "start": start_times(arguments.rounds) if arguments.start else [],
+    }
+    report(found)
+    if arguments.out:
+        write_json(arguments.out, {"provenance": provenance(clock), **found})
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = {"type": lambda text: text.split(","), "metavar": "A,B"}
+    parser.add_argument("--data-dir", type=Path, help="a folder with local copies of hub data; the hub if not given")
+    parser.add_argument("--tokenizer", help="an id or folder; DATA_DIR/gpt-neox-tokenizer if not given")
+    parser.add_argument("--shapes", **names, default=["70m", "160m"], help=f"out of {', '.join(SHAPES)}")
+    parser.add_argument("--tasks", **names, default=["lambada_openai", "hellaswag", "arc_easy"])
+    parser.add_argument("--requests", type=int, default=256, help="the first so many requests of each task")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="threads of torch; all cores if not given")
+    parser.add_argument("--out", type=Path, help="a JSON file")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave peak memory out")
+    parser.add_argument("--no-start", dest="start", action="store_false", help="leave the time to start out")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)  # one method's peak memory, in a process of its own
+    return parser.parse_args()
+
+
+def measure(arguments: argparse.Namespace, shape: str, task: str) -> dict[str, Any]:
+    """Return everything about one shape and task."""
+    model, tokenizer = make_model(arguments, shape)
+    requests = make_requests(arguments, task)
+    scorers = {name: make_scorer(name, model, tokenizer) for name in (OWN, *map(peer_name, PEERS))}
+    answers = {name: scorer(requests) for name, scorer in scorers.items()}  # warm-up
+    seconds = {name: {clock: [] for clock in CLOCKS} for name in scorers}
+    rates: Times = {clock: [] for clock in CLOCKS}
+    for _ in range(arguments.rounds):
+        for name, scorer in scorers.items():
+            take(seconds[name], lambda scorer=scorer: scorer(requests))
+        for clock, rate in matrix_rate(model.config.hidden_size).items():
+            rates[clock].append(rate)
+    operations = bound_operations(model, tokenizer, requests)
+    result = {
+        "shape": shape,
+        "task": task,
+        "requests": len(requests),
+        **{clock: compare(seconds, operations, rates, clock) for clock in CLOCKS},
+        "operations": operations,
+        "agreement": agreement(answers[OWN], answers[peer_name(PEER_OF_MEMORY)]),
+    }
+    if arguments.memory:
+        result["peak_bytes"] = {
+            name: peak_in_own_process(arguments, shape, task, name) for name in (OWN, peer_name(PEER_OF_MEMORY))
+        }
+    return result
+
+
+def make_model(arguments: argparse.Namespace, shape: str) -> tuple[Any, Any]:
+    """Return a random-weight GPT-NeoX of a Pythia shape, with weights as large as trained ones, and a tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    sizes = SHAPES[shape]
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(arguments))
+    vocabulary = 50304 if shape != "tiny" else len(tokenizer)
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        **sizes, intermediate_size=4 * sizes["hidden_size"], vocab_size=vocabulary, initializer_range=0.05
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), tokenizer
+
+
+def tokenizer_of(arguments: argparse.Namespace) -> str:
+    if arguments.tokenizer == "tinyworld":
+        from hfpatch.tinyworld import checkpoint
+
+        return str(checkpoint("gpt-neox"))
+    local = arguments.data_dir / "gpt-neox-tokenizer" if arguments.data_dir else None
+    return arguments.tokenizer or (str(local) if local and local.is_dir() else "EleutherAI/pythia-160m")
+
+
+def make_requests(arguments: argparse.Namespace, name: str) -> list[Any]:
+    """Return the first requests of a task, whole documents of them."""
+    from hfpatch.evaluation.quiet import quiet
+    from hfpatch.evaluation.tasks import load_tasks
+
+    with quiet():
+        task = load_tasks([name], data_dir=arguments.data_dir)[name]
+        task.build_all_requests(limit=min(arguments.requests, len(task.eval_docs)), rank=0, world_size=1)
+    requests = task.instances
+    last = requests[min(arguments.requests, len(requests)) - 1].doc_id
+    return [request for request in requests if request.doc_id <= last]
+
+
+def peer_name(batch_size: int) -> str:
+    return f"hflm-{batch_size}"
+
+
+def make_scorer(name: str, model: Any, tokenizer: Any) -> Callable[[list[Any]], list[tuple[float, bool]]]:
+    """Return the function that answers requests by one method."""
+    import logging
+
+    from lm_eval.models.huggingface import HFLM
+
+    from hfpatch.evaluation.model import HfpatchLM
+    from hfpatch.evaluation.quiet import quiet
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    batch_size = int(name.partition("-")[2] or 1)
+    scorer = (HfpatchLM if name == OWN else HFLM)(model, tokenizer=tokenizer, batch_size=batch_size)
+
+    def answer(requests: list[Any]) -> list[tuple[float, bool]]:
+        with quiet():
+            return scorer.loglikelihood(requests, disable_tqdm=True)
+
+    return answer
+
+
+def take(seconds: Times, run: Callable[[], object]) -> None:
+    """Append the time that a call takes by every clock."""
+    before = {clock: read() for clock, read in CLOCKS.items()}
+    run()
+    for clock, read in CLOCKS.items():
+        seconds[clock].append(read() - before[clock])
+
+
+def matrix_rate(hidden: int, repeats: int = 40) -> dict[str, float]:
+    """Return the operations a second of a (512, hidden) x (hidden, 4 hidden) product in fp32, by every clock."""
+    import torch
+
+    left, right = torch.randn(512, hidden), torch.randn(4 * hidden, hidden)
+    seconds: Times = {clock: [] for clock in CLOCKS}
+    take(seconds, lambda: [torch.nn.functional.linear(left, right) for _ in range(repeats)])
+    return {clock: repeats * 2 * 512 * 4 * hidden**2 / taken[0] for clock, taken in seconds.items()}
+
+
+def bound_operations(model: Any, tokenizer: Any, requests: list[Any]) -> float:
+    """Return the floating-point operations that no exact scorer of these requests can avoid."""
+    from torch import nn
+
+    from hfpatch.evaluation.model import HfpatchLM
+    from hfpatch.evaluation.scorer import TokenRequest
+    from hfpatch.evaluation.scorer.grouping import group
+
+    lm = HfpatchLM(model, tokenizer=tokenizer)
+    asked = [TokenRequest.cut(*lm._encode_pair(*request.args), lm.max_length) for request in requests]
+    trees = group(asked, longest=10**9, endings=10**9)
+    body = sum(module.weight.numel() for module in model.base_model.modules() if isinstance(module, nn.Linear))
+    tokens = sum(len(tree) for tree in trees)
+    seen = sum(depth + 1 for tree in trees for depth in tree.depths)
+    scored = sum(len({node for _, nodes in tree.scored for node in nodes}) for tree in trees)
+    config = model.config
+    attention = 4 * config.hidden_size * config.num_hidden_layers * seen
+    return float(2 * body * tokens + attention + 2 * config.hidden_size * config.vocab_size * scored)
+
+
+def compare(seconds: dict[str, dict[str, list[float]]], operations: float, rates: Times, clock: str) -> dict[str, Any]:
+    """Return the figures by one clock; the best batch size is the one with the smallest median."""
+    medians = {name: statistics.median(taken[clock]) for name, taken in seconds.items()}
+    best = min(map(peer_name, PEERS), key=medians.__getitem__)
+    ratios = [peer / own for peer, own in zip(seconds[best][clock], seconds[OWN][clock], strict=True)]
+    rate = statistics.median(rates[clock])
+    return {
+        "seconds": medians,
+        "best_peer": best,
+        "times_faster": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "matrix_rate": rate,
+        "ratio_to_bound": medians[OWN] * rate / operations,
+    }
+
+
+def agreement(ours: Sequence[tuple[float, bool]], theirs: Sequence[tuple[float, bool]]) -> dict[str, float]:
+    """Return how far two scorers' answers are apart."""
+    pairs = list(zip(ours, theirs, strict=True))
+    return {
+        "largest_difference": max(abs(own - other) for (own, _), (other, _) in pairs),
+        "largest_excess": max(abs(own - other) - 1e-4 - 1e-6 * abs(other) for (own, _), (other, _) in pairs),
+        "other_greedy_decisions": sum(own != other for (_, own), (_, other) in pairs),
+    }
+
+
+def peak_in_own_process(arguments: argparse.Namespace, shape: str, task: str, name: str) -> int:
+    own = ["--shapes", shape, "--tasks", task, "--requests", str(arguments.requests), "--peak", name]
+    options = {"--data-dir": arguments.data_dir, "--tokenizer": arguments.tokenizer, "--threads": arguments.threads}
+    given = [text for key, value in options.items() if value for text in (key, str(value))]
+    command = [sys.executable, __file__, *own, *given]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(json.loads(done.stdout.splitlines()[-1])["peak_bytes"])
+
+
+def peak_memory(arguments: argparse.Namespace) -> int:
+    """Return by how many bytes this process grows above its loaded model while it scores (Linux only)."""
+    model, tokenizer = make_model(arguments, arguments.shapes[0])
+    requests = make_requests(arguments, arguments.tasks[0])
+    scorer = make_scorer(arguments.peak, model, tokenizer)
+    scorer(requests[:1])  # what is allocated once does not count
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = memory_line("VmRSS")
+    scorer(requests)
+    return memory_line("VmHWM") - before
+
+
+def memory_line(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def start_times(rounds: int) -> list[dict[str, Any]]:
+    """Return the wall time of processes that do nothing but start, and its ratio to ``import torch`` in the round."""
+    seconds: Times = {name: [] for name in STARTS}
+    for _ in range(rounds + 1):
+        for name, code in STARTS.items():
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+            seconds[name].append(time.perf_counter() - begin)
+    ratios = {name: [own / base for own, base in zip(taken[1:], seconds["torch"][1:], strict=True)]
+              for name, taken in seconds.items()}  # fmt: skip
+    return [
+        {"what": name, "seconds": statistics.median(taken[1:]), "ratio": statistics.median(ratios[name])}
+        for name, taken in seconds.items()
+    ]
+
+
+def report(found: dict[str, Any]) -> None:
+    head = f"{'shape':<6}{'task':<18}{'clock':<6}{'best peer':<10}{'times faster':>24}{'/ bound':>9}{'memory':>22}"
+    print(head)
+    for row in found["scoring"]:
+        for clock in CLOCKS:
+            figures = row[clock]
+            ratio = f"{figures['times_faster']:.2f} [{figures['lowest']:.2f}, {figures['highest']:.2f}]"
+            print(f"{row['shape']:<6}{row['task']:<18}{clock:<6}{figures['best_peer']:<10}{ratio:>24}"
+                  f"{figures['ratio_to_bound']:>9.2f}{memory(row):>22}")  # fmt: skip
+        print(f"      agreement: {row['agreement']}")
+    for row in found["start"]:
+        print(f"{row['what']:<42}{row['seconds']:>7.2f} s {row['ratio']:>6.2f} x import torch")
+
+
+def memory(row: dict[str, Any]) -> str:
+    if "peak_bytes" not in row:
+        return ""
+    own, peer = (row["peak_bytes"][name] / 2**20 for name in (OWN, peer_name(PEER_OF_MEMORY)))
+    return f"{own:.0f} of {peer:.0f} MiB ({peer / own:.1f}x)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What ``hfpatch eval`` shows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hfpatch.cli.tables import print_scores
+
+if TYPE_CHECKING:
+    from hfpatch.evaluation import Comparison
+    from hfpatch.pipeline.scoring import Evaluation
+
+
+def print_evaluation(found: Evaluation) -> None:
+    """Print every variant's scores, the patches held against the base, and the warnings."""
+    console = Console()
+    for variant in found.variants.values():
+        print_scores(
+            variant.scores, f"{found.model['name']} with {variant.patch}" if variant.patch else found.model["name"]
+        )
+    if found.comparisons:
+        console.print(_comparisons(found.comparisons))
+    for line in found.warnings:
+        console.print(f"· {line}", highlight=False, markup=False)
+
+
+def _comparisons(comparisons: list[Comparison]) -> Table:
+    table = Table(title="against the bare model, paired by document, corrected over tasks", title_justify="left")
+    for column in ("patch", "task", "metric"):
+        table.add_column(column)
+    for column in ("difference", "95 % interval", "p (Holm)", "smallest visible"):
+        table.add_column(column, justify="right")
+    table.add_column("verdict")
+    for each in comparisons:
+        visible = "" if each.smallest_visible is None else f"{each.smallest_visible:.4g}"
+        interval = f"[{each.low:+.4g}, {each.high:+.4g}]"
+        numbers = (f"{each.difference:+.4g}", interval, f"{each.p_holm:.3g}", visible)
+        table.add_row(each.method, each.task, each.metric, *numbers, each.verdict)
+    return table
+
+
+@contextmanager
+def says_how_to_go_on(output: Path | None) -> Iterator[None]:
+    """Turn Ctrl-C into one line that says what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"the same command goes on in {output}" if output else "nothing is kept without --output"
+        print(f"hfpatch: interrupted; {kept}", file=sys.stderr)
+        raise typer.Exit(130) from None

@@ -1,0 +1,138 @@
+"""Scoring many requests: grouped, batched, in whatever memory there is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.scorer.budget import Budget, batches
+from hfpatch.evaluation.scorer.exactness import Sharing, find_sharing
+from hfpatch.evaluation.scorer.grouping import TokenRequest, Tree, group
+from hfpatch.evaluation.scorer.head import Parts, WholeModel, tell_apart
+from hfpatch.evaluation.scorer.inputs import model_inputs
+from hfpatch.evaluation.scorer.rows import Answer, Pool
+
+logger = logging.getLogger(__name__)
+
+OnAnswers = Callable[[Sequence[tuple[int, Answer]]], None]
+
+_PROBE_TOKENS = 16
+_FEWEST_TOKENS = 256
+
+
+class Scorer:
+    """Scores token requests on one model, as it stands when the scorer is made.
+
+    Args:
+        model: a causal language model in evaluation mode, with adapters or without.
+        max_length: the longest row that the model takes.
+        budget: how much goes through the model at once; None takes what suits the device.
+    """
+
+    def __init__(self, model: Any, max_length: int, budget: Budget | None = None) -> None:
+        self.model = model
+        self.budget = budget or Budget.usual(model.device)
+        with torch.no_grad():
+            probe = _probe_tokens(model, min(_PROBE_TOKENS, max_length))
+            self.parts: Parts = tell_apart(model, probe)
+            self.sharing: Sharing = (
+                find_sharing(model, self.parts, max_length, probe)
+                if max_length >= _PROBE_TOKENS
+                else Sharing(0, "its rows are too short to try")
+            )
+        for line in self._limits():
+            _say_once(line)
+
+    def score(self, requests: Sequence[TokenRequest], on_answers: OnAnswers, *, known: Collection[int] = ()) -> None:
+        """Score requests, and hand over the answers of each batch as soon as they are there.
+
+        Args:
+            requests: what to score; all of them decide how batches are made up, whatever is known of them.
+            on_answers: called with the index and the answer of each request in a batch.
+            known: indices of requests that need no answer; a batch of such alone is left out.
+
+        Raises:
+            HfpatchError: if memory is too small for a quarter of the budget, too.
+        """
+        answered = set(known)
+
+        def take(answers: Sequence[tuple[int, Answer]]) -> None:
+            answered.update(index for index, _ in answers)
+            on_answers(answers)
+
+        try:
+            self._pass(requests, answered, take, self.budget)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_memory(error):
+                raise
+            logger.warning("out of memory with %s tokens at once; trying a quarter", self.budget.tokens)
+        else:
+            return
+        self._with_less(requests, answered, take)
+
+    def _with_less(self, requests: Sequence[TokenRequest], answered: set[int], take: OnAnswers) -> None:
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        less = self.budget.smaller()
+        try:
+            self._pass(requests, answered, take, less)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_memory(error):
+                raise
+            raise HfpatchError(
+                f"out of memory, even with {less.tokens} tokens at once; give a smaller max_length, a smaller dtype or "
+                "more memory (what was scored is kept)"
+            ) from error
+
+    @torch.no_grad()
+    def _pass(self, requests: Sequence[TokenRequest], answered: set[int], take: OnAnswers, budget: Budget) -> None:
+        pool = Pool(self.parts, requests, budget)
+        for batch in self.batches(requests, budget):
+            if all(index in answered for tree in batch for index, _ in tree.scored):
+                continue
+            pool.add(batch, self.parts.features(**model_inputs(self.model, batch)))
+            if pool.full:
+                take(pool.empty())
+        take(pool.empty())
+
+    def batches(self, requests: Sequence[TokenRequest], budget: Budget) -> list[list[Tree]]:
+        """Return the batches that score all requests."""
+        tokens = budget.tokens
+        if isinstance(self.parts, WholeModel):
+            words = self.model.get_input_embeddings().weight.shape[0]
+            tokens = min(tokens, max(_FEWEST_TOKENS, budget.logits // words))  # each position has a row of logits
+        return list(batches(group(requests, longest=self.sharing.longest, endings=tokens), tokens))
+
+    def _limits(self) -> list[str]:
+        name = type(self.model).__name__
+        lines = []
+        if isinstance(self.parts, WholeModel):
+            lines.append(f"{name}: body and head cannot be told apart; every position's logits are computed")
+        if self.sharing.longest == 0:
+            lines.append(f"{name}: endings do not share their context ({self.sharing.reason}); plain rows are scored")
+        elif self.sharing.reason is not None:
+            lines.append(
+                f"{name}: endings share their context in rows up to {self.sharing.longest} tokens only "
+                f"({self.sharing.reason})"
+            )
+        return lines
+
+
+def _probe_tokens(model: Any, size: int) -> torch.Tensor:
+    words = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(words, (1, size), generator=generator).to(model.device)
+
+
+def _is_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+@lru_cache(maxsize=64)
+def _say_once(line: str) -> None:
+    logger.warning("%s", line)

@@ -1,0 +1,85 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hfpatch.evaluation.scorer import TokenRequest
+from hfpatch.evaluation.scorer.budget import batches
+from hfpatch.evaluation.scorer.grouping import group
+
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
+PAIRS = st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=12)
+
+
+def cut(pairs, max_length=8):
+    return [TokenRequest.cut(context, ending, max_length) for context, ending in pairs]
+
+
+def path(tree, node):
+    """The tokens from the first one to a node, by following parents."""
+    tokens = []
+    while node >= 0:
+        tokens.append(tree.tokens[node])
+        node = tree.parents[node]
+    return tokens[::-1]
+
+
+def test_a_long_request_is_cut_from_the_left():
+    request = TokenRequest.cut([1, 2, 3, 4], [5, 6], max_length=3)
+    assert request == TokenRequest((3, 4, 5), (5, 6))
+    assert request.context == (3, 4)
+    assert TokenRequest.cut([1], [2], max_length=3) == TokenRequest((1,), (2,))
+
+
+def test_endings_of_one_context_share_it_and_what_they_begin_with():
+    (tree,) = group(cut([([1, 2], [3, 4, 5]), ([1, 2], [3, 6, 5]), ([1, 2], [7]), ([1, 2], [3, 4])]), longest=8)
+    assert sorted(tree.tokens) == [1, 2, 3, 4, 6]
+    assert [index for index, _ in sorted(tree.scored)] == [0, 1, 2, 3]
+    assert not tree.is_chain
+
+
+def test_contexts_that_were_cut_differently_are_apart():
+    trees = group(cut([([1, 2, 3], [4]), ([1, 2, 3], [4, 5, 6])], max_length=4), longest=8)
+    assert sorted(tree.tokens for tree in trees) == [[1, 2, 3], [2, 3, 4, 5]]
+
+
+@given(PAIRS, st.sampled_from([0, 4, 9, 100]), st.sampled_from([1, 3, 100]))
+def test_every_request_stands_in_one_row_with_its_own_tokens_before_it(pairs, longest, endings):
+    requests = cut(pairs)
+    trees = group(requests, longest=longest, endings=endings)
+    found = {}
+    for tree in trees:
+        assert tree.depths == [len(path(tree, node)) - 1 for node in range(len(tree))]
+        for index, nodes in tree.scored:
+            assert index not in found
+            found[index] = [path(tree, node) for node in nodes]
+    for index, request in enumerate(requests):
+        first = len(request.tokens) - len(request.targets) + 1
+        assert found[index] == [list(request.tokens[:end]) for end in range(first, len(request.tokens) + 1)]
+
+
+@given(PAIRS, st.sampled_from([0, 4, 9]))
+def test_rows_are_plain_or_short_enough_and_never_more_than_the_requests_need(pairs, longest):
+    requests = cut(pairs)
+    trees = group(requests, longest=longest)
+    assert all(tree.is_chain or len(tree) <= longest for tree in trees)
+    assert sum(len(tree) for tree in trees) <= sum(len(request.tokens) for request in requests)
+
+
+@given(PAIRS)
+def test_a_whole_tree_has_each_distinct_beginning_once(pairs):
+    requests = cut(pairs)
+    trees = group(requests, longest=100)
+    needed = {(request.context, request.targets[:end]) for request in requests for end in range(len(request.targets))}
+    contexts = {request.context for request in requests}
+    assert sum(len(tree) for tree in trees) == sum(map(len, contexts)) + sum(1 for _, ending in needed if ending)
+
+
+@given(PAIRS, st.integers(1, 40), st.randoms(use_true_random=False))
+def test_batches_hold_every_row_within_the_budget_whatever_the_order(pairs, tokens, random):
+    trees = group(cut(pairs), longest=9)
+    made = list(batches(trees, tokens))
+    assert sorted(map(id, (tree for batch in made for tree in batch))) == sorted(map(id, trees))
+    assert all(len(batch) == 1 or len(batch) * max(map(len, batch)) <= tokens for batch in made)
+    assert all(len({tree.is_chain for tree in batch}) == 1 for batch in made)
+    shuffled = random.sample(pairs, len(pairs))
+    again = batches(group(cut(shuffled), longest=9), tokens)
+    assert [[tree.tokens for tree in batch] for batch in again] == [[tree.tokens for tree in batch] for batch in made]

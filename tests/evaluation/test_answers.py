@@ -1,0 +1,139 @@
+import json
+
+import families
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from hfpatch import PreProjectionConfig, patch, unpatch
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import evaluate
+from hfpatch.evaluation.answers import Answers, model_key, open_answers
+from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.evaluation.scorer import TokenRequest
+from hfpatch.evaluation.settings import EvaluationSettings
+
+FIRST, SECOND = TokenRequest((1, 2, 3), (3, 4)), TokenRequest((1, 2, 3), (4,))
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_answers_are_there_again_to_the_last_bit(tmp_path):
+    path = tmp_path / "new" / "answers.jsonl"
+    kept = Answers(path, {"model": 1})
+    assert kept.find(FIRST) is None
+    assert not path.exists()
+    value = -1 / 3 * 1e5
+    kept.add([(FIRST, (value, True))])
+    kept.add([(SECOND, (-0.1, False))])
+    again = Answers(path, {"model": 1})
+    for answers in (kept, again):
+        assert answers.find(FIRST) == (value, True)
+        assert answers.find(SECOND) == (-0.1, False)
+        assert answers.find(TokenRequest((1, 2), (3, 4))) is None
+        assert answers.find(TokenRequest((1, 2, 3), (3, 5))) is None
+
+
+def test_what_a_kill_or_another_hand_left_is_dropped(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    kept = Answers(path, {})
+    kept.add([(FIRST, (-1.5, True)), (SECOND, (-2.5, False))])
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        again = Answers(path, {})
+        found = [again.find(request) for request in (FIRST, SECOND)]
+        assert found in ([None, None], [(-1.5, True), None])
+        again.add([(SECOND, (-9.0, False))])
+        assert Answers(path, {}).find(SECOND) == (-9.0, False)
+    path.write_text(whole.decode().replace("-1.5, true", "-1.5"), encoding="utf-8")
+    assert Answers(path, {}).find(FIRST) is None
+    assert Answers(path, {}).find(SECOND) == (-2.5, False)
+    Answers(path, {"another": "model"})
+    assert not path.exists()
+
+
+def test_a_folder_holds_several_models_and_tasks(tmp_path):
+    for task, key, value in [("a", {"m": 1}, -1.0), ("a", {"m": 2}, -2.0), ("b", {"m": 1}, -3.0)]:
+        open_answers(tmp_path, task, key).add([(FIRST, (value, False))])
+    assert open_answers(tmp_path, "a", {"m": 2}).find(FIRST) == (-2.0, False)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_folder_that_is_a_file_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HfpatchError, match="answers cannot be kept"):
+        open_answers(tmp_path / "file", "a", {}).add([(FIRST, (-1.0, True))])
+
+
+def test_the_key_changes_with_all_that_changes_an_answer():
+    model = families.make_model("llama")
+    base = model_key(model)
+    assert model_key(families.make_model("llama")) == base
+    keys = [base, model_key(families.make_model("llama", torch.bfloat16)), model_key(families.make_model("qwen2"))]
+    model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 5.0}
+    keys.append(model_key(model))
+    patched = patch(families.make_model("llama"), PreProjectionConfig())
+    keys.append(model_key(patched))
+    families.perturb(patched)
+    keys.append(model_key(patched))
+    assert model_key(unpatch(patched)) == base
+    lora = get_peft_model(families.make_model("llama"), LoraConfig(target_modules=["q_proj"], lora_alpha=4)).eval()
+    keys.append(model_key(lora))
+    with lora.disable_adapter():
+        keys.append(model_key(lora))
+    louder = get_peft_model(families.make_model("llama"), LoraConfig(target_modules=["q_proj"], lora_alpha=9)).eval()
+    keys.append(model_key(louder))
+    assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
+
+
+class Stop(Exception):
+    """Stands for a kill."""
+
+
+def evaluated(model, tokenizer, data_dir, folder, **options):
+    tasks = ("arc_easy", "wikitext", "paper_hellaswag")
+    chosen = EvaluationSettings(tasks=tasks, token_budget=100)
+    return evaluate(
+        model,
+        tokenizer,
+        settings=chosen,
+        data_dir=data_dir,
+        records_dir=folder,
+        answers_dir=folder / "answers",
+        **options,
+    )
+
+
+def test_an_interrupted_evaluation_goes_on_within_a_task_and_ends_the_same(
+    model, tokenizer, data_dir, tmp_path, monkeypatch
+):
+    expected = evaluated(model, tokenizer, data_dir, tmp_path / "whole")
+
+    def stop(task, done, total):
+        if task == "wikitext" and done > 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        evaluated(model, tokenizer, data_dir, tmp_path / "cut", on_scored=stop)
+    assert not (tmp_path / "cut" / "wikitext.jsonl").exists()
+    (file,) = (tmp_path / "cut" / "answers").glob("wikitext-*.jsonl")
+    assert 2 < len(lines(file)) < len(lines(next((tmp_path / "whole" / "answers").glob("wikitext-*.jsonl"))))
+    heard = []
+    again = evaluated(model, tokenizer, data_dir, tmp_path / "cut", on_scored=lambda *heard_of: heard.append(heard_of))
+    assert again == expected
+    assert {task for task, _, _ in heard} == {"wikitext", "paper_hellaswag"}
+    for task in expected:
+        assert lines(tmp_path / "cut" / f"{task}.jsonl") == lines(tmp_path / "whole" / f"{task}.jsonl")
+    monkeypatch.setattr(HfpatchLM, "_scorer", None)  # nothing is scored any more
+    assert evaluated(model, tokenizer, data_dir, tmp_path / "whole") == expected
+
+
+def test_another_model_is_scored_anew_in_the_same_folder(model, tokenizer, data_dir, tmp_path):
+    first = evaluated(model, tokenizer, data_dir, tmp_path)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1.5)
+    second = evaluated(model, tokenizer, data_dir, tmp_path)
+    assert first["wikitext"].metrics != second["wikitext"].metrics

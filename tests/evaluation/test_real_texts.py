@@ -1,0 +1,69 @@
+"""The scorer against lm-eval's own on real texts with their tokenizer, where the data is at hand."""
+
+import pytest
+import torch
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
+from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.evaluation.quiet import quiet
+from hfpatch.evaluation.tasks import load_tasks
+
+TASKS = {"lambada_openai": 8, "hellaswag": 4, "arc_easy": 8}
+SHARED = {"vocab_size": 50304, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+KINDS = {
+    "gpt_neox": {"intermediate_size": 64, "max_position_embeddings": 256},
+    "llama": {"intermediate_size": 64, "max_position_embeddings": 256},
+    "mistral": {
+        "intermediate_size": 64,
+        "max_position_embeddings": 256,
+        "num_key_value_heads": 2,
+        "sliding_window": 64,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def requests(shared_data):
+    with quiet():
+        tasks = load_tasks(tuple(TASKS), data_dir=shared_data)
+        for name, task in tasks.items():
+            task.build_all_requests(limit=TASKS[name], rank=0, world_size=1)
+    return {name: task.instances for name, task in tasks.items()}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shared_data):
+    return AutoTokenizer.from_pretrained(shared_data / "gpt-neox-tokenizer")
+
+
+def scored(kind, model, tokenizer, requests):
+    """Return all log-likelihoods and all greedy decisions."""
+    lm = kind(model, tokenizer=tokenizer, batch_size=8)
+    values, decisions = [], []
+    with quiet():
+        for made in requests.values():
+            for value, greedy in lm.loglikelihood(made, disable_tqdm=True):
+                values.append(value)
+                decisions.append(greedy)
+    return values, decisions
+
+
+@pytest.mark.parametrize(
+    ("kind", "patched"), [("gpt_neox", False), ("gpt_neox", True), ("llama", False), ("mistral", True)]
+)
+def test_every_request_is_answered_as_by_lm_eval(kind, patched, requests, tokenizer):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SHARED, **KINDS[kind], initializer_range=0.1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    if patched:
+        patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig()]).eval()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+    values, decisions = scored(HfpatchLM, model, tokenizer, requests)
+    expected, also = scored(HFLM, model, tokenizer, requests)
+    assert decisions == also
+    for value, other in zip(values, expected, strict=True):
+        assert abs(value - other) <= 1e-4 + 1e-6 * abs(other)
