@@ -88,6 +88,10 @@ class TokenBlocks:
         """Tokens in the rows named by ``indices``, padding not counted."""
         return sum(int(self._pieces(int(index)).sum()) for index in indices)
 
+    def count_predicted(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
+        """Tokens that the rows named by ``indices`` predict: all but the first of each piece."""
+        return self.count_tokens(indices) - sum(len(self._pieces(int(index))) for index in indices)
+
     def to_json(self) -> dict[str, Any]:
         """Return what a result says about its data."""
         return {

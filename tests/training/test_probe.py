@@ -265,7 +265,7 @@ def test_another_run_in_the_folder_is_refused(patched, blocks, tmp_path):
     run(patched(), blocks, tmp_path, save_every=4)
     with pytest.raises(HfpatchError, match="holds a run already"):
         run(patched(), blocks, tmp_path)
-    with pytest.raises(HfpatchError, match="a run with another settings"):
+    with pytest.raises(HfpatchError, match=r"a run with another settings.lr \(0.01, now 0.02\)"):
         run(patched(), blocks, tmp_path, resume=True, lr=2e-2)
     with pytest.raises(HfpatchError, match="a run with another batch plan"):
         run(
