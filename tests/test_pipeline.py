@@ -103,7 +103,7 @@ def numbers(results: dict) -> dict:
     kept = json.loads(json.dumps({key: value for key, value in results.items() if key != "provenance"}))
     for method in kept["methods"].values():
         for run in method["runs"].values():
-            for key in ("wall_s", "tokens_per_s", "peak_memory_bytes"):
+            for key in ("wall_s", "tokens_per_s", "peak_memory_bytes", "mfu"):
                 (run["train"] or {}).pop(key, None)
     return kept
 

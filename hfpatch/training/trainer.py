@@ -20,6 +20,7 @@ from hfpatch.training.interruption import SigtermWatch
 from hfpatch.training.memory import peak_memory_bytes
 from hfpatch.training.optim import build_optimizer, build_scheduler
 from hfpatch.training.precision import autocast_context
+from hfpatch.training.processes import runs_on_cpu
 from hfpatch.training.records import StepRecord
 from hfpatch.training.run import Run
 from hfpatch.training.survival import UpdateSurvival
@@ -196,6 +197,7 @@ def _arguments(run: Run) -> TrainingArguments:
         max_grad_norm=run.settings.max_grad_norm or 0.0,
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
+        use_cpu=runs_on_cpu(),
         dataloader_pin_memory=torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
         torch_compile=run.settings.compile,
