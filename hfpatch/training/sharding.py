@@ -7,9 +7,12 @@ import os
 from collections.abc import Mapping
 
 import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-_LAUNCHED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+_FSDP = "ACCELERATE_USE_FSDP"
+_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,4 +41,20 @@ def like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 def cuts_tensors() -> bool:
     """Whether the launcher asked for FSDP or DeepSpeed, which replace a model's tensors by pieces."""
-    return any(os.environ.get(name, "").lower() in ("1", "true") for name in _LAUNCHED)
+    return any(_is_on(name) for name in (_FSDP, _DEEPSPEED))
+
+
+def shard_on_cpus(accelerator: Accelerator) -> None:
+    """Let an accelerator shard on CPUs too where the launcher asked for FSDP.
+
+    accelerate reads FSDP's settings for GPUs and the like alone; on several CPU processes it falls back to DDP without
+    a word.
+    """
+    if _is_on(_FSDP) and accelerator.state.distributed_type == DistributedType.MULTI_CPU:
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        accelerator.state.distributed_type = DistributedType.FSDP
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true")

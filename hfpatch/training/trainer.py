@@ -23,6 +23,7 @@ from hfpatch.training.precision import autocast_context
 from hfpatch.training.processes import runs_on_cpu
 from hfpatch.training.records import StepRecord
 from hfpatch.training.run import Run
+from hfpatch.training.sharding import shard_on_cpus
 from hfpatch.training.survival import UpdateSurvival
 from hfpatch.training.throughput import tokens_per_s_at_most
 from hfpatch.training.validation import mean_loss
@@ -74,6 +75,12 @@ class PlanTrainer(Trainer):
         self.add_callback(RunCallback(run, tools))  # before the next: an update left out is none to measure
         if run.measure_survival:
             self.add_callback(SurvivalCallback(UpdateSurvival(run.state.survival), run.settings, run.plan.steps))
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator; FSDP works on CPUs too."""
+        super().create_accelerator_and_postprocess()
+        shard_on_cpus(self.accelerator)
+        self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Build the optimiser from the run's settings."""
