@@ -79,6 +79,9 @@ def train(
     loaded = load_recipe(recipe, overrides or [])
     folder = out or Path("runs") / loaded.name
     _quiet_libraries()
+    from hfpatch.training.processes import start_processes
+
+    start_processes()  # before what takes seconds to import, so that a mistake shows at once
     from hfpatch.cli.progress import choose_progress, is_first_process
     from hfpatch.pipeline import train as run_train
 
