@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_directory, read_json, sha256_file, write_json
-from hfpatch.training.sharding import like, whole_tensors
+from hfpatch.training.sharding import like, under_deepspeed, whole_tensors
 from hfpatch.training.state import LoopState
 
 _TRAINABLE = "trainable.safetensors"
@@ -39,11 +39,13 @@ class Checkpoint:
         folder: where it lies.
         step: optimiser steps done.
         state: what else the run knew then.
+        resumable: whether it holds the optimiser's state; DeepSpeed gives it to nobody.
     """
 
     folder: Path
     step: int
     state: LoopState
+    resumable: bool = True
 
 
 def save_checkpoint(
@@ -77,7 +79,7 @@ def save_checkpoint(
         {
             f"{name}{_SEPARATOR}{key}": value
             for name, parameter in parameters.items()
-            for key, value in optimizer.state.get(parameter, {}).items()
+            for key, value in ({} if under_deepspeed() else optimizer.state.get(parameter, {})).items()
         }
     )
     trained = whole_tensors(parameters)
@@ -85,6 +87,7 @@ def save_checkpoint(
         return
     content = {
         "step": step,
+        "resumable": not under_deepspeed(),
         "identity": dict(identity),
         "state": state.to_json(),
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
@@ -118,7 +121,7 @@ def newest_checkpoint(folder: Path, identity: Mapping[str, Any]) -> Checkpoint |
         _check_identity(path, content["identity"], identity)
         if damage is not None:
             warnings.warn(f"{damage}; going on from {path.name}", stacklevel=2)
-        return Checkpoint(path, content["step"], LoopState.from_json(content["state"]))
+        return Checkpoint(path, content["step"], LoopState.from_json(content["state"]), content["resumable"])
     if damage is not None:
         raise HfpatchError(f"{damage}; no whole checkpoint is left: delete the run and start it anew")
     return None

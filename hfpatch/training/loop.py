@@ -19,7 +19,7 @@ from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory
 from hfpatch.training.precision import trainable_parameters
 from hfpatch.training.records import TrainResult, summarise
 from hfpatch.training.run import Run
-from hfpatch.training.sharding import cuts_tensors, whole_tensors
+from hfpatch.training.sharding import cuts_tensors, under_deepspeed, whole_tensors
 from hfpatch.training.survival import UpdateSurvival
 from hfpatch.training.throughput import tokens_per_s_at_most
 from hfpatch.training.trainer import PlanTrainer, prepared
@@ -40,6 +40,7 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
         load_trainables(run.checkpoint, trainable_parameters(model))
     reset_peak_memory()
     if not run.is_finished():
+        _check_deepspeed(run)
         _train(model, run)
     if run.settings.keep_best and run.state.best_step is not None:
         load_trainables(checkpoint_at(run.checkpoints, run.state.best_step), trainable_parameters(model))
@@ -85,6 +86,18 @@ def _check_plan(run: Run) -> None:
         raise HfpatchError(
             "patience and keep_best go by the loss on held-out text, and there is none; set data.held_out"
         )
+
+
+def _check_deepspeed(run: Run) -> None:
+    """Refuse what needs the optimiser's state or the gradients, which DeepSpeed does not show."""
+    if run.checkpoint is not None and not (run.checkpoint.resumable and not under_deepspeed()):
+        raise HfpatchError(
+            f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays inside "
+            "DeepSpeed; start it anew, or use FSDP2, which can be resumed"
+        )
+    if under_deepspeed() and (run.settings.on_bad_loss == "skip" or run.settings.save_every is not None):
+        key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
+        raise HfpatchError(f"training.{key} does not work under DeepSpeed; leave it out, or use FSDP2")
 
 
 def _open_folder(run: Run, *, resume: bool) -> None:

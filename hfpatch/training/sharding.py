@@ -44,6 +44,11 @@ def cuts_tensors() -> bool:
     return any(_is_on(name) for name in (_FSDP, _DEEPSPEED))
 
 
+def under_deepspeed() -> bool:
+    """Whether the launcher asked for DeepSpeed, which keeps the optimiser's state to itself."""
+    return _is_on(_DEEPSPEED)
+
+
 def shard_on_cpus(accelerator: Accelerator) -> None:
     """Let an accelerator shard on CPUs too where the launcher asked for FSDP.
 
