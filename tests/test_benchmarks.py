@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SIZES = ["--hidden", "32", "--layers", "1", "--heads", "4", "--vocabulary", "64", "--rows", "1", "--length", "8"]
 
 
@@ -17,3 +19,23 @@ def test_step_time_gives_a_ratio_for_every_method():
     assert rows["pre_projection"]["trainable"] == 2 * 32 * 40
     assert rows["pre_projection_skip"]["trainable"] == 2 * 32 * 40 + 32 * 32
     assert all(0 < row["lowest"] <= row["ratio"] <= row["highest"] for row in rows.values())
+
+
+@pytest.mark.slow
+def test_training_gives_every_ratio_with_its_facts(tmp_path):
+    script, out = Path(__file__).parent.parent / "benchmarks" / "training.py", tmp_path / "out.json"
+    command = [sys.executable, str(script), "--shape", "tiny", "--rounds", "2", "--rows", "2", "--no-memory"]
+    printed = subprocess.run([*command, "--json", str(out)], check=True, capture_output=True, text=True).stdout
+    told = json.loads(out.read_text())
+    assert printed.count("[") == 4
+    assert {name: len(seconds) for name, seconds in told["seconds"].items()} == dict.fromkeys(
+        ("published", "ours", "lora", "lora_ours", "forward"), 2
+    )
+    for value in told["ratios"].values():
+        assert 0 < value["lowest"] <= value["median"] <= value["highest"]
+    added, body, head = 2 * (2 * 32 * 40 + 32 * 32), 2 * (12 * 32 * 32 + 9 * 32 + 4 * 32) + 2 * 32, 512 * 32
+    assert told["parameters"]["ours"] == added
+    assert told["arithmetic"] == pytest.approx(2 + 3 * added / (body + head))
+    assert abs(told["parameters"]["lora"] / added - 1) < 0.05
+    assert told["data"]["fill_packed"] > 0.9
+    assert told["provenance"]["versions"]["torch"]
