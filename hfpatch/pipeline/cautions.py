@@ -109,8 +109,11 @@ def _forms(methods: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _dtypes(recipe: Recipe) -> Iterable[str]:
-    if recipe.training.trainable_dtype != "float32":
-        yield f"What is trained is kept in {recipe.training.trainable_dtype}, which loses small updates."
+    training = recipe.training
+    if training.trainable_dtype != "float32":
+        others = ", ".join(f"{group} in {dtype}" for group, dtype in training.trainable_dtypes.items())
+        kept = f"{training.trainable_dtype} ({others})" if others else training.trainable_dtype
+        yield f"What is trained is kept in {kept}, which loses small updates."
 
 
 def _commits(methods: Mapping[str, Any]) -> Iterable[str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.training.loop import run_training
-from hfpatch.training.precision import cast_trainables
+from hfpatch.training.precision import cast_trainables, trainable_parameters
 from hfpatch.training.records import StepRecord, TrainResult
 from hfpatch.training.run import Run
 from hfpatch.training.settings import TrainingSettings
@@ -52,7 +54,19 @@ def train_probe(
     """
     groups = {group: getattr(torch, dtype) for group, dtype in settings.trainable_dtypes.items()}
     cast_trainables(model, getattr(torch, settings.trainable_dtype), groups)
+    _warn_of_low_precision(model)
     run = Run(
         settings=settings, blocks=blocks, plan=plan, seed=seed, folder=run_dir, held_out=held_out, on_step=on_step
     )
     return run_training(model, run, resume=resume)
+
+
+def _warn_of_low_precision(model: PreTrainedModel) -> None:
+    """Say what cannot be seen in a loss curve: in low precision most updates may be lost."""
+    dtypes = {str(value.dtype).removeprefix("torch.") for value in trainable_parameters(model).values()}
+    low = sorted(dtypes - {"float32", "float64"})
+    if low and PartialState().is_main_process:
+        warnings.warn(
+            f"trained weights are kept in {', '.join(low)}, which loses small updates; update_survival tells how many",
+            stacklevel=3,
+        )

@@ -62,13 +62,14 @@ class PlanTrainer(Trainer):
         self._run = run
         self._watch = watch
         self._step_loss: torch.Tensor | None = None
-        super().__init__(
-            model=model,
-            args=_arguments(run),
-            train_dataset=PlannedBlocks(run.blocks, run.plan, run.start),
-            data_collator=collate,
-            compute_loss_func=_counted_elsewhere,
-        )
+        with _clear_about_trackers(run.settings.report_to):
+            super().__init__(
+                model=model,
+                args=_arguments(run),
+                train_dataset=PlannedBlocks(run.blocks, run.plan, run.start),
+                data_collator=collate,
+                compute_loss_func=_counted_elsewhere,
+            )
         self.remove_callback(PrinterCallback)
         self._speed_limit = tokens_per_s_at_most(model, self.accelerator.state, run.settings.autocast)
         tools = Tools(self._take_outcome, self._evaluate_held_out, self._log_record)
@@ -160,6 +161,20 @@ class PlanTrainer(Trainer):
 def _counted_elsewhere(*_: Any, **__: Any) -> torch.Tensor:
     """Tell the stock Trainer that the loss is a mean over the whole step; `PlanTrainer.compute_loss` sees to that."""
     raise AssertionError("PlanTrainer.compute_loss computes the loss")
+
+
+@contextlib.contextmanager
+def _clear_about_trackers(names: tuple[str, ...]) -> Iterator[None]:
+    """Say in one line which tracker is unknown or not installed."""
+    try:
+        yield
+    except HfpatchError:
+        raise
+    except (ValueError, RuntimeError, ImportError) as error:
+        if not names:
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        raise HfpatchError(f"training.report_to: {', '.join(names)} cannot be used ({reason})") from error
 
 
 @contextlib.contextmanager

@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from hfpatch.data.blocks import TokenBlocks
 
 VOCABULARY = 64
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_heap():
+    """Each Trainer collects garbage several times, which is quick once the libraries' objects are left out."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
