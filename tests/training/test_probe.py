@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import IA3Config, LNTuningConfig, LoraConfig, VeraConfig, get_peft_model
 from torch.nn.functional import log_softmax
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
@@ -30,7 +30,7 @@ def plan_for(blocks, steps=STEPS):
 
 def run(model, blocks, folder, **values):
     steps = values.get("steps", STEPS)
-    other = {name: values.pop(name) for name in ("resume", "on_step", "plan", "seed") if name in values}
+    other = {name: values.pop(name) for name in ("resume", "on_step", "plan", "seed", "held_out") if name in values}
     arguments = {"plan": plan_for(blocks, steps), "seed": 0, **other}
     return train_probe(model, settings=settings(**values), blocks=blocks, run_dir=folder, **arguments)
 
@@ -354,3 +354,31 @@ def test_a_compiled_model_trains_the_same_and_stays_itself(patched, blocks, tmp_
     assert list(dict(compiled.named_parameters())) == names
     for name, value in trainables(compiled).items():
         torch.testing.assert_close(value, trainables(plain)[name], rtol=1e-3, atol=1e-5)
+
+
+PEFT_METHODS = {
+    "ia3": lambda: IA3Config(
+        target_modules=["query_key_value", "dense_4h_to_h"], feedforward_modules=["dense_4h_to_h"]
+    ),
+    "vera": lambda: VeraConfig(r=4, target_modules=["dense"]),
+    "dora": lambda: LoraConfig(r=2, use_dora=True, target_modules=["query_key_value"]),
+    "norms": lambda: LNTuningConfig(target_modules=["input_layernorm"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "wrapped"),  # PEFT injects VeRA into a PeftModel only
+    [(method, wrapped) for method in PEFT_METHODS for wrapped in (False, True) if wrapped or method != "vera"],
+)
+def test_any_peft_method_is_trained(base, blocks, tmp_path, method, wrapped):
+    config = PEFT_METHODS[method]()
+    model = get_peft_model(base(), config) if wrapped else patch(base(), config)
+    before = trainables(model)
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    run(model, blocks, tmp_path, warmup_steps=0, held_out=blocks.head(2), evaluate_every=4)
+    after = trainables(model)
+    assert any(not torch.equal(before[name], value) for name, value in after.items())
+    assert all(torch.equal(dict(model.named_parameters())[name], value) for name, value in frozen.items())
+    evaluated = [line["eval_loss"] for line in read_metrics(tmp_path) if "eval_loss" in line]
+    assert len(evaluated) == 2
+    assert evaluated[1] < evaluated[0]
