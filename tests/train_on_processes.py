@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 train_on_processes.py ROOT '{"name": {"micro_batch_size": 1, ...}, ...}'
 
-Besides training settings a scenario may hold ``fsdp: true``, ``resume: true`` and ``kill: N``: the last process ends
-itself by SIGKILL in its N-th forward pass.
+Besides training settings a scenario may hold ``fsdp: true``, ``resume: true``, ``dtype`` (the base's) and ``kill: N``:
+the last process ends itself by SIGKILL in its N-th forward pass.
 """
 
 import json
@@ -35,11 +35,12 @@ def train(out: Path, scenario: dict) -> None:
     """Run one scenario in ``out``; the model's parts are saved and compared with what lies on disk."""
     chosen = dict(scenario)
     fsdp, resume, kill = (chosen.pop(key, None) for key in ("fsdp", "resume", "kill"))
+    dtype = getattr(torch, chosen.pop("dtype", "float32"))
     for name, value in FSDP.items():
         os.environ[name] = value if fsdp else "false"
     state = start_processes()
     blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=7, seed=1)
-    model = patch(make_model("gpt_neox"), PreProjectionConfig(content_skip=True, init="paper"), seed=0)
+    model = patch(make_model("gpt_neox", dtype), PreProjectionConfig(content_skip=True, init="paper"), seed=0)
     before, kinds = hash_weights(model), set()
     model.register_forward_hook(observer(kinds, kill if state.process_index == state.num_processes - 1 else None))
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=3)

@@ -60,7 +60,8 @@ def loss_from_hidden(
 
     Positions that predict nothing do not reach the head. The gradient is computed together with the loss, so no logits
     are kept for the backward pass. Liger's kernel does the work on CUDA where it is installed, else torch's
-    ``linear_cross_entropy`` where torch has it and the logits are not capped, else `ChunkedLoss`.
+    ``linear_cross_entropy`` where torch has it, the head is float32 and the logits are not capped, else `ChunkedLoss`.
+    The sum is float32 whatever the head's dtype.
 
     Args:
         hidden: (batch, seq, hidden).
@@ -95,11 +96,12 @@ def _summed_loss(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
     if liger is not None:
         loss: Tensor = liger(rows, weight, targets, bias=bias, reduction="sum", softcap=tail.cap)
         return loss
-    if tail.cap is None and hasattr(functional, "linear_cross_entropy") and rows.dtype == weight.dtype:
+    exact = rows.dtype == weight.dtype == torch.float32  # torch returns the sum in the dtype of its input
+    if tail.cap is None and exact and hasattr(functional, "linear_cross_entropy"):
         options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=size)
         return functional.linear_cross_entropy(
             rows, weight, targets, linear_bias=bias, reduction="sum", options=options
-        ).float()
+        )
     loss = ChunkedLoss.apply(rows, weight, bias, targets, tail.cap, size)  # type: ignore[no-untyped-call]
     return loss
 

@@ -109,8 +109,21 @@ def test_autocast_computes_in_bf16_what_the_stock_path_would():
         found = loss_from_hidden(states, weight, offset, labels)
     exact = reference(logits_of(states, weight, offset, Tail()), labels)
     assert found.dtype == torch.float32
-    assert abs(found - exact) <= 2 * abs(stock - exact) + 1e-2 * exact
+    torch.testing.assert_close(found, stock, rtol=1e-5, atol=0)
     assert found != exact.float()
+
+
+@pytest.mark.usefixtures("path")
+def test_a_bf16_head_gives_a_sum_in_float32():
+    states, weight, offset, labels = (
+        value.detach().bfloat16() if value.is_floating_point() else value for value in case(hidden=32, vocabulary=64)
+    )
+    stock = loss_from_logits(functional.linear(states, weight, offset), labels)
+    found = loss_from_hidden(states.requires_grad_(), weight, offset, labels)
+    torch.testing.assert_close(found, stock, rtol=1e-5, atol=0)
+    assert found != found.bfloat16().float()
+    found.backward()
+    assert states.grad.dtype == torch.bfloat16
 
 
 def test_no_chunk_holds_full_logits(monkeypatch):

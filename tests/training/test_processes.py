@@ -68,6 +68,8 @@ def runs(tmp_path_factory):
             "fsdp-1": {"fsdp": True, "micro_batch_size": 1},
             "fsdp-resumed": {"fsdp": True, "resume": True, "save_every": 3},
             "fsdp-skipped": {"fsdp": True, "on_bad_loss": "skip", "gradient_checkpointing": True},
+            "half-ddp": {"dtype": "bfloat16"},
+            "half-fsdp": {"fsdp": True, "dtype": "bfloat16"},
         }
         for name in ("ddp-resumed", "fsdp-resumed"):  # begun by one process, which got as far as step 3
             shutil.copytree(root / "one-4", root / name)
@@ -97,6 +99,14 @@ def test_processes_and_accumulation_change_nothing_but_rounding(runs, name):
     assert found.keys() == expected.keys()
     for key, value in found.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["half-ddp", "half-fsdp"])
+def test_a_base_in_bf16_is_cut_with_its_float32_trainables(runs, name):
+    assert losses(runs / name) == pytest.approx(losses(runs / "one-4"), rel=2e-2)
+    assert losses(runs / name) != losses(runs / "one-4")
+    assert {value.dtype for value in saved(runs / name).values()} == {torch.float32}
 
 
 @pytest.mark.slow
