@@ -18,6 +18,7 @@ from rich.progress import TextColumn
 from hfpatch.__main__ import main
 from hfpatch.cli.progress import LiveProgress, choose_progress
 from hfpatch.pipeline import Progress
+from hfpatch.training.interruption import Terminated
 from hfpatch.training.records import StepRecord
 
 COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain"]
@@ -176,6 +177,17 @@ def test_an_interruption_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch
     (line,) = capsys.readouterr().err.splitlines()
     assert "--resume" in line
     assert str(tmp_path / "out") in line
+
+
+def test_sigterm_says_what_is_saved_and_exits_as_any_ended_program(capsys, tmp_path, recipe, monkeypatch):
+    def terminate(*_: object, **__: object) -> None:
+        raise Terminated(7)
+
+    monkeypatch.setattr("hfpatch.pipeline.comparison.train", terminate)
+    assert main(["train", str(recipe), "--method", "lora", "--out", str(tmp_path / "out")]) == 128 + 15
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "SIGTERM after step 7, which is saved" in line
+    assert f"--resume continues in {tmp_path / 'out'}" in line
 
 
 @pytest.mark.slow

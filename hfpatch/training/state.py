@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ class LoopState:
 
     def evaluated(self, step: int, loss: float, patience: int | None) -> bool:
         """Take note of an evaluation; return whether it is the best so far."""
-        better = self.best_loss is None or loss < self.best_loss
+        better = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
         if better:
             self.best_loss, self.best_step, self.waited = loss, step, 0
         else:
