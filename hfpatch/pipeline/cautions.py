@@ -22,6 +22,7 @@ def cautions(recipe: Recipe, results: Mapping[str, Any], references: Mapping[str
         *_base(recipe, results["methods"][recipe.baseline]),
         *_sizes(recipe, results["methods"], references),
         *_survival(results["methods"]),
+        *_cut_short(results["methods"]),
         *_seeds(recipe),
         *_documents(results),
         *_forms(results["methods"]),
@@ -77,6 +78,16 @@ def _survival(methods: Mapping[str, Any]) -> Iterable[str]:
                 f"{name}: as little as {min(shares):.0%} of a tensor's weights really changed in an optimiser step; "
                 "the other updates were too small for the weights' dtype."
             )
+
+
+def _cut_short(methods: Mapping[str, Any]) -> Iterable[str]:
+    for name, method in methods.items():
+        for seed, run in method["runs"].items():
+            train = run["train"] or {}
+            if skipped := train.get("skipped_steps"):
+                yield f"{name}, seed {seed}: {skipped} updates were left out, their loss or gradient not being finite."
+            if train.get("stopped_early"):
+                yield f"{name}, seed {seed}: stopped early after {train['steps']} steps, so it saw less text."
 
 
 def _seeds(recipe: Recipe) -> Iterable[str]:

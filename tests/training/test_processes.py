@@ -146,10 +146,9 @@ def test_early_stopping_and_the_best_weights_are_agreed_on(runs):
 
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_others_and_is_named(tmp_path):
-    start = time.monotonic()
     done = launch(tmp_path, {"killed": {"kill": 3, "save_every": 1}})
     assert done.returncode != 0
-    assert time.monotonic() - start < 60
+    assert time.time() - (tmp_path / "killed" / "metrics.jsonl").stat().st_mtime < 60  # since the last whole step
     assert "rank      : 1" in done.stderr
     assert "SIGKILL" in done.stderr
     assert (tmp_path / "killed" / "checkpoints").exists()
