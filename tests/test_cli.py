@@ -194,9 +194,9 @@ def test_sigterm_says_what_is_saved_and_exits_as_any_ended_program(capsys, tmp_p
 @pytest.mark.parametrize("processes", [1, 2])
 def test_train_runs_under_a_launcher_on_one_process_and_on_two(capsys, tmp_path, recipe, processes):
     launched, alone = tmp_path / "launched", tmp_path / "alone"
-    command = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "hfpatch"]
-    if processes == 1:
-        command = ["accelerate.commands.launch", "--cpu", "--num_processes=1", "-m", "hfpatch"]
+    sharded = str(Path(__file__).parent.parent / "docs" / "accelerate" / "fsdp2-cpu.yaml")
+    options = ["--cpu", "--num_processes=1"] if processes == 1 else ["--config_file", sharded, "--main_process_port=0"]
+    command = ["accelerate.commands.launch", *options, "-m", "hfpatch"]
     arguments = ["train", str(recipe), "--method", "pre_projection", "--out"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -247,6 +247,14 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
         "lora · seed 0: cloze",
         "lora · seed 0: done, cloze acc 0.5",
     ]
+
+
+def test_plain_lines_tell_the_time_left(capsys, monkeypatch):
+    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
+    with choose_progress() as progress:
+        drive(progress)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "step 3" in line)
+    assert re.search(r"step 3, loss 2.5000, 800 tokens/s, \d+\.\d GB, 0:00:04 left$", line)
 
 
 def test_only_the_first_process_shows_progress(capsys, monkeypatch):

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -44,15 +45,18 @@ class PlainProgress(Progress):
 
     def __init__(self) -> None:
         self._told = time.monotonic()
+        self._steps = 0
 
     def started(self, run: str, steps: int) -> None:
         """Show that a run begins."""
+        self._steps = steps
         self._say(f"{run}: training, {steps} steps" if steps else run)
 
     def stepped(self, run: str, record: StepRecord) -> None:
         """Show one optimiser step."""
         if time.monotonic() - self._told > PLAIN_EVERY_S:
-            self._say(f"{run}: {_state(record)}")
+            left = timedelta(seconds=round(record.seconds * (self._steps - record.step)))
+            self._say(f"{run}: {_state(record)}, {left} left")
 
     def evaluating(self, run: str, task: str) -> None:
         """Show that a task begins."""

@@ -47,13 +47,11 @@ def loss_in_forward(model: nn.Module) -> Iterator[None]:
         hidden = _body(causal)(*args, **kwargs)[0]
         return CausalLMOutput(loss=head(hidden, labels))
 
-    causal.forward = from_logits if tail is None else from_hidden
     setattr(causal, _ACTIVE, True)
     try:
-        with _head_with_loss(head, tail):
+        with _replaced_forward(causal, from_logits if tail is None else from_hidden), _head_with_loss(head, tail):
             yield
     finally:
-        del causal.forward
         delattr(causal, _ACTIVE)
 
 

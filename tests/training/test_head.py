@@ -138,6 +138,24 @@ def test_blocks_of_the_loss_nest_and_leave_nothing_behind():
     assert isinstance(model.lm_head, nn.Linear)
 
 
+def test_a_forward_that_was_replaced_before_is_used_and_put_back():
+    """accelerate's hooks, which move tensors between devices, replace forward too."""
+    model, tokens, calls = make_model("llama"), make_tokens(), []
+    stock = model.forward
+
+    def hooked(*args, **kwargs):
+        calls.append(1)
+        return stock(*args, **kwargs)
+
+    model.forward = hooked
+    with torch.no_grad(), loss_in_forward(model):
+        before = len(calls)
+        logits = model(tokens).logits
+    assert len(calls) == before + 1
+    assert model.forward is hooked
+    assert torch.equal(logits, logits_of(make_model("llama"), tokens))
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("case", ["gpt_neox", "llama"])
 def test_frozen_layers_below_the_first_patched_one_build_no_graph(case, checkpointing):
