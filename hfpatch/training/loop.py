@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator
 
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
@@ -116,6 +117,20 @@ def _open_folder(run: Run, *, resume: bool) -> None:
         run.metrics.truncate(run.start)
     state.wait_for_everyone()
     run.records = run.metrics.read()
+    _check_agreement(run, state)
+
+
+def _check_agreement(run: Run, state: PartialState) -> None:
+    """Refuse processes that see another checkpoint or other data, as machines without a shared folder would."""
+    if state.num_processes == 1:
+        return
+    seen = gather_object([(run.start, run.blocks.sha256, run.plan.sha256)])
+    for what, values in zip(("checkpoint", "training blocks", "batch plan"), zip(*seen, strict=True), strict=True):
+        if len(set(values)) > 1:
+            raise HfpatchError(
+                f"the processes see different things ({what}: {', '.join(sorted({str(value) for value in values}))}); "
+                f"every machine must see the same {run.folder} and the same data"
+            )
 
 
 def _check_packing(model: PreTrainedModel, blocks: TokenBlocks) -> None:
