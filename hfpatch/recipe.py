@@ -64,7 +64,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Recipe:
-        for mistake in (_loop_mistake(self.training), _seeds_mistake(self), _methods_mistake(self)):
+        measured = self.data.held_out is not None
+        loop = _loop_mistake(self.training) or _held_out_mistake(self.training, measured=measured)
+        for mistake in (loop, _seeds_mistake(self), _methods_mistake(self)):
             if mistake:
                 raise ValueError(mistake)
         return self
@@ -113,7 +115,9 @@ class PretrainRecipe(Section):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> PretrainRecipe:
-        for mistake in (_name_mistake(self.name), _loop_mistake(self.training)):
+        measured = self.data.held_out is not None or self.evaluation_data is not None
+        loop = _loop_mistake(self.training) or _held_out_mistake(self.training, measured=measured)
+        for mistake in (_name_mistake(self.name), loop):
             if mistake:
                 raise ValueError(mistake)
         return self
@@ -175,6 +179,13 @@ def _loop_mistake(training: LoopSettings) -> str | None:
         return f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})"
     if training.warmup_steps >= training.steps:
         return f"training.warmup_steps is {training.warmup_steps}; must be below training.steps ({training.steps})"
+    return None
+
+
+def _held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:
+    if (training.patience or training.keep_best) and not measured:
+        key = "patience" if training.patience else "keep_best"
+        return f"training.{key} goes by the loss on held-out text, and there is none; set data.held_out"
     return None
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -9,6 +10,9 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
 import pytest
 import torch
+
+_CACHE = tempfile.TemporaryDirectory(prefix="hfpatch-tests-")  # gone when Python ends
+os.environ["HFPATCH_CACHE"] = _CACHE.name
 
 torch.set_num_threads(1)
 logging.getLogger("torch.__trace").propagate = False  # pytest would record each of its many lines

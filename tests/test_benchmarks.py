@@ -1,6 +1,7 @@
 """Every benchmark runs at its smallest size and prints what its users read."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,41 @@ def test_agreement_counts_differences_of_every_family(tmp_path):
         ("gpt2", False), ("gpt2", True), ("falcon_h1", False), ("falcon_h1", True),
     ]  # fmt: skip
     assert all(row["largest_excess"] <= 0 and row["other_choices"] == 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_training_gives_every_ratio_with_its_facts(tmp_path):
+    script, out = Path(__file__).parent.parent / "benchmarks" / "training.py", tmp_path / "out.json"
+    command = [sys.executable, str(script), "--shape", "tiny", "--rounds", "2", "--rows", "2", "--no-memory"]
+    printed = subprocess.run([*command, "--json", str(out)], check=True, capture_output=True, text=True).stdout
+    told = json.loads(out.read_text())
+    assert printed.count("[") == 4
+    assert {name: len(seconds) for name, seconds in told["seconds"].items()} == dict.fromkeys(
+        ("published", "ours", "lora", "lora_ours", "forward"), 2
+    )
+    for value in told["ratios"].values():
+        assert 0 < value["lowest"] <= value["median"] <= value["highest"]
+    added, body, head = 2 * (2 * 32 * 40 + 32 * 32), 2 * (12 * 32 * 32 + 9 * 32 + 4 * 32) + 2 * 32, 512 * 32
+    assert told["parameters"]["ours"] == added
+    assert told["arithmetic"] == pytest.approx(2 + 3 * added / (body + head))
+    assert abs(told["parameters"]["lora"] / added - 1) < 0.05
+    assert told["data"]["fill_packed"] > 0.9
+    assert told["provenance"]["versions"]["torch"]
+
+
+def test_precision_makes_a_row_for_each_method_and_dtype():
+    names = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "precision.py"))
+    runs = {
+        str(seed): {"train": {"update_survival": {"lora_A": 0.25 * seed, "all": 0.5}, "final_eval_loss": 1.0 + seed}}
+        for seed in (1, 2)
+    }
+    methods = {
+        "baseline": {"runs": {"0": {"train": None}}},
+        "lora": {"runs": runs, "parameters": {"trainable": 7}},
+    }
+    rows = names["summarise"]("bfloat16", {"methods": methods}, 2.0)
+    assert len(rows) == 1
+    assert rows[0]["survival"] == {"lora_A": 0.375, "all": 0.5}
+    assert (rows[0]["eval_loss"], rows[0]["change"], rows[0]["eval_loss_by_seed"]) == (2.5, 0.5, [2.0, 3.0])
+    text = names["table"](names["load_recipe"]("precision"), rows, 2.0)
+    assert "| lora | bfloat16 | 50% | lora_A 38% | 2.50000 | +0.50000 |" in text

@@ -131,3 +131,19 @@ def test_the_form_of_a_method(parts, form):
 )
 def test_each_method_is_held_against_the_baseline_and_the_controls_made_for_it(methods, expected):
     assert references(make_recipe(methods)) == expected
+
+
+def test_updates_left_out_and_early_stops_are_named_with_their_seed():
+    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
+    train = results["methods"]["pre"]["runs"]["0"]["train"]
+    train.update(skipped_steps=3, stopped_early=True, steps=40)
+    assert told(recipe, results) == [
+        "pre, seed 0: 3 updates were left out, their loss or gradient not being finite.",
+        "pre, seed 0: stopped early after 40 steps, so it saw less text.",
+    ]
+
+
+def test_a_group_in_another_dtype_is_named():
+    recipe = make_recipe({"pre": PRE}, trainable_dtype="bfloat16", trainable_dtypes={"lora": "float32"})
+    (caution,) = told(recipe, make_results({"baseline": 0, "pre": 1000}))
+    assert caution == "What is trained is kept in bfloat16 (lora in float32), which loses small updates."

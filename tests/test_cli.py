@@ -4,6 +4,7 @@ import importlib.metadata
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from transformers import LlamaConfig, MambaConfig, ZambaConfig
 from hfpatch.__main__ import main
 from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
 from hfpatch.pipeline import Progress
+from hfpatch.training.interruption import Terminated
 from hfpatch.training.records import StepRecord
 
 COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain", "push", "export"]
@@ -194,13 +196,24 @@ def test_an_interruption_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch
     assert str(tmp_path / "out") in line
 
 
+def test_sigterm_says_what_is_saved_and_exits_as_any_ended_program(capsys, tmp_path, recipe, monkeypatch):
+    def terminate(*_: object, **__: object) -> None:
+        raise Terminated(7)
+
+    monkeypatch.setattr("hfpatch.pipeline.comparison.train", terminate)
+    assert main(["train", str(recipe), "--method", "lora", "--out", str(tmp_path / "out")]) == 128 + 15
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "SIGTERM after step 7, which is saved" in line
+    assert f"--resume continues in {tmp_path / 'out'}" in line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_train_runs_under_a_launcher_on_one_process_and_on_two(capsys, tmp_path, recipe, processes):
     launched, alone = tmp_path / "launched", tmp_path / "alone"
-    command = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "hfpatch"]
-    if processes == 1:
-        command = ["accelerate.commands.launch", "--cpu", "--num_processes=1", "-m", "hfpatch"]
+    sharded = str(Path(__file__).parent.parent / "docs" / "accelerate" / "fsdp2-cpu.yaml")
+    options = ["--cpu", "--num_processes=1"] if processes == 1 else ["--config_file", sharded, "--main_process_port=0"]
+    command = ["accelerate.commands.launch", *options, "-m", "hfpatch"]
     arguments = ["train", str(recipe), "--method", "pre_projection", "--out"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -230,7 +243,8 @@ def test_progress_is_live_on_a_terminal(monkeypatch):
     with Bars(TextColumn("{task.description} {task.fields[state]}"), console=console, auto_refresh=False) as bars:
         monkeypatch.setattr(bars, "update", spy(bars.update, shown))
         drive(LiveProgress(bars))
-    assert shown == ["", "step 3, loss 2.5000, 800 tokens/s", "cloze", "cloze acc 0.5"]
+    shown[1] = re.sub(r", \d+\.\d GB$", ", 1.0 GB", shown[1])
+    assert shown == ["", "step 3, loss 2.5000, 800 tokens/s, 1.0 GB", "cloze", "cloze acc 0.5"]
     assert "lora · seed 0 cloze acc 0.5" in console.file.getvalue()
 
 
@@ -260,6 +274,14 @@ def test_scoring_shows_how_far_a_task_is(capsys, monkeypatch):
     with Bars(TextColumn("{task.completed} of {task.total}"), console=console, auto_refresh=False) as bars:
         LiveProgress(bars).scored("base", "cloze", 1200, 4000)
     assert "1200 of 4000" in console.file.getvalue()
+
+
+def test_plain_lines_tell_the_time_left(capsys, monkeypatch):
+    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
+    with choose_progress() as progress:
+        drive(progress)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "step 3" in line)
+    assert re.search(r"step 3, loss 2.5000, 800 tokens/s, \d+\.\d GB, 0:00:04 left$", line)
 
 
 def test_only_the_first_process_shows_progress(capsys, monkeypatch):

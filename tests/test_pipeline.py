@@ -103,7 +103,7 @@ def numbers(results: dict) -> dict:
     kept = json.loads(json.dumps({key: value for key, value in results.items() if key != "provenance"}))
     for method in kept["methods"].values():
         for run in method["runs"].values():
-            for key in ("wall_s", "tokens_per_s", "peak_memory_bytes"):
+            for key in ("wall_s", "tokens_per_s", "peak_memory_bytes", "mfu"):
                 (run["train"] or {}).pop(key, None)
     return kept
 
@@ -297,6 +297,16 @@ def test_an_unfinished_run_is_not_overwritten(straight, recipe, tmp_path):
     shutil.copytree(straight, out)
     (out / "results.json").unlink()
     assert "--resume" in refused(compare, recipe, out)
+
+
+def test_memory_processes_and_saving_may_differ_when_a_run_goes_on(straight, model_folder, no_report):
+    training = make_recipe(model_folder).training.model_dump()
+    free = {"micro_batch_size": 1, "gradient_checkpointing": True, "save_every": 1, "keep_checkpoints": 3}
+    other = make_recipe(model_folder, training={**training, **free})
+    assert compare(other, straight, resume=True)["complete"]
+    for key, value in {"batch_size": 2, "trainable_dtype": "bfloat16", "on_bad_loss": "skip"}.items():
+        other = make_recipe(model_folder, training={**training, key: value})
+        assert f"training.{key} is" in refused(compare, other, straight, resume=True)
 
 
 @pytest.mark.parametrize("resume", [True, False])

@@ -292,3 +292,12 @@ def test_a_mistake_in_a_pretraining_recipe_is_named(write, old, new, parts):
     with pytest.raises(HfpatchError) as caught:
         load_pretrain_recipe(write(PRETRAIN.replace(old, new)))
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@pytest.mark.parametrize("key", ["patience", "keep_best"])
+def test_what_goes_by_held_out_text_needs_some(tmp_path, key):
+    value = {"patience": 2, "keep_best": True}[key]
+    with pytest.raises(HfpatchError, match=rf"training.{key} goes by the loss on held-out text.*set data.held_out"):
+        load_recipe("quickstart", [f"training.{key}={value}"])
+    loaded = load_recipe("quickstart", [f"training.{key}={value}", "data.held_out=100"])
+    assert getattr(loaded.training, key) == value

@@ -82,6 +82,9 @@ def train(
     loaded = load_recipe(recipe, overrides or [])
     folder = out or Path("runs") / loaded.name
     _quiet_libraries()
+    from hfpatch.training.processes import start_processes
+
+    start_processes()  # before what takes seconds to import, so that a mistake shows at once
     from hfpatch.cli.progress import choose_progress, is_first_process
     from hfpatch.pipeline import train as run_train
 
@@ -310,9 +313,15 @@ def _quiet_libraries() -> None:
 
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
-    """Turn Ctrl-C into one line that says how to go on."""
+    """Turn Ctrl-C and SIGTERM into one line that says how to go on."""
+    from hfpatch.training.interruption import Terminated
+
     try:
         yield
     except KeyboardInterrupt:
         print(f"hfpatch: interrupted; the same command with --resume continues in {folder}", file=sys.stderr)
         raise typer.Exit(130) from None
+    except Terminated as end:
+        saved = f"ended by SIGTERM after step {end.step}, which is saved"
+        print(f"hfpatch: {saved}; the same command with --resume continues in {folder}", file=sys.stderr)
+        raise

@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from hfpatch.pipeline.progress import Progress
@@ -29,8 +30,8 @@ def choose_progress() -> Iterator[Progress]:
     if not console.is_terminal:
         yield PlainProgress()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
-    with Bars(*columns, console=console) as bars:
+    texts = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
+    with Bars(*texts, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console) as bars:
         yield LiveProgress(bars)
 
 
@@ -44,15 +45,18 @@ class PlainProgress(Progress):
 
     def __init__(self) -> None:
         self._told = time.monotonic()
+        self._steps = 0
 
     def started(self, run: str, steps: int) -> None:
         """Show that a run begins."""
+        self._steps = steps
         self._say(f"{run}: training, {steps} steps" if steps else run)
 
     def stepped(self, run: str, record: StepRecord) -> None:
         """Show one optimiser step."""
         if time.monotonic() - self._told > PLAIN_EVERY_S:
-            self._say(f"{run}: {_state(record)}")
+            left = timedelta(seconds=round(record.seconds * (self._steps - record.step)))
+            self._say(f"{run}: {_state(record)}, {left} left")
 
     def evaluating(self, run: str, task: str) -> None:
         """Show that a task begins."""
@@ -73,7 +77,7 @@ class PlainProgress(Progress):
 
 
 class LiveProgress(Progress):
-    """A bar for each run: step, loss and tokens a second, then the task, then the scores."""
+    """A bar for each run: step, loss, tokens a second, memory and time left, then the task, then the scores."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -108,5 +112,8 @@ class LiveProgress(Progress):
 
 
 def _state(record: StepRecord) -> str:
+    from hfpatch.training.memory import resident_memory_bytes
+
     speed = record.tokens / record.seconds if record.seconds else 0.0
-    return f"step {record.step}, loss {record.loss:.4f}, {speed:,.0f} tokens/s"
+    memory = f"{resident_memory_bytes() / 1e9:.1f} GB"
+    return f"step {record.step}, loss {record.loss:.4f}, {speed:,.0f} tokens/s, {memory}"

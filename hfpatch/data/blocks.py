@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from hfpatch.data.corpora import Corpus, filtered_documents, open_corpus
 from hfpatch.data.packing import pack, split_pieces
 from hfpatch.data.settings import DataSettings
-from hfpatch.data.tokenise import TokenArray, TokenStream, hash_tokenizer, tokenise
-from hfpatch.files import atomic_directory, read_json, write_json
+from hfpatch.data.tokenise import TokenArray, TokenStream
 
 IGNORE = -100
-_CACHE_FORMAT = 1
-_ARRAYS = ("rows", "sizes", "offsets")
 
 
 @dataclass(frozen=True)
@@ -88,6 +81,10 @@ class TokenBlocks:
         """Tokens in the rows named by ``indices``, padding not counted."""
         return sum(int(self._pieces(int(index)).sum()) for index in indices)
 
+    def count_predicted(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
+        """Tokens that the rows named by ``indices`` predict: all but the first of each piece."""
+        return self.count_tokens(indices) - sum(len(self._pieces(int(index))) for index in indices)
+
     def to_json(self) -> dict[str, Any]:
         """Return what a result says about its data."""
         return {
@@ -108,34 +105,6 @@ class TokenBlocks:
         sizes = self._pieces(index)
         rest = self.block_size - int(sizes.sum())
         return np.concatenate([np.arange(size, dtype=np.int64) for size in (*sizes, rest)])
-
-
-def load_blocks(
-    settings: DataSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    data_dir: Path | None = None,
-    cache_dir: Path | None = None,
-) -> TokenBlocks:
-    """Read, tokenise and pack (or pad) the text that ``settings`` names.
-
-    Args:
-        settings: the recipe's data section.
-        tokenizer: the base model's tokenizer.
-        data_dir: local copies of hub data sets, see :func:`hfpatch.data.corpora.open_corpus`.
-        cache_dir: keep the blocks here, under a name made from settings, tokenizer and the text's hash, and map
-            them into memory on the next call.
-
-    Raises:
-        HfpatchError: if the text is missing, malformed or empty.
-    """
-    corpus = open_corpus(settings, data_dir)
-    if cache_dir is None:
-        return _build(corpus, settings, tokenizer)
-    folder = cache_dir / _cache_key(corpus, settings, tokenizer)
-    if not folder.is_dir():
-        _write_cache(folder, _build(corpus, settings, tokenizer))
-    return _read_cache(folder)
 
 
 def blocks_from_stream(
@@ -170,34 +139,9 @@ def blocks_from_stream(
     )
 
 
-def _build(corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> TokenBlocks:
-    texts = filtered_documents(corpus, settings)
-    stream = tokenise(texts, tokenizer, append_eos=settings.append_eos)
-    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
-    return blocks_from_stream(stream, settings, pad_token_id=pad, revision=corpus.revision)
-
-
 def _hash_arrays(*arrays: npt.NDArray[Any]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def _cache_key(corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> str:
-    parts = [_CACHE_FORMAT, corpus.digest, corpus.revision, hash_tokenizer(tokenizer), settings.model_dump(mode="json")]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _write_cache(folder: Path, blocks: TokenBlocks) -> None:
-    with atomic_directory(folder) as temporary:
-        for name in _ARRAYS:
-            np.save(temporary / f"{name}.npy", getattr(blocks, name), allow_pickle=False)
-        scalars = ("packing", "documents", "source", "revision", "sha256")
-        write_json(temporary / "blocks.json", {name: getattr(blocks, name) for name in scalars})
-
-
-def _read_cache(folder: Path) -> TokenBlocks:
-    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
-    return TokenBlocks(**arrays, **read_json(folder / "blocks.json"))

@@ -26,13 +26,15 @@ class Corpus:
 
     Attributes:
         read: yields every document before filtering.
-        compute_digest: reads everything once to hash it.
+        compute_digest: returns what changes when the documents do, if need be by reading them.
         revision: the hub revision that was read, or None.
+        cacheable: whether it is worth keeping, and can be told from others without reading it to its end.
     """
 
     read: Callable[[], Iterator[str]]
     compute_digest: Callable[[], str]
     revision: str | None = None
+    cacheable: bool = True
 
     @cached_property
     def digest(self) -> str:
@@ -54,6 +56,8 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     if settings.source.startswith("tinyworld/"):
         return _tinyworld(settings)
     path = Path(settings.source)
+    if settings.streaming and path.exists():
+        raise HfpatchError(f"data.source: {settings.source} is local; data.streaming is for hub data sets")
     if path.exists():
         return _local(_files_in(path), settings)
     if _looks_like_path(settings.source):
@@ -94,7 +98,7 @@ def _tinyworld(settings: DataSettings) -> Corpus:
 
     split: Literal["base", "shifted"] = "base" if settings.source == "tinyworld/base" else "shifted"
     read = partial(language.documents, split, count=settings.max_documents, seed=0)
-    return Corpus(read, compute_digest=lambda: _digest(read()))
+    return Corpus(read, compute_digest=lambda: _digest(read()), cacheable=False)
 
 
 def _files_in(path: Path) -> list[Path]:
@@ -135,23 +139,32 @@ def _mirrored(settings: DataSettings, data_dir: Path | None) -> Path | None:
 
 def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
     dataset = _load_from_hub(settings, data_dir)
-    if settings.text_column not in dataset.column_names:
-        raise missing_column(f"data set {settings.source}", settings.text_column, dataset.column_names)
+    columns = dataset.column_names  # None where only the stream itself can tell
+    if columns is not None and settings.text_column not in columns:
+        raise missing_column(f"data set {settings.source}", settings.text_column, columns)
 
     def read() -> Iterator[str]:
-        for number, row in enumerate(dataset.select_columns(settings.text_column)):
+        rows = dataset.select_columns(settings.text_column) if columns is not None else dataset
+        for number, row in enumerate(rows):
             yield text_of(row, settings.text_column, f"data set {settings.source}, row {number}")
 
-    files = " ".join(dataset.info.download_checksums or {})
-    revision = _REVISION.search(files)
-    return Corpus(read, lambda: _digest(read()), revision=revision[1] if revision else settings.revision)
+    commit = _commit(settings, dataset)
+    return Corpus(
+        read,
+        lambda: commit or _digest(read()),
+        revision=commit or settings.revision,
+        cacheable=commit is not None or not settings.streaming,
+    )
 
 
 def _load_from_hub(settings: DataSettings, data_dir: Path | None) -> Any:
     import datasets
 
+    options = {"streaming": True} if settings.streaming else {}
     try:
-        return datasets.load_dataset(settings.source, settings.config, split=settings.split, revision=settings.revision)
+        return datasets.load_dataset(
+            settings.source, settings.config, split=settings.split, revision=settings.revision, **options
+        )
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         where = f"; {_mirror_stem(settings, data_dir)}.jsonl is not there either" if data_dir is not None else ""
@@ -159,6 +172,20 @@ def _load_from_hub(settings: DataSettings, data_dir: Path | None) -> Any:
             f"data set {settings.source} (config {settings.config}, split {settings.split}): "
             f"cannot be loaded ({reason}){where}; check the name, the network, or give data_dir"
         ) from error
+
+
+def _commit(settings: DataSettings, dataset: Any) -> str | None:
+    """Return the hub commit that was read, or None where it cannot be found out; a commit never changes its files."""
+    found = _REVISION.search(" ".join(dataset.info.download_checksums or {}))
+    if found or not settings.streaming:
+        return found[1] if found else None
+    import huggingface_hub
+
+    try:
+        commit: str | None = huggingface_hub.dataset_info(settings.source, revision=settings.revision).sha
+    except (huggingface_hub.errors.HfHubHTTPError, OSError):
+        return None
+    return commit
 
 
 def _digest(texts: Iterator[str]) -> str:

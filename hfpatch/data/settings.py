@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from hfpatch.settings import Section
 
@@ -31,5 +31,20 @@ class DataSettings(Section):
     """Tokens in a block, the unit of a batch."""
     packing: bool = True
     """True fills each block with several documents, attention kept inside each; False pads one document a block."""
+    held_out: PositiveInt | None = None
+    """Keep the last so many of the documents out of training and measure the loss on them; None keeps none."""
+    streaming: bool = False
+    """Read a hub data set over the network as far as it is needed, without downloading it; needs max_documents."""
     append_eos: bool = True
     """End each document with the tokenizer's end-of-text token, unless the tokenizer did so itself."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> DataSettings:
+        if self.streaming and self.max_documents is None:
+            raise ValueError("data.streaming reads as far as it is needed; say how far with data.max_documents")
+        if self.held_out and self.max_documents and self.held_out >= self.max_documents:
+            raise ValueError(
+                f"data.held_out is {self.held_out}; must be below data.max_documents ({self.max_documents}), of which "
+                "it is a part"
+            )
+        return self

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from hfpatch.bases import Base, hash_weights, load_base
 from hfpatch.budget import meta_twin
-from hfpatch.data.blocks import TokenBlocks, load_blocks
+from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.load import default_cache, load_splits
 from hfpatch.data.plan import BatchPlan, draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json, write_text
@@ -22,6 +23,7 @@ from hfpatch.methods import Method, build_method, validate_methods
 from hfpatch.patching import PatchSummary, patch, patch_summary, unpatch
 from hfpatch.pipeline.folder import RunFolder
 from hfpatch.recipe import Recipe
+from hfpatch.training.sharding import cuts_tensors
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Bench:
     recipe: Recipe
     base: Base
     blocks: TokenBlocks
+    held_out: TokenBlocks | None
     plans: dict[int, BatchPlan]
     methods: dict[str, Method]
     sizes: dict[str, PatchSummary]
@@ -82,14 +85,16 @@ def set_up(recipe: Recipe) -> Bench:
     base = load_base(recipe.model.name, revision=recipe.model.revision, dtype=recipe.model.dtype)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
     sizes = {name: _measure(base, method) for name, method in methods.items()}
-    blocks = load_blocks(recipe.data, base.tokenizer, data_dir=recipe.data_dir)
-    training = recipe.training
+    with PartialState().local_main_process_first():  # the others find the tokens in the cache
+        splits = load_splits(recipe.data, base.tokenizer, data_dir=recipe.data_dir, cache_dir=default_cache())
+    blocks, training = splits.train, recipe.training
     plans = {
         seed: draw_plan(blocks=len(blocks), steps=training.steps, batch_size=training.batch_size, seed=seed)
         for seed in training.seeds
     }
-    bench = Bench(recipe, base, blocks, plans, methods, sizes)
-    base.model.to(bench.device)
+    bench = Bench(recipe, base, blocks, splits.held_out, plans, methods, sizes)
+    if not cuts_tensors():  # what is cut in pieces goes to the devices piece by piece
+        base.model.to(bench.device)
     return bench
 
 

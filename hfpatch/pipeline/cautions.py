@@ -22,6 +22,7 @@ def cautions(recipe: Recipe, results: Mapping[str, Any], references: Mapping[str
         *_base(recipe, results["methods"][recipe.baseline]),
         *_sizes(recipe, results["methods"], references),
         *_survival(results["methods"]),
+        *_cut_short(results["methods"]),
         *_seeds(recipe),
         *_documents(results),
         *_forms(results["methods"]),
@@ -79,6 +80,16 @@ def _survival(methods: Mapping[str, Any]) -> Iterable[str]:
             )
 
 
+def _cut_short(methods: Mapping[str, Any]) -> Iterable[str]:
+    for name, method in methods.items():
+        for seed, run in method["runs"].items():
+            train = run["train"] or {}
+            if skipped := train.get("skipped_steps"):
+                yield f"{name}, seed {seed}: {skipped} updates were left out, their loss or gradient not being finite."
+            if train.get("stopped_early"):
+                yield f"{name}, seed {seed}: stopped early after {train['steps']} steps, so it saw less text."
+
+
 def _seeds(recipe: Recipe) -> Iterable[str]:
     if len(recipe.training.seeds) == 1:
         yield "One seed only: how much the results vary from seed to seed is not known."
@@ -109,8 +120,11 @@ def _forms(methods: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _dtypes(recipe: Recipe) -> Iterable[str]:
-    if recipe.training.trainable_dtype != "float32":
-        yield f"What is trained is kept in {recipe.training.trainable_dtype}, which loses small updates."
+    training = recipe.training
+    if training.trainable_dtype != "float32":
+        others = ", ".join(f"{group} in {dtype}" for group, dtype in training.trainable_dtypes.items())
+        kept = f"{training.trainable_dtype} ({others})" if others else training.trainable_dtype
+        yield f"What is trained is kept in {kept}, which loses small updates."
 
 
 def _commits(methods: Mapping[str, Any]) -> Iterable[str]:

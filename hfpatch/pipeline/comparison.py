@@ -18,6 +18,7 @@ from hfpatch.pipeline.runs import evaluate_run, run_name, train_run
 from hfpatch.provenance import Clock
 from hfpatch.recipe import Recipe
 from hfpatch.reporting import write_report
+from hfpatch.training.processes import start_processes
 
 
 def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
     Raises:
         HfpatchError: if ``out`` may not take this run, or something the recipe names is not as it says.
     """
-    if PartialState().num_processes > 1:
+    if start_processes().num_processes > 1:
         raise HfpatchError("compare runs in one process; launch hfpatch train for each method, then compare --resume")
     listener = progress or Progress()
     folder = open_folder(out, recipe, resume=resume)
@@ -79,7 +80,7 @@ def train(
         raise HfpatchError(f"no method {method!r} in the recipe{hint}")
     if method == recipe.baseline:
         raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
-    state, listener = PartialState(), progress or Progress()
+    state, listener = start_processes(), progress or Progress()
     folder = RunFolder(out)
     if state.is_main_process:
         folder = open_folder(out, recipe, resume=resume, method=method)

@@ -12,9 +12,13 @@ from pydantic import BaseModel
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json, write_text
 from hfpatch.recipe import Recipe, load_recipe
+from hfpatch.training import settings as training_settings
 
-NOT_IDENTITY = {"description", "data_dir", "evaluation.allow_unknown_base"}
-"""Keys of a recipe that may differ between a run and its continuation: they change no number."""
+NOT_IDENTITY = {
+    *("description", "data_dir", "evaluation.allow_unknown_base"),
+    *(f"training.{key}" for key in training_settings.NOT_IDENTITY - {"seeds"}),
+}
+"""Keys of a recipe that may differ between a run and its continuation: they change no number, but for rounding."""
 
 
 @dataclass(frozen=True)

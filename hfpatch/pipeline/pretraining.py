@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accelerate import PartialState
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hfpatch.data.blocks import load_blocks
 from hfpatch.data.corpora import documents
+from hfpatch.data.load import default_cache, load_blocks, load_splits
 from hfpatch.data.plan import draw_plan
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
@@ -19,6 +18,7 @@ from hfpatch.provenance import Clock, provenance
 from hfpatch.recipe import PretrainRecipe, load_pretrain_recipe
 from hfpatch.training.architecture import build_model
 from hfpatch.training.pretrain import pretrain as run_pretraining
+from hfpatch.training.processes import start_processes
 
 
 def pretrain(recipe: PretrainRecipe, out: Path, *, resume: bool = False, progress: Progress | None = None) -> Path:
@@ -38,7 +38,7 @@ def pretrain(recipe: PretrainRecipe, out: Path, *, resume: bool = False, progres
     Raises:
         HfpatchError: if ``out`` may not take this run, or something the recipe names is not as it says.
     """
-    clock, listener, state = Clock(), progress or Progress(), PartialState()
+    clock, listener, state = Clock(), progress or Progress(), start_processes()
     if state.is_main_process:
         _check_folder(out, recipe, resume=resume)
     state.wait_for_everyone()
@@ -47,8 +47,10 @@ def pretrain(recipe: PretrainRecipe, out: Path, *, resume: bool = False, progres
     tokenizer = _tokenizer(recipe)
     model = build_model(recipe.architecture, tokenizer=tokenizer, seed=recipe.seed)
     settings, load = recipe.training, {"tokenizer": tokenizer, "data_dir": recipe.data_dir}
-    blocks = load_blocks(recipe.data, **load)
-    evaluation = load_blocks(recipe.evaluation_data, **load) if recipe.evaluation_data else None
+    with state.local_main_process_first():  # the others find the tokens in the cache
+        splits = load_splits(recipe.data, **load, cache_dir=default_cache())
+        evaluation = load_blocks(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
+    blocks = splits.train
     plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=recipe.seed)
     if state.is_main_process:
         write_text(out / "recipe.yaml", recipe.to_yaml())

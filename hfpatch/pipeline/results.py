@@ -34,7 +34,7 @@ def collect(bench: Bench, folder: RunFolder, clock: Clock, *, complete: bool) ->
         "complete": complete,
         "provenance": provenance(clock),
         "model": _model(bench),
-        "data": bench.blocks.to_json(),
+        "data": _data(bench),
         "plan": {str(seed): _plan(bench, seed) for seed in bench.plans},
         "training": recipe["training"],
         "evaluation": recipe["evaluation"],
@@ -43,6 +43,11 @@ def collect(bench: Bench, folder: RunFolder, clock: Clock, *, complete: bool) ->
         "comparisons": _comparisons(bench, folder) if complete else [],
     }
     return {**results, "warnings": cautions(bench.recipe, results, references(bench.recipe)) if complete else []}
+
+
+def _data(bench: Bench) -> dict[str, Any]:
+    held_out = bench.held_out
+    return bench.blocks.to_json() | ({"held_out": held_out.to_json()} if held_out else {})
 
 
 def _method(bench: Bench, folder: RunFolder, name: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hfpatch.pipeline.progress import Progress
 from hfpatch.provenance import checkout_state
 from hfpatch.training.probe import train_probe
 from hfpatch.training.records import TrainResult
+from hfpatch.training.saved import check_saved
 
 
 def train_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, resume: bool, progress: Progress) -> None:
@@ -29,6 +30,7 @@ def train_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, resume: 
         outcome = _train(bench, model, method, seed, paths, resume=resume, progress=progress)
         if state.is_main_process:
             save_patch(model, paths.patch)
+            check_saved(model, paths.patch)
             write_json(paths.training, outcome.to_json())
         state.wait_for_everyone()
 
@@ -45,6 +47,7 @@ def _train(
             plan=bench.plans[seed],
             seed=seed,
             run_dir=paths.root,
+            held_out=bench.held_out,
             resume=resume,
             on_step=lambda record: progress.stepped(run, record),
         )

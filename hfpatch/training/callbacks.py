@@ -1,83 +1,55 @@
-"""What happens around each step: seeding, records, evaluation, checkpoints, and the stop at a loss of NaN."""
+"""What happens around each step: seeding, the stop at NaN, records, evaluation, checkpoints and SIGTERM."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
-from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
-from hfpatch.training.checkpoint import Checkpoint, load_optimizer, save_checkpoint
+from hfpatch.training.checkpoint import load_optimizer, save_checkpoint
+from hfpatch.training.interruption import Terminated
+from hfpatch.training.optim import current_lr
 from hfpatch.training.precision import trainable_parameters
-from hfpatch.training.records import MetricsFile, StepRecord
+from hfpatch.training.records import StepRecord
+from hfpatch.training.run import Run
 from hfpatch.training.settings import LoopSettings
+from hfpatch.training.sharding import whole
 from hfpatch.training.survival import UpdateSurvival, survival_steps
 
 
-@dataclass
-class Run:
-    """One run's fixed parts and what it has done so far.
+@dataclass(frozen=True)
+class StepOutcome:
+    """What the processes found out together in a step.
 
     Attributes:
-        settings: the recipe's section.
-        blocks: the training blocks.
-        plan: which blocks each step sees.
-        seed: the run's seed.
-        folder: the run folder; holds metrics.jsonl and checkpoints/.
-        checkpoint: where it resumes from, or None.
-        on_step: called with each step's record.
-        evaluate: returns the loss on the evaluation blocks, or None without any.
-        evaluate_every: steps between evaluations; None evaluates at the end only.
-        records: the records so far.
-        survival: measures update survival, or None.
+        loss: nats per predicted token of the whole step.
+        terminate: whether a process was asked to end.
     """
 
-    settings: LoopSettings
-    blocks: TokenBlocks
-    plan: BatchPlan
-    seed: int
-    folder: Path
-    checkpoint: Checkpoint | None = None
-    on_step: Callable[[StepRecord], None] | None = None
-    evaluate: Callable[[], float] | None = None
-    evaluate_every: int | None = None
-    records: list[StepRecord] = field(default_factory=list)
-    survival: UpdateSurvival | None = None
+    loss: float
+    terminate: bool
 
-    @property
-    def start(self) -> int:
-        """Steps done before this session."""
-        return self.checkpoint.step if self.checkpoint else 0
 
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.folder / "checkpoints"
+@dataclass(frozen=True)
+class Tools:
+    """What a trainer lends its callback.
 
-    @property
-    def metrics(self) -> MetricsFile:
-        """The file of the records."""
-        return MetricsFile(self.folder / "metrics.jsonl")
+    Attributes:
+        take_outcome: returns the step's outcome, the same on every process, and forgets it.
+        evaluate: returns the loss on the run's held-out blocks.
+        log: sends figures to the trackers.
+    """
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What a resumed run must share with the checkpoint. Memory, saving and evaluation may differ."""
-        free = {"seeds", "micro_batch_size", "gradient_checkpointing", "save_every", "keep_checkpoints"}
-        settings = self.settings.model_dump(mode="json", exclude=free | {"evaluate_every"})
-        return {"seed": self.seed, "batch plan": self.plan.sha256, "data": self.blocks.sha256, "settings": settings}
-
-    def is_due(self, step: int, every: int | None) -> bool:
-        """Whether something done every so many steps, and at the end, is due after ``step`` steps."""
-        return step == self.plan.steps or (every is not None and step % every == 0)
+    take_outcome: Callable[[], StepOutcome]
+    evaluate: Callable[[], float]
+    log: Callable[[StepRecord], None]
 
 
 class SurvivalCallback(TrainerCallback):
@@ -110,14 +82,15 @@ class RunCallback(TrainerCallback):
 
     Args:
         run: the run.
-        take_loss: returns the loss of the step just done, averaged over processes, and forgets it.
+        tools: what the trainer lends.
     """
 
-    def __init__(self, run: Run, take_loss: Callable[[], float]) -> None:
+    def __init__(self, run: Run, tools: Tools) -> None:
         self._run = run
-        self._take_loss = take_loss
+        self._tools = tools
         self._clock = 0.0
         self._lr = 0.0
+        self._outcome = StepOutcome(math.nan, terminate=False)
 
     def on_train_begin(
         self,
@@ -143,7 +116,33 @@ class RunCallback(TrainerCallback):
         """Seed the step."""
         origin = np.random.SeedSequence([self._run.seed, state.global_step, args.process_index])
         set_seed(int(origin.generate_state(1)[0]))
-        self._lr = float(optimizer.param_groups[0]["lr"])
+        self._lr = current_lr(optimizer, self._run.settings)
+
+    def on_pre_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: Any,
+        optimizer: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Look at the loss and the gradient before they change anything."""
+        self._outcome = self._tools.take_outcome()
+        loss, step = self._outcome.loss, state.global_step + 1
+        trained = trainable_parameters(model)
+        if math.isfinite(loss) and _is_finite([value.grad for value in trained.values() if value.grad is not None]):
+            return
+        what = (
+            f"the loss is {loss}"
+            if not math.isfinite(loss)
+            else f"the loss is {loss:.4f} but its gradient is not finite"
+        )
+        if self._run.settings.on_bad_loss == "stop":
+            raise HfpatchError(self._bad_step(step, what))
+        self._run.state.skipped.append(step)
+        optimizer.zero_grad(set_to_none=True)
 
     def on_step_end(
         self,
@@ -156,41 +155,59 @@ class RunCallback(TrainerCallback):
         lr_scheduler: Any,
         **kwargs: Any,
     ) -> None:
-        """Record the step, then evaluate and save where due."""
+        """Record the step, then evaluate and save where due, and leave where that was asked for."""
         run, step = self._run, state.global_step
-        record = self._record(step)
-        if run.evaluate is not None and run.is_due(step, run.evaluate_every):
-            record = replace(record, eval_loss=run.evaluate())
+        record, best = self._record(step), False
+        if run.evaluates_after(step):
+            record = replace(record, eval_loss=self._tools.evaluate())
+            best = run.state.evaluated(step, record.eval_loss or 0.0, run.settings.patience)
         run.records.append(record)
         if state.is_world_process_zero:
             run.metrics.append(record)
-            if run.is_due(step, run.settings.save_every):
-                self._save(step, trainable_parameters(model), optimizer, lr_scheduler)
-            if run.on_step is not None:
-                run.on_step(record)
+        self._tools.log(record)
+        terminate = self._outcome.terminate and step < run.plan.steps
+        if terminate or run.saves_after(step, best=best):
+            self._save(step, model, optimizer, lr_scheduler, write=state.is_world_process_zero)
+        if state.is_world_process_zero and run.on_step is not None:
+            run.on_step(record)
+        if terminate:
+            raise Terminated(step)
+        control.should_training_stop = control.should_training_stop or run.state.stopped
         self._clock = time.perf_counter()
 
     def _record(self, step: int) -> StepRecord:
-        indices = self._run.plan.indices[step - 1]
-        loss = self._take_loss()
-        if not math.isfinite(loss):
-            saved = sorted(self._run.checkpoints.glob("step-*"))
-            last = f"the last checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-            raise HfpatchError(
-                f"step {step}: the loss is {loss}, on blocks {indices.tolist()}; {last}; "
-                "lower the learning rate, clip the gradient or look at these blocks"
-            )
         seconds = time.perf_counter() - self._clock
-        return StepRecord(step, loss, self._lr, self._run.blocks.count_tokens(indices), seconds)
+        tokens = self._run.blocks.count_tokens(self._run.plan.indices[step - 1])
+        skipped = True if step in self._run.state.skipped[-1:] else None
+        return StepRecord(step, self._outcome.loss, self._lr, tokens, seconds, skipped=skipped)
 
-    def _save(self, step: int, parameters: Mapping[str, torch.nn.Parameter], optimizer: Any, lr_scheduler: Any) -> None:
+    def _bad_step(self, step: int, what: str) -> str:
+        saved = sorted(self._run.checkpoints.glob("step-*"))
+        last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
+        indices = self._run.plan.indices[step - 1].tolist()
+        return (
+            f"step {step}: {what}, on blocks {indices}; {last}; lower the learning rate, clip the gradient, look at "
+            "these blocks, or set training.on_bad_loss=skip to leave such updates out"
+        )
+
+    def _save(self, step: int, model: Any, optimizer: Any, lr_scheduler: Any, *, write: bool) -> None:
+        run = self._run
+        if write:
+            run.metrics.sync()
         save_checkpoint(
-            self._run.checkpoints,
+            run.checkpoints,
             step=step,
-            parameters=parameters,
+            parameters=trainable_parameters(model),
             optimizer=optimizer,
             scheduler=lr_scheduler,
-            identity=self._run.identity,
-            survival=self._run.survival.counts if self._run.survival else {},
-            keep=self._run.settings.keep_checkpoints,
+            identity=run.identity,
+            state=run.state,
+            keep=run.settings.keep_checkpoints,
+            write=write,
         )
+
+
+def _is_finite(gradients: list[torch.Tensor]) -> bool:
+    """Whether all gradients are; with the same answer on every process."""
+    norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+    return math.isfinite(float(whole(norm)))

@@ -1,11 +1,13 @@
 """Checkpoints: what is trained, the optimiser and the schedule, never the base; safetensors and JSON only.
 
-A checkpoint is written beside its place and renamed, so a folder ``step-<number>`` is always whole.
+A checkpoint is written beside its place, synced and renamed, so a folder ``step-<number>`` is always whole; hashes
+tell if one was damaged later.
 """
 
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,15 @@ from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import LRScheduler
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_directory, read_json, write_json
+from hfpatch.files import atomic_directory, read_json, sha256_file, write_json
+from hfpatch.training.sharding import like, under_deepspeed, whole_tensors
+from hfpatch.training.state import LoopState
 
 _TRAINABLE = "trainable.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _SEPARATOR = "/"
+_STEP = "step"
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
@@ -33,12 +38,14 @@ class Checkpoint:
     Attributes:
         folder: where it lies.
         step: optimiser steps done.
-        survival: the counts of :class:`hfpatch.training.survival.UpdateSurvival` so far.
+        state: what else the run knew then.
+        resumable: whether it holds the optimiser's state; DeepSpeed gives it to nobody.
     """
 
     folder: Path
     step: int
-    survival: dict[str, tuple[int, int]]
+    state: LoopState
+    resumable: bool = True
 
 
 def save_checkpoint(
@@ -49,10 +56,13 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     scheduler: LRScheduler,
     identity: Mapping[str, Any],
-    survival: Mapping[str, tuple[int, int]],
+    state: LoopState,
     keep: int,
+    write: bool = True,
 ) -> None:
-    """Write ``folder/step-<step>`` and remove all but the ``keep`` newest.
+    """Write ``folder/step-<step>`` and remove all but the ``keep`` newest and the best.
+
+    Every process must call it: tensors in pieces are gathered first.
 
     Args:
         folder: the run's checkpoint folder.
@@ -61,47 +71,70 @@ def save_checkpoint(
         optimizer: its state is stored by parameter name.
         scheduler: its state is stored as JSON.
         identity: what a resumed run must share: plan, data, settings.
-        survival: counts so far.
+        state: what else the run knows; names the best checkpoint.
         keep: how many checkpoints to keep.
+        write: whether this process writes.
     """
-    moments = {
-        f"{name}{_SEPARATOR}{key}": value
-        for name, parameter in parameters.items()
-        for key, value in optimizer.state[parameter].items()
-    }
-    state = {
+    moments = whole_tensors(
+        {
+            f"{name}{_SEPARATOR}{key}": value
+            for name, parameter in parameters.items()
+            for key, value in ({} if under_deepspeed() else optimizer.state.get(parameter, {})).items()
+        }
+    )
+    trained = whole_tensors(parameters)
+    if not write:
+        return
+    content = {
         "step": step,
+        "resumable": not under_deepspeed(),
         "identity": dict(identity),
-        "survival": dict(survival),
+        "state": state.to_json(),
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "scheduler": scheduler.state_dict(),
     }
-    with atomic_directory(folder / f"step-{step:08d}") as temporary:
-        save_file({name: value.detach().contiguous() for name, value in parameters.items()}, temporary / _TRAINABLE)
-        save_file(moments, temporary / _OPTIMIZER)
-        write_json(temporary / _STATE, state)
+    with atomic_directory(folder / _name(step)) as temporary:
+        save_file({name: value.detach().contiguous() for name, value in trained.items()}, temporary / _TRAINABLE)
+        save_file({name: value.contiguous() for name, value in moments.items()}, temporary / _OPTIMIZER)
+        hashes = {name: sha256_file(temporary / name) for name in (_TRAINABLE, _OPTIMIZER)}
+        write_json(temporary / _STATE, {**content, "sha256": hashes})
     for old in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
+        if state.best_step is None or old.name != _name(state.best_step):
+            shutil.rmtree(old)
 
 
 def newest_checkpoint(folder: Path, identity: Mapping[str, Any]) -> Checkpoint | None:
-    """Return the newest checkpoint, or None if there is none.
+    """Return the newest whole checkpoint, or None if there is none at all.
+
+    A damaged one is passed over with a warning.
 
     Raises:
-        HfpatchError: if it is of a run with another plan, other data or other settings.
+        HfpatchError: if it is of a run with another plan, other data or other settings, or all are damaged.
     """
-    found = sorted(folder.glob("step-*"))
-    if not found:
-        return None
-    state = read_json(found[-1] / _STATE)
-    for name, value in identity.items():
-        if (stored := state["identity"].get(name)) != value:
-            raise HfpatchError(
-                f"{found[-1]}: the checkpoint is of a run with another {name} ({stored}, now {value}); "
-                "resume with the same recipe or start a new run"
-            )
-    survival = {group: (changed, moved) for group, (changed, moved) in state["survival"].items()}
-    return Checkpoint(found[-1], state["step"], survival)
+    damage: HfpatchError | None = None
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        try:
+            content = _read_whole(path)
+        except HfpatchError as error:
+            damage = damage or error
+            continue
+        _check_identity(path, content["identity"], identity)
+        if damage is not None:
+            warnings.warn(f"{damage}; going on from {path.name}", stacklevel=2)
+        return Checkpoint(path, content["step"], LoopState.from_json(content["state"]), content["resumable"])
+    if damage is not None:
+        raise HfpatchError(f"{damage}; no whole checkpoint is left: delete the run and start it anew")
+    return None
+
+
+def checkpoint_at(folder: Path, step: int) -> Checkpoint:
+    """Return the checkpoint of one step.
+
+    Raises:
+        HfpatchError: if it is not there or damaged.
+    """
+    content = _read_whole(folder / _name(step))
+    return Checkpoint(folder / _name(step), step, LoopState.from_json(content["state"]))
 
 
 def load_trainables(checkpoint: Checkpoint, parameters: Parameters) -> None:
@@ -121,7 +154,7 @@ def load_trainables(checkpoint: Checkpoint, parameters: Parameters) -> None:
                 f"{path}: {name} is {tuple(stored.shape)} {stored.dtype}, the model's is "
                 f"{tuple(parameter.shape)} {parameter.dtype}; start a new run"
             )
-        parameter.data.copy_(stored)
+        parameter.data.copy_(like(stored, parameter.data))
 
 
 def load_optimizer(
@@ -134,7 +167,9 @@ def load_optimizer(
     """
     for key, value in _load(checkpoint.folder / _OPTIMIZER).items():
         name, _, entry = key.rpartition(_SEPARATOR)
-        optimizer.state[parameters[name]][entry] = value.to(parameters[name].device)
+        parameter = parameters[name]
+        in_pieces = value.shape == parameter.shape and entry != _STEP
+        optimizer.state[parameter][entry] = like(value, parameter.data) if in_pieces else value.to(parameter.device)
     state = read_json(checkpoint.folder / _STATE)
     for group, stored in zip(optimizer.param_groups, state["groups"], strict=True):
         group.update(stored)
@@ -145,6 +180,37 @@ def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process left half-written."""
     for leftover in folder.glob(".step-*"):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _read_whole(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's state.json after holding its files against their hashes."""
+    content: dict[str, Any] = read_json(path / _STATE)
+    for name, expected in content["sha256"].items():
+        if not (path / name).is_file() or sha256_file(path / name) != expected:
+            raise HfpatchError(f"{path / name}: the checkpoint is damaged")
+    return content
+
+
+def _check_identity(path: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another run, naming the first thing in which they differ."""
+    old, new = _flat(stored), _flat(identity)
+    for name, value in new.items():
+        if old.get(name) != value:
+            raise HfpatchError(
+                f"{path}: the checkpoint is of a run with another {name} ({old.get(name)}, now {value}); "
+                "resume with the same recipe or start a new run"
+            )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:

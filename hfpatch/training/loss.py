@@ -1,27 +1,162 @@
-"""The loss: every token of a step weighs the same, whatever micro-batch it came in."""
+"""The loss: the sum of the tokens' cross-entropies, from logits or, a few rows at a time, from hidden states."""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import cross_entropy, pad
 
 from hfpatch.data.blocks import IGNORE
 
+_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
+_FEWEST_ROWS = 64
+_LIGER = "liger_kernel.transformers.functional"
 
-def token_loss(
-    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-) -> torch.Tensor:
-    """Return the sum of the tokens' cross-entropies in nats, divided by the tokens of the whole step.
+
+class Tail(NamedTuple):
+    """What a model does with its head's output z: logits = cap · tanh(scale · z / cap), without a cap scale · z.
+
+    Attributes:
+        scale: Cohere's and Granite's logit scale; 1 in most models.
+        cap: Gemma 2's soft cap, or None.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return the logits, in the shape of ``z``."""
+        scaled = z if self.scale == 1.0 else z * self.scale
+        return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
+
+
+PLAIN = Tail()
+"""Logits are what the head returns, as in most models."""
+
+
+def shifted(labels: Tensor) -> Tensor:
+    """Return what each position predicts: ``(batch, seq)`` labels moved left by one, flat, the last ones ignored."""
+    return pad(labels, (0, 1), value=IGNORE)[:, 1:].flatten()
+
+
+def loss_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum over predicted tokens of their cross-entropies in nats.
 
     Args:
-        outputs: what a causal LM returns; ``logits`` are (batch, seq, vocab).
+        logits: (batch, seq, vocab).
         labels: (batch, seq) token ids, unshifted; -100 is not predicted.
-        num_items_in_batch: predicted tokens in the whole step, all micro-batches and processes together; None takes
-            this batch's own.
     """
-    targets = pad(labels, (0, 1), value=IGNORE)[:, 1:].flatten()
-    logits = outputs.logits.flatten(0, 1).float()
-    count = (targets != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
-    return cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum") / count
+    return cross_entropy(logits.flatten(0, 1).float(), shifted(labels), ignore_index=IGNORE, reduction="sum")
+
+
+def loss_from_hidden(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, tail: Tail = PLAIN
+) -> Tensor:
+    """Return what `loss_from_logits` would, with only a few rows' logits in memory at any time.
+
+    Positions that predict nothing do not reach the head. The gradient is computed together with the loss, so no logits
+    are kept for the backward pass. Liger's kernel does the work on CUDA where it is installed, else torch's
+    ``linear_cross_entropy`` where torch has it, the head is float32 and the logits are not capped, else `ChunkedLoss`.
+    The sum is float32 whatever the head's dtype.
+
+    Args:
+        hidden: (batch, seq, hidden).
+        weight: (vocab, hidden), the head's.
+        bias: (vocab,) or None.
+        labels: (batch, seq) token ids, unshifted; -100 is not predicted.
+        tail: what the model does between its head and its logits.
+    """
+    targets = shifted(labels)
+    kept = (targets != IGNORE).nonzero().squeeze(1)
+    rows, targets = hidden.flatten(0, 1)[kept], targets[kept]
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        rows, weight, bias = rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _summed_loss(rows, weight, bias, targets, tail)
+
+
+def chunk_rows(vocabulary: int, device: torch.device) -> int:
+    """Return how many rows of logits are computed at once: a power of two, some 32 MiB on CPUs and 256 on GPUs."""
+    fitting = _CHUNK_BYTES.get(device.type, _CHUNK_BYTES["cuda"]) // (4 * vocabulary)
+    return max(_FEWEST_ROWS, 1 << max(0, fitting.bit_length() - 1))
+
+
+def _summed_loss(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, tail: Tail) -> Tensor:
+    if len(rows) == 0:
+        return (rows.sum() + 0.0 * weight.sum()).float()
+    if tail.scale != 1.0:
+        rows, bias = rows * tail.scale, None if bias is None else bias * tail.scale
+    size = chunk_rows(len(weight), rows.device)
+    liger = _liger() if rows.is_cuda else None
+    if liger is not None:
+        loss: Tensor = liger(rows, weight, targets, bias=bias, reduction="sum", softcap=tail.cap)
+        return loss
+    exact = rows.dtype == weight.dtype == torch.float32  # torch returns the sum in the dtype of its input
+    if tail.cap is None and exact and hasattr(functional, "linear_cross_entropy"):
+        options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=size)
+        return functional.linear_cross_entropy(
+            rows, weight, targets, linear_bias=bias, reduction="sum", options=options
+        )
+    loss = ChunkedLoss.apply(rows, weight, bias, targets, tail.cap, size)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The summed cross-entropy of ``rows @ weight.T + bias``, a few rows at a time; gradients in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None, size: int
+    ) -> Tensor:
+        """Compute the loss and, chunk by chunk, what it owes to each input that needs a gradient."""
+        inputs = (rows, weight, bias)
+        gradients = [
+            torch.zeros_like(value) if value is not None and needed else None
+            for value, needed in zip(inputs, ctx.needs_input_grad, strict=False)
+        ]
+        total = torch.zeros((), dtype=torch.float32, device=rows.device)
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            loss, owed = _chunk(rows[part], weight, bias, targets[part], cap, [g is not None for g in gradients])
+            total += loss
+            places = [gradients[0] if gradients[0] is None else gradients[0][part], *gradients[1:]]
+            for place, value in zip(places, owed, strict=True):
+                if place is not None and value is not None:
+                    place += value
+        ctx.gradients = gradients
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale what the forward pass computed."""
+        scaled = [None if gradient is None else gradient * outer[0].to(gradient.dtype) for gradient in ctx.gradients]
+        return (*scaled, None, None, None)
+
+
+def _chunk(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None, wanted: list[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return one chunk's loss and its gradients by rows, weight and bias where wanted."""
+    leaves = [
+        None if value is None else value.detach().requires_grad_(want)
+        for value, want in zip((rows, weight, bias), wanted, strict=True)
+    ]
+    with torch.enable_grad():
+        logits = functional.linear(leaves[0], leaves[1], leaves[2]).float()  # type: ignore[arg-type]
+        loss = cross_entropy(Tail(cap=cap)(logits), targets, reduction="sum")
+    asked = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+    found = iter(torch.autograd.grad(loss, asked) if asked else ())
+    return loss.detach(), [next(found) if want else None for want in wanted]
+
+
+def _liger() -> Any:
+    """Return Liger's fused loss, or None where it is not installed."""
+    try:
+        return importlib.import_module(_LIGER).liger_fused_linear_cross_entropy
+    except ImportError:
+        return None

@@ -24,14 +24,29 @@ def reset_peak_memory() -> None:
         _CLEAR_REFS.write_text("5")
 
 
+def resident_memory_bytes() -> int:
+    """Return what is held now, in bytes; 0 where the system does not tell."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.memory_allocated())
+    return _from_status("VmRSS") or 0
+
+
 def peak_memory_bytes() -> int:
     """Return the peak since the last reset, in bytes."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
-    if _STATUS.exists():
-        lines = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8").splitlines() if ":" in line)
-        return int(lines["VmHWM"].split()[0]) * 1024
+    peak = _from_status("VmHWM")
+    if peak is not None:
+        return peak
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _from_status(name: str) -> int | None:
+    """Return a figure of Linux's own books, in bytes."""
+    if not _STATUS.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8").splitlines() if ":" in line)
+    return int(lines[name].split()[0]) * 1024

@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
+from hfpatch.training.groups import by_group
 from hfpatch.training.precision import trainable_parameters
 from hfpatch.training.settings import LoopSettings
 
-_SCHEDULERS = {"cosine": "cosine_with_min_lr", "linear": "linear", "constant": "constant_with_warmup"}
+_SCHEDULERS = {
+    "cosine": "cosine_with_min_lr",
+    "linear": "linear",
+    "constant": "constant_with_warmup",
+    "wsd": "warmup_stable_decay",
+}
 
 
 def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
-    """AdamW over what is trained; weight decay on matrices only, never on norms and biases (one dimension)."""
-    parameters = trainable_parameters(model).values()
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    """AdamW over what is trained; weight decay on matrices only, never on norms and biases (one dimension).
+
+    Each tensor group has the learning rate that the settings give it, see :mod:`hfpatch.training.groups`.
+    """
+    parameters = trainable_parameters(model)
+    groups = []
+    for group, names in by_group(parameters).items():
+        tensors = [parameters[name] for name in names]
+        lr = settings.learning_rates.get(group, settings.lr)
+        matrices, vectors = _split(tensors)
+        groups.append({"params": matrices, "weight_decay": settings.weight_decay, "lr": lr})
+        groups.append({"params": vectors, "weight_decay": 0.0, "lr": lr})
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=1e-8, fused=True)
 
 
-def build_scheduler(
-    optimizer: torch.optim.Optimizer, settings: LoopSettings, *, steps: int, min_lr_ratio: float = 0.0
-) -> LRScheduler:
+def build_scheduler(optimizer: torch.optim.Optimizer, settings: LoopSettings, *, steps: int) -> LRScheduler:
     """Build ``transformers``' own schedule.
 
-    With w warm-up steps of n, step s = 0 ... n-1 has lr times
+    With w warm-up steps of n, d steps of decay and m = ``min_lr_ratio``, step s = 0 ... n-1 has lr times
 
     s / w                                             for s < w
-    m + (1 - m) · (1 + cos(π (s - w) / (n - w))) / 2  cosine, m = ``min_lr_ratio``
+    m + (1 - m) · (1 + cos(π (s - w) / (n - w))) / 2  cosine
     (n - s) / (n - w)                                 linear
     1                                                 constant
+    1 for s < n - d, then m + (1 - m) · (n - s) / d   wsd
     """
-    cosine = settings.schedule == "cosine"
     scheduler: LRScheduler = get_scheduler(
         _SCHEDULERS[settings.schedule],
         optimizer,
         num_warmup_steps=settings.warmup_steps,
         num_training_steps=steps,
-        scheduler_specific_kwargs={"min_lr_rate": min_lr_ratio} if cosine else None,
+        scheduler_specific_kwargs=_details(settings, steps),
     )
     return scheduler
+
+
+def current_lr(optimizer: torch.optim.Optimizer, settings: LoopSettings) -> float:
+    """Return the learning rate of a tensor group that the settings do not single out."""
+    group = optimizer.param_groups[0]
+    return float(settings.lr * group["lr"] / group["initial_lr"])
+
+
+def _split(tensors: list[torch.nn.Parameter]) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+    return [tensor for tensor in tensors if tensor.ndim >= 2], [tensor for tensor in tensors if tensor.ndim < 2]
+
+
+def _details(settings: LoopSettings, steps: int) -> dict[str, Any] | None:
+    if settings.schedule == "cosine":
+        return {"min_lr_rate": settings.min_lr_ratio}
+    if settings.schedule != "wsd":
+        return None
+    longest = max(1, steps - settings.warmup_steps)
+    decay = min(settings.decay_steps or max(1, steps // 10), longest)
+    return {"num_decay_steps": decay, "decay_type": "linear", "min_lr_ratio": settings.min_lr_ratio}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import torch
 
 from hfpatch.errors import HfpatchError
+from hfpatch.training.groups import Group, group_of
 
 
 def trainable_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -21,10 +23,12 @@ def trainable_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter
     return parameters
 
 
-def cast_trainables(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Give every trained tensor ``dtype``, in place; the frozen ones keep theirs."""
-    for parameter in trainable_parameters(model).values():
-        parameter.data = parameter.data.to(dtype)
+def cast_trainables(
+    model: torch.nn.Module, dtype: torch.dtype, by_group: Mapping[Group, torch.dtype] | None = None
+) -> None:
+    """Give every trained tensor ``dtype``, or that of its group, in place; the frozen ones keep theirs."""
+    for name, parameter in trainable_parameters(model).items():
+        parameter.data = parameter.data.to((by_group or {}).get(group_of(name), dtype))
 
 
 def autocast_context(dtype: str | None, device: torch.device) -> contextlib.AbstractContextManager[object]:

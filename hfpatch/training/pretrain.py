@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,12 +14,11 @@ from transformers.utils import logging
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.files import atomic_directory
-from hfpatch.training.callbacks import Run
+from hfpatch.training.loop import run_training
 from hfpatch.training.precision import cast_trainables
 from hfpatch.training.records import StepRecord, TrainResult
+from hfpatch.training.run import Run
 from hfpatch.training.settings import PretrainSettings
-from hfpatch.training.trainer import run_training
-from hfpatch.training.validation import mean_loss
 
 
 def pretrain(
@@ -57,12 +55,17 @@ def pretrain(
     """
     model.requires_grad_(True)
     cast_trainables(model, torch.float32)
-    run = Run(settings=settings, blocks=blocks, plan=plan, seed=seed, folder=run_dir, on_step=on_step)
-    if evaluation_blocks is not None:
-        size = settings.micro_batch_size or settings.batch_size
-        run.evaluate = partial(mean_loss, model, evaluation_blocks, batch_size=size, autocast=settings.autocast)
-        run.evaluate_every = settings.evaluate_every
-    result = run_training(model, run, resume=resume, min_lr_ratio=settings.min_lr_ratio, measure_survival=False)
+    run = Run(
+        settings=settings,
+        blocks=blocks,
+        plan=plan,
+        seed=seed,
+        folder=run_dir,
+        held_out=evaluation_blocks,
+        on_step=on_step,
+        measure_survival=False,
+    )
+    result = run_training(model, run, resume=resume)
     if PartialState().is_main_process:
         _save_model(model, tokenizer, run_dir / "model")
     return result

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
-from hfpatch.training.callbacks import Run
-from hfpatch.training.precision import cast_trainables
+from hfpatch.training.loop import run_training
+from hfpatch.training.precision import cast_trainables, trainable_parameters
 from hfpatch.training.records import StepRecord, TrainResult
+from hfpatch.training.run import Run
 from hfpatch.training.settings import TrainingSettings
-from hfpatch.training.trainer import run_training
 
 
 def train_probe(
@@ -25,6 +27,7 @@ def train_probe(
     plan: BatchPlan,
     seed: int,
     run_dir: Path,
+    held_out: TokenBlocks | None = None,
     resume: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
 ) -> TrainResult:
@@ -40,13 +43,30 @@ def train_probe(
         plan: which blocks each step sees, drawn for these blocks.
         seed: fixes the randomness of dropout.
         run_dir: the run's own folder.
+        held_out: blocks that are never trained on; the loss on all of them is recorded as ``eval_loss``.
         resume: go on from the newest checkpoint in ``run_dir``; with none there, start anew.
         on_step: called after each step, on the main process.
 
     Raises:
         HfpatchError: if nothing is trainable, plan and blocks do not fit, the folder holds a run and ``resume`` is
             not set, a checkpoint does not fit, documents cannot be kept apart, or the loss is not finite.
+        Terminated: if the process was sent SIGTERM; a checkpoint has been written then.
     """
-    cast_trainables(model, getattr(torch, settings.trainable_dtype))
-    run = Run(settings=settings, blocks=blocks, plan=plan, seed=seed, folder=run_dir, on_step=on_step)
-    return run_training(model, run, resume=resume, measure_survival=True)
+    groups = {group: getattr(torch, dtype) for group, dtype in settings.trainable_dtypes.items()}
+    cast_trainables(model, getattr(torch, settings.trainable_dtype), groups)
+    _warn_of_low_precision(model)
+    run = Run(
+        settings=settings, blocks=blocks, plan=plan, seed=seed, folder=run_dir, held_out=held_out, on_step=on_step
+    )
+    return run_training(model, run, resume=resume)
+
+
+def _warn_of_low_precision(model: PreTrainedModel) -> None:
+    """Say what cannot be seen in a loss curve: in low precision most updates may be lost."""
+    dtypes = {str(value.dtype).removeprefix("torch.") for value in trainable_parameters(model).values()}
+    low = sorted(dtypes - {"float32", "float64"})
+    if low and PartialState().is_main_process:
+        warnings.warn(
+            f"trained weights are kept in {', '.join(low)}, which loses small updates; update_survival tells how many",
+            stacklevel=3,
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.files import write_text
+from hfpatch.training.state import LoopState
 
 
 @dataclass(frozen=True)
@@ -18,11 +21,12 @@ class StepRecord:
 
     Attributes:
         step: the optimiser step, from 1.
-        loss: nats per predicted token of the step's batch, before the update.
+        loss: nats per predicted token of the step's batch, before the update; left out of the file if not finite.
         lr: the learning rate that the update used.
         tokens: tokens of the step's batch, padding not counted.
         seconds: duration of the step; evaluation and checkpoints not counted.
         eval_loss: nats per token on the evaluation blocks after the update, where it was measured.
+        skipped: True where the update was left out because loss or gradient were not finite.
     """
 
     step: int
@@ -31,6 +35,7 @@ class StepRecord:
     tokens: int
     seconds: float
     eval_loss: float | None = None
+    skipped: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class TrainResult:
 
     Attributes:
         steps: optimiser steps.
-        final_loss: the last step's loss, in nats per token.
+        final_loss: the last finite loss of a step, in nats per token.
         tokens: tokens seen, padding not counted.
         wall_s: seconds of all steps together, those before a resumption included.
         tokens_per_s: ``tokens / wall_s``.
@@ -47,6 +52,12 @@ class TrainResult:
         update_survival: share of weights that an optimiser step really changed, by group and for ``all``;
             see :class:`hfpatch.training.survival.UpdateSurvival`.
         final_eval_loss: nats per token on the evaluation blocks at the end, where there are any.
+        best_eval_loss: the lowest of all evaluations, where there were any.
+        best_step: the step after which it was measured.
+        skipped_steps: how many updates were left out because loss or gradient were not finite.
+        stopped_early: whether early stopping ended the run before the plan did.
+        mfu: the share of the measured rate of a large matrix product that the steps reached; a lower bound, see
+            :func:`hfpatch.training.throughput.flops_per_token`.
     """
 
     steps: int
@@ -57,6 +68,11 @@ class TrainResult:
     peak_memory_bytes: int
     update_survival: dict[str, float]
     final_eval_loss: float | None = None
+    best_eval_loss: float | None = None
+    best_step: int | None = None
+    skipped_steps: int = 0
+    stopped_early: bool = False
+    mfu: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -64,20 +80,31 @@ class TrainResult:
 
 
 def summarise(
-    records: Sequence[StepRecord], *, peak_memory_bytes: int, update_survival: dict[str, float]
+    records: Sequence[StepRecord],
+    *,
+    peak_memory_bytes: int,
+    update_survival: dict[str, float],
+    state: LoopState | None = None,
+    speed_limit: float | None = None,
 ) -> TrainResult:
-    """Add up a run's records."""
+    """Add up a run's records; ``speed_limit`` is the machine's, in tokens a second."""
+    state = state or LoopState()
     tokens = sum(record.tokens for record in records)
     wall_s = sum(record.seconds for record in records)
     return TrainResult(
         steps=len(records),
-        final_loss=records[-1].loss,
+        final_loss=next((record.loss for record in reversed(records) if math.isfinite(record.loss)), math.nan),
         tokens=tokens,
         wall_s=wall_s,
         tokens_per_s=tokens / wall_s,
         peak_memory_bytes=peak_memory_bytes,
         update_survival=update_survival,
         final_eval_loss=records[-1].eval_loss,
+        best_eval_loss=state.best_loss,
+        best_step=state.best_step,
+        skipped_steps=len(state.skipped),
+        stopped_early=state.stopped,
+        mfu=tokens / wall_s / speed_limit if speed_limit else None,
     )
 
 
@@ -93,7 +120,7 @@ class MetricsFile:
 
     def append(self, record: StepRecord) -> None:
         """Write one line and flush it."""
-        value = {name: value for name, value in asdict(record).items() if value is not None}
+        value = {name: value for name, value in asdict(record).items() if _can_be_told(value)}
         try:
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(value) + "\n")
@@ -105,7 +132,12 @@ class MetricsFile:
         if not self.path.exists():
             return []
         lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
-        return [StepRecord(**json.loads(line)) for line in lines]
+        return [StepRecord(**{"loss": math.nan, **json.loads(line)}) for line in lines]
+
+    def sync(self) -> None:
+        """Have the system write the file to the disk, so that no checkpoint is ahead of it."""
+        with self.path.open("rb") as stream:
+            os.fsync(stream.fileno())
 
     def truncate(self, step: int) -> None:
         """Drop what was written after ``step``.
@@ -118,3 +150,7 @@ class MetricsFile:
             raise HfpatchError(f"{self.path}: lines up to step {step} are missing; delete the run and start it anew")
         lines = self.path.read_text(encoding="utf-8").split("\n")[:step] if step else []
         write_text(self.path, "".join(line + "\n" for line in lines))
+
+
+def _can_be_told(value: Any) -> bool:
+    return value is not None and (not isinstance(value, float) or math.isfinite(value))

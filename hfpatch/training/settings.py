@@ -7,8 +7,15 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hfpatch.settings import Dtype, Section
+from hfpatch.training.groups import Group
 
 _Rate = Annotated[float, Field(ge=0, lt=1)]
+
+
+NOT_IDENTITY = frozenset(
+    {"seeds", "micro_batch_size", "gradient_checkpointing", "compile", "save_every", "keep_checkpoints", "report_to"}
+)
+"""Settings that may differ between a run and its continuation: they change the numbers by rounding at most."""
 
 
 class LoopSettings(Section):
@@ -22,9 +29,16 @@ class LoopSettings(Section):
     """Blocks in one forward pass on one process; None takes the whole batch at once."""
     lr: PositiveFloat
     """Peak learning rate."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """The decay after warm-up (constant: none). With ``transformers``' own formulas, so the first of several warm-up
-    steps has a learning rate of zero."""
+    learning_rates: dict[Group, PositiveFloat] = Field(default_factory=dict)
+    """Peak learning rates of single tensor groups (pre_projection, skip, query, lora, other) where they differ from
+    ``lr``; a group that a method does not have is no mistake."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """The decay after warm-up (constant: none; wsd: none until the last ``decay_steps``, linear there). With
+    ``transformers``' own formulas, so the first of several warm-up steps has a learning rate of zero."""
+    decay_steps: PositiveInt | None = None
+    """Steps of wsd's decay at the end; None takes a tenth of the steps."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The floor of cosine and wsd, as a share of the peak."""
     warmup_steps: NonNegativeInt
     """Steps of linear warm-up."""
     weight_decay: NonNegativeFloat = 0.0
@@ -37,10 +51,23 @@ class LoopSettings(Section):
     """Run the forward pass under autocast in this dtype."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    compile: bool = False
+    """Run the model through torch.compile: worth its start-up on GPUs, gains nothing on CPUs."""
+    on_bad_loss: Literal["stop", "skip"] = "stop"
+    """What happens at a loss or a gradient that is NaN or infinite: stop before the update and name the batch, or
+    leave the update out and count it."""
+    evaluate_every: PositiveInt | None = None
+    """Measure the loss on the evaluation blocks every so many steps and at the end; None measures at the end only."""
+    patience: PositiveInt | None = None
+    """Stop when so many evaluations in a row brought no lower loss; None never stops early."""
+    keep_best: bool = False
+    """Keep the checkpoint with the lowest evaluation loss besides the newest, and end with its weights."""
     save_every: PositiveInt | None = None
     """Write a checkpoint every so many steps; None writes none before the end."""
     keep_checkpoints: PositiveInt = 1
     """How many checkpoints to keep, the newest ones."""
+    report_to: tuple[str, ...] = ()
+    """Trackers that ``transformers`` knows, such as tensorboard, wandb or trackio; each must be installed."""
 
 
 class TrainingSettings(LoopSettings):
@@ -58,6 +85,9 @@ class TrainingSettings(LoopSettings):
     """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
     trainable_dtype: Dtype = "float32"
     """The dtype of what is trained. bfloat16 loses most small updates; it is here to reproduce results that used it."""
+    trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)
+    """The dtype of single tensor groups (pre_projection, skip, query, lora, other) where it differs from
+    ``trainable_dtype``."""
 
 
 class PretrainSettings(LoopSettings):
@@ -77,5 +107,3 @@ class PretrainSettings(LoopSettings):
     """Decoupled weight decay, on matrices only."""
     betas: tuple[_Rate, _Rate] = (0.9, 0.95)
     """AdamW's decay rates."""
-    evaluate_every: PositiveInt | None = None
-    """Measure the loss on the evaluation blocks every so many steps and at the end; None measures at the end only."""

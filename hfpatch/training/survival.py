@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
+from hfpatch.training.sharding import whole
+
 MEASUREMENTS = 8
 
 
@@ -34,17 +36,17 @@ class UpdateSurvival:
     gradient (LoRA's A at the first step, say) are not counted.
 
     Args:
-        counts: group -> (changed, with gradient) of earlier sessions of the run.
+        counts: group -> (changed, with gradient) of earlier sessions of the run; kept up to date in place.
     """
 
-    def __init__(self, counts: Mapping[str, tuple[int, int]] | None = None) -> None:
-        self.counts: dict[str, tuple[int, int]] = dict(counts or {})
+    def __init__(self, counts: dict[str, tuple[int, int]] | None = None) -> None:
+        self.counts: dict[str, tuple[int, int]] = {} if counts is None else counts
         self._before: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def before(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Remember the weights and where their gradients are not zero; call it just before the optimiser steps."""
         self._before = {
-            name: (parameter.detach().clone(), parameter.grad != 0)
+            name: (whole(parameter.detach()).clone(), whole(parameter.grad) != 0)
             for name, parameter in parameters.items()
             if parameter.grad is not None
         }
@@ -52,7 +54,7 @@ class UpdateSurvival:
     def after(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Compare with what was remembered; call it just after the optimiser stepped."""
         for name, (old, moved) in self._before.items():
-            changed = int(((parameters[name].detach() != old) & moved).sum())
+            changed = int(((whole(parameters[name].detach()) != old) & moved).sum())
             group = tensor_group(name)
             earlier = self.counts.get(group, (0, 0))
             self.counts[group] = (earlier[0] + changed, earlier[1] + int(moved.sum()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,18 +13,22 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArgu
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.collate import collate
-from hfpatch.data.exactness import packing_is_exact
 from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
-from hfpatch.training.callbacks import Run, RunCallback, SurvivalCallback
-from hfpatch.training.checkpoint import load_trainables, newest_checkpoint, remove_leftovers
-from hfpatch.training.loss import token_loss
-from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory
+from hfpatch.training.callbacks import RunCallback, StepOutcome, SurvivalCallback, Tools
+from hfpatch.training.interruption import SigtermWatch
+from hfpatch.training.memory import peak_memory_bytes
 from hfpatch.training.optim import build_optimizer, build_scheduler
-from hfpatch.training.precision import autocast_context, trainable_parameters
-from hfpatch.training.records import TrainResult, summarise
-from hfpatch.training.settings import LoopSettings
+from hfpatch.training.precision import autocast_context
+from hfpatch.training.processes import runs_on_cpu
+from hfpatch.training.records import StepRecord
+from hfpatch.training.run import Run
+from hfpatch.training.sharding import shard_on_cpus
 from hfpatch.training.survival import UpdateSurvival
+from hfpatch.training.throughput import tokens_per_s_at_most
+from hfpatch.training.validation import mean_loss
+
+COMPILE_BACKEND = "inductor"
 
 
 class PlannedBlocks(Dataset[dict[str, torch.Tensor]]):
@@ -48,26 +53,35 @@ class PlanTrainer(Trainer):
     """Trains on a run's plan with hfpatch's optimiser, schedule and loss.
 
     Args:
-        model: what to train.
+        model: what to train, within :func:`hfpatch.training.head.loss_in_forward`.
         run: the run.
-        min_lr_ratio: floor of the cosine schedule, as a share of the peak.
+        watch: tells whether this process was asked to end.
     """
 
-    def __init__(self, model: PreTrainedModel, run: Run, min_lr_ratio: float) -> None:
+    def __init__(self, model: PreTrainedModel, run: Run, watch: SigtermWatch) -> None:
         self._run = run
-        self._min_lr_ratio = min_lr_ratio
+        self._watch = watch
         self._step_loss: torch.Tensor | None = None
-        super().__init__(
-            model=model,
-            args=_arguments(run),
-            train_dataset=PlannedBlocks(run.blocks, run.plan, run.start),
-            data_collator=collate,
-            compute_loss_func=token_loss,
-        )
+        with _clear_about_trackers(run.settings.report_to):
+            super().__init__(
+                model=model,
+                args=_arguments(run),
+                train_dataset=PlannedBlocks(run.blocks, run.plan, run.start),
+                data_collator=collate,
+                compute_loss_func=_counted_elsewhere,
+            )
         self.remove_callback(PrinterCallback)
-        if run.survival is not None:
-            self.add_callback(SurvivalCallback(run.survival, run.settings, run.plan.steps))
-        self.add_callback(RunCallback(run, self._take_loss))
+        self._speed_limit = tokens_per_s_at_most(model, self.accelerator.state, run.settings.autocast)
+        tools = Tools(self._take_outcome, self._evaluate_held_out, self._log_record)
+        self.add_callback(RunCallback(run, tools))  # before the next: an update left out is none to measure
+        if run.measure_survival:
+            self.add_callback(SurvivalCallback(UpdateSurvival(run.state.survival), run.settings, run.plan.steps))
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator; FSDP works on CPUs too."""
+        super().create_accelerator_and_postprocess()
+        shard_on_cpus(self.accelerator)
+        self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Build the optimiser from the run's settings."""
@@ -76,17 +90,25 @@ class PlanTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Build the schedule over the whole plan, whatever part of it is left."""
-        self.lr_scheduler = build_scheduler(
-            optimizer or self.optimizer,
-            self._run.settings,
-            steps=self._run.plan.steps,
-            min_lr_ratio=self._min_lr_ratio,
-        )
+        self.lr_scheduler = build_scheduler(optimizer or self.optimizer, self._run.settings, steps=self._run.plan.steps)
         return self.lr_scheduler
 
     def compute_loss_context_manager(self) -> Any:
         """Autocast the forward pass where the settings ask for it."""
         return autocast_context(self._run.settings.autocast, self.args.device)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return this micro-batch's share of the step's mean over tokens.
+
+        The plan knows how many tokens the whole step predicts, so nothing is counted or exchanged here. Gradients
+        are averaged over processes, hence the factor.
+        """
+        outputs = model(**inputs)
+        predicted = self._run.blocks.count_predicted(self._run.plan.indices[self.state.global_step])
+        loss = outputs.loss * (self.accelerator.num_processes / predicted)
+        return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Do one micro-batch and add its share to the step's loss."""
@@ -98,92 +120,93 @@ class PlanTrainer(Trainer):
         """Count nothing: the stock count walks all parameters at every micro-batch."""
         return 0
 
-    def _take_loss(self) -> float:
+    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> None:
+        """Leave the counting of tokens to the plan."""
+
+    def _take_outcome(self) -> StepOutcome:
         loss, self._step_loss = self._step_loss, None
-        return float(self.accelerator.gather(loss).mean())
+        asked = float(self._watch.asked)
+        told = torch.tensor([[math.nan if loss is None else float(loss), asked]], device=self.args.device)
+        told = self.accelerator.gather(told)
+        return StepOutcome(loss=float(told[:, 0].mean()), terminate=bool(told[:, 1].any()))
 
-
-def run_training(
-    model: PreTrainedModel, run: Run, *, resume: bool, min_lr_ratio: float = 0.0, measure_survival: bool
-) -> TrainResult:
-    """Train to the end of the plan, from the newest checkpoint where there is one and ``resume`` is set.
-
-    Raises:
-        HfpatchError: if the folder holds another run, the batch cannot be divided, the model cannot keep packed
-            documents apart, or the loss is not finite.
-    """
-    _check_plan(run)
-    _check_packing(model, run.blocks)
-    _open_folder(run, resume=resume)
-    if run.checkpoint is not None:
-        load_trainables(run.checkpoint, trainable_parameters(model))
-    if measure_survival:
-        run.survival = UpdateSurvival(run.checkpoint.survival if run.checkpoint else None)
-    reset_peak_memory()
-    if run.start < run.plan.steps:
-        with _prepared(model, run.settings):
-            trainer = PlanTrainer(model, run, min_lr_ratio)
-            trainer.train()
-            trainer.accelerator.free_memory()
-    shares = run.survival.shares() if run.survival else {}
-    return summarise(run.records, peak_memory_bytes=peak_memory_bytes(), update_survival=shares)
-
-
-def _check_plan(run: Run) -> None:
-    run.plan.check(len(run.blocks))
-    planned, asked = (run.plan.steps, run.plan.batch_size), (run.settings.steps, run.settings.batch_size)
-    if planned != asked:
-        raise HfpatchError(
-            f"the batch plan has {planned[0]} steps of {planned[1]} blocks, the settings ask for {asked[0]} of "
-            f"{asked[1]}; start a new run or set steps and batch_size as planned"
+    def _evaluate_held_out(self) -> float:
+        run, state = self._run, self.accelerator.state
+        assert run.held_out is not None
+        return mean_loss(
+            self.model,
+            run.held_out,
+            batch_size=self.args.per_device_train_batch_size,
+            autocast=run.settings.autocast,
+            process=state.process_index,
+            processes=state.num_processes,
+            add_up=lambda value: self.accelerator.reduce(value, reduction="sum"),
         )
 
+    def _log_record(self, record: StepRecord) -> None:
+        """Send a step's figures to the trackers, if there are any."""
+        if not self._run.settings.report_to:
+            return
+        speed = record.tokens / record.seconds
+        figures = {
+            "loss": record.loss,
+            "learning_rate": record.lr,
+            "tokens_per_s": speed,
+            "mfu": speed / self._speed_limit,
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+        self.log(figures if record.eval_loss is None else {**figures, "eval_loss": record.eval_loss})
 
-def _open_folder(run: Run, *, resume: bool) -> None:
-    if not resume and run.metrics.path.exists():
-        raise HfpatchError(f"{run.folder}: holds a run already; resume it or choose another folder")
-    run.checkpoints.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(run.checkpoints)
-    run.checkpoint = newest_checkpoint(run.checkpoints, run.identity)
-    if run.metrics.path.exists():
-        run.metrics.truncate(run.start)
-    run.records = run.metrics.read()
 
-
-def _check_packing(model: PreTrainedModel, blocks: TokenBlocks) -> None:
-    several = len(blocks.sizes) > len(blocks)
-    if blocks.packing and several and not packing_is_exact(model):
-        raise HfpatchError(
-            f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
-            "next; set data.packing=false"
-        )
+def _counted_elsewhere(*_: Any, **__: Any) -> torch.Tensor:
+    """Tell the stock Trainer that the loss is a mean over the whole step; `PlanTrainer.compute_loss` sees to that."""
+    raise AssertionError("PlanTrainer.compute_loss computes the loss")
 
 
 @contextlib.contextmanager
-def _prepared(model: PreTrainedModel, settings: LoopSettings) -> Iterator[None]:
+def _clear_about_trackers(names: tuple[str, ...]) -> Iterator[None]:
+    """Say in one line which tracker is unknown or not installed."""
+    try:
+        yield
+    except HfpatchError:
+        raise
+    except (ValueError, RuntimeError, ImportError) as error:
+        if not names:
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        raise HfpatchError(f"training.report_to: {', '.join(names)} cannot be used ({reason})") from error
+
+
+@contextlib.contextmanager
+def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
     """Switch checkpointing on where asked, and put back what training changes about the model besides its weights."""
     training, use_cache = model.training, getattr(model.config, "use_cache", None)
-    if settings.gradient_checkpointing:
-        _switch_checkpointing(model, on=True)
-        model.enable_input_require_grads()
+    if run.settings.gradient_checkpointing:
+        switch_checkpointing(model, on=True)
     try:
         yield
     finally:
-        if settings.gradient_checkpointing:
-            _switch_checkpointing(model, on=False)
-            model.disable_input_require_grads()
+        if run.settings.gradient_checkpointing:
+            switch_checkpointing(model, on=False)
         model.config.use_cache = use_cache
         model.zero_grad(set_to_none=True)
         model.train(training)
 
 
-def _switch_checkpointing(model: PreTrainedModel, *, on: bool) -> None:
-    """Call what ``transformers`` names activation checkpointing, or gradient checkpointing before version 5.10."""
+def switch_checkpointing(model: PreTrainedModel, *, on: bool) -> None:
+    """Recompute activations in the backward pass, or stop doing so.
+
+    ``transformers`` names it activation checkpointing, or gradient checkpointing before version 5.10. With adapters it
+    also makes the embeddings require a gradient, which only reentrant checkpointing needs; that is undone, so that
+    frozen layers below the first patched one still build no graph.
+    """
     current = hasattr(model, "activation_checkpointing_enable")
     kind = "activation" if current else "gradient"
     if on:
         enable = getattr(model, f"{kind}_checkpointing_enable")
         enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
+        if hasattr(model, "_require_grads_hook") or hasattr(model, "_require_grads_hooks"):
+            model.disable_input_require_grads()
     else:
         getattr(model, f"{kind}_checkpointing_disable")()
 
@@ -196,13 +219,16 @@ def _arguments(run: Run) -> TrainingArguments:
         max_grad_norm=run.settings.max_grad_norm or 0.0,
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
+        use_cpu=runs_on_cpu(),
         dataloader_pin_memory=torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
+        torch_compile=run.settings.compile,
+        torch_compile_backend=COMPILE_BACKEND if run.settings.compile else None,
         logging_strategy="no",
         logging_nan_inf_filter=False,
         save_strategy="no",
         eval_strategy="no",
-        report_to="none",
+        report_to=list(run.settings.report_to) or "none",
         disable_tqdm=True,
         seed=run.seed,
     )

@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.data.collate import collate
-from hfpatch.training.loss import token_loss
+from hfpatch.training.head import loss_in_forward
 from hfpatch.training.precision import autocast_context
 
+Rows = list[dict[str, torch.Tensor]]
 
-@torch.no_grad()
-def mean_loss(model: PreTrainedModel, blocks: TokenBlocks, *, batch_size: int, autocast: str | None = None) -> float:
-    """Return nats per predicted token over all blocks, each token weighing the same; the model is left in its mode."""
-    training = model.training
+
+def mean_loss(
+    model: nn.Module,
+    blocks: TokenBlocks,
+    *,
+    batch_size: int,
+    autocast: str | None = None,
+    process: int = 0,
+    processes: int = 1,
+    add_up: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> float:
+    """Return nats per predicted token over all blocks, each token weighing the same; the model is left in its mode.
+
+    Args:
+        model: a causal LM, wrapped or not; a wrapped one within :func:`hfpatch.training.head.loss_in_forward`.
+        blocks: the blocks.
+        batch_size: blocks in one forward pass.
+        autocast: the forward pass's autocast dtype.
+        process: this process's number.
+        processes: how many processes share the work; each does equally many forward passes.
+        add_up: adds a tensor up over the processes.
+    """
+    training, device = model.training, next(model.parameters()).device
     model.eval()
-    total, count = 0.0, 0
-    for start in range(0, len(blocks), batch_size):
-        rows = range(start, min(start + batch_size, len(blocks)))
-        batch = {name: value.to(model.device) for name, value in collate([blocks[row] for row in rows]).items()}
-        labels = batch.pop("labels")
-        with autocast_context(autocast, model.device):
-            outputs = model(**batch, use_cache=False)
-        total += float(token_loss(outputs, labels, num_items_in_batch=1))
-        count += int((labels[:, 1:] != IGNORE).sum())
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    stride = batch_size * processes
+    with torch.no_grad(), loss_in_forward(model):
+        for first in range(0, len(blocks), stride):
+            rows, predicted = _rows(blocks, first + process * batch_size, batch_size)
+            batch = {name: value.to(device) for name, value in collate(rows).items()}
+            with autocast_context(autocast, device):
+                total += float(model(**batch, use_cache=False).loss)
+            count += predicted
     model.train(training)
-    return total / count
+    sums = torch.tensor([float(total), count], dtype=torch.float64, device=device)
+    found = add_up(sums) if add_up else sums
+    return float(found[0] / found[1])
+
+
+def _rows(blocks: TokenBlocks, start: int, size: int) -> tuple[Rows, int]:
+    """Return up to ``size`` blocks and their predicted tokens; beyond the end one block that predicts nothing."""
+    rows = [blocks[index] for index in range(start, min(start + size, len(blocks)))]
+    if not rows:
+        spare = blocks[0]
+        rows = [{**spare, "labels": torch.full_like(spare["labels"], IGNORE)}]
+    return rows, sum(int((row["labels"] != IGNORE).sum()) for row in rows)

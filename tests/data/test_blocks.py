@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hfpatch.data.blocks import IGNORE, blocks_from_stream, load_blocks
+from hfpatch.data.blocks import IGNORE, blocks_from_stream
 from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenise import TokenStream, tokenise
 from hfpatch.errors import HfpatchError
@@ -69,43 +69,6 @@ def test_head_and_hash():
     assert len({blocks.sha256, blocks.head(1).sha256}) == 2
     again = blocks_from_stream(stream([1, 2, 3], [4, 5, 6, 7]), settings(block_size=4), pad_token_id=0)
     assert again.sha256 == blocks.sha256 == blocks.head(2).sha256
-
-
-@pytest.fixture
-def text_file(tmp_path, texts):
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n".join(texts))
-    return path
-
-
-def test_load_blocks_from_a_file(text_file, texts, tokenizer):
-    chosen = DataSettings(source=str(text_file), block_size=64, packing=False)
-    blocks = load_blocks(chosen, tokenizer)
-    assert len(blocks) == len(texts)
-    ids = [blocks[row]["input_ids"][blocks[row]["attention_mask"].bool()].tolist() for row in range(len(blocks))]
-    assert [tokenizer.decode(row[:-1]) for row in ids] == texts
-    assert all(row[-1] == tokenizer.eos_token_id for row in ids)
-    assert blocks.rows.dtype == np.uint16
-    assert blocks.to_json() == {
-        "source": str(text_file), "revision": None, "sha256": blocks.sha256, "documents": 4, "blocks": 4,
-        "tokens": sum(map(len, ids)), "block_size": 64, "packing": False,
-    }  # fmt: skip
-
-
-def test_cache_is_mapped_and_keyed_by_content(tmp_path, text_file, tokenizer, monkeypatch):
-    chosen = DataSettings(source=str(text_file), block_size=16)
-    cache = tmp_path / "cache"
-    fresh = load_blocks(chosen, tokenizer, cache_dir=cache)
-    monkeypatch.setattr("hfpatch.data.blocks.tokenise", lambda *args, **kwargs: pytest.fail("tokenised again"))
-    again = load_blocks(chosen, tokenizer, cache_dir=cache)
-    assert isinstance(again.rows, np.memmap)
-    assert again.to_json() == fresh.to_json()
-    assert all(torch.equal(again[row]["labels"], fresh[row]["labels"]) for row in range(len(fresh)))
-    monkeypatch.undo()
-    text_file.write_text("Another text altogether.")
-    assert load_blocks(chosen, tokenizer, cache_dir=cache).sha256 != fresh.sha256
-    load_blocks(chosen.model_copy(update={"block_size": 8}), tokenizer, cache_dir=cache)
-    assert len(list(cache.iterdir())) == 3
 
 
 def test_tokenise_drops_lone_tokens_and_can_leave_out_the_end(tokenizer):

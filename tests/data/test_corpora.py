@@ -1,11 +1,12 @@
 import gzip
 import json
+from types import SimpleNamespace
 
 import datasets
 import huggingface_hub
 import pytest
 
-from hfpatch.data.corpora import documents, open_corpus
+from hfpatch.data.corpora import documents, filtered_documents, open_corpus
 from hfpatch.data.settings import DataSettings
 from hfpatch.errors import HfpatchError
 from hfpatch.tinyworld.language import documents as tinyworld_documents
@@ -61,6 +62,54 @@ def test_hub_data_set_is_loaded_with_its_revision(monkeypatch):
     assert calls[0] == (("owner/set", "c"), {"split": "validation", "revision": "v1"})
     with pytest.raises(HfpatchError, match="no column 'body'; the columns are: text, n"):
         open_corpus(settings.model_copy(update={"text_column": "body"}))
+
+
+def stream_of(texts, columns=None):
+    """A hub stream that fails when it is read further than it has to be."""
+
+    class Stream:
+        column_names = columns
+        info = datasets.DatasetInfo()
+
+        def select_columns(self, name):
+            assert name in (columns or ())
+            return self
+
+        def __iter__(self):
+            yield from ({"text": text} for text in texts)
+            pytest.fail("read to the end of the stream")
+
+    return Stream()
+
+
+@pytest.mark.parametrize("columns", [None, ["text", "n"]])
+def test_a_streamed_data_set_is_read_as_far_as_needed(monkeypatch, columns):
+    calls, commit = [], "c" * 40
+    monkeypatch.setattr(
+        datasets,
+        "load_dataset",
+        lambda *args, **kwargs: calls.append(kwargs) or stream_of(["", "one", "two", "x"], columns),
+    )
+    monkeypatch.setattr(huggingface_hub, "dataset_info", lambda source, revision: SimpleNamespace(sha=commit))
+    settings = DataSettings(source="owner/set", streaming=True, max_documents=2)
+    corpus = open_corpus(settings)
+    assert list(filtered_documents(corpus, settings)) == ["one", "two"]
+    assert (corpus.revision, corpus.digest, corpus.cacheable) == (commit, commit, True)
+    assert calls[0]["streaming"] is True
+    monkeypatch.setattr(huggingface_hub, "dataset_info", fail_offline)
+    assert not open_corpus(settings).cacheable
+
+
+def fail_offline(*args, **kwargs):
+    raise ConnectionError("offline")
+
+
+def test_streaming_contradictions_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"say how far with data.max_documents"):
+        DataSettings(source="owner/set", streaming=True)
+    path = write_jsonl(tmp_path / "a.jsonl", "one")
+    with pytest.raises(HfpatchError, match=r"is local; data.streaming is for hub data sets"):
+        open_corpus(DataSettings(source=str(path), streaming=True, max_documents=1))
 
 
 def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):

@@ -1,16 +1,24 @@
+import gc
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
+from training_blocks import make_blocks
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
-from hfpatch.data.settings import DataSettings
-from hfpatch.data.tokenise import TokenStream
+from hfpatch.data.blocks import TokenBlocks
 
 VOCABULARY = 64
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_heap():
+    """Each Trainer collects garbage several times, which is quick once the libraries' objects are left out."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -19,15 +27,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def make_blocks(*, packing: bool = True, documents: int = 60, block_size: int = 24, seed: int = 0) -> TokenBlocks:
-    generator = np.random.default_rng(seed)
-    lengths = generator.integers(3, 20, size=documents)
-    draws = generator.integers(1, VOCABULARY - 1, size=(3, lengths.sum()))
-    tokens = draws.min(axis=0).astype(np.uint16)  # small tokens are frequent, so there is something to learn
-    settings = DataSettings(source="made-up", block_size=block_size, packing=packing)
-    return blocks_from_stream(TokenStream(tokens, lengths), settings, pad_token_id=0)
 
 
 def make_base(kind: str = "gpt_neox", dtype: torch.dtype = torch.float32) -> PreTrainedModel:

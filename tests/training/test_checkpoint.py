@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import pytest
@@ -6,6 +5,7 @@ import torch
 
 from hfpatch.errors import HfpatchError
 from hfpatch.training.checkpoint import (
+    checkpoint_at,
     load_optimizer,
     load_trainables,
     newest_checkpoint,
@@ -14,6 +14,7 @@ from hfpatch.training.checkpoint import (
 )
 from hfpatch.training.optim import build_optimizer, build_scheduler
 from hfpatch.training.settings import TrainingSettings
+from hfpatch.training.state import LoopState
 
 SETTINGS = TrainingSettings(steps=10, warmup_steps=2, lr=1e-2)
 
@@ -39,7 +40,7 @@ def saved(tmp_path):
         advance(model, optimizer, scheduler)
         save_checkpoint(
             tmp_path, step=step, parameters=parameters, optimizer=optimizer, scheduler=scheduler,
-            identity={"seed": 0}, survival={"A": (1, 2)}, keep=2,
+            identity={"seed": 0}, state=LoopState(survival={"A": (1, 2)}, skipped=[2]), keep=2,
         )  # fmt: skip
     return tmp_path, model, optimizer, scheduler
 
@@ -47,7 +48,7 @@ def saved(tmp_path):
 def test_everything_comes_back_and_goes_on_bit_equal(saved):
     folder, model, optimizer, scheduler = saved
     checkpoint = newest_checkpoint(folder, {"seed": 0})
-    assert (checkpoint.step, checkpoint.survival) == (3, {"A": (1, 2)})
+    assert (checkpoint.step, checkpoint.state) == (3, LoopState(survival={"A": (1, 2)}, skipped=[2]))
     parameters, new_optimizer, new_scheduler, new_model = build()
     load_trainables(checkpoint, parameters)
     load_optimizer(checkpoint, parameters, new_optimizer, new_scheduler)
@@ -86,24 +87,52 @@ def test_misfits_are_refused(saved):
         load_trainables(checkpoint, {"0.weight": build()[0]["0.weight"]})
 
 
-@pytest.mark.parametrize("name", ["trainable.safetensors", "optimizer.safetensors"])
-def test_a_truncated_file_is_one_clear_error(saved, name):
-    path = saved[0] / "step-00000003" / name
+FILES = ["trainable.safetensors", "optimizer.safetensors", "state.json"]
+
+
+def cut(path):
     path.write_bytes(path.read_bytes()[:-5])
-    parameters, optimizer, scheduler, _ = build()
-    checkpoint = newest_checkpoint(saved[0], {})
-    load = {
-        "trainable.safetensors": lambda: load_trainables(checkpoint, parameters),
-        "optimizer.safetensors": lambda: load_optimizer(checkpoint, parameters, optimizer, scheduler),
-    }
-    with pytest.raises(HfpatchError, match="the checkpoint is damaged"):
-        load[name]()
 
 
-def test_a_broken_state_is_one_clear_error(saved):
-    (saved[0] / "step-00000003" / "state.json").write_text(json.dumps({})[:-1])
-    with pytest.raises(HfpatchError, match=r"state.json: cannot be read as JSON"):
-        newest_checkpoint(saved[0], {})
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def remove(path):
+    path.unlink()
+
+
+DAMAGE = [(name, damage) for name in FILES for damage in (cut, flip, remove) if (name, damage) != ("state.json", flip)]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(saved, name, damage):
+    damage(saved[0] / "step-00000003" / name)
+    with pytest.warns(UserWarning, match=r"step-00000003.*going on from step-00000002"):
+        assert newest_checkpoint(saved[0], {"seed": 0}).step == 2
+
+
+def test_where_all_are_damaged_one_line_says_so(saved):
+    for folder in saved[0].iterdir():
+        cut(folder / "optimizer.safetensors")
+    with pytest.raises(HfpatchError, match=r"step-00000003/optimizer.safetensors: .*; no whole checkpoint is left"):
+        newest_checkpoint(saved[0], {"seed": 0})
+
+
+def test_the_best_is_kept_besides_the_newest(tmp_path):
+    parameters, optimizer, scheduler, model = build()
+    state = LoopState()
+    for step, loss in enumerate((3.0, 1.0, 2.0, 4.0), start=1):
+        advance(model, optimizer, scheduler)
+        state.evaluated(step, loss, None)
+        save_checkpoint(
+            tmp_path, step=step, parameters=parameters, optimizer=optimizer, scheduler=scheduler,
+            identity={}, state=state, keep=1,
+        )  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
+    assert checkpoint_at(tmp_path, 2).state.best_loss == 1.0
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
@@ -116,6 +145,6 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(HfpatchError, match="No space left on device"):
         save_checkpoint(
             tmp_path, step=1, parameters=parameters, optimizer=optimizer, scheduler=scheduler,
-            identity={}, survival={}, keep=1,
+            identity={}, state=LoopState(), keep=1,
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []

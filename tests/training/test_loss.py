@@ -1,28 +1,158 @@
-from types import SimpleNamespace
+import sys
+from types import ModuleType
 
+import pytest
 import torch
-from torch.nn.functional import log_softmax
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
 
-from hfpatch.training.loss import token_loss
+from hfpatch.training.loss import ChunkedLoss, Tail, chunk_rows, loss_from_hidden, loss_from_logits
 
-
-def test_against_the_formula():
-    torch.manual_seed(0)
-    logits = torch.randn(2, 5, 7)
-    labels = torch.tensor([[3, 1, -100, 2, 6], [-100, -100, 4, -100, 0]])
-    total = 0.0
-    for row in range(2):
-        for place in range(1, 5):
-            if labels[row, place] != -100:
-                total -= log_softmax(logits[row, place - 1].double(), dim=-1)[labels[row, place]].item()
-    outputs = SimpleNamespace(logits=logits)
-    torch.testing.assert_close(token_loss(outputs, labels).item(), total / 5, rtol=1e-6, atol=0)
-    torch.testing.assert_close(token_loss(outputs, labels, num_items_in_batch=20).item(), total / 20, rtol=1e-6, atol=0)
+IGNORED = -100
 
 
-def test_low_precision_logits_are_summed_in_float32():
-    logits = torch.randn(1, 4, 5, dtype=torch.bfloat16)
-    labels = torch.tensor([[0, 1, 2, 3]])
-    loss = token_loss(SimpleNamespace(logits=logits), labels)
-    assert loss.dtype is torch.float32
-    assert loss == token_loss(SimpleNamespace(logits=logits.float()), labels)
+def reference(logits, labels):
+    """The sum over predicted tokens of -log softmax, written out."""
+    total = torch.zeros((), dtype=torch.float64)
+    for row, wanted in zip(logits.double(), labels.tolist(), strict=True):
+        for place in range(len(wanted) - 1):
+            if wanted[place + 1] != IGNORED:
+                scores = row[place]
+                total = total + torch.log(torch.exp(scores - scores.max()).sum()) + scores.max()
+                total = total - scores[wanted[place + 1]]
+    return total
+
+
+def case(*, bias=True, batch=3, seq=7, hidden=5, vocabulary=11, seed=0, ignored=0.3):
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(batch, seq, hidden, generator=generator, requires_grad=True)
+    weight = torch.randn(vocabulary, hidden, generator=generator, requires_grad=True)
+    offset = torch.randn(vocabulary, generator=generator, requires_grad=True) if bias else None
+    labels = torch.randint(vocabulary, (batch, seq), generator=generator)
+    labels[torch.rand(batch, seq, generator=generator) < ignored] = IGNORED
+    return states, weight, offset, labels
+
+
+def gradients(loss, *tensors):
+    return torch.autograd.grad(loss, [tensor for tensor in tensors if tensor is not None], allow_unused=True)
+
+
+def logits_of(states, weight, offset, tail):
+    z = torch.einsum("bsh,vh->bsv", states, weight) + (0 if offset is None else offset)
+    z = tail.scale * z
+    return z if tail.cap is None else tail.cap * torch.tanh(z / tail.cap)
+
+
+def test_loss_from_logits_is_the_sum_over_predicted_tokens():
+    states, weight, offset, labels = case()
+    logits = logits_of(states, weight, offset, Tail())
+    torch.testing.assert_close(loss_from_logits(logits, labels).double(), reference(logits, labels), rtol=1e-6, atol=0)
+
+
+@pytest.fixture(params=["torch", "chunked"])
+def path(request, monkeypatch):
+    """Run with torch's own chunked loss, and as on a torch that has none."""
+    if request.param == "chunked":
+        monkeypatch.delattr(functional, "linear_cross_entropy", raising=False)
+    elif not hasattr(functional, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("tail", [Tail(), Tail(scale=0.25), Tail(cap=2.0), Tail(scale=3.0, cap=1.5)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_loss_from_hidden_and_its_gradients_are_those_of_full_logits(tail, bias, monkeypatch):
+    monkeypatch.setattr("hfpatch.training.loss.chunk_rows", lambda vocabulary, device: 4)
+    states, weight, offset, labels = case(bias=bias)
+    tensors = (states, weight, offset)
+    expected = reference(logits_of(*tensors, tail), labels)
+    found = loss_from_hidden(*tensors, labels, tail=tail)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
+    for one, other in zip(gradients(2 * found, *tensors), gradients(2 * expected, *tensors), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("path")
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(2, 9), st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 0.9]))
+def test_any_chunk_of_any_shape_gives_the_same(size, batch, seq, seed, ignored):
+    states, weight, offset, labels = case(batch=batch, seq=seq, seed=seed, ignored=ignored)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hfpatch.training.loss.chunk_rows", lambda vocabulary, device: size)
+        found = loss_from_hidden(states, weight, offset, labels)
+    expected = reference(logits_of(states, weight, offset, Tail()), labels)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_frozen_head_costs_no_gradient_and_is_not_touched():
+    states, weight, offset, labels = case()
+    frozen, bias = weight.detach(), offset.detach()
+    loss_from_hidden(states, frozen, bias, labels, tail=Tail(cap=5.0)).backward()
+    assert frozen.grad is None
+    assert states.grad.abs().sum() > 0
+
+
+def test_nothing_to_predict_is_a_loss_of_zero_with_a_gradient_of_zero():
+    states, weight, offset, labels = case()
+    loss = loss_from_hidden(states, weight, offset, torch.full_like(labels, IGNORED))
+    loss.backward()
+    assert loss == 0
+    assert states.grad.abs().sum() == 0
+
+
+@pytest.mark.usefixtures("path")
+def test_autocast_computes_in_bf16_what_the_stock_path_would():
+    states, weight, offset, labels = case(hidden=32, vocabulary=64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        stock = loss_from_logits(functional.linear(states, weight, offset), labels)
+        found = loss_from_hidden(states, weight, offset, labels)
+    exact = reference(logits_of(states, weight, offset, Tail()), labels)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, stock, rtol=1e-5, atol=0)
+    assert found != exact.float()
+
+
+@pytest.mark.usefixtures("path")
+def test_a_bf16_head_gives_a_sum_in_float32():
+    states, weight, offset, labels = (
+        value.detach().bfloat16() if value.is_floating_point() else value for value in case(hidden=32, vocabulary=64)
+    )
+    stock = loss_from_logits(functional.linear(states, weight, offset), labels)
+    found = loss_from_hidden(states.requires_grad_(), weight, offset, labels)
+    torch.testing.assert_close(found, stock, rtol=1e-5, atol=0)
+    assert found != found.bfloat16().float()
+    found.backward()
+    assert states.grad.dtype == torch.bfloat16
+
+
+def test_no_chunk_holds_full_logits(monkeypatch):
+    seen = []
+    original = ChunkedLoss.apply
+    monkeypatch.delattr(functional, "linear_cross_entropy", raising=False)
+    monkeypatch.setattr(ChunkedLoss, "apply", lambda *values: (seen.append(values[-1]), original(*values))[1])
+    states, weight, offset, labels = case(vocabulary=50_000, batch=1, seq=5)
+    loss_from_hidden(states, weight, offset, labels)
+    assert seen == [chunk_rows(50_000, torch.device("cpu"))] == [128]
+
+
+def test_liger_gets_its_arguments_where_it_is_installed(monkeypatch):
+    calls = []
+
+    def fused(rows, weight, targets, *, bias, reduction, softcap):
+        calls.append((tuple(rows.shape), reduction, softcap))
+        return functional.cross_entropy(rows @ weight.T, targets, reduction=reduction)
+
+    module = ModuleType("liger_kernel.transformers.functional")
+    module.liger_fused_linear_cross_entropy = fused
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.functional", module)
+    from hfpatch.training import loss
+
+    assert loss._liger() is fused
+    states, weight, _, labels = case(bias=False)
+    kept = int((labels[:, 1:] != IGNORED).sum())
+    loss_from_hidden(states, weight, None, labels, tail=Tail(cap=3.0))
+    assert calls == []  # not on a CPU
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    loss_from_hidden(states, weight, None, labels, tail=Tail(cap=3.0))
+    assert calls == [((kept, 5), "sum", 3.0)]

@@ -3,13 +3,13 @@ import math
 import pytest
 import torch
 
-from hfpatch.training.optim import build_optimizer, build_scheduler
+from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr
 from hfpatch.training.settings import PretrainSettings, TrainingSettings
 
 
-def rates(settings, steps, floor=0.0):
+def rates(settings, steps):
     optimizer = build_optimizer(torch.nn.Linear(2, 2), settings)
-    scheduler = build_scheduler(optimizer, settings, steps=steps, min_lr_ratio=floor)
+    scheduler = build_scheduler(optimizer, settings, steps=steps)
     found = []
     for _ in range(steps):
         found.append(optimizer.param_groups[0]["lr"])
@@ -33,9 +33,52 @@ def cosine(step, warmup, steps, floor):
     ],
 )
 def test_schedules_against_their_formulas(schedule, floor, after, warmup):
-    settings = TrainingSettings(lr=3e-4, schedule=schedule, warmup_steps=warmup)
+    settings = TrainingSettings(lr=3e-4, schedule=schedule, warmup_steps=warmup, min_lr_ratio=floor)
     expected = [3e-4 * (step / warmup if step < warmup else after(step, warmup, 30, floor)) for step in range(30)]
-    assert rates(settings, 30, floor) == pytest.approx(expected, rel=1e-9, abs=1e-18)
+    assert rates(settings, 30) == pytest.approx(expected, rel=1e-9, abs=1e-18)
+
+
+@pytest.mark.parametrize(("asked", "decay"), [(None, 3), (10, 10), (99, 26)])
+@pytest.mark.parametrize("floor", [0.0, 0.2])
+def test_wsd_holds_and_then_falls_in_a_line(asked, decay, floor):
+    settings = TrainingSettings(lr=3e-4, schedule="wsd", warmup_steps=4, decay_steps=asked, min_lr_ratio=floor)
+    expected = [
+        floor + (1 - floor) * step / 4 if step < 4
+        else 1.0 if step < 30 - decay
+        else floor + (1 - floor) * (30 - step) / decay
+        for step in range(30)
+    ]  # fmt: skip
+    assert rates(settings, 30) == pytest.approx([3e-4 * share for share in expected], rel=1e-9, abs=1e-18)
+
+
+def test_each_tensor_group_has_its_own_learning_rate():
+    model = torch.nn.Module()
+    names = {
+        "preproj_up": 1e-3, "preproj_down": 1e-3, "preproj_skip": 5e-2, "nonlinear_query_first": 2e-4,
+        "nonlinear_query_norm": 2e-4, "lora_A": 1e-5, "classifier": 1e-5,
+    }  # fmt: skip
+    for name in names:
+        part = torch.nn.LayerNorm(2) if name.endswith("norm") else torch.nn.Linear(2, 2, bias=False)
+        model.add_module(name, torch.nn.ModuleDict({"default": part}))
+    chosen = {"pre_projection": 1e-3, "skip": 5e-2, "query": 2e-4}
+    settings = TrainingSettings(lr=1e-5, learning_rates=chosen, warmup_steps=0, steps=10, weight_decay=0.1)
+    optimizer = build_optimizer(model, settings)
+    scheduler = build_scheduler(optimizer, settings, steps=10)
+    found = {id(value): group for group in optimizer.param_groups for value in group["params"]}
+    for name, value in model.named_parameters():
+        assert found[id(value)]["lr"] == names[name.split(".")[0]], name
+        assert found[id(value)]["weight_decay"] == (0.0 if value.ndim == 1 else 0.1), name
+    for _ in range(5):
+        assert current_lr(optimizer, settings) == pytest.approx(scheduler.lr_lambdas[0](scheduler.last_epoch) * 1e-5)
+        optimizer.step()
+        scheduler.step()
+    shares = {group["lr"] / group["initial_lr"] for group in optimizer.param_groups}
+    assert max(shares) == pytest.approx(min(shares)) == pytest.approx(0.5)
+
+
+def test_a_group_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="learning_rates"):
+        TrainingSettings(learning_rates={"pre_projektion": 1e-3})
 
 
 def test_weight_decay_on_matrices_only():

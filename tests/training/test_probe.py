@@ -4,10 +4,15 @@ from itertools import pairwise
 
 import pytest
 import torch
+from peft import IA3Config, LNTuningConfig, LoraConfig, VeraConfig, get_peft_model
 from torch.nn.functional import log_softmax
+from transformers import TrainerCallback
+from transformers.integrations import integration_utils
 
+from hfpatch import PreProjectionConfig, patch
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
+from hfpatch.training.groups import group_of
 from hfpatch.training.probe import train_probe
 from hfpatch.training.settings import TrainingSettings
 from hfpatch.training.validation import mean_loss
@@ -25,7 +30,7 @@ def plan_for(blocks, steps=STEPS):
 
 def run(model, blocks, folder, **values):
     steps = values.get("steps", STEPS)
-    other = {name: values.pop(name) for name in ("resume", "on_step", "plan", "seed") if name in values}
+    other = {name: values.pop(name) for name in ("resume", "on_step", "plan", "seed", "held_out") if name in values}
     arguments = {"plan": plan_for(blocks, steps), "seed": 0, **other}
     return train_probe(model, settings=settings(**values), blocks=blocks, run_dir=folder, **arguments)
 
@@ -218,7 +223,8 @@ def test_fp32_trainables_on_a_bf16_base(patched, blocks, tmp_path):
 
 def test_update_survival_shows_what_bf16_loses(patched, blocks, tmp_path):
     fp32 = run(patched(), blocks, tmp_path / "fp32", lr=1e-5).update_survival
-    bf16 = run(patched(), blocks, tmp_path / "bf16", lr=1e-5, trainable_dtype="bfloat16").update_survival
+    with pytest.warns(UserWarning, match="kept in bfloat16, which loses small updates"):
+        bf16 = run(patched(), blocks, tmp_path / "bf16", lr=1e-5, trainable_dtype="bfloat16").update_survival
     assert fp32.keys() == bf16.keys() == {"lora_A", "lora_B", "all"}
     assert min(fp32.values()) > 0.99
     assert max(bf16.values()) < 0.3
@@ -265,7 +271,7 @@ def test_another_run_in_the_folder_is_refused(patched, blocks, tmp_path):
     run(patched(), blocks, tmp_path, save_every=4)
     with pytest.raises(HfpatchError, match="holds a run already"):
         run(patched(), blocks, tmp_path)
-    with pytest.raises(HfpatchError, match="a run with another settings"):
+    with pytest.raises(HfpatchError, match=r"a run with another settings.lr \(0.01, now 0.02\)"):
         run(patched(), blocks, tmp_path, resume=True, lr=2e-2)
     with pytest.raises(HfpatchError, match="a run with another batch plan"):
         run(
@@ -279,3 +285,100 @@ def test_another_run_in_the_folder_is_refused(patched, blocks, tmp_path):
         run(patched(), blocks, tmp_path, resume=True, seed=1)
     with pytest.raises(HfpatchError, match="is of another patch"):
         run(patched("gpt2"), blocks, tmp_path, resume=True)
+
+
+def test_tensor_groups_have_their_own_dtype(tmp_path, blocks, base):
+    model = patch(
+        base(dtype=torch.bfloat16), [PreProjectionConfig(content_skip=True), LoraConfig(r=2, target_modules=["dense"])]
+    )
+    with pytest.warns(UserWarning, match="kept in bfloat16, float16, which"):
+        run(
+            model, blocks, tmp_path, trainable_dtype="bfloat16", trainable_dtypes={"lora": "float32", "skip": "float16"}
+        )  # fmt: skip
+    found = {}
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            found.setdefault(group_of(name), set()).add(value.dtype)
+    assert found == {"pre_projection": {torch.bfloat16}, "skip": {torch.float16}, "lora": {torch.float32}}
+
+
+def test_learning_rates_of_groups_act(tmp_path, blocks, base):
+    changes = {}
+    for rate in (1e-3, 1e-2):
+        model = patch(base(), PreProjectionConfig(content_skip=True, init="paper"), seed=0)
+        before, chosen = trainables(model), {"learning_rates": {"skip": rate}, "warmup_steps": 0, "steps": 1}
+        run(model, blocks, tmp_path / str(rate), lr=1e-3, **chosen)
+        after = trainables(model)
+        changes[rate] = {name: (after[name] - before[name]).abs().max().item() for name in after}
+    for name, change in changes[1e-2].items():
+        assert changes[1e-3][name] == pytest.approx(1e-3, rel=1e-2)  # AdamW's first step
+        assert change == pytest.approx((10 if "skip" in name else 1) * changes[1e-3][name], rel=1e-3), name
+    assert read_metrics(tmp_path / "0.01")[0]["lr"] == 1e-3
+
+
+def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):
+    heard = []
+
+    class Tracker(TrainerCallback):
+        def on_log(self, args, state, control, *, logs, **kwargs):
+            heard.append((state.global_step, logs))
+
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "made_up", Tracker)
+    held_out = blocks.head(2)
+    plan, chosen = plan_for(blocks), settings(report_to=["made_up"], evaluate_every=4)
+    train_probe(patched(), settings=chosen, blocks=blocks, plan=plan, seed=0, run_dir=tmp_path, held_out=held_out)
+    steps = [(step, logs) for step, logs in heard if "mfu" in logs]
+    assert [step for step, _ in steps] == list(range(1, STEPS + 1))
+    lines = read_metrics(tmp_path)
+    assert [logs["loss"] for _, logs in steps] == [line["loss"] for line in lines]
+    assert [logs["learning_rate"] for _, logs in steps] == [line["lr"] for line in lines]
+    assert [step for step, logs in steps if "eval_loss" in logs] == [4, 8]
+    for (_, logs), line in zip(steps, lines, strict=True):
+        assert logs["tokens_per_s"] == pytest.approx(line["tokens"] / line["seconds"])
+        assert 0 < logs["mfu"] < 1
+        assert logs["peak_memory_bytes"] > 10**7
+
+
+def test_an_unknown_tracker_is_one_clear_error(patched, blocks, tmp_path):
+    with pytest.raises(HfpatchError, match=r"training.report_to: made_up cannot be used \(.*"):
+        run(patched(), blocks, tmp_path, report_to=["made_up"])
+
+
+def test_a_compiled_model_trains_the_same_and_stays_itself(patched, blocks, tmp_path, monkeypatch):
+    monkeypatch.setattr("hfpatch.training.trainer.COMPILE_BACKEND", "aot_eager")
+    plain, compiled = patched(), patched()
+    names = list(dict(compiled.named_parameters()))
+    run(plain, blocks, tmp_path / "plain", steps=3)
+    run(compiled, blocks, tmp_path / "compiled", steps=3, compile=True)
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
+    assert list(dict(compiled.named_parameters())) == names
+    for name, value in trainables(compiled).items():
+        torch.testing.assert_close(value, trainables(plain)[name], rtol=1e-3, atol=1e-5)
+
+
+PEFT_METHODS = {
+    "ia3": lambda: IA3Config(
+        target_modules=["query_key_value", "dense_4h_to_h"], feedforward_modules=["dense_4h_to_h"]
+    ),
+    "vera": lambda: VeraConfig(r=4, target_modules=["dense"]),
+    "dora": lambda: LoraConfig(r=2, use_dora=True, target_modules=["query_key_value"]),
+    "norms": lambda: LNTuningConfig(target_modules=["input_layernorm"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "wrapped"),  # PEFT injects VeRA into a PeftModel only
+    [(method, wrapped) for method in PEFT_METHODS for wrapped in (False, True) if wrapped or method != "vera"],
+)
+def test_any_peft_method_is_trained(base, blocks, tmp_path, method, wrapped):
+    config = PEFT_METHODS[method]()
+    model = get_peft_model(base(), config) if wrapped else patch(base(), config)
+    before = trainables(model)
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    run(model, blocks, tmp_path, warmup_steps=0, held_out=blocks.head(2), evaluate_every=4)
+    after = trainables(model)
+    assert any(not torch.equal(before[name], value) for name, value in after.items())
+    assert all(torch.equal(dict(model.named_parameters())[name], value) for name, value in frozen.items())
+    evaluated = [line["eval_loss"] for line in read_metrics(tmp_path) if "eval_loss" in line]
+    assert len(evaluated) == 2
+    assert evaluated[1] < evaluated[0]

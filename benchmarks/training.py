@@ -1,0 +1,431 @@
+"""A training step against its peers and its arithmetic, interleaved step by step in one process.
+
+    python benchmarks/training.py --shape 70m --text wikitext.jsonl --tokenizer pythia-70m --json training-70m.json
+    python benchmarks/training.py --shape tiny --rounds 2
+
+Random weights of a Pythia shape; pre-projection with content skip, and the LoRA nearest to it in parameters. A step
+sees the same paragraphs in every variant: packed rows of 512, or each paragraph padded to 512.
+
+    published   padded, full logits, gradient checkpointing, 4 rows at a time, under HF Trainer, as the paper's scripts
+    ours        packed, hfpatch's trainer and loss
+    lora        LoRA under HF Trainer's defaults on the packed rows, as many at a time as ours
+    lora_ours   LoRA under hfpatch's trainer
+    forward     the base's forward pass on the packed rows, without gradients
+
+Printed: (a) tokens a second of ours over published, and its peak memory above what lies in memory before the step;
+(b) seconds of ours over lora; (c) seconds of ours over the least that arithmetic allows, 2 + 3A/(P + H) forward passes
+with A added, P body and H head parameters. Medians over rounds of the ratio within a round, smallest and largest in
+brackets. On CPUs the clock is the process's CPU time, which others on the machine disturb least (``--clock wall``).
+Without ``--text``, random tokens with lengths like those of WikiText-103's paragraphs stand in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPTNeoXConfig,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
+from hfpatch.data.collate import collate
+from hfpatch.data.load import load_blocks
+from hfpatch.data.plan import BatchPlan
+from hfpatch.data.settings import DataSettings
+from hfpatch.data.tokenise import TokenStream
+from hfpatch.files import write_json
+from hfpatch.methods import build_method
+from hfpatch.patching import patch, patch_summary
+from hfpatch.provenance import Clock, provenance
+from hfpatch.training.head import loss_in_forward
+from hfpatch.training.interruption import SigtermWatch
+from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
+from hfpatch.training.run import Run
+from hfpatch.training.settings import TrainingSettings
+from hfpatch.training.trainer import PlanTrainer, prepared
+
+SHAPES = {  # hidden, layers, heads, vocabulary
+    "tiny": (32, 2, 4, 512),
+    "70m": (512, 6, 8, 50304),
+    "160m": (768, 12, 12, 50304),
+    "410m": (1024, 24, 16, 50304),
+    "1.4b": (2048, 24, 16, 50304),
+}
+METHODS = {
+    "pre_projection_skip": [{"type": "pre_projection", "content_skip": True}],
+    "lora": [{"type": "lora", "match": "pre_projection_skip"}],
+}
+VARIANTS = ("published", "ours", "lora", "lora_ours", "forward")
+MEASURED = ("published", "ours", "lora")
+BLOCK = 512
+PUBLISHED_ROWS = 4
+PARAGRAPHS = 2000
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    clock, data = Clock(), make_data(arguments)
+    if arguments.memory_of:
+        print(json.dumps({"extra_bytes": extra_memory(arguments, data)}))
+        return
+    times = measure(arguments, data)
+    report = summarise(arguments, data, times)
+    report["memory"] = {name: memory_in_a_process(name) for name in MEASURED} if not arguments.no_memory else {}
+    report["provenance"] = provenance(clock)
+    print_report(report)
+    if arguments.json:
+        write_json(arguments.json, report)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="70m")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one more warms up")
+    parser.add_argument("--rows", type=int, default=4, help="packed rows in a step")
+    parser.add_argument("--micro", type=int, default=1, help="packed rows in one forward pass")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--text", help="a .jsonl, .txt or .parquet file of paragraphs")
+    parser.add_argument("--tokenizer", help="the tokenizer for --text: a folder or a hub id")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="the base's dtype")
+    parser.add_argument("--clock", choices=("cpu", "wall"), default="wall" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="write everything to this file")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure memory, in processes of their own")
+    parser.add_argument("--memory-of", choices=MEASURED, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+@dataclass(frozen=True)
+class Data:
+    """The paragraphs of one step, packed and padded; rows beyond those repeat them."""
+
+    packed: TokenBlocks
+    padded: TokenBlocks
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.packed.tokens
+
+
+def make_data(arguments: argparse.Namespace) -> Data:
+    """Pack the corpus, take the first rows, and pad the pieces that they hold."""
+    settings = DataSettings(
+        source=arguments.text or "made-up", block_size=BLOCK, min_characters=51, max_documents=PARAGRAPHS
+    )
+    if arguments.text:
+        corpus = load_blocks(settings, AutoTokenizer.from_pretrained(arguments.tokenizer))
+    else:
+        corpus = blocks_from_stream(made_up(SHAPES[arguments.shape][3]), settings, pad_token_id=0)
+    rows = np.random.default_rng(0).choice(len(corpus), size=arguments.rows, replace=False).tolist()
+    pieces = [piece for row in rows for piece in split_row(corpus, row)]
+    stream = TokenStream(np.concatenate(pieces), np.array([len(piece) for piece in pieces]))
+    packed = blocks_from_stream(stream, settings, pad_token_id=0)
+    padded = blocks_from_stream(stream, settings.model_copy(update={"packing": False}), pad_token_id=0)
+    return Data(packed, padded)
+
+
+def split_row(blocks: TokenBlocks, row: int) -> Iterator[Any]:
+    sizes = blocks.sizes[blocks.offsets[row] : blocks.offsets[row + 1]]
+    for begin, end in pairwise(np.cumsum([0, *sizes]).tolist()):
+        yield blocks.rows[row, begin:end]
+
+
+def made_up(vocabulary: int) -> TokenStream:
+    """Random tokens in paragraphs whose lengths have the mean (131) and the spread of WikiText-103's."""
+    generator = np.random.default_rng(0)
+    lengths = np.clip(generator.lognormal(4.6, 0.75, PARAGRAPHS).astype(np.int64), 12, BLOCK)
+    return TokenStream(generator.integers(1, vocabulary, lengths.sum()).astype(np.uint16), lengths)
+
+
+def make_model(arguments: argparse.Namespace, method: str | None) -> PreTrainedModel:
+    hidden, layers, heads, vocabulary = SHAPES[arguments.shape]
+    config = GPTNeoXConfig(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * hidden,
+        vocab_size=vocabulary, max_position_embeddings=2 * BLOCK, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, arguments.dtype))
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return patch(model, build_method(model, METHODS, method).configs) if method else model.requires_grad_(False)
+
+
+@dataclass
+class Turns:
+    """Lets the variants do one step each in turn, and times the steps."""
+
+    names: list[str]
+    clock: Callable[[], float]
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    holder: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    failed: bool = False
+
+    def take(self, name: str) -> None:
+        """Wait for the turn of ``name``."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.failed or self.names[self.holder] == name)
+
+    def give(self) -> None:
+        """Let the next one work."""
+        with self.changed:
+            self.holder = (self.holder + 1) % len(self.names)
+            self.changed.notify_all()
+
+    def leave(self, name: str, *, failed: bool) -> None:
+        """Take part no more."""
+        with self.changed:
+            at = self.names.index(name)
+            self.names.remove(name)
+            self.holder -= at < self.holder
+            self.holder %= max(1, len(self.names))
+            self.failed = self.failed or failed
+            self.changed.notify_all()
+
+
+class TakeTurns(TrainerCallback):
+    """Does each step of a Trainer in its turn."""
+
+    def __init__(self, turns: Turns, name: str) -> None:
+        self.turns, self.name, self.began = turns, name, 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Wait for the turn and start the clock."""
+        self.turns.take(self.name)
+        if self.turns.failed:
+            raise SystemExit(f"{self.name}: another variant failed")
+        wait_for_device()
+        self.began = self.turns.clock()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Stop the clock and pass the turn on."""
+        wait_for_device()
+        self.turns.seconds.setdefault(self.name, []).append(self.turns.clock() - self.began)
+        self.turns.give()
+
+
+class MeasureMemory(TrainerCallback):
+    """Notes what the second step needs above what lay in memory before it."""
+
+    def __init__(self) -> None:
+        self.before, self.extra = 0, 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **__: Any) -> None:
+        """Note what lies in memory, without what was freed and is kept for reuse."""
+        give_back_memory()
+        reset_peak_memory()
+        self.before = resident_memory_bytes()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **__: Any) -> None:
+        """Note what the second step came to need."""
+        if state.global_step == 2:
+            self.extra = peak_memory_bytes() - self.before
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system, where the C library can."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def measure(arguments: argparse.Namespace, data: Data) -> dict[str, list[float]]:
+    """Return the seconds of every variant in every round that counts."""
+    clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
+    turns = Turns(list(VARIANTS), clock)
+    steps = arguments.rounds + 2  # the first warms up, the last also writes hfpatch's checkpoint
+    models = {name: make_model(arguments, method_of(name)) for name in VARIANTS}
+
+    def work(name: str) -> None:
+        turns.take(name)
+        try:
+            run_variant(name, models[name], arguments, data, steps, TakeTurns(turns, name))
+        except BaseException:
+            turns.leave(name, failed=True)
+            raise
+        turns.leave(name, failed=False)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in VARIANTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if turns.failed:
+        raise SystemExit("a variant failed; its traceback stands above")
+    return {name: seconds[1:-1] for name, seconds in turns.seconds.items()}
+
+
+def method_of(name: str) -> str | None:
+    return {"published": "pre_projection_skip", "ours": "pre_projection_skip", "forward": None}.get(name, "lora")
+
+
+def run_variant(
+    name: str, model: PreTrainedModel, arguments: argparse.Namespace, data: Data, steps: int, callback: TrainerCallback
+) -> None:
+    if name == "forward":
+        run_forward(model, arguments, data, steps, callback)
+    elif name == "published":
+        run_hf_trainer(model, data.padded, PUBLISHED_ROWS, steps, callback, gradient_checkpointing=True)
+    elif name == "lora":
+        run_hf_trainer(model, data.packed, arguments.micro, steps, callback, gradient_checkpointing=False)
+    else:
+        run_hfpatch(model, arguments, data.packed, steps, callback)
+
+
+def run_forward(
+    model: PreTrainedModel, arguments: argparse.Namespace, data: Data, steps: int, callback: TrainerCallback
+) -> None:
+    rows = [data.packed[row] for row in range(len(data.packed))]
+    parts = [collate(rows[at : at + arguments.micro]) for at in range(0, len(rows), arguments.micro)]
+    batches = [{name: value.to(model.device) for name, value in part.items() if name != "labels"} for part in parts]
+    model.eval()
+    for _ in range(steps):
+        callback.on_step_begin(None, None, None)
+        with torch.no_grad():
+            for batch in batches:
+                model(**batch, use_cache=False)
+        callback.on_step_end(None, None, None)
+
+
+def run_hf_trainer(
+    model: PreTrainedModel,
+    blocks: TokenBlocks,
+    micro: int,
+    steps: int,
+    callback: TrainerCallback,
+    *,
+    gradient_checkpointing: bool,
+) -> None:
+    """Train under transformers' Trainer: its loss, its optimiser, its clipping; only logging and saving are off."""
+    rows = [blocks[row] for row in range(len(blocks))]
+    accumulation = -(-len(rows) // micro)
+    arguments = TrainingArguments(
+        output_dir=tempfile.mkdtemp(), max_steps=steps, per_device_train_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        report_to="none", disable_tqdm=True, logging_strategy="no", save_strategy="no", remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(), use_cpu=not torch.cuda.is_available(),
+    )  # fmt: skip
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[callback])
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+
+
+def run_hfpatch(
+    model: PreTrainedModel, arguments: argparse.Namespace, blocks: TokenBlocks, steps: int, callback: TrainerCallback
+) -> None:
+    """Train under hfpatch's trainer, books and all."""
+    settings = TrainingSettings(steps=steps, batch_size=len(blocks), micro_batch_size=arguments.micro, warmup_steps=1)
+    every = np.tile(np.arange(len(blocks), dtype=np.int64), (steps, 1))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        run = Run(
+            settings=settings, blocks=blocks, plan=BatchPlan(every, len(blocks), 0), seed=0, folder=Path(folder),
+            measure_survival=False,
+        )  # fmt: skip
+        run.checkpoints.mkdir()
+        stack.enter_context(prepared(model, run))
+        stack.enter_context(loss_in_forward(model))
+        trainer = PlanTrainer(model, run, SigtermWatch())
+        trainer.add_callback(callback)
+        trainer.train()
+
+
+def extra_memory(arguments: argparse.Namespace, data: Data) -> int:
+    """Return the bytes that a step of one variant needs above what lies in memory before it."""
+    name, callback = arguments.memory_of, MeasureMemory()
+    run_variant(name, make_model(arguments, method_of(name)), arguments, data, 3, callback)
+    return callback.extra
+
+
+def memory_in_a_process(name: str) -> int:
+    command = [sys.executable, *sys.argv, "--memory-of", name]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(json.loads(done.stdout.splitlines()[-1])["extra_bytes"])
+
+
+def summarise(arguments: argparse.Namespace, data: Data, times: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the settings, the facts and the ratios that the goals are about."""
+    model = make_model(arguments, "pre_projection_skip")
+    counts, lora = patch_summary(model), patch_summary(make_model(arguments, "lora"))
+    embedded = model.get_input_embeddings().weight.numel()
+    least = 2 + 3 * counts.added / (counts.base - embedded)
+    return {
+        "settings": {key: str(value) for key, value in vars(arguments).items() if value not in (None, False)},
+        "data": {
+            "source": data.packed.source,
+            "tokens": data.tokens,
+            "paragraphs": len(data.padded),
+            "fill_padded": data.tokens / (len(data.padded) * BLOCK),
+            "fill_packed": data.tokens / (len(data.packed) * BLOCK),
+        },
+        "parameters": {"base": counts.base, "ours": counts.trainable, "lora": lora.trainable},
+        "seconds": times,
+        "arithmetic": least,
+        "ratios": {
+            "a_speed": ratio(times["published"], times["ours"]),
+            "b_step": ratio(times["ours"], times["lora"]),
+            "b_step_same_trainer": ratio(times["ours"], times["lora_ours"]),
+            "c_bound": ratio(times["ours"], [least * value for value in times["forward"]]),
+        },
+    }
+
+
+def ratio(one: list[float], other: list[float]) -> dict[str, float]:
+    values = [own / peer for own, peer in zip(one, other, strict=True)]
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
+def print_report(report: dict[str, Any]) -> None:
+    facts, ratios, memory = report["data"], report["ratios"], report["memory"]
+    print(
+        f"{facts['tokens']} tokens of {facts['paragraphs']} paragraphs a step, {facts['fill_padded']:.0%} of 512 each"
+    )
+    for name, seconds in report["seconds"].items():
+        speed = facts["tokens"] / statistics.median(seconds)
+        extra = f", {memory[name] / 1e6:,.0f} MB above the model" if name in memory else ""
+        print(f"  {name:<10}{statistics.median(seconds):>9.3f} s a step {speed:>9,.0f} tokens/s{extra}")
+    wording = {
+        "a_speed": "(a) tokens/s of ours over published",
+        "b_step": "(b) step of ours over LoRA under HF Trainer",
+        "b_step_same_trainer": "    the same, both under hfpatch's trainer",
+        "c_bound": f"(c) step of ours over {report['arithmetic']:.2f} forward passes",
+    }
+    for key, words in wording.items():
+        value = ratios[key]
+        print(f"{words:<46} {value['median']:.2f} [{value['lowest']:.2f}, {value['highest']:.2f}]")
+    if memory:
+        print(f"{'(a) peak memory of ours over published':<46} {memory['ours'] / max(1, memory['published']):.2f}")
+
+
+if __name__ == "__main__":
+    main()

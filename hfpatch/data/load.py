@@ -1,0 +1,140 @@
+"""From a recipe's data section to token blocks, tokenised once and kept in a memory-mapped cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
+from hfpatch.data.corpora import Corpus, filtered_documents, open_corpus
+from hfpatch.data.settings import DataSettings
+from hfpatch.data.tokenise import TokenStream, hash_tokenizer, tokenise
+from hfpatch.errors import HfpatchError
+from hfpatch.files import atomic_directory, read_json, write_json
+
+_CACHE_FORMAT = 2
+_ARRAYS = ("rows", "sizes", "offsets")
+_SCALARS = ("packing", "documents", "source", "revision", "sha256")
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Blocks to train on and, where the settings hold documents back, blocks to measure the loss on."""
+
+    train: TokenBlocks
+    held_out: TokenBlocks | None = None
+
+
+def default_cache() -> Path:
+    """Return the folder of the token cache: ``$HFPATCH_CACHE/tokens``, by default ``~/.cache/hfpatch/tokens``."""
+    return Path(os.environ.get("HFPATCH_CACHE", "~/.cache/hfpatch")).expanduser() / "tokens"
+
+
+def load_blocks(
+    settings: DataSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+) -> TokenBlocks:
+    """Return the blocks to train on; otherwise as `load_splits`."""
+    return load_splits(settings, tokenizer, data_dir=data_dir, cache_dir=cache_dir).train
+
+
+def load_splits(
+    settings: DataSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+) -> Splits:
+    """Read, tokenise and pack (or pad) the text that ``settings`` names.
+
+    Args:
+        settings: the recipe's data section.
+        tokenizer: the base model's tokenizer.
+        data_dir: local copies of hub data sets, see :func:`hfpatch.data.corpora.open_corpus`.
+        cache_dir: keep the blocks here, under a name made from settings, tokenizer and the text's hash, and map
+            them into memory on the next call. The embedded language is not kept: it is made in no time.
+
+    Raises:
+        HfpatchError: if the text is missing, malformed or empty.
+    """
+    corpus = open_corpus(settings, data_dir)
+    if cache_dir is None or not corpus.cacheable:
+        return _build(corpus, settings, tokenizer)
+    folder = cache_dir / _cache_key(corpus, settings, tokenizer)
+    if folder.is_dir() and (kept := _read_cache(folder)) is not None:
+        return kept
+    built = _build(corpus, settings, tokenizer)
+    try:
+        _write_cache(folder, built)
+    except HfpatchError as error:  # a cache is a convenience
+        warnings.warn(f"the tokens are not kept for the next run: {error}", stacklevel=2)
+        return built
+    return _read_cache(folder) or built
+
+
+def _build(corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> Splits:
+    texts = filtered_documents(corpus, settings)
+    stream = tokenise(texts, tokenizer, append_eos=settings.append_eos)
+    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+    blocks = [
+        blocks_from_stream(part, settings, pad_token_id=pad, revision=corpus.revision)
+        for part in _split(stream, settings.held_out or 0)
+    ]
+    return Splits(*blocks)
+
+
+def _split(stream: TokenStream, held_out: int) -> list[TokenStream]:
+    """Return the documents to train on and, if any, the last ``held_out`` ones."""
+    kept = len(stream.lengths) - held_out
+    if held_out == 0:
+        return [stream]
+    if kept < 1:
+        raise HfpatchError(
+            f"data.held_out is {held_out} and there are {len(stream.lengths)} documents, so none is left to train on; "
+            "hold fewer out or take more documents"
+        )
+    cut = int(stream.lengths[:kept].sum())
+    return [
+        TokenStream(stream.tokens[:cut], stream.lengths[:kept]),
+        TokenStream(stream.tokens[cut:], stream.lengths[kept:]),
+    ]
+
+
+def _cache_key(corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> str:
+    parts = [_CACHE_FORMAT, corpus.digest, corpus.revision, hash_tokenizer(tokenizer), settings.model_dump(mode="json")]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _write_cache(folder: Path, splits: Splits) -> None:
+    with atomic_directory(folder) as temporary:
+        for split, blocks in vars(splits).items():
+            if blocks is None:
+                continue
+            (temporary / split).mkdir()
+            for name in _ARRAYS:
+                np.save(temporary / split / f"{name}.npy", getattr(blocks, name), allow_pickle=False)
+            write_json(temporary / split / "blocks.json", {name: getattr(blocks, name) for name in _SCALARS})
+
+
+def _read_cache(folder: Path) -> Splits | None:
+    """Map what `_write_cache` wrote; None where it is damaged."""
+    try:
+        return Splits(**{path.name: _read_split(path) for path in folder.iterdir() if path.is_dir()})
+    except (HfpatchError, ValueError, TypeError, OSError, EOFError) as error:
+        warnings.warn(f"{folder}: the kept tokens cannot be read ({error}) and are made anew", stacklevel=2)
+        return None
+
+
+def _read_split(folder: Path) -> TokenBlocks:
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
+    return TokenBlocks(**arrays, **read_json(folder / "blocks.json"))

@@ -1,0 +1,142 @@
+"""A run from its folder to its result: checked, resumed, trained, and the model left whole."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from transformers import PreTrainedModel
+
+from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.exactness import packing_is_exact
+from hfpatch.errors import HfpatchError
+from hfpatch.training.checkpoint import checkpoint_at, load_trainables, newest_checkpoint, remove_leftovers
+from hfpatch.training.head import loss_in_forward
+from hfpatch.training.interruption import SigtermWatch
+from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory
+from hfpatch.training.precision import trainable_parameters
+from hfpatch.training.records import TrainResult, summarise
+from hfpatch.training.run import Run
+from hfpatch.training.sharding import cuts_tensors, under_deepspeed, whole_tensors
+from hfpatch.training.survival import UpdateSurvival
+from hfpatch.training.throughput import tokens_per_s_at_most
+from hfpatch.training.trainer import PlanTrainer, prepared
+
+
+def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResult:
+    """Train to the end of the plan, from the newest checkpoint where there is one and ``resume`` is set.
+
+    Raises:
+        HfpatchError: if the folder holds another run, the batch cannot be divided, the model cannot keep packed
+            documents apart, or the loss is not finite.
+        Terminated: if the process was sent SIGTERM; a checkpoint has been written then.
+    """
+    _check_plan(run)
+    _check_packing(model, run.blocks)
+    _open_folder(run, resume=resume)
+    if run.checkpoint is not None:
+        load_trainables(run.checkpoint, trainable_parameters(model))
+    reset_peak_memory()
+    if not run.is_finished():
+        _check_deepspeed(run)
+        _train(model, run)
+    if run.settings.keep_best and run.state.best_step is not None:
+        load_trainables(checkpoint_at(run.checkpoints, run.state.best_step), trainable_parameters(model))
+    shares = UpdateSurvival(run.state.survival).shares() if run.measure_survival else {}
+    return summarise(
+        run.records,
+        peak_memory_bytes=peak_memory_bytes(),
+        update_survival=shares,
+        state=run.state,
+        speed_limit=tokens_per_s_at_most(model, PartialState(), run.settings.autocast),
+    )
+
+
+def _train(model: PreTrainedModel, run: Run) -> None:
+    with _whole_afterwards(model) as trained, prepared(trained, run), loss_in_forward(trained), SigtermWatch() as watch:
+        trainer = PlanTrainer(trained, run, watch)
+        trainer.train()
+        trainer.accelerator.free_memory()
+
+
+@contextlib.contextmanager
+def _whole_afterwards(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """Yield the model, or a copy of it where training cuts tensors in pieces; then copy back what was trained."""
+    if not cuts_tensors():
+        yield model
+        return
+    twin = copy.deepcopy(model)
+    yield twin
+    found = whole_tensors(trainable_parameters(twin))
+    for name, parameter in trainable_parameters(model).items():
+        parameter.data.copy_(found[name])
+
+
+def _check_plan(run: Run) -> None:
+    run.plan.check(len(run.blocks))
+    planned, asked = (run.plan.steps, run.plan.batch_size), (run.settings.steps, run.settings.batch_size)
+    if planned != asked:
+        raise HfpatchError(
+            f"the batch plan has {planned[0]} steps of {planned[1]} blocks, the settings ask for {asked[0]} of "
+            f"{asked[1]}; start a new run or set steps and batch_size as planned"
+        )
+    if run.held_out is None and (run.settings.patience or run.settings.keep_best):
+        raise HfpatchError(
+            "patience and keep_best go by the loss on held-out text, and there is none; set data.held_out"
+        )
+
+
+def _check_deepspeed(run: Run) -> None:
+    """Refuse what needs the optimiser's state or the gradients, which DeepSpeed does not show."""
+    if run.checkpoint is not None and not (run.checkpoint.resumable and not under_deepspeed()):
+        raise HfpatchError(
+            f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays inside "
+            "DeepSpeed; start it anew, or use FSDP2, which can be resumed"
+        )
+    if under_deepspeed() and (run.settings.on_bad_loss == "skip" or run.settings.save_every is not None):
+        key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
+        raise HfpatchError(f"training.{key} does not work under DeepSpeed; leave it out, or use FSDP2")
+
+
+def _open_folder(run: Run, *, resume: bool) -> None:
+    """Find the checkpoint to go on from; the first process alone changes the folder, the others read what it left."""
+    state = PartialState()
+    if not resume and run.metrics.path.exists():
+        raise HfpatchError(f"{run.folder}: holds a run already; resume it or choose another folder")
+    if state.is_main_process:
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(run.checkpoints)
+    state.wait_for_everyone()
+    run.checkpoint = newest_checkpoint(run.checkpoints, run.identity)
+    if run.checkpoint is not None:
+        run.state = run.checkpoint.state
+    if state.is_main_process and run.metrics.path.exists():
+        run.metrics.truncate(run.start)
+    state.wait_for_everyone()
+    run.records = run.metrics.read()
+    _check_agreement(run, state)
+
+
+def _check_agreement(run: Run, state: PartialState) -> None:
+    """Refuse processes that see another checkpoint or other data, as machines without a shared folder would."""
+    if state.num_processes == 1:
+        return
+    seen = gather_object([(run.start, run.blocks.sha256, run.plan.sha256)])
+    for what, values in zip(("checkpoint", "training blocks", "batch plan"), zip(*seen, strict=True), strict=True):
+        if len(set(values)) > 1:
+            raise HfpatchError(
+                f"the processes see different things ({what}: {', '.join(sorted({str(value) for value in values}))}); "
+                f"every machine must see the same {run.folder} and the same data"
+            )
+
+
+def _check_packing(model: PreTrainedModel, blocks: TokenBlocks) -> None:
+    several = len(blocks.sizes) > len(blocks)
+    if blocks.packing and several and not packing_is_exact(model):
+        raise HfpatchError(
+            f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
+            "next; set data.packing=false"
+        )

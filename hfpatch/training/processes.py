@@ -1,0 +1,44 @@
+"""Joining the processes that a launcher started."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from accelerate import PartialState
+
+from hfpatch.errors import HfpatchError
+
+
+def start_processes() -> PartialState:
+    """Join the other processes, if the launcher started any; later calls return the same state.
+
+    Raises:
+        HfpatchError: if the address and port by which they meet cannot be used.
+    """
+    try:
+        return PartialState(cpu=runs_on_cpu())
+    except (torch.distributed.DistError, ConnectionError, RuntimeError) as error:
+        if "WORLD_SIZE" not in os.environ:
+            raise
+        raise HfpatchError(f"the processes cannot meet at {_meeting_point()}: {_reason(error)}") from error
+
+
+def runs_on_cpu() -> bool:
+    """Whether there is no accelerator, or the launcher was told to leave it alone (``accelerate launch --cpu``).
+
+    Without this, accelerate takes several processes on a machine without GPUs for as many runs of their own.
+    """
+    told = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    return told or torch.accelerator.current_accelerator(check_available=True) is None
+
+
+def _meeting_point() -> str:
+    return f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+
+
+def _reason(error: Exception) -> str:
+    message = str(error)
+    if "EADDRINUSE" in message or "already in use" in message:
+        return "the port is in use; choose another (accelerate launch --main_process_port N)"
+    return message.strip().partition("\n")[0]

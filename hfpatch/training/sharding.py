@@ -1,0 +1,65 @@
+"""Tensors that FSDP2 or DeepSpeed keep in pieces on several processes: gathered whole, and written back."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+_FSDP = "ACCELERATE_USE_FSDP"
+_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with all its values; every process must call it, in the same order."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    if hasattr(tensor, "ds_id"):  # ZeRO-3 leaves an empty placeholder on the parameter
+        deepspeed = importlib.import_module("deepspeed")  # ZeRO-3 only runs where it is installed
+        with deepspeed.zero.GatheredParameters([tensor]):
+            return tensor.data.clone()
+    return tensor
+
+
+def whole_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return detached tensors with all their values, by name; every process must call it."""
+    return {name: whole(tensor.detach() if isinstance(tensor, DTensor) else tensor) for name, tensor in tensors.items()}
+
+
+def like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a whole ``value``, the same on every process, on the device of ``parameter`` and cut as it is."""
+    value = value.to(parameter.device)
+    if not isinstance(parameter, DTensor):
+        return value
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+
+
+def cuts_tensors() -> bool:
+    """Whether the launcher asked for FSDP or DeepSpeed, which replace a model's tensors by pieces."""
+    return any(_is_on(name) for name in (_FSDP, _DEEPSPEED))
+
+
+def under_deepspeed() -> bool:
+    """Whether the launcher asked for DeepSpeed, which keeps the optimiser's state to itself."""
+    return _is_on(_DEEPSPEED)
+
+
+def shard_on_cpus(accelerator: Accelerator) -> None:
+    """Let an accelerator shard on CPUs too where the launcher asked for FSDP.
+
+    accelerate reads FSDP's settings for GPUs and the like alone; on several CPU processes it falls back to DDP without
+    a word.
+    """
+    if _is_on(_FSDP) and accelerator.state.distributed_type == DistributedType.MULTI_CPU:
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        accelerator.state.distributed_type = DistributedType.FSDP
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true")

@@ -1,0 +1,79 @@
+"""How near a run comes to what its machine can compute."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import sys
+import time
+
+import torch
+from accelerate import PartialState
+from torch import nn
+
+_SIDE = {"cpu": 512, "cuda": 8192}
+_REPEATS = 5
+_BLOCK = re.compile(r"\.(\d+)\.")
+
+
+def flops_per_token(model: nn.Module) -> float:
+    """Return the floating-point operations that a training step must do for each token.
+
+    Two per weight in the forward pass, two more for each weight that the gradient passes on its way to the first
+    trained tensor, two more for each trained weight; only matrices count, and an embedding's look-up is free. The
+    attention's own products, which depend on the length of the text, are left out, so that the utilisation computed
+    from this is a lower bound.
+    """
+    head = _head(model)
+    lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    first = _first_trained_block(model)
+    operations = 0.0 if head is None else 2.0 * head.numel() * (2 + head.requires_grad)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or id(parameter) in lookups or parameter is head:
+            continue
+        operations += 2.0 * parameter.numel() * (1 + (_block(name) >= first) + parameter.requires_grad)
+    return operations
+
+
+def tokens_per_s_at_most(model: nn.Module, state: PartialState, autocast: str | None) -> float:
+    """Return the tokens a second that all processes together could train on if everything were one matrix product."""
+    dtype = getattr(torch, autocast) if autocast else next(model.parameters()).dtype
+    rate = matrix_rate(state.device, dtype) * int(state.num_processes)
+    return rate / flops_per_token(model)
+
+
+@functools.cache
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the floating-point operations a second of a large matrix product, measured once a process."""
+    side = _SIDE.get(device.type, _SIDE["cuda"])
+    left = torch.randn(side, side, device=device).to(dtype)
+    best = math.inf
+    for _ in range(_REPEATS):
+        _wait(device)
+        start = time.perf_counter()
+        torch.mm(left, left)
+        _wait(device)
+        best = min(best, time.perf_counter() - start)
+    return float(2.0 * side**3 / best)
+
+
+def _first_trained_block(model: nn.Module) -> int:
+    return min((_block(name) for name, value in model.named_parameters() if value.requires_grad), default=sys.maxsize)
+
+
+def _block(name: str) -> int:
+    """Return the number of the block that a parameter is in, -1 outside the blocks."""
+    found = _BLOCK.search(name)
+    return int(found[1]) if found else -1
+
+
+def _head(model: nn.Module) -> torch.Tensor | None:
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if find else None
+    return getattr(head, "weight", None)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,124 @@
+"""A program that is killed again and again: prints how its runs compare with one that was never stopped.
+
+    python crash_run.py FOLDER KILLS SEED
+
+Each run is a process of its own (a fork, so that nothing is imported twice), resumed after every SIGKILL until it ends.
+"""
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from families import make_model
+from training_blocks import make_blocks
+
+from hfpatch import PreProjectionConfig, patch
+from hfpatch.data.plan import draw_plan
+from hfpatch.training.probe import train_probe
+from hfpatch.training.settings import TrainingSettings
+
+STEPS = 25
+SETTINGS = TrainingSettings(
+    steps=STEPS, batch_size=4, micro_batch_size=2, lr=1e-2, warmup_steps=2, save_every=1, keep_checkpoints=2,
+    evaluate_every=5, keep_best=True,
+)  # fmt: skip
+
+
+def train(out: Path) -> None:
+    """Run to the end from wherever ``out`` is, and leave the trained tensors."""
+    blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=5, seed=1)
+    model = patch(make_model("gpt_neox"), PreProjectionConfig(content_skip=True, dropout=0.1), seed=0)
+    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=4, seed=3)
+    result = train_probe(
+        model, settings=SETTINGS, blocks=blocks, plan=plan, seed=0, run_dir=out, held_out=held_out, resume=True
+    )
+    trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    torch.save({"trained": trained, "survival": result.update_survival, "best": result.best_step}, out / "end.pt")
+
+
+def start(out: Path, dies_at_sync: int | None = None) -> int:
+    """Train in a process of its own, which kills itself at a certain fsync, that is within a save; return its id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            if dies_at_sync is not None:
+                os.fsync = dying(os.fsync, dies_at_sync)
+            train(out)
+            os._exit(0)
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+    return child
+
+
+def dying(sync: Callable[[int], None], last: int) -> Callable[[int], None]:
+    """Return ``sync`` that kills the process at its call number ``last``, before it does anything."""
+    calls = itertools.count(1)
+
+    def fatal(file: int) -> None:
+        if next(calls) == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sync(file)
+
+    return fatal
+
+
+def outcome(out: Path) -> dict:
+    """Return everything of a finished run that must not depend on interruptions."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"]
+    checkpoints = sorted(path.name for path in (out / "checkpoints").iterdir())
+    return {**torch.load(out / "end.pt"), "lines": lines, "checkpoints": checkpoints}
+
+
+def equal(one: dict, other: dict) -> bool:
+    """Whether two outcomes are the same to the last bit."""
+    tensors = one["trained"].keys() == other["trained"].keys() and all(
+        torch.equal(value, other["trained"][name]) for name, value in one["trained"].items()
+    )
+    return tensors and all(one[key] == other[key] for key in one if key != "trained")
+
+
+def main(root: Path, kills: int, seed: int) -> dict:
+    """Kill at ``kills`` random instants; compare each run that reaches its end with the straight one."""
+    generator = random.Random(seed)
+    began = time.monotonic()
+    assert os.waitpid(start(root / "straight"), 0)[1] == 0
+    lasts = time.monotonic() - began
+    expected, done = outcome(root / "straight"), []
+    told = {"kills": 0, "ends": 0, "equal": 0, "leftovers": 0, "steps": []}
+    out = root / "broken-0"
+    while told["kills"] < kills or out.exists():
+        in_a_save = told["kills"] < kills and told["kills"] % 3 == 0
+        child = start(out, generator.randint(1, 60) if in_a_save else None)
+        if told["kills"] < kills and not in_a_save:
+            time.sleep(generator.uniform(0.3, 0.8) * lasts)
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        if os.WIFSIGNALED(status):
+            told["kills"] += 1
+            saved = sorted((out / "checkpoints").glob("step-*")) if out.exists() else []
+            told["steps"].append(int(saved[-1].name[5:]) if saved else 0)
+            told["leftovers"] += len(list((out / "checkpoints").glob(".step-*"))) if out.exists() else 0
+            continue
+        assert status == 0, "a resumed run failed"
+        told["ends"] += 1
+        told["equal"] += equal(outcome(out), expected)
+        done.append(out)
+        out = root / f"broken-{len(done)}"
+        shutil.rmtree(done[-1])
+    return told
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+import torch
+
+from hfpatch.data.load import load_blocks, load_splits
+from hfpatch.data.settings import DataSettings
+from hfpatch.errors import HfpatchError
+
+
+@pytest.fixture
+def text_file(tmp_path, texts):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(texts))
+    return path
+
+
+def test_load_blocks_from_a_file(text_file, texts, tokenizer):
+    chosen = DataSettings(source=str(text_file), block_size=64, packing=False)
+    blocks = load_blocks(chosen, tokenizer)
+    assert len(blocks) == len(texts)
+    ids = [blocks[row]["input_ids"][blocks[row]["attention_mask"].bool()].tolist() for row in range(len(blocks))]
+    assert [tokenizer.decode(row[:-1]) for row in ids] == texts
+    assert all(row[-1] == tokenizer.eos_token_id for row in ids)
+    assert blocks.rows.dtype == np.uint16
+    assert blocks.to_json() == {
+        "source": str(text_file), "revision": None, "sha256": blocks.sha256, "documents": 4, "blocks": 4,
+        "tokens": sum(map(len, ids)), "block_size": 64, "packing": False,
+    }  # fmt: skip
+
+
+def test_cache_is_mapped_and_keyed_by_content(tmp_path, text_file, tokenizer, monkeypatch):
+    chosen = DataSettings(source=str(text_file), block_size=16)
+    cache = tmp_path / "cache"
+    fresh = load_blocks(chosen, tokenizer, cache_dir=cache)
+    monkeypatch.setattr("hfpatch.data.load.tokenise", lambda *args, **kwargs: pytest.fail("tokenised again"))
+    again = load_blocks(chosen, tokenizer, cache_dir=cache)
+    assert isinstance(again.rows, np.memmap)
+    assert again.to_json() == fresh.to_json()
+    assert all(torch.equal(again[row]["labels"], fresh[row]["labels"]) for row in range(len(fresh)))
+    monkeypatch.undo()
+    text_file.write_text("Another text altogether.")
+    assert load_blocks(chosen, tokenizer, cache_dir=cache).sha256 != fresh.sha256
+    load_blocks(chosen.model_copy(update={"block_size": 8}), tokenizer, cache_dir=cache)
+    assert len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["empty", "gone", "text"])
+def test_a_damaged_cache_is_made_anew(tmp_path, text_file, tokenizer, damage):
+    chosen, cache = DataSettings(source=str(text_file), block_size=16, held_out=1), tmp_path / "cache"
+    fresh = load_splits(chosen, tokenizer, cache_dir=cache)
+    file = next(cache.glob("*/held_out/rows.npy"))
+    rows = fresh.held_out.rows.copy()
+    file.unlink()  # not written over: it is mapped
+    if damage != "gone":
+        file.write_bytes(b"" if damage == "empty" else b"not an array")
+    with pytest.warns(UserWarning, match="cannot be read .* made anew"):
+        again = load_splits(chosen, tokenizer, cache_dir=cache)
+    assert (again.train.sha256, again.held_out.sha256) == (fresh.train.sha256, fresh.held_out.sha256)
+    assert np.array_equal(again.held_out.rows, rows)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, text_file, tokenizer):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(UserWarning, match="not kept for the next run"):
+        blocks = load_blocks(DataSettings(source=str(text_file)), tokenizer, cache_dir=tmp_path / "file" / "cache")
+    assert blocks.documents == 4
+
+
+def test_the_embedded_language_is_not_kept(tmp_path, tokenizer):
+    load_blocks(DataSettings(max_documents=5, block_size=16), tokenizer, cache_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_held_out_documents_are_the_last_ones_and_never_trained_on(text_file, texts, tokenizer, packing):
+    chosen = DataSettings(source=str(text_file), block_size=64, packing=packing, held_out=1)
+    splits = load_splits(chosen, tokenizer)
+    told = "".join(tokenizer.decode(row.tolist()) for row in splits.train.rows)
+    assert [text in told for text in texts] == [True] * (len(texts) - 1) + [False]
+    assert tokenizer.decode(splits.held_out.rows[0][: splits.held_out.tokens - 1].tolist()) == texts[-1]
+    assert (splits.train.documents, splits.held_out.documents) == (len(texts) - 1, 1)
+    whole = load_splits(chosen.model_copy(update={"held_out": None}), tokenizer)
+    assert whole.held_out is None
+    assert whole.train.tokens == splits.train.tokens + splits.held_out.tokens
+
+
+def test_holding_out_everything_is_refused(text_file, tokenizer):
+    with pytest.raises(HfpatchError, match="held_out is 4 and there are 4 documents, so none is left"):
+        load_splits(DataSettings(source=str(text_file), held_out=4), tokenizer)
+    with pytest.raises(ValueError, match=r"data.held_out is 5; must be below data.max_documents \(5\)"):
+        DataSettings(held_out=5, max_documents=5)

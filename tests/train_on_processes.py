@@ -1,0 +1,81 @@
+"""A program for several processes: trains a tiny patched model, once for each scenario, and saves what came of it.
+
+    torchrun --nproc-per-node 2 train_on_processes.py ROOT '{"name": {"micro_batch_size": 1, ...}, ...}'
+
+Besides training settings a scenario may hold ``fsdp: true``, ``resume: true``, ``dtype`` (the base's) and ``kill: N``:
+the last process ends itself by SIGKILL in its N-th forward pass.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from families import make_model
+from training_blocks import make_blocks
+
+from hfpatch import PreProjectionConfig, patch, save_patch
+from hfpatch.bases import hash_weights
+from hfpatch.data.plan import draw_plan
+from hfpatch.training.probe import train_probe
+from hfpatch.training.processes import start_processes
+from hfpatch.training.saved import check_saved
+from hfpatch.training.settings import TrainingSettings
+
+STEPS, BATCH = 6, 4
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+}  # fmt: skip
+
+
+def train(out: Path, scenario: dict) -> None:
+    """Run one scenario in ``out``; the model's parts are saved and compared with what lies on disk."""
+    chosen = dict(scenario)
+    fsdp, resume, kill = (chosen.pop(key, None) for key in ("fsdp", "resume", "kill"))
+    dtype = getattr(torch, chosen.pop("dtype", "float32"))
+    for name, value in FSDP.items():
+        os.environ[name] = value if fsdp else "false"
+    state = start_processes()
+    blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=7, seed=1)
+    model = patch(make_model("gpt_neox", dtype), PreProjectionConfig(content_skip=True, init="paper"), seed=0)
+    before, kinds = hash_weights(model), set()
+    model.register_forward_hook(observer(kinds, kill if state.process_index == state.num_processes - 1 else None))
+    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=3)
+    settings = TrainingSettings(
+        **{"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, "evaluate_every": 3, **chosen}
+    )
+    result = train_probe(
+        model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=out, held_out=held_out,
+        resume=bool(resume),
+    )  # fmt: skip
+    assert hash_weights(model) == before
+    if state.is_main_process:
+        save_patch(model, out / "patch")
+        check_saved(model, out / "patch")
+        facts = {**result.to_json(), "kinds": sorted(kinds), "processes": state.num_processes}
+        (out / "result.json").write_text(json.dumps(facts))
+    state.wait_for_everyone()
+
+
+def observer(kinds: set, kill: int | None):
+    """Note what kind of parameters the forward passes in training see, and end the process in one of them."""
+    count = 0
+
+    def hook(module, args, output):
+        nonlocal count
+        if module.training:
+            kinds.update(type(parameter.data).__name__ for parameter in module.parameters())
+            count += 1
+            if count == kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name, scenario in json.loads(sys.argv[2]).items():
+        train(Path(sys.argv[1]) / name, scenario)

@@ -1,0 +1,209 @@
+"""Runs that end before their time: SIGKILL at random instants, SIGTERM, losses that are not finite."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_blocks import make_blocks
+
+from hfpatch.data.plan import draw_plan
+from hfpatch.errors import HfpatchError
+from hfpatch.training.interruption import SigtermWatch, Terminated
+from hfpatch.training.probe import train_probe
+from hfpatch.training.settings import TrainingSettings
+
+TESTS = Path(__file__).parent.parent
+KILLS, STEPS, BATCH = 20, 8, 4
+
+
+def run(model, folder, **values):
+    blocks = make_blocks()
+    other = {name: values.pop(name) for name in ("resume", "on_step", "held_out") if name in values}
+    settings = TrainingSettings(**{"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, **values})
+    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=3)
+    return train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder, **other)
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def trainables(model):
+    return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_killed_at_random_instants_it_ends_bit_equal_every_time(tmp_path):
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(TESTS / "crash_run.py"), str(tmp_path), str(KILLS), str(os.getpid())]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert told["kills"] == KILLS
+    assert 0 < told["ends"] == told["equal"]
+    assert len(set(told["steps"])) > 3  # killed at different places, so that much was lost and found
+    assert told["leftovers"] > 0  # and within a save
+
+
+def test_sigterm_finishes_the_step_saves_and_leaves(patched, tmp_path):
+    straight, broken, resumed = (patched(dropout=0.2) for _ in range(3))
+    run(straight, tmp_path / "straight")
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def on_step(record):
+        if record.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Terminated) as caught:
+        run(broken, tmp_path / "broken", on_step=on_step)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert caught.value.code == 143
+    folders = [path.name for path in (tmp_path / "broken" / "checkpoints").iterdir()]
+    assert folders == [f"step-{caught.value.step:08d}"]
+    assert len(lines(tmp_path / "broken")) == caught.value.step in (3, 4)
+    run(resumed, tmp_path / "broken", resume=True)
+    assert same(trainables(straight), trainables(resumed))
+    assert [line["loss"] for line in lines(tmp_path / "broken")] == [
+        line["loss"] for line in lines(tmp_path / "straight")
+    ]
+
+
+def test_a_second_sigterm_acts_as_before():
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+    try:
+        with SigtermWatch() as watch:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (watch.asked, seen) == (True, [])
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert seen == [1]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_outside_the_main_thread_nothing_is_watched():
+    found = []
+
+    def enter():
+        with SigtermWatch() as watch:
+            found.append(watch.asked)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def poison(model, call, value):
+    """Let the model's body return ``value`` in its ``call``-th forward pass in training."""
+    count = 0
+
+    def hook(module, args, output):
+        nonlocal count
+        count += module.training
+        if module.training and count == call:
+            output.last_hidden_state = output.last_hidden_state * value
+        return output
+
+    model.gpt_neox.register_forward_hook(hook)
+    return model
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_loss_is_left_out_and_counted_where_asked(patched, tmp_path, value):
+    model = poison(patched(), 4, value)
+    result = run(model, tmp_path, on_bad_loss="skip", save_every=1, keep_checkpoints=9)
+    found = lines(tmp_path)
+    assert result.skipped_steps == 1
+    assert [line["step"] for line in found if "loss" not in line] == [4]
+    assert [line["step"] for line in found if line.get("skipped")] == [4]
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    assert result.final_loss == found[-1]["loss"]
+    states = [load(tmp_path, step) for step in (3, 4, 5)]
+    assert same(states[0], states[1])
+    assert not same(states[1], states[2])
+
+
+def load(folder, step):
+    return load_file(folder / "checkpoints" / f"step-{step:08d}" / "trainable.safetensors")
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_a_gradient_that_is_not_finite_stops_before_it_does_harm(patched, tmp_path, clip):
+    model = patched()
+    weight = next(value for name, value in model.named_parameters() if "lora_B" in name)
+    calls = []
+
+    def hook(gradient):
+        calls.append(1)
+        return gradient * float("inf") if len(calls) == 3 else gradient
+
+    weight.register_hook(hook)
+    with pytest.raises(HfpatchError, match=r"step 3: the loss is \d\.\d+ but its gradient is not finite, on blocks \["):
+        run(model, tmp_path, save_every=2, max_grad_norm=clip)
+    assert all(torch.isfinite(value).all() for value in trainables(model).values())
+    assert same(trainables(model), load(tmp_path, 2))
+
+
+def test_the_stop_names_the_last_good_checkpoint(patched, tmp_path):
+    with pytest.raises(
+        HfpatchError, match=r"the last good checkpoint is .*checkpoints/step-00000004; .*on_bad_loss=skip"
+    ):
+        run(poison(patched(), 6, float("nan")), tmp_path, save_every=2)
+    assert len(lines(tmp_path)) == 5
+
+
+def test_early_stopping_ends_with_the_best_weights_and_resumes_to_its_end(patched, tmp_path):
+    held_out = make_blocks(documents=6, seed=5)
+    options = {
+        "held_out": held_out,
+        "patience": 2,
+        "keep_best": True,
+        "evaluate_every": 1,
+        "lr": 2.0,
+        "warmup_steps": 0,
+    }
+    model, again = patched(), patched()
+    result = run(model, tmp_path, **options)
+    measured = [line["eval_loss"] for line in lines(tmp_path)]
+    best = measured.index(min(measured)) + 1
+    assert result.stopped_early
+    assert result.steps == len(measured) == best + 2 < STEPS
+    assert (result.best_step, result.best_eval_loss) == (best, min(measured))
+    assert same(trainables(model), load(tmp_path, best))
+    repeated = run(again, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"), **options)
+    assert same(trainables(model), trainables(again))
+    assert repeated.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
+
+
+def test_patience_without_anything_to_measure_is_refused(patched, tmp_path):
+    with pytest.raises(HfpatchError, match=r"there is none; set data\.held_out"):
+        run(patched(), tmp_path, patience=1)
+
+
+def test_another_batch_size_is_refused_and_another_micro_batch_is_not(patched, tmp_path):
+    run(patched(), tmp_path, save_every=4, keep_checkpoints=3)
+    blocks = make_blocks()
+    with pytest.raises(HfpatchError, match=r"another settings.batch_size \(4, now 2\); resume with the same recipe"):
+        train_probe(
+            patched(),
+            settings=TrainingSettings(steps=STEPS, batch_size=2, lr=1e-2, warmup_steps=2),
+            blocks=blocks,
+            plan=draw_plan(blocks=len(blocks), steps=STEPS, batch_size=2, seed=3),
+            seed=0,
+            run_dir=tmp_path,
+            resume=True,
+        )
+    run(patched(), tmp_path, resume=True, micro_batch_size=1)

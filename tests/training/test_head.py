@@ -1,0 +1,175 @@
+"""The loss inside the forward pass, on models whose heads do more than a matrix product too."""
+
+import pytest
+import torch
+from families import CASES, logits_of, make_model, make_tokens
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hfpatch import PreProjectionConfig, patch
+from hfpatch.training.head import find_tail, loss_in_forward
+from hfpatch.training.loss import Tail
+from hfpatch.training.trainer import switch_checkpointing
+
+SMALL = {
+    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def reference(model, tokens, labels):
+    """The sum of -log softmax of the model's own logits, one token at a time."""
+    scores = torch.log_softmax(logits_of(model, tokens).double(), dim=-1)
+    wanted = [(b, t) for b in range(labels.shape[0]) for t in range(labels.shape[1] - 1) if labels[b, t + 1] != -100]
+    return -sum(scores[b, t, labels[b, t + 1]] for b, t in wanted)
+
+
+def some_labels(tokens):
+    labels = tokens.clone()
+    labels[0, :4] = -100
+    return labels
+
+
+def made(kind, **options):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SMALL, **options})).eval()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loss_of_every_family_is_that_of_its_logits(case):
+    model, tokens = make_model(case), make_tokens()
+    expected = reference(model, tokens, some_labels(tokens))
+    with torch.no_grad(), loss_in_forward(model):
+        outputs = model(tokens, labels=some_labels(tokens), use_cache=False)
+        assert torch.equal(model(tokens, use_cache=False).logits, logits_of(model, tokens))
+    assert outputs.get("logits") is None
+    torch.testing.assert_close(outputs.loss.double(), expected, rtol=1e-5, atol=1e-4)
+    assert "forward" not in vars(model) and "forward" not in vars(model.get_output_embeddings())  # noqa: PT018
+
+
+@pytest.mark.parametrize(
+    ("model", "tail"),
+    [
+        (lambda: make_model("gpt_neox"), Tail()),
+        (lambda: make_model("gemma2"), Tail(cap=30.0)),
+        (lambda: made("cohere", logit_scale=0.0625), Tail(scale=0.0625)),
+        (lambda: made("granite", logits_scaling=8.0), Tail(scale=0.125)),
+        (lambda: made("phi", num_key_value_heads=None), Tail()),  # a head with a bias
+    ],
+    ids=["gpt_neox", "gemma2", "cohere", "granite", "phi"],
+)
+def test_what_stands_between_head_and_logits_is_found_and_computed(model, tail):
+    model, tokens = model(), make_tokens()
+    assert find_tail(model) == tail
+    expected = reference(model, tokens, tokens)
+    with torch.no_grad(), loss_in_forward(model):
+        torch.testing.assert_close(model(tokens, labels=tokens).loss.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tails_are_found_in_low_precision_too(dtype):
+    assert find_tail(make_model("gemma2", dtype)) == Tail(cap=30.0)
+    assert find_tail(made("granite", logits_scaling=6.0).to(dtype)) == Tail(scale=1 / 6)
+
+
+def test_a_head_that_does_something_unknown_falls_back_to_full_logits():
+    model, tokens = make_model("llama"), make_tokens()
+    stock = type(model).forward
+
+    class Odd(type(model)):
+        def forward(self, *args, **kwargs):
+            outputs = stock(self, *args, **kwargs)
+            outputs.logits = outputs.logits + 0.5 * outputs.logits.sin()
+            return outputs
+
+    model.__class__ = Odd
+    assert find_tail(model) is None
+    expected = reference(model, tokens, tokens)
+    with torch.no_grad(), loss_in_forward(model):
+        torch.testing.assert_close(model(tokens, labels=tokens).loss.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_head_that_reads_something_else_than_the_body_returns_falls_back():
+    model, tokens = make_model("llama"), make_tokens()
+    model.get_output_embeddings().register_forward_pre_hook(lambda module, args: (args[0] * 1.5,))
+    assert find_tail(model) is None
+    expected = reference(model, tokens, tokens)
+    with torch.no_grad(), loss_in_forward(model):
+        torch.testing.assert_close(model(tokens, labels=tokens).loss.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_an_adapter_on_the_head_is_trained_through_its_own_logits():
+    model = get_peft_model(make_model("llama"), LoraConfig(r=2, target_modules=["lm_head", "q_proj"]))
+    tokens = make_tokens()
+    with loss_in_forward(model):
+        model(tokens, labels=tokens).loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if "lora_B" in name}
+    assert any("lm_head" in name for name in gradients)
+    assert all(gradient.abs().sum() > 0 for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "gemma2"])
+def test_gradients_are_those_of_the_stock_loss(case):
+    found = {}
+    for fused in (True, False):
+        model, tokens = patch(make_model(case), PreProjectionConfig(content_skip=True, init="paper")), make_tokens()
+        labels = some_labels(tokens)
+        if fused:
+            with loss_in_forward(model):
+                model(tokens, labels=labels, use_cache=False).loss.backward()
+        else:
+            scores = torch.log_softmax(model(tokens, use_cache=False).logits.float(), dim=-1)[:, :-1]
+            mask = labels[:, 1:] != -100
+            (-scores.gather(-1, tokens[:, 1:, None]).squeeze(-1) * mask).sum().backward()
+        found[fused] = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    for name, gradient in found[True].items():
+        torch.testing.assert_close(gradient, found[False][name], rtol=2e-4, atol=2e-5)
+
+
+def test_blocks_of_the_loss_nest_and_leave_nothing_behind():
+    model, tokens = make_model("gpt2"), make_tokens()
+    before = dict(vars(model))
+    with loss_in_forward(model):
+        with loss_in_forward(model):
+            inner = model(tokens, labels=tokens).loss
+        assert torch.equal(inner, model(tokens, labels=tokens).loss)
+    assert vars(model).keys() == before.keys()
+    assert isinstance(model.lm_head, nn.Linear)
+
+
+def test_a_forward_that_was_replaced_before_is_used_and_put_back():
+    """accelerate's hooks, which move tensors between devices, replace forward too."""
+    model, tokens, calls = make_model("llama"), make_tokens(), []
+    stock = model.forward
+
+    def hooked(*args, **kwargs):
+        calls.append(1)
+        return stock(*args, **kwargs)
+
+    model.forward = hooked
+    with torch.no_grad(), loss_in_forward(model):
+        before = len(calls)
+        logits = model(tokens).logits
+    assert len(calls) == before + 1
+    assert model.forward is hooked
+    assert torch.equal(logits, logits_of(make_model("llama"), tokens))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("case", ["gpt_neox", "llama"])
+def test_frozen_layers_below_the_first_patched_one_build_no_graph(case, checkpointing):
+    model = patch(make_model(case), PreProjectionConfig(layers_to_transform=[1], init="paper")).train()
+    if checkpointing:
+        switch_checkpointing(model, on=True)
+    needs, tokens = [], make_tokens()
+
+    def note(module, args, output):
+        needs.append((output[0] if isinstance(output, tuple) else output).requires_grad)
+
+    with loss_in_forward(model):
+        for layer in model.gpt_neox.layers if case == "gpt_neox" else model.model.layers:
+            layer.register_forward_hook(note)
+        model(tokens, labels=tokens, use_cache=False).loss.backward()
+    assert needs[:2] == [False, True]
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

@@ -1,0 +1,37 @@
+import pytest
+from accelerate import PartialState
+from training_blocks import make_blocks
+
+from hfpatch.data.plan import draw_plan
+from hfpatch.errors import HfpatchError
+from hfpatch.training import loop
+from hfpatch.training.run import Run
+from hfpatch.training.settings import TrainingSettings
+
+
+def made(folder):
+    blocks = make_blocks()
+    plan = draw_plan(blocks=len(blocks), steps=3, batch_size=4, seed=0)
+    return Run(settings=TrainingSettings(steps=3, warmup_steps=1), blocks=blocks, plan=plan, seed=0, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ((50, "{blocks}", "{plan}"), r"\(checkpoint: 0, 50\); every machine must see the same .*"),
+        ((0, "f00d", "{plan}"), r"\(training blocks: .*f00d"),
+        ((0, "{blocks}", "f00d"), r"\(batch plan: .*f00d"),
+    ],
+)
+def test_processes_that_see_different_things_are_refused(tmp_path, monkeypatch, others, message):
+    run, state = made(tmp_path), PartialState()
+    told = tuple(
+        value.format(blocks=run.blocks.sha256, plan=run.plan.sha256) if isinstance(value, str) else value
+        for value in others
+    )
+    monkeypatch.setitem(state.__dict__, "num_processes", 2)
+    monkeypatch.setattr(loop, "gather_object", lambda own: [*own, told])
+    with pytest.raises(HfpatchError, match=message):
+        loop._check_agreement(run, state)
+    monkeypatch.setattr(loop, "gather_object", lambda own: [*own, *own])
+    loop._check_agreement(run, state)

@@ -1,0 +1,185 @@
+"""Several processes on one machine: DDP and FSDP2 over gloo, a process that dies, and a port that is taken."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from families import make_model, make_tokens
+from safetensors.torch import load_file
+from train_on_processes import STEPS, train
+
+from hfpatch import load_patch
+from hfpatch.errors import HfpatchError
+from hfpatch.training import processes
+
+TESTS = Path(__file__).parent.parent
+PROGRAM = TESTS / "train_on_processes.py"
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def launch(root: Path, scenarios: dict, *, count: int = 2) -> subprocess.CompletedProcess:
+    port = ["--master-port", str(free_port())]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *port]
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [*command, str(PROGRAM), str(root), json.dumps(scenarios)],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def losses(folder: Path, key: str = "loss") -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    return [line[key] for line in lines if key in line]
+
+
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "patch" / "pre_projection" / "adapter_model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Train with one process and each accumulation here, then everything that needs two processes in one launch."""
+    root = tmp_path_factory.mktemp("processes")
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("ACCELERATE_USE_FSDP", "FSDP_VERSION", "FSDP_AUTO_WRAP_POLICY", "FSDP_RESHARD_AFTER_FORWARD"):
+            patched.setenv(name, "false")
+        for micro in (4, 2, 1):
+            train(root / f"one-{micro}", {"micro_batch_size": micro, "save_every": 3, "keep_checkpoints": 2})
+        scenarios = {
+            "ddp-2": {"micro_batch_size": 2},
+            "ddp-1": {"micro_batch_size": 1, "save_every": 3, "keep_checkpoints": 2},
+            "ddp-resumed": {"resume": True, "save_every": 3},
+            "ddp-best": {"keep_best": True, "patience": 1, "evaluate_every": 1},
+            "fsdp-2": {"fsdp": True, "micro_batch_size": 2, "save_every": 3, "keep_checkpoints": 2},
+            "fsdp-1": {"fsdp": True, "micro_batch_size": 1},
+            "fsdp-resumed": {"fsdp": True, "resume": True, "save_every": 3},
+            "fsdp-skipped": {"fsdp": True, "on_bad_loss": "skip", "gradient_checkpointing": True},
+            "half-ddp": {"dtype": "bfloat16"},
+            "half-fsdp": {"fsdp": True, "dtype": "bfloat16"},
+        }
+        for name in ("ddp-resumed", "fsdp-resumed"):  # begun by one process, which got as far as step 3
+            shutil.copytree(root / "one-4", root / name)
+            shutil.rmtree(root / name / "checkpoints" / "step-00000006")
+        done = launch(root, scenarios)
+        assert done.returncode == 0, done.stderr[-4000:]
+        for name in ("ddp-1", "fsdp-2"):  # and the other way about
+            shutil.copytree(root / name, root / f"{name}-one")
+            shutil.rmtree(root / f"{name}-one" / "checkpoints" / "step-00000006")
+            train(root / f"{name}-one", {"resume": True, "save_every": 3})
+    return root
+
+
+RUNS = [
+    "one-2", "one-1", "ddp-2", "ddp-1", "ddp-resumed", "ddp-1-one", "fsdp-2", "fsdp-1", "fsdp-resumed", "fsdp-2-one",
+    "fsdp-skipped",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_processes_and_accumulation_change_nothing_but_rounding(runs, name):
+    assert losses(runs / name) == pytest.approx(losses(runs / "one-4"), rel=1e-5)
+    assert losses(runs / name, "eval_loss") == pytest.approx(losses(runs / "one-4", "eval_loss"), rel=1e-5)
+    expected = saved(runs / "one-4")
+    found = saved(runs / name)
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["half-ddp", "half-fsdp"])
+def test_a_base_in_bf16_is_cut_with_its_float32_trainables(runs, name):
+    assert losses(runs / name) == pytest.approx(losses(runs / "one-4"), rel=2e-2)
+    assert losses(runs / name) != losses(runs / "one-4")
+    assert {value.dtype for value in saved(runs / name).values()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_the_runs_were_what_they_claim_to_be(runs):
+    facts = {name: json.loads((runs / name / "result.json").read_text()) for name in ["one-4", *RUNS]}
+    for name, fact in facts.items():
+        assert fact["processes"] == (1 if name.startswith("one") or name.endswith("-one") else 2), name
+        assert ("DTensor" in fact["kinds"]) is (name.startswith("fsdp") and not name.endswith("-one")), name
+        assert fact["update_survival"]["all"] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp-2", "fsdp-1", "fsdp-resumed"])
+def test_the_saved_adapter_is_what_was_trained(runs, name):
+    tokens = make_tokens()
+    alone, several = (load_patch(make_model("gpt_neox"), runs / run / "patch") for run in ("one-4", name))
+    plain = make_model("gpt_neox")(tokens).logits
+    assert not torch.allclose(several(tokens).logits, plain, rtol=1e-2)
+    torch.testing.assert_close(several(tokens).logits, alone(tokens).logits, rtol=1e-3, atol=1e-4)
+    trained = load_file(runs / name / "checkpoints" / "step-00000006" / "trainable.safetensors")
+    on_disk = saved(runs / name)
+    assert sorted(value.sum().item() for value in trained.values()) == sorted(v.sum().item() for v in on_disk.values())
+    assert sum(value.numel() for value in on_disk.values()) == 2 * (2 * 32 * 40 + 32 * 32)
+
+
+@pytest.mark.slow
+def test_early_stopping_and_the_best_weights_are_agreed_on(runs):
+    fact = json.loads((runs / "ddp-best" / "result.json").read_text())
+    lines = [json.loads(line) for line in (runs / "ddp-best" / "metrics.jsonl").read_text().splitlines()]
+    measured = [line["eval_loss"] for line in lines]
+    assert fact["best_eval_loss"] == min(measured)
+    assert fact["best_step"] == measured.index(min(measured)) + 1
+    best = load_file(runs / "ddp-best" / "checkpoints" / f"step-{fact['best_step']:08d}" / "trainable.safetensors")
+    on_disk = saved(runs / "ddp-best")
+    assert sorted(v.sum().item() for v in best.values()) == sorted(v.sum().item() for v in on_disk.values())
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_others_and_is_named(tmp_path):
+    done = launch(tmp_path, {"killed": {"kill": 3, "save_every": 1}})
+    assert done.returncode != 0
+    assert time.time() - (tmp_path / "killed" / "metrics.jsonl").stat().st_mtime < 60  # since the last whole step
+    assert "rank      : 1" in done.stderr
+    assert "SIGKILL" in done.stderr
+    assert (tmp_path / "killed" / "checkpoints").exists()
+    assert not (tmp_path / "killed" / "patch").exists()
+
+
+def test_a_port_in_use_is_one_clear_line(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+        command = [sys.executable, "-m", "hfpatch", "train", "quickstart", "--method", "lora", "--out", str(tmp_path)]
+        environment = {**os.environ, **place, "PYTHONPATH": str(TESTS.parent)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    told = [line for line in done.stderr.splitlines() if line.startswith("hfpatch: error")]
+    assert told == [
+        f"hfpatch: error: the processes cannot meet at 127.0.0.1:{port}: the port is in use; choose another "
+        "(accelerate launch --main_process_port N)"
+    ]
+
+
+def test_without_a_launcher_an_error_is_not_hidden(monkeypatch):
+    def fail(**_):
+        raise RuntimeError("EADDRINUSE")
+
+    monkeypatch.setattr(processes, "PartialState", fail)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(RuntimeError, match="EADDRINUSE"):
+        processes.start_processes()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(HfpatchError, match="port is in use"):
+        processes.start_processes()

@@ -1,0 +1,95 @@
+"""What DeepSpeed would do, on a stand-in of its interface; FSDP2 itself runs in test_processes."""
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from training_blocks import make_blocks
+
+from hfpatch.data.plan import draw_plan
+from hfpatch.errors import HfpatchError
+from hfpatch.recipe import load_recipe
+from hfpatch.training.probe import train_probe
+from hfpatch.training.settings import TrainingSettings
+from hfpatch.training.sharding import like, whole, whole_tensors
+
+CONFIGS = sorted((Path(__file__).parent.parent.parent / "docs" / "accelerate").glob("*.yaml"))
+
+
+@pytest.fixture
+def deepspeed(monkeypatch):
+    """A module that shows a ZeRO-3 parameter's values within GatheredParameters only."""
+
+    @contextmanager
+    def gathered(parameters):
+        for parameter in parameters:
+            parameter.data = parameter.hidden
+        yield
+        for parameter in parameters:
+            parameter.data = torch.empty(0)
+
+    module = ModuleType("deepspeed")
+    module.zero = SimpleNamespace(GatheredParameters=gathered)
+    monkeypatch.setitem(sys.modules, "deepspeed", module)
+
+
+@pytest.mark.usefixtures("deepspeed")
+def test_a_parameter_of_zero_3_is_gathered():
+    parameter = torch.nn.Parameter(torch.empty(0))
+    parameter.ds_id, parameter.hidden = 3, torch.arange(4.0)
+    found = whole_tensors({"a": parameter, "b": torch.ones(2)})
+    assert torch.equal(found["a"], torch.arange(4.0))
+    assert torch.equal(found["b"], torch.ones(2))
+    assert parameter.numel() == 0
+
+
+def test_plain_tensors_stay_what_they_are():
+    tensor = torch.ones(3)
+    assert whole(tensor) is tensor
+    assert torch.equal(like(torch.zeros(3), tensor), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"save_every": 2}, "training.save_every does not work under DeepSpeed"),
+        ({"on_bad_loss": "skip"}, "training.on_bad_loss=skip does not work under DeepSpeed"),
+    ],
+)
+def test_what_deepspeed_does_not_allow_is_refused(patched, tmp_path, monkeypatch, options, message):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(HfpatchError, match=message):
+        run(patched(), tmp_path, **options)
+
+
+def test_a_run_does_not_go_on_under_deepspeed(patched, tmp_path, monkeypatch):
+    run(patched(), tmp_path, save_every=2, keep_checkpoints=2)
+    next((tmp_path / "checkpoints").glob("step-00000004")).rename(tmp_path / "last")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(HfpatchError, match=r"step-00000002: a run under DeepSpeed cannot be resumed"):
+        run(patched(), tmp_path, resume=True)
+
+
+def run(model, folder, *, resume=False, **values):
+    blocks = make_blocks()
+    settings = TrainingSettings(steps=4, batch_size=4, warmup_steps=1, **values)
+    plan = draw_plan(blocks=len(blocks), steps=4, batch_size=4, seed=3)
+    return train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder, resume=resume)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_launcher_reads_our_configurations(path):
+    config = load_config_from_file(str(path))
+    written = yaml.safe_load(path.read_text())
+    assert config.num_processes == written["num_processes"] > 1
+    assert getattr(config.distributed_type, "value", config.distributed_type) == written["distributed_type"]
+    comment = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
+    words = comment.replace("\\", "").split()
+    assert f"docs/accelerate/{path.name}" in words
+    recipe, method = words[words.index("train") + 1], words[words.index("--method") + 1]
+    assert method in load_recipe(recipe).methods

@@ -1,0 +1,39 @@
+import pytest
+import torch
+from accelerate import PartialState
+from families import make_model
+
+from hfpatch import PreProjectionConfig, patch
+from hfpatch.training.throughput import flops_per_token, matrix_rate, tokens_per_s_at_most
+
+HIDDEN, INNER, VOCABULARY, WIDTH = 32, 48, 96, 40
+BLOCK = 4 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER  # QKV, output and MLP of GPT-NeoX
+HEAD = VOCABULARY * HIDDEN
+ADDED = 2 * HIDDEN * WIDTH
+
+
+def test_operations_are_those_of_the_matrices_on_the_way():
+    model = patch(make_model("gpt_neox"), PreProjectionConfig())
+    forward = 2 * (2 * BLOCK + HEAD + 2 * ADDED)
+    assert flops_per_token(model) == forward + 2 * (2 * BLOCK + HEAD + 2 * ADDED) + 2 * 2 * ADDED
+
+
+def test_blocks_below_the_first_patched_one_cost_a_forward_pass_only():
+    model = patch(make_model("gpt_neox"), PreProjectionConfig(layers_to_transform=[1]))
+    forward = 2 * (2 * BLOCK + HEAD + ADDED)
+    assert flops_per_token(model) == forward + 2 * (BLOCK + HEAD + ADDED) + 2 * ADDED
+
+
+def test_a_tied_head_counts_once_and_a_look_up_is_free():
+    model = make_model("gpt2").requires_grad_(True)
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and ".h." in name)
+    assert flops_per_token(model) == 6 * (matrices + HEAD)
+
+
+def test_the_rate_is_measured_once_and_bounds_the_speed():
+    state = PartialState()
+    rate = matrix_rate(torch.device("cpu"), torch.float32)
+    assert 1e8 < rate < 1e14
+    assert matrix_rate(torch.device("cpu"), torch.float32) == rate
+    model = patch(make_model("gpt2"), PreProjectionConfig())
+    assert tokens_per_s_at_most(model, state, None) == pytest.approx(rate / flops_per_token(model))
