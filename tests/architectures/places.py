@@ -52,6 +52,10 @@ STREAMS = {"content skip": "each residual stream receives its own, data-dependen
 MAMBA_INPUT = {"content skip": "the branch feeds the Mamba layer's input and never joins the residual"}
 
 
+def depth_scale(config, block, index):
+    return config.scale_depth / math.sqrt(config.num_hidden_layers)
+
+
 def _bert(path):
     return replace(BERT, blocks=(path,))
 
@@ -97,6 +101,7 @@ PLACES = {
     ),
     "nemotron_h": replace(LLAMA, attention=("mixer",), kind="NemotronHAttention", residual=""),
     "kimi_linear": replace(LLAMA, kind="KimiLinearAttention"),
+    "kimi_linear/query_latent": replace(LATENT, kind="KimiLinearAttention"),
     "bailing_hybrid": replace(LLAMA, kind="BailingHybridAttention"),
     "minimax": replace(
         LLAMA, kind="MiniMaxAttention", factor=lambda config, block, index: config.full_attn_beta_factor
@@ -110,11 +115,10 @@ PLACES = {
          "glm_moe_dsa", "youtu"],
         LATENT,
     ),
-    **dict.fromkeys(["deepseek_v2/no_query_latent", "deepseek_v3/no_query_latent"], LLAMA),
+    **{f"{kind}/no_query_latent": LLAMA for kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")},
     "axk2": replace(LATENT, query="q_gate_proj"),
-    "minicpm3": replace(
-        LATENT, factor=lambda config, block, index: config.scale_depth / math.sqrt(config.num_hidden_layers)
-    ),
+    "minicpm3": replace(LATENT, factor=depth_scale),
+    "minicpm3/no_query_latent": replace(LLAMA, factor=depth_scale),
     "longcat_flash": replace(
         LATENT, attention=("self_attn.0", "self_attn.1"), residual="post_attention_layernorm.{attention}"
     ),
