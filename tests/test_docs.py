@@ -11,16 +11,18 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from hfpatch.__main__ import main
 from hfpatch.cli.app import app
 from hfpatch.recipe import load_recipe
 from hfpatch.sites import family, plugins
+from hfpatch.training.settings import TrainingSettings
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
-    *("index", "quickstart", "methods", "python-api", "recipes", "analysis", "adding-an-architecture"),
+    *("index", "quickstart", "methods", "python-api", "recipes", "training", "analysis", "adding-an-architecture"),
     *("architectures", "reproducing-the-papers", "faq"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -55,6 +57,9 @@ def write_recipe(block):
     name = re.match(r"# (\S+\.yaml)\n", block)
     assert name, "the first line of a YAML block names its file"
     Path(name[1]).write_text(block, encoding="utf-8")
+    section = yaml.safe_load(block)
+    if section.keys() == {"training"}:  # a part of a recipe
+        TrainingSettings(**section["training"])
 
 
 def check_entry_points(block):
