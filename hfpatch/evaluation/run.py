@@ -52,7 +52,7 @@ def evaluate(
         settings: which tasks, and how.
         data_dir: a folder with local copies of hub data; None takes the hub.
         records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
-            ``doc_hash``, ``target`` and each metric's value, a number or a pair (log-likelihood, count).
+            ``doc_hash``, ``target``, ``doc`` and each metric's value, a number or a pair (log-likelihood, count).
         answers_dir: where the model's answers are kept as they come. What is there is not scored again, be it from an
             interrupted evaluation or from one with a smaller limit; see `hfpatch.evaluation.answers`.
         base_sha256: the hash of the base's weights where it is known; answers are kept by it.
@@ -130,7 +130,7 @@ def _records(samples: Sequence[Mapping[str, Any]]) -> list[Record]:
     """Return one record a document; lm-eval has one sample for each document and answer filter."""
     records: dict[int, Record] = {}
     for sample in samples:
-        identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target")}
+        identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
         record = records.setdefault(sample["doc_id"], identity)
         suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
         record.update({f"{metric}{suffix}": sample[metric] for metric in sample["metrics"]})
