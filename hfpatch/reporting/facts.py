@@ -113,7 +113,7 @@ def _task(version: object, sha256: str | None) -> str:
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Return settings as one line, what is not set left out."""
-    return ", ".join(f"{key} {_value(value)}" for key, value in settings.items() if value is not None)
+    return ", ".join(f"{key} {_value(value)}" for key, value in settings.items() if value not in (None, [], {}))
 
 
 def _value(value: Any) -> str:
