@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.scratch import register_scratch
 from hfpatch.settings import Dtype
 from hfpatch.tuners.adapters import base_parameters
 
@@ -57,6 +58,7 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
             f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}{nearest(dtype, get_args(Dtype))}"
         )
     source = locate_base(name)
+    register_scratch(source)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False
@@ -88,6 +90,7 @@ def load_config(name: str, *, revision: str | None = None) -> Any:
     from transformers import AutoConfig
 
     source = name if Path(name).is_file() else locate_base(name)
+    register_scratch(source)
     try:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
