@@ -17,3 +17,15 @@ def test_step_time_gives_a_ratio_for_every_method():
     assert rows["pre_projection"]["trainable"] == 2 * 32 * 40
     assert rows["pre_projection_skip"]["trainable"] == 2 * 32 * 40 + 32 * 32
     assert all(0 < row["lowest"] <= row["ratio"] <= row["highest"] for row in rows.values())
+
+
+def test_query_step_gives_a_ratio_for_every_query_path():
+    script = Path(__file__).parent.parent / "benchmarks" / "query_step.py"
+    command = [sys.executable, str(script), *SIZES, "--rounds", "2", "--json"]
+    printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    rows = {row["variant"]: row for row in printed["rows"]}
+    assert rows["linear"]["ratio"] == 1
+    assert rows["linear"]["parameters"] == 12 * 32 * 32 + 3 * 32
+    assert rows["nonlinear"]["parameters"] == rows["nonlinear_fused"]["parameters"] == 12 * 32 * 32 + 5 * 32
+    assert rows["identity"]["parameters"] == 11 * 32 * 32 + 3 * 32
+    assert all(0 < row["lowest"] <= row["ratio"] <= row["highest"] for row in rows.values())

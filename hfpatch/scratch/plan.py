@@ -106,7 +106,10 @@ def _f(query: QuerySettings, reads: str | None, hidden: int) -> Plan:
         norms = {"input_norm": query.input_norm or "none", "output_norm": query.output_norm or "none"}
         return {"f": "hidden", "options": norms}
     norms = {"input_norm": query.input_norm or "rmsnorm", "output_norm": query.output_norm or "layernorm"}
-    rank = bottleneck_rank(hidden, query.rank)
+    try:
+        rank = bottleneck_rank(hidden, query.rank)
+    except HfpatchError as error:
+        raise HfpatchError(f"architecture.query: {error}") from error
     return {"f": "nonlinear", "options": {"rank": rank, "activation_name": query.activation, **norms}}
 
 
