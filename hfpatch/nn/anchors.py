@@ -74,6 +74,10 @@ class IdentityAnchoredQuery(nn.Module):
         """Return (x + f)/2, all ``(batch, seq, hidden)``."""
         return anchored(x, f)
 
+    def linear_part(self, x: Tensor) -> Tensor:
+        """Return Q without f where that is nonlinear, ``(batch, seq, hidden)``: x, x + xW or x/2."""
+        return self(x) if self.f is None or isinstance(self.f, nn.Linear) else x / 2
+
 
 class WeightAnchoredQuery(nn.Module):
     """Q = (x W_Q + f(x)) / 2 with a W_Q that is trained too, for pretraining from scratch.
@@ -111,6 +115,10 @@ class WeightAnchoredQuery(nn.Module):
     def around(self, x: Tensor, f: Tensor) -> Tensor:
         """Return (x W_Q + f)/2 for x ``(batch, seq, hidden)`` and f ``(batch, seq, out_features)``."""
         return anchored(self.anchor(x), f)
+
+    def linear_part(self, x: Tensor) -> Tensor:
+        """Return Q without f and bias, x W_Q / 2, ``(batch, seq, out_features)``."""
+        return x @ self.anchor.weight.T / 2
 
 
 def require_square(hidden_size: int, out_features: int) -> None:

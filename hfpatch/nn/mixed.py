@@ -92,6 +92,14 @@ class MixedProjection(nn.Module):
         taken = {start + i for start, length in self.spans.values() for i in range(length)}
         return [column for column in range(self.width) if column not in taken]
 
+    @torch.no_grad()
+    def linear_part(self) -> Tensor:
+        """Return the matrix ``(inputs, groups·width)`` of this projection with every nonlinear f at 0, without bias."""
+        parameter = next(self.parameters(), torch.empty(0))
+        x = torch.eye(self.in_features, dtype=parameter.dtype, device=parameter.device)
+        values = {name: path.linear_part(x) for name, path in self.paths.items()}  # type: ignore[operator]
+        return self._placed(None if self.rest is None else x @ self.rest.weight.T, values, x.dtype)
+
     def _products(self, x: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
         values = {name: path(x) for name, path in self.paths.items()}
         return (None if self.rest is None else self.rest(x)), values

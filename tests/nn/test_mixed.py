@@ -45,6 +45,28 @@ def test_every_column_comes_from_where_it_belongs(groups, gaps, data):
     assert torch.equal(y, torch.tensor(expected, dtype=torch.float32).expand(2, 3, -1))
 
 
+def test_the_linear_part_is_what_is_left_without_f():
+    sizes, mixed = {"hidden_size": 4, "out_features": 4}, {}
+    for name, path in {
+        "none": IdentityAnchoredQuery(**sizes, f="none"),
+        "linear": IdentityAnchoredQuery(**sizes, f="linear"),
+        "nonlinear": IdentityAnchoredQuery(**sizes),
+        "weight": WeightAnchoredQuery(**sizes, bias=True),
+    }.items():
+        place = {"inputs": 4, "groups": 2, "width": 5, "spans": {"query": (1, 2)}, "bias": True}
+        mixed[name] = MixedProjection(paths={"query": path}, **place)
+        grouped = mixed[name].linear_part().view(4, 2, 5)
+        query, rest = grouped[..., 1:3].reshape(4, 4), grouped[..., [0, 3, 4]].reshape(4, 6)
+        expected = {
+            "none": lambda path: torch.eye(4),
+            "linear": lambda path: torch.eye(4) + path.f.weight.T,
+            "nonlinear": lambda path: torch.eye(4) / 2,
+            "weight": lambda path: path.anchor.weight.T / 2,
+        }[name](path)
+        torch.testing.assert_close(query, expected)
+        torch.testing.assert_close(rest, mixed[name].rest.weight.T)
+
+
 def test_a_shared_product_serves_the_same_x_once():
     layer = SharedLinear(4, 3)
     x, kept = torch.randn(2, 4), torch.randn(2, 3)
