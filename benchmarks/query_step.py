@@ -48,13 +48,13 @@ def main() -> None:
     for name, changes in VARIANTS.items():
         steps[name], parameters[name] = make_step(changes, arguments, tokens)
     for step in steps.values():  # warm-up
-        timed(step, arguments.device)
-        timed(step, arguments.device)
+        timed(step, arguments)
+        timed(step, arguments)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     order = random.Random(0)
     for _ in range(arguments.rounds):
         for name in order.sample(list(steps), len(steps)):
-            seconds[name].append(timed(steps[name], arguments.device))
+            seconds[name].append(timed(steps[name], arguments))
     report(seconds, parameters, arguments)
 
 
@@ -67,6 +67,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--autocast", choices=["bfloat16", "float16"], help="mixed precision")
     parser.add_argument("--compile", action="store_true", help="torch.compile every variant")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="time of this process, not wall time, on a busy machine"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
@@ -97,12 +100,13 @@ def make_step(
     return step, counted
 
 
-def timed(step: Callable[[], None], device: str) -> float:
-    start = time.perf_counter()
+def timed(step: Callable[[], None], arguments: argparse.Namespace) -> float:
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
+    start = clock()
     step()
-    if device != "cpu":
+    if arguments.device != "cpu":
         torch.accelerator.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def report(seconds: dict[str, list[float]], parameters: dict[str, int], arguments: argparse.Namespace) -> None:

@@ -121,8 +121,9 @@ class NonlinearProjection(nn.Module):
 
 def inverse_rms(x: Tensor) -> Tensor:
     """Return 1/√(mean(x²) + eps) over the last dimension, ``(batch, seq, 1)``, in fp32 at least."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPSILON)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+    return torch.rsqrt(length.square() / x.shape[-1] + NORM_EPSILON)
 
 
 def require_joinable(norm: nn.Module) -> None:
