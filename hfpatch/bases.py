@@ -58,8 +58,8 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
             f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}{nearest(dtype, get_args(Dtype))}"
         )
     source = locate_base(name)
-    register_scratch(source)
     try:
+        register_scratch(source)
         model = AutoModelForCausalLM.from_pretrained(
             source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False
         )
@@ -90,8 +90,8 @@ def load_config(name: str, *, revision: str | None = None) -> Any:
     from transformers import AutoConfig
 
     source = name if Path(name).is_file() else locate_base(name)
-    register_scratch(source)
     try:
+        register_scratch(source)
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HfpatchError(f"the configuration of {name!r} cannot be loaded: {_first_line(error)}") from error

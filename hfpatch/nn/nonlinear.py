@@ -114,7 +114,7 @@ class NonlinearProjection(nn.Module):
             product: ``(batch, seq, rank)``.
         """
         if isinstance(self.norm_in, nn.RMSNorm):
-            product = product * inverse_rms(x).to(product.dtype)
+            product = (product * inverse_rms(x)).to(product.dtype)  # scaled in fp32, rounded once
         f: Tensor = self.norm_out(self.down(self.act(product)))
         return f
 
