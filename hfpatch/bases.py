@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.scratch import register_scratch
 from hfpatch.settings import Dtype
 from hfpatch.tuners.adapters import base_parameters
 
@@ -58,6 +59,7 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
         )
     source = locate_base(name)
     try:
+        register_scratch(source)
         model = AutoModelForCausalLM.from_pretrained(
             source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False
         )
@@ -89,6 +91,7 @@ def load_config(name: str, *, revision: str | None = None) -> Any:
 
     source = name if Path(name).is_file() else locate_base(name)
     try:
+        register_scratch(source)
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HfpatchError(f"the configuration of {name!r} cannot be loaded: {_first_line(error)}") from error

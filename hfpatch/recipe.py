@@ -99,7 +99,7 @@ class PretrainRecipe(Section):
     description: str = ""
     """One sentence."""
     architecture: dict[str, Any]
-    """``model_type`` and the keys of its configuration class."""
+    """``model_type``, the keys of its configuration class, and ``query``, ``biases``, ``mlp_width``, ``head_size``."""
     tokenizer: TokenizerSettings
     """The tokenizer."""
     data: DataSettings

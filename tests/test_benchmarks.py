@@ -102,3 +102,16 @@ def test_precision_makes_a_row_for_each_method_and_dtype():
     assert (rows[0]["eval_loss"], rows[0]["change"], rows[0]["eval_loss_by_seed"]) == (2.5, 0.5, [2.0, 3.0])
     text = names["table"](names["load_recipe"]("precision"), rows, 2.0)
     assert "| lora | bfloat16 | 50% | lora_A 38% | 2.50000 | +0.50000 |" in text
+
+
+@pytest.mark.slow
+def test_query_step_gives_a_ratio_for_every_query_path():
+    script = Path(__file__).parent.parent / "benchmarks" / "query_step.py"
+    command = [sys.executable, str(script), *SIZES, "--rounds", "2", "--json"]
+    printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    rows = {row["variant"]: row for row in printed["rows"]}
+    assert rows["linear"]["ratio"] == 1
+    assert rows["linear"]["parameters"] == 12 * 32 * 32 + 3 * 32
+    assert rows["nonlinear"]["parameters"] == rows["nonlinear_fused"]["parameters"] == 12 * 32 * 32 + 5 * 32
+    assert rows["identity"]["parameters"] == 11 * 32 * 32 + 3 * 32
+    assert all(0 < row["lowest"] <= row["ratio"] <= row["highest"] for row in rows.values())

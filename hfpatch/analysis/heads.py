@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hfpatch.analysis.running import evaluating
 from hfpatch.errors import HfpatchError
+from hfpatch.nn import MixedProjection
 from hfpatch.sites import AttentionSite, base_model, features, find_sites, submodule
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 
@@ -93,6 +94,8 @@ def weight_matrix(module: nn.Module) -> Tensor:
 
     A module that holds its weights in another form (quantised) is asked for the image of the identity.
     """
+    if isinstance(module, MixedProjection):  # of a model from scratch: its f counts as 0, as that of a patch does
+        return module.linear_part().cpu().double()
     weight = getattr(module, "weight", None)
     inputs, outputs = features(module)
     if isinstance(weight, Tensor) and weight.is_floating_point() and weight.dim() == 2:

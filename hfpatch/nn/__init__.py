@@ -1,8 +1,10 @@
 """Pure torch modules: the mathematics of the methods, with no Hugging Face import."""
 
 from hfpatch.nn.activations import ACTIVATIONS, activation
-from hfpatch.nn.anchors import IdentityAnchoredQuery, anchor_preserving, anchored
+from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery, anchor_preserving, anchored
+from hfpatch.nn.hidden import HiddenProjection, HiddenState
 from hfpatch.nn.initialization import normal_, seeded_generator
+from hfpatch.nn.mixed import MixedProjection
 from hfpatch.nn.nonlinear import NonlinearProjection, nonlinear_map
 from hfpatch.nn.norms import NORMS, make_norm
 from hfpatch.nn.preprojection import PreProjection, inner_width, pre_project
@@ -12,9 +14,13 @@ __all__ = [
     "ACTIVATIONS",
     "NORMS",
     "ContentSkip",
+    "HiddenProjection",
+    "HiddenState",
     "IdentityAnchoredQuery",
+    "MixedProjection",
     "NonlinearProjection",
     "PreProjection",
+    "WeightAnchoredQuery",
     "activation",
     "anchor_preserving",
     "anchored",

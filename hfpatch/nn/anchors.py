@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.nn.hidden import HiddenProjection
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.nonlinear import NonlinearProjection
 
@@ -31,15 +32,16 @@ class IdentityAnchoredQuery(nn.Module):
         Q = x                       f = none
         Q = x + x W                 f = linear, one d × d matrix
         Q = (x + f(x)) / 2          f = nonlinear, see :class:`NonlinearProjection`
+        Q = (x + f(h)) / 2          f = hidden, see :class:`HiddenProjection`
 
     Source: arXiv 2603.13381; the first form also arXiv 2510.23912.
 
     Args:
         hidden_size: d.
         out_features: d_q.
-        f: ``none``, ``linear`` or ``nonlinear``.
+        f: ``none``, ``linear``, ``nonlinear`` or ``hidden``.
         seed: seed of the initialisation.
-        **options: passed to :class:`NonlinearProjection`.
+        **options: passed to :class:`NonlinearProjection` or :class:`HiddenProjection`.
 
     Raises:
         HfpatchError: if d_q differs from d, or ``f`` is unknown.
@@ -57,14 +59,66 @@ class IdentityAnchoredQuery(nn.Module):
             normal_(self.f.weight, std=hidden_size**-0.5, seed=seed, name="linear")
         elif f == "nonlinear":
             self.f = NonlinearProjection(hidden_size=hidden_size, out_features=out_features, seed=seed, **options)
+        elif f == "hidden":
+            self.f = HiddenProjection(hidden_size=hidden_size, out_features=out_features, seed=seed, **options)
         else:
-            raise HfpatchError(f"f={f!r} is not one of none, linear, nonlinear")
+            raise HfpatchError(f"f={f!r} is not one of none, linear, nonlinear, hidden")
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x to Q, both ``(batch, seq, hidden)``."""
         if self.f is None:
             return x
-        return x + self.f(x) if isinstance(self.f, nn.Linear) else anchored(x, self.f(x))
+        return x + self.f(x) if isinstance(self.f, nn.Linear) else self.around(x, self.f(x))
+
+    def around(self, x: Tensor, f: Tensor) -> Tensor:
+        """Return (x + f)/2, all ``(batch, seq, hidden)``."""
+        return anchored(x, f)
+
+    def linear_part(self, x: Tensor) -> Tensor:
+        """Return Q without f where that is nonlinear, ``(batch, seq, hidden)``: x, x + xW or x/2."""
+        return self(x) if self.f is None or isinstance(self.f, nn.Linear) else x / 2
+
+
+class WeightAnchoredQuery(nn.Module):
+    """Q = (x W_Q + f(x)) / 2 with a W_Q that is trained too, for pretraining from scratch.
+
+    Source: arXiv 2603.13381.
+
+    Args:
+        hidden_size: d.
+        out_features: d_q.
+        bias: whether the anchor has a bias, Q = (x W_Q + b_Q + f(x)) / 2.
+        f: ``nonlinear`` or ``hidden``.
+        seed: seed of the initialisation of f; that of W_Q is left to the caller.
+        **options: passed to :class:`NonlinearProjection` or :class:`HiddenProjection`.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        out_features: int,
+        bias: bool = False,
+        f: str = "nonlinear",
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        made = HiddenProjection if f == "hidden" else NonlinearProjection
+        self.anchor = nn.Linear(hidden_size, out_features, bias=bias)
+        self.f = made(hidden_size=hidden_size, out_features=out_features, seed=seed, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x ``(batch, seq, hidden)`` to Q ``(batch, seq, out_features)``."""
+        return self.around(x, self.f(x))
+
+    def around(self, x: Tensor, f: Tensor) -> Tensor:
+        """Return (x W_Q + f)/2 for x ``(batch, seq, hidden)`` and f ``(batch, seq, out_features)``."""
+        return anchored(self.anchor(x), f)
+
+    def linear_part(self, x: Tensor) -> Tensor:
+        """Return Q without f and bias, x W_Q / 2, ``(batch, seq, out_features)``."""
+        return x @ self.anchor.weight.T / 2
 
 
 def require_square(hidden_size: int, out_features: int) -> None:

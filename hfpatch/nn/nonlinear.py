@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.activations import Activation, activation
 from hfpatch.nn.initialization import normal_
-from hfpatch.nn.norms import make_norm
+from hfpatch.nn.norms import NORM_EPSILON, make_norm
 
 
 def nonlinear_map(
@@ -96,11 +97,59 @@ class NonlinearProjection(nn.Module):
         """Map x ``(batch, seq, hidden)`` to f(x) ``(batch, seq, out_features)``."""
         return nonlinear_map(x, norm_in=self.norm_in, up=self.up, act=self.act, down=self.down, norm_out=self.norm_out)
 
+    def joined_weight(self) -> Tensor:
+        """Return g ⊙ W_1 ``(rank, hidden)``, which may stand beside other projections of x in one product.
 
-def init_nonlinear(*, up: nn.Linear, down: nn.Linear, norm_out: nn.Module, silent: bool, seed: int, name: str) -> None:
-    """Initialise the matrices in place; ``name`` tells one place in a model from another."""
+        Raises:
+            HfpatchError: if the input norm is neither an RMSNorm nor none, so that the identity does not hold.
+        """
+        require_joinable(self.norm_in)
+        return self.up.weight * self.norm_in.weight if isinstance(self.norm_in, nn.RMSNorm) else self.up.weight
+
+    def from_joined(self, x: Tensor, product: Tensor) -> Tensor:
+        """Return f(x) from the product x·(g ⊙ W_1): RMSNorm(x) W_1 = (x·(g ⊙ W_1)) / rms(x).
+
+        Args:
+            x: ``(batch, seq, hidden)``.
+            product: ``(batch, seq, rank)``.
+        """
+        if isinstance(self.norm_in, nn.RMSNorm):
+            product = (product * inverse_rms(x)).to(product.dtype)  # scaled in fp32, rounded once
+        f: Tensor = self.norm_out(self.down(self.act(product)))
+        return f
+
+
+def inverse_rms(x: Tensor) -> Tensor:
+    """Return 1/√(mean(x²) + eps) over the last dimension, ``(batch, seq, 1)``, in fp32 at least."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+    return torch.rsqrt(length.square() / x.shape[-1] + NORM_EPSILON)
+
+
+def require_joinable(norm: nn.Module) -> None:
+    """Raise :class:`HfpatchError` unless W_1 can join another product behind this norm."""
+    if not isinstance(norm, nn.RMSNorm | nn.Identity):
+        raise HfpatchError(
+            f"fused=true needs input_norm='rmsnorm' or 'none', which commute with W_1; {type(norm).__name__} does not"
+        )
+
+
+def init_nonlinear(
+    *,
+    up: nn.Linear,
+    down: nn.Linear,
+    norm_out: nn.Module,
+    silent: bool,
+    seed: int,
+    name: str,
+    std: float | None = None,
+) -> None:
+    """Initialise the matrices in place; ``name`` tells one place in a model from another.
+
+    They are drawn from N(0, std²), or from N(0, 1/fan_in) where ``std`` is None.
+    """
     for what, linear in (("up", up), ("down", down)):
-        normal_(linear.weight, std=linear.in_features**-0.5, seed=seed, name=f"{name}_{what}")
+        normal_(linear.weight, std=std or linear.in_features**-0.5, seed=seed, name=f"{name}_{what}")
     if silent:
         last = norm_out if isinstance(norm_out, nn.LayerNorm | nn.RMSNorm) else down
         nn.init.zeros_(last.weight)

@@ -6,12 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -19,6 +17,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.scratch import build_scratch, split_architecture
 
 
 def build_config(
@@ -27,13 +26,14 @@ def build_config(
     """Turn ``{model_type: gpt_neox, hidden_size: 128, ...}`` into a configuration.
 
     Args:
-        architecture: ``model_type`` and the keys of its configuration class.
+        architecture: ``model_type`` and the keys of its configuration class; those of
+            :class:`hfpatch.scratch.ScratchSettings` are left to :func:`build_model`.
         tokenizer: gives ``vocab_size`` and the special tokens' ids where ``architecture`` does not.
 
     Raises:
         HfpatchError: if the type or a key is unknown, or a value is refused.
     """
-    values = dict(architecture)
+    _, values = split_architecture(architecture)
     model_type = values.pop("model_type", None)
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         hint = nearest(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -55,16 +55,10 @@ def build_model(
     """Build a float32 model with the architecture's own initialisation, drawn from ``seed`` alone.
 
     Raises:
-        HfpatchError: as :func:`build_config`.
+        HfpatchError: as :func:`build_config` and :func:`hfpatch.scratch.build_scratch`.
     """
-    config = build_config(architecture, tokenizer=tokenizer)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        except (ValueError, RuntimeError) as error:
-            raise HfpatchError(f"architecture: cannot be built ({' '.join(str(error).split())})") from error
-    return model
+    settings, _ = split_architecture(architecture)
+    return build_scratch(build_config(architecture, tokenizer=tokenizer), settings, seed=seed)
 
 
 def _from_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:

@@ -140,13 +140,13 @@ def test_the_file_states_licence_and_source_and_nothing_of_this_machine(exports)
 
 
 def test_the_notice_is_the_projects_licence():
-    from hfpatch.export.source import _HEADER
+    from hfpatch.generated import LICENCE
 
     def words(text):
         return " ".join(text.replace("#", " ").split())
 
     licence = (Path(__file__).parents[2] / "LICENSE").read_text()
-    assert words(licence.split("\n\n", 2)[2]) in words(_HEADER)
+    assert words(licence.split("\n\n", 2)[2]) in words(LICENCE)
 
 
 def refused(tmp_path, configs, message, **options):

@@ -1,0 +1,39 @@
+"""Models for pretraining from scratch, whose query path is another than a linear W_Q."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hfpatch.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from hfpatch.scratch.build import build_scratch
+    from hfpatch.scratch.classes import is_scratch, load_scratch, register_scratch
+    from hfpatch.scratch.counts import non_embedding_parameters
+    from hfpatch.scratch.settings import GPT2_SMALL, QuerySettings, ScratchSettings, split_architecture
+
+_HOMES = {
+    "GPT2_SMALL": "settings",
+    "QuerySettings": "settings",
+    "ScratchSettings": "settings",
+    "build_scratch": "build",
+    "is_scratch": "classes",
+    "load_scratch": "classes",
+    "non_embedding_parameters": "counts",
+    "register_scratch": "classes",
+    "split_architecture": "settings",
+}
+
+__all__ = [
+    "GPT2_SMALL",
+    "QuerySettings",
+    "ScratchSettings",
+    "build_scratch",
+    "is_scratch",
+    "load_scratch",
+    "non_embedding_parameters",
+    "register_scratch",
+    "split_architecture",
+]
+
+__getattr__ = lazy_names(__name__, _HOMES)

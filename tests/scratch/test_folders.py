@@ -1,0 +1,111 @@
+"""A saved model is one folder that loads through hfpatch and, in a process without it, through transformers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from families import make_tokens
+from safetensors.torch import load_file, save_file
+from scratch.test_build import config_of
+
+from hfpatch.bases import load_base
+from hfpatch.errors import HfpatchError
+from hfpatch.scratch import ScratchSettings, build_scratch, load_scratch
+from hfpatch.tinyworld import checkpoint
+
+SETTINGS = {
+    "gpt2": ScratchSettings(query={"source": "mlp"}, biases=False),
+    "gpt_neox": ScratchSettings(query={"anchor": "weight", "activation": "relu2"}),
+    "llama": ScratchSettings(query={"fused": True}),
+    "mixtral": ScratchSettings(query={"path": "residual"}),
+}
+
+ALONE = """
+import json, sys
+sys.modules["hfpatch"] = None  # any import of it fails
+import torch
+from transformers import AutoModelForCausalLM
+answers = []
+for folder in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    tokens = torch.tensor(json.load(open(folder + "/tokens.json")))
+    with torch.no_grad():
+        torch.save(model(tokens, use_cache=False).logits, folder + "/logits.pt")
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    answers.append(model.generate(tokens, **options).tolist())
+    model.save_pretrained(folder + "/again")
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    made = {}
+    for case, settings in SETTINGS.items():
+        model = build_scratch(config_of(case), settings, seed=7).eval()
+        folder = tmp_path_factory.mktemp(case)
+        model.save_pretrained(folder)
+        (folder / "tokens.json").write_text(json.dumps(make_tokens().tolist()))
+        with torch.no_grad():
+            made[case] = (folder, model, model(make_tokens(), use_cache=False).logits)
+    return made
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_it_loads_through_hfpatch(saved, case):
+    folder, model, logits = saved[case]
+    loaded = load_scratch(folder)
+    assert type(loaded) is type(model)
+    with torch.no_grad():
+        assert torch.equal(loaded(make_tokens(), use_cache=False).logits, logits)
+
+
+def test_it_loads_through_transformers_alone(saved, tmp_path):
+    folders = [str(folder) for folder, _, _ in saved.values()]
+    env = {**os.environ, "HF_MODULES_CACHE": str(tmp_path), "PYTHONPATH": ""}
+    command = [sys.executable, "-c", ALONE, *folders]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    for (folder, model, logits), generated in zip(saved.values(), json.loads(done.stdout), strict=True):
+        assert torch.equal(torch.load(folder / "logits.pt"), logits)
+        assert model.generate(make_tokens(), **options).tolist() == generated
+        with torch.no_grad():  # what transformers alone saved again
+            assert torch.equal(load_scratch(folder / "again")(make_tokens(), use_cache=False).logits, logits)
+
+
+def test_the_modelling_file_names_nothing_twice_and_needs_no_hfpatch(saved):
+    source = (saved["gpt2"][0] / "modeling_hfpatch_scratch.py").read_text()
+    names = [line.split("(")[0].split(":")[0] for line in source.splitlines() if line.startswith(("def ", "class "))]
+    assert len(names) == len(set(names)) > 20
+    assert "from hfpatch" not in source
+    assert "import hfpatch" not in source
+    assert "SPDX-License-Identifier: MIT" in source
+
+
+def test_the_base_of_a_comparison_may_be_such_a_model(saved, tmp_path):
+    from transformers import AutoTokenizer
+
+    _, model, logits = saved["gpt_neox"]
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(checkpoint("gpt-neox")).save_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(load_base(str(tmp_path)).model(make_tokens(), use_cache=False).logits, logits)
+
+
+def test_a_missing_tensor_is_an_error(saved, tmp_path):
+    _, model, _ = saved["gpt_neox"]
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    gone = next(name for name in tensors if "norm_out" in name)
+    save_file({n: t for n, t in tensors.items() if n != gone}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(HfpatchError, match="missing keys"):
+        load_scratch(tmp_path)
+
+
+def test_another_folder_is_an_error(tmp_path):
+    with pytest.raises(HfpatchError, match="holds no model"):
+        load_scratch(tmp_path)
