@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
-import os
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hfpatch.cli import sharing
+from hfpatch.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from hfpatch.recipe import ModelSettings
@@ -51,7 +49,7 @@ def compare(recipe: RecipeArgument, overrides: Overrides = None, out: Out = None
 
     loaded = load_recipe(recipe, overrides or [])
     folder = out or Path("runs") / loaded.name
-    _quiet_libraries()
+    quiet_libraries()
     from hfpatch.cli.progress import choose_progress
     from hfpatch.cli.tables import print_comparison
     from hfpatch.pipeline import compare as run_compare
@@ -81,7 +79,7 @@ def train(
 
     loaded = load_recipe(recipe, overrides or [])
     folder = out or Path("runs") / loaded.name
-    _quiet_libraries()
+    quiet_libraries()
     from hfpatch.training.processes import start_processes
 
     start_processes()  # before what takes seconds to import, so that a mistake shows at once
@@ -142,7 +140,7 @@ def evaluate(
         "allow_unknown_base": allow_unknown_base,
     }
     settings = validate(given, EvaluationSettings, "hfpatch eval")
-    _quiet_libraries()
+    quiet_libraries()
     from hfpatch.cli.evaluation import print_evaluation, says_how_to_go_on
     from hfpatch.cli.progress import choose_progress
     from hfpatch.pipeline import evaluate as run_evaluate
@@ -215,7 +213,7 @@ def check(
         raise HfpatchError(f"{options[0]}: options belong to a method; name it, as in --method pre_projection")
     part = None if method is None else {**dict(read_override(option) for option in options or []), "type": method}
     base = _model_settings(model, revision, dtype)
-    _quiet_libraries()
+    quiet_libraries()
     from hfpatch.pipeline import check as run_check
 
     outcome = run_check(base, part, config_only=config_only)
@@ -250,7 +248,7 @@ def inspect(
     Example: hfpatch inspect tinyworld/gpt-neox --patch runs/quickstart/runs/pre_projection/seed-0/patch --html
     """
     base = _model_settings(model, revision, dtype)
-    _quiet_libraries()
+    quiet_libraries()
     from hfpatch.pipeline import inspect as run_inspect
 
     found = run_inspect(base, patch, text=text, tokens=tokens, data_dir=data_dir, reparametrisation=reparametrisation)
@@ -278,7 +276,7 @@ def pretrain(recipe: RecipeArgument, overrides: Overrides = None, out: Out = Non
 
     loaded = load_pretrain_recipe(recipe, overrides or [])
     folder = out or Path("runs") / loaded.name
-    _quiet_libraries()
+    quiet_libraries()
     from hfpatch.cli.progress import choose_progress, is_first_process
     from hfpatch.pipeline import pretrain as run_pretrain
 
@@ -297,18 +295,6 @@ def _model_settings(name: str, revision: str | None, dtype: str) -> ModelSetting
     from hfpatch.strict import validate
 
     return validate({"name": name, "revision": revision, "dtype": dtype}, ModelSettings, "hfpatch")
-
-
-def _quiet_libraries() -> None:
-    """Keep the libraries' progress bars, advice and retries out of the output; hfpatch's own warnings remain."""
-    for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
-        os.environ.setdefault(name, "error")
-    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
-        os.environ.setdefault(name, "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in ("bitsandbytes", "torchao"):  # say at import which of their kernels this machine lacks
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"(?!hfpatch)")
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hfpatch.cli.quiet import quiet_libraries
+
 
 def push(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder; also a patch or an export.")],
@@ -22,9 +24,7 @@ def push(
 
     Example: hfpatch push runs/quickstart --to me/quickstart --method pre_projection
     """
-    from hfpatch.cli.app import _quiet_libraries
-
-    _quiet_libraries()
+    quiet_libraries()
     from hfpatch.sharing import push as run_push
 
     pushed = run_push(folder, to, method=method, seed=seed, private=private, dry_run=dry_run)
@@ -45,9 +45,7 @@ def export(
 
     Example: hfpatch export runs/quickstart/runs/pre_projection/seed-0/patch --out my-model
     """
-    from hfpatch.cli.app import _quiet_libraries
-
-    _quiet_libraries()
+    quiet_libraries()
     from hfpatch.export import export_patch
 
     written = export_patch(

@@ -1,0 +1,19 @@
+"""Keeping the output to what hfpatch has to say."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+
+def quiet_libraries() -> None:
+    """Keep the libraries' progress bars, advice and retries out of the output; hfpatch's own warnings remain."""
+    for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
+        os.environ.setdefault(name, "error")
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name in ("bitsandbytes", "torchao"):  # say at import which of their kernels this machine lacks
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"(?!hfpatch)")
