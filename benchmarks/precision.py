@@ -12,7 +12,9 @@ base's.
 from __future__ import annotations
 
 import argparse
+import shlex
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ def main() -> None:
         rows += summarise(dtype, compare(chosen, arguments.out / dtype, resume=True), before)
     facts = {"recipe": recipe.model_dump(mode="json"), "base_eval_loss": before, "rows": rows}
     write_json(arguments.out / "precision.json", {**facts, "provenance": provenance(clock)})
-    text = table(recipe, rows, before)
+    text = table(recipe, rows, before, arguments.overrides)
     write_text(arguments.out / "README.md", text)
     print(text)
 
@@ -82,12 +84,13 @@ def summarise(dtype: str, results: dict[str, Any], before: float) -> list[dict[s
     return rows
 
 
-def table(recipe: Recipe, rows: list[dict[str, Any]], before: float) -> str:
+def table(recipe: Recipe, rows: list[dict[str, Any]], before: float, overrides: Sequence[str] = ()) -> str:
     training = recipe.training
+    command = shlex.join(["python", "benchmarks/precision.py", "--out", "results/precision", *overrides])
     lines = [
         "# Float32 against bfloat16 trainables",
         "",
-        f"`python benchmarks/precision.py --out results/precision`: {recipe.description} {training.steps} steps at a "
+        f"`{command}`: {recipe.description} {training.steps} steps at a "
         f"learning rate of {training.lr:g}, {len(training.seeds)} seeds. Survival is the share of weights with a "
         "gradient that an optimiser step really changed. The loss is that on held-out text, in nats per token; the "
         f"unchanged base has {before:.5f}.",
