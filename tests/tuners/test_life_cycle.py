@@ -44,8 +44,9 @@ def test_save_and_load(case, method, tmp_path):
     by_peft = PeftModel.from_pretrained(make_model(case), tmp_path)
     by_transformers = make_model(case)
     info = by_transformers.load_adapter(str(tmp_path))
-    assert not info.missing_keys
-    assert not info.unexpected_keys
+    if info is not None:  # older versions of transformers tell nothing
+        assert not info.missing_keys
+        assert not info.unexpected_keys
     expected = logits_of(model, tokens)
     assert torch.equal(logits_of(by_peft, tokens), expected)
     assert torch.equal(logits_of(by_transformers, tokens), expected)
