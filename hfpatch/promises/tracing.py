@@ -24,7 +24,7 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.model, self.site = model, site
         self.listening, self.finished = False, False
-        self.steps: list[tuple[bool, Tensor]] = []  # (whether it is a sum, result)
+        self.steps: list[tuple[bool, list[Tensor]]] = []  # (whether it is a sum, [result, operands of a sum])
 
     def run(self, tokens: Tensor) -> AdditionTrace:
         """Run the model once and listen."""
@@ -40,24 +40,29 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def nearest_difference(self, other: AdditionTrace, expected: Tensor) -> float:
-        """Return how near any sum, or what follows one, comes to differing from the other trace by ``expected``.
+        """Return how near the residual stream comes to differing from the other trace's by ``expected``.
 
-        Relative to ``expected``; infinite where nothing of its size was added up.
+        That is the result of a sum, or of what follows one; or an operand of a sum, where the branch itself begins a
+        new residual stream. Relative to ``expected``; infinite where nothing of its size was added up.
         """
         wanted = expected.flatten()
         best, summed = float("inf"), False
         for (is_sum, mine), (_, theirs) in zip(self.steps, other.steps, strict=False):
             summed = summed or is_sum
-            if summed and mine.numel() == theirs.numel() == wanted.numel():
-                missed = (mine - theirs).flatten().float() - wanted
-                best = min(best, float(missed.abs().max() / wanted.abs().max()))
+            for a, b in zip(mine, theirs, strict=False):
+                if summed and a.numel() == b.numel() == wanted.numel():
+                    missed = (a - b).flatten().float() - wanted
+                    best = min(best, float(missed.abs().max() / wanted.abs().max()))
         return best
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name if self.listening else ""
+        is_sum = name.startswith(ADD)
+        # Before the call: a sum in place overwrites its operand.
+        operands = [a.detach().clone() for a in args if isinstance(a, Tensor)] if is_sum else []
         out = func(*args, **(kwargs or {}))
         if name in LINEAR and isinstance(out, Tensor):
-            self.steps.append((name.startswith(ADD), out.detach().clone()))
+            self.steps.append((is_sum, [out.detach().clone(), *operands]))
         return out
 
     def _start(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from families import make_model
-from transformers import BertConfig, GraniteConfig
+from transformers import CONFIG_MAPPING, BertConfig, GraniteConfig
 
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig
@@ -56,6 +56,11 @@ BERT = {"layers": "encoder.layer", "exit": "attention.output.dense", "output": N
 def test_right_declarations_pass(case, declare):
     assert not failures(make_model(case), SKIP)
     assert not failures(make_model(case), NonlinearQueryConfig())
+
+
+@pytest.mark.parametrize("kind", ["inkling2_text", "gemma3n_text", "zaya", "beam", "minimax"])
+def test_unusual_residual_streams_are_followed(kind, declare):
+    assert not failures(twin(CONFIG_MAPPING[kind]()), SKIP)
 
 
 def test_an_exit_before_the_norm_of_a_sandwich(declare):

@@ -158,3 +158,12 @@ def test_sites_of_a_meta_model_have_the_same_facts():
     with torch.device("meta"):
         model = type(make_model("gemma2"))(make_model("gemma2").config)
     assert [facts(site) for site in find_sites(model)] == [facts(site) for site in find_sites(make_model("gemma2"))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("rwkv", "recurrent models"), ("xlnet", "raw parameters"), ("gemma4_assistant", "drafters")],
+)
+def test_what_cannot_be_patched_is_refused_with_the_reason(kind, why):
+    with pytest.raises(HfpatchError, match=f"models of type '{kind}' cannot be patched: .*{why}"):
+        find_sites(undeclared("llama", kind))

@@ -10,3 +10,7 @@ register_without_attention(
     ("xlnet",),
     "its projections are raw parameters inside an einsum, and its attention adds the residual and norms the sum itself",
 )
+register_without_attention(
+    ("gemma4_assistant", "gemma4_unified_assistant"),
+    "they are drafters, which read another model's states instead of token ids",
+)
