@@ -115,13 +115,14 @@ def leak(model: Any, tokens: Tensor) -> float:
 
 
 def excuse(*runs: Callable[[], bool]) -> str | None:
-    """Return why the unpatched model does not do what a patched one was held to, or None if it does all of it."""
+    """Return why the model does not do, without hfpatch, what a patched one was held to; None if it does all of it."""
     for run in runs:
         try:
             if not run():
-                return "does not apply: the model itself does not, without a patch"
+                return "does not apply: the model itself does not, without hfpatch"
         except Exception as error:  # whatever a model raises
-            return f"does not apply: the model itself cannot: {type(error).__name__}: {error}".splitlines()[0]
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            return f"does not apply: the model itself cannot, without hfpatch: {what}"
     return None
 
 
