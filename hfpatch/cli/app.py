@@ -267,23 +267,46 @@ def inspect(
 
 
 @app.command()
-def pretrain(recipe: RecipeArgument, overrides: Overrides = None, out: Out = None, resume: Resume = False) -> None:
-    """Pretrain a small model from scratch and write it as a Hugging Face folder, OUT/model.
+def pretrain(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    variant: Annotated[
+        str | None, typer.Option(help="Of a study, train this variant's runs alone; a later call reports.")
+    ] = None,
+) -> None:
+    """Pretrain a model from scratch and write it as a Hugging Face folder, OUT/model; or run a study of variants.
+
+    A recipe with ``variants`` is a study: every variant is trained with every seed on the same batches, at each point
+    of its sweep, and the report holds them against the baseline. On several processes:
+    accelerate launch -m hfpatch pretrain RECIPE
 
     Example: hfpatch pretrain my-model.yaml training.steps=1000 --out runs/my-model
     """
-    from hfpatch.recipe import load_pretrain_recipe
+    from hfpatch.errors import HfpatchError
+    from hfpatch.pretraining_recipe import PretrainRecipe, load_pretrain_or_study
 
-    loaded = load_pretrain_recipe(recipe, overrides or [])
+    loaded = load_pretrain_or_study(recipe, overrides or [])
     folder = out or Path("runs") / loaded.name
+    if isinstance(loaded, PretrainRecipe) and variant is not None:
+        raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
     quiet_libraries()
     from hfpatch.cli.progress import choose_progress, is_first_process
-    from hfpatch.pipeline import pretrain as run_pretrain
+    from hfpatch.cli.study import print_pretraining, print_study
 
+    gc.freeze()
     with _interruptible(folder), choose_progress() as progress:
-        model = run_pretrain(loaded, folder, resume=resume, progress=progress)
+        if isinstance(loaded, PretrainRecipe):
+            from hfpatch.pipeline import pretrain as run_pretrain
+
+            result = run_pretrain(loaded, folder, resume=resume, progress=progress)
+        else:
+            from hfpatch.pipeline import pretrain_study
+
+            result = pretrain_study(loaded, folder, resume=resume, variant=variant, progress=progress)
     if is_first_process():
-        print(f"model: {model}")
+        (print_pretraining if isinstance(loaded, PretrainRecipe) else print_study)(result, folder)
 
 
 app.command()(sharing.push)
