@@ -70,7 +70,9 @@ def pretrain(recipe: PretrainRecipe, out: Path, *, resume: bool = False, progres
     if state.is_main_process:
         facts = {"provenance": provenance(clock), "data": blocks.to_json(), "plan": {"sha256": plan.sha256}}
         write_json(out / "result.json", {**facts, "train": outcome.to_json()})
-    listener.finished(recipe.name, f"loss {outcome.final_loss:.4f}")
+    diverged = outcome.diverged_step
+    told = f"loss {outcome.final_loss:.4f}" if diverged is None else f"diverged at step {diverged}"
+    listener.finished(recipe.name, told)
     return out / "model"
 
 
