@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,9 @@ from transformers.utils import logging
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
+from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_directory
+from hfpatch.scratch.listening import paths_with_f
 from hfpatch.training.loop import run_training
 from hfpatch.training.precision import cast_trainables
 from hfpatch.training.records import StepRecord, TrainResult
@@ -36,7 +39,13 @@ def pretrain(
 ) -> TrainResult:
     """Train all of ``model`` in float32, in place, and save it as a Hugging Face folder.
 
-    Writes ``run_dir/metrics.jsonl``, ``run_dir/checkpoints/`` and at the end ``run_dir/model/``.
+    Writes ``run_dir/metrics.jsonl``, ``run_dir/checkpoints/``, where it is asked for and the model has an f
+    ``run_dir/diagnostics.jsonl``, and at the end ``run_dir/model/``. The evaluation loss is measured before the first
+    step too.
+
+    A run that diverges ends there, which is a result like any other: the step is ``diverged_step`` in the result, its
+    line is the last of metrics.jsonl, no model is written (what is in memory is no trained model), and resuming
+    returns the same result at once.
 
     Args:
         model: a model from :func:`hfpatch.training.architecture.build_model`, or one to train further.
@@ -51,8 +60,11 @@ def pretrain(
         on_step: called after each step, on the main process.
 
     Raises:
-        HfpatchError: as :func:`hfpatch.training.probe.train_probe`.
+        HfpatchError: as :func:`hfpatch.training.probe.train_probe`, though never for a loss; if
+            ``settings.diverged_above`` is not above the loss of an untrained model, ln V; if diagnostics are asked for
+            and there are no evaluation blocks.
     """
+    _check_bound(settings, model)
     model.requires_grad_(True)
     cast_trainables(model, torch.float32)
     run = Run(
@@ -64,11 +76,25 @@ def pretrain(
         held_out=evaluation_blocks,
         on_step=on_step,
         measure_survival=False,
+        on_bad_loss="record",
+        diverged_above=settings.diverged_above,
+        evaluate_at_start=True,
+        diagnose_every=settings.diagnose_every if paths_with_f(model) else None,
     )
     result = run_training(model, run, resume=resume)
-    if PartialState().is_main_process:
+    if result.diverged_step is None and PartialState().is_main_process:
         _save_model(model, tokenizer, run_dir / "model")
     return result
+
+
+def _check_bound(settings: PretrainSettings, model: PreTrainedModel) -> None:
+    vocabulary = model.config.get_text_config().vocab_size
+    bound, untrained = settings.diverged_above, math.log(vocabulary)
+    if bound is not None and bound <= untrained:
+        raise HfpatchError(
+            f"training.diverged_above is {bound:g} nats a token; must be above ln V = {untrained:.2f}, the loss with "
+            f"which a model of {vocabulary} tokens begins"
+        )
 
 
 def _save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
