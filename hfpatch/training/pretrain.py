@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_directory
+from hfpatch.scratch import inner_width
 from hfpatch.scratch.listening import paths_with_f
 from hfpatch.training.loop import run_training
 from hfpatch.training.precision import cast_trainables
@@ -62,9 +63,10 @@ def pretrain(
     Raises:
         HfpatchError: as :func:`hfpatch.training.probe.train_probe`, though never for a loss; if
             ``settings.diverged_above`` is not above the loss of an untrained model, ln V; if diagnostics are asked for
-            and there are no evaluation blocks.
+            and there are no evaluation blocks; or as :func:`scale_rates`.
     """
     _check_bound(settings, model)
+    settings = scale_rates(settings, model.config)
     model.requires_grad_(True)
     cast_trainables(model, torch.float32)
     run = Run(
@@ -85,6 +87,30 @@ def pretrain(
     if result.diverged_step is None and PartialState().is_main_process:
         _save_model(model, tokenizer, run_dir / "model")
     return result
+
+
+def scale_rates(settings: PretrainSettings, config: PreTrainedConfig) -> PretrainSettings:
+    """Return the settings with the learning rates that a model's width asks for: ``lr_scaling`` carried out.
+
+    With ``width`` each is multiplied by 4d / w, w the inner width of the MLP: an MLP of 4.75d trains at 4 / 4.75 of the
+    rate. 4d is the width at which recipes state their rates, whatever the architecture's own, so a gated MLP of 8/3 d
+    trains at 1.5 times the rate.
+
+    Raises:
+        HfpatchError: if the configuration does not tell w.
+    """
+    if settings.lr_scaling == "none":
+        return settings
+    config = config.get_text_config()
+    width = inner_width(config)
+    if width is None:
+        raise HfpatchError(
+            f"training.lr_scaling: width goes by the inner width of the MLP, and {config.model_type} has no key for it "
+            "that hfpatch knows; leave it out and set training.lr itself"
+        )
+    factor = 4 * config.hidden_size / width
+    rates = {group: rate * factor for group, rate in settings.learning_rates.items()}
+    return settings.model_copy(update={"lr": settings.lr * factor, "learning_rates": rates})
 
 
 def _check_bound(settings: PretrainSettings, model: PreTrainedModel) -> None:

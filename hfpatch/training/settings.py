@@ -103,8 +103,12 @@ class PretrainSettings(LoopSettings):
     """The floor of the cosine schedule, as a share of the peak."""
     warmup_steps: NonNegativeInt = 100
     """Steps of linear warm-up."""
+    lr_scaling: Literal["none", "width"] = "none"
+    """``width``: learning rates are multiplied by 4d / (inner width of the MLP), one over the width as the fan-in of
+    its second matrix asks for, so that widths differ in nothing but the width; 1 for GPT-2's own 4d. metrics.jsonl
+    shows the product."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay, on matrices only: those of tokens and positions among them, gains and biases not."""
     betas: tuple[_Rate, _Rate] = (0.9, 0.95)
     """AdamW's decay rates."""
     diverged_above: PositiveFloat | None = None
