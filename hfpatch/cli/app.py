@@ -164,22 +164,24 @@ def evaluate(
 
 @app.command()
 def report(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that compare wrote.")],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that compare or pretrain wrote.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Where the report of several runs goes.")] = None,
 ) -> None:
     """Write the report of a run folder again, from its result files; or one report of several runs.
 
     Several runs share the tables where they measured the same model on the same documents, and stand side by side
-    where they did not.
+    where they did not. The study of a pretraining recipe has a report of its own.
 
     Example: hfpatch report runs/quickstart
     """
-    from hfpatch.cli.tables import print_comparison
+    from hfpatch.cli.tables import print_report
     from hfpatch.reporting import default_out, write_joint_report, write_report
 
     if len(run_dirs) == 1 and out is None:
         write_report(run_dirs[0])
-        print_comparison(run_dirs[0])
+        print_report(run_dirs[0])
     else:
         print(f"report: {write_joint_report(run_dirs, out or default_out(run_dirs)).html}")
 
