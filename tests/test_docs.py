@@ -23,7 +23,8 @@ from hfpatch.training.settings import TrainingSettings
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
-    *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "analysis", "adding-an-architecture"),
+    *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "analysis"),
+    "adding-an-architecture",
     *("architectures", "reproducing-the-papers", "faq"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
