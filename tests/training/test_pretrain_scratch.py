@@ -78,6 +78,14 @@ def test_with_recomputed_activations_it_trains_the_same(tmp_path, name):
     check_equal(tmp_path, models)
 
 
+def test_under_autocast_it_trains_nearly_the_same(tmp_path):
+    name = "llama, fused"
+    run(build(name), tmp_path / "plain")
+    run(build(name), tmp_path / "other", autocast="bfloat16")
+    assert numbers(tmp_path / "other") == pytest.approx(numbers(tmp_path / "plain"), rel=0.03, abs=0.01)
+    assert numbers(tmp_path / "other") != numbers(tmp_path / "plain")
+
+
 def test_a_query_that_reads_another_block_cannot_recompute_its_own(tmp_path):
     with pytest.raises(
         HfpatchError, match=r"training\.gradient_checkpointing: .* reads another block's MLP; leave it out"
