@@ -1,6 +1,6 @@
 """A program that is killed again and again: prints how its runs compare with one that was never stopped.
 
-    python crash_run.py FOLDER KILLS SEED
+    python crash_run.py FOLDER KILLS SEED probe|pretrain
 
 Each run is a process of its own (a fork, so that nothing is imported twice), resumed after every SIGKILL until it ends.
 """
@@ -17,41 +17,48 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from families import make_model
+from families import make_config, make_model
 from training_blocks import make_blocks
 
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.data.plan import draw_plan
+from hfpatch.scratch import ScratchSettings, build_scratch
+from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
-from hfpatch.training.settings import TrainingSettings
+from hfpatch.training.settings import PretrainSettings, TrainingSettings
 
 STEPS = 25
-SETTINGS = TrainingSettings(
-    steps=STEPS, batch_size=4, micro_batch_size=2, lr=1e-2, warmup_steps=2, save_every=1, keep_checkpoints=2,
-    evaluate_every=5, keep_best=True,
-)  # fmt: skip
+SETTINGS = {
+    "steps": STEPS, "batch_size": 4, "micro_batch_size": 2, "lr": 1e-2, "warmup_steps": 2, "save_every": 1,
+    "keep_checkpoints": 2, "evaluate_every": 5, "keep_best": True,
+}  # fmt: skip
 
 
-def train(out: Path) -> None:
+def train(out: Path, kind: str) -> None:
     """Run to the end from wherever ``out`` is, and leave the trained tensors."""
     blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=5, seed=1)
-    model = patch(make_model("gpt_neox"), PreProjectionConfig(content_skip=True, dropout=0.1), seed=0)
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=4, seed=3)
-    result = train_probe(
-        model, settings=SETTINGS, blocks=blocks, plan=plan, seed=0, run_dir=out, held_out=held_out, resume=True
-    )
+    common = {"blocks": blocks, "plan": plan, "seed": 0, "run_dir": out, "resume": True}
+    if kind == "probe":
+        model = patch(make_model("gpt_neox"), PreProjectionConfig(content_skip=True, dropout=0.1), seed=0)
+        result = train_probe(model, settings=TrainingSettings(**SETTINGS), held_out=held_out, **common)
+    else:
+        config = make_config("gpt2", resid_pdrop=0.1)
+        model = build_scratch(config, ScratchSettings(query={"path": "nonlinear", "fused": True}), seed=0)
+        settings = PretrainSettings(**SETTINGS, diagnose_every=2, diverged_above=20.0)
+        result = pretrain(model, settings=settings, evaluation_blocks=held_out, **common)
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     torch.save({"trained": trained, "survival": result.update_survival, "best": result.best_step}, out / "end.pt")
 
 
-def start(out: Path, dies_at_sync: int | None = None) -> int:
+def start(out: Path, kind: str, dies_at_sync: int | None = None) -> int:
     """Train in a process of its own, which kills itself at a certain fsync, that is within a save; return its id."""
     child = os.fork()
     if child == 0:
         try:
             if dies_at_sync is not None:
                 os.fsync = dying(os.fsync, dies_at_sync)
-            train(out)
+            train(out, kind)
             os._exit(0)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -77,7 +84,9 @@ def outcome(out: Path) -> dict:
     for line in lines:
         del line["seconds"]
     checkpoints = sorted(path.name for path in (out / "checkpoints").iterdir())
-    return {**torch.load(out / "end.pt"), "lines": lines, "checkpoints": checkpoints}
+    diagnosed = out / "diagnostics.jsonl"
+    diagnostics = diagnosed.read_text() if diagnosed.exists() else ""
+    return {**torch.load(out / "end.pt"), "lines": lines, "checkpoints": checkpoints, "diagnostics": diagnostics}
 
 
 def equal(one: dict, other: dict) -> bool:
@@ -88,18 +97,19 @@ def equal(one: dict, other: dict) -> bool:
     return tensors and all(one[key] == other[key] for key in one if key != "trained")
 
 
-def main(root: Path, kills: int, seed: int) -> dict:
+def main(root: Path, kills: int, seed: int, kind: str) -> dict:
     """Kill at ``kills`` random instants; compare each run that reaches its end with the straight one."""
     generator = random.Random(seed)
     began = time.monotonic()
-    assert os.waitpid(start(root / "straight"), 0)[1] == 0
+    assert os.waitpid(start(root / "straight", kind), 0)[1] == 0
     lasts = time.monotonic() - began
     expected, done = outcome(root / "straight"), []
     told = {"kills": 0, "ends": 0, "equal": 0, "leftovers": 0, "steps": []}
+    told["diagnostics"] = expected["diagnostics"].count("\n")
     out = root / "broken-0"
     while told["kills"] < kills or out.exists():
         in_a_save = told["kills"] < kills and told["kills"] % 3 == 0
-        child = start(out, generator.randint(1, 60) if in_a_save else None)
+        child = start(out, kind, generator.randint(1, 60) if in_a_save else None)
         if told["kills"] < kills and not in_a_save:
             time.sleep(generator.uniform(0.3, 0.8) * lasts)
             os.kill(child, signal.SIGKILL)
@@ -121,4 +131,4 @@ def main(root: Path, kills: int, seed: int) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])))

@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 train_on_processes.py ROOT '{"name": {"micro_batch_size": 1, ...}, ...}'
 
 Besides training settings a scenario may hold ``fsdp: true``, ``resume: true``, ``dtype`` (the base's) and ``kill: N``:
-the last process ends itself by SIGKILL in its N-th forward pass.
+the last process ends itself by SIGKILL in its N-th forward pass. With ``query``, a query path, a whole GPT-2 is
+pretrained instead; ``spoil: N`` makes the last process's N-th forward pass return NaN there.
 """
 
 import json
@@ -13,16 +14,18 @@ import sys
 from pathlib import Path
 
 import torch
-from families import make_model
+from families import make_config, make_model
 from training_blocks import make_blocks
 
 from hfpatch import PreProjectionConfig, patch, save_patch
 from hfpatch.bases import hash_weights
 from hfpatch.data.plan import draw_plan
+from hfpatch.scratch import ScratchSettings, build_scratch
+from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes
 from hfpatch.training.saved import check_saved
-from hfpatch.training.settings import TrainingSettings
+from hfpatch.training.settings import PretrainSettings, TrainingSettings
 
 STEPS, BATCH = 6, 4
 FSDP = {
@@ -35,9 +38,12 @@ def train(out: Path, scenario: dict) -> None:
     """Run one scenario in ``out``; the model's parts are saved and compared with what lies on disk."""
     chosen = dict(scenario)
     fsdp, resume, kill = (chosen.pop(key, None) for key in ("fsdp", "resume", "kill"))
-    dtype = getattr(torch, chosen.pop("dtype", "float32"))
     for name, value in FSDP.items():
         os.environ[name] = value if fsdp else "false"
+    if "query" in chosen:
+        train_from_scratch(out, chosen, resume=bool(resume))
+        return
+    dtype = getattr(torch, chosen.pop("dtype", "float32"))
     state = start_processes()
     blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=7, seed=1)
     model = patch(make_model("gpt_neox", dtype), PreProjectionConfig(content_skip=True, init="paper"), seed=0)
@@ -60,7 +66,43 @@ def train(out: Path, scenario: dict) -> None:
     state.wait_for_everyone()
 
 
-def observer(kinds: set, kill: int | None):
+def train_from_scratch(out: Path, chosen: dict, *, resume: bool) -> None:
+    """Pretrain with the query path of a scenario, in ``out``."""
+    state = start_processes()
+    query, spoil = chosen.pop("query"), chosen.pop("spoil", None)
+    model = build_scratch(make_config("gpt2"), ScratchSettings(biases=False, query=query), seed=3)
+    kinds = set()
+    model.register_forward_hook(observer(kinds))
+    if state.process_index == state.num_processes - 1:
+        model.transformer.ln_f.register_forward_hook(spoiler(spoil))
+    blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=30, seed=1)
+    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=3)
+    settings = PretrainSettings(
+        **{"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, "evaluate_every": 3, **chosen}
+    )
+    result = pretrain(
+        model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=out, evaluation_blocks=held_out,
+        resume=resume,
+    )  # fmt: skip
+    if state.is_main_process:
+        facts = {**result.to_json(), "kinds": sorted(kinds), "processes": state.num_processes}
+        (out / "result.json").write_text(json.dumps(facts))
+    state.wait_for_everyone()
+
+
+def spoiler(call: int | None):
+    """Return NaN in one forward pass of training."""
+    count = 0
+
+    def hook(module, args, output):
+        nonlocal count
+        count += module.training
+        return output * float("nan") if module.training and count == call else output
+
+    return hook
+
+
+def observer(kinds: set, kill: int | None = None):
     """Note what kind of parameters the forward passes in training see, and end the process in one of them."""
     count = 0
 

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.exactness import packing_is_exact
 from hfpatch.errors import HfpatchError
+from hfpatch.nn.hidden import HiddenProjection
+from hfpatch.scratch.listening import paths_with_f
 from hfpatch.training.checkpoint import checkpoint_at, load_trainables, newest_checkpoint, remove_leftovers
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch
@@ -31,11 +33,12 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
 
     Raises:
         HfpatchError: if the folder holds another run, the batch cannot be divided, the model cannot keep packed
-            documents apart, or the loss is not finite.
+            documents apart or recompute its activations as asked, or the loss is not finite.
         Terminated: if the process was sent SIGTERM; a checkpoint has been written then.
     """
     _check_plan(run)
     _check_packing(model, run.blocks)
+    _check_checkpointing(model, run)
     _open_folder(run, resume=resume)
     if run.checkpoint is not None:
         load_trainables(run.checkpoint, trainable_parameters(model))
@@ -146,3 +149,10 @@ def _check_packing(model: PreTrainedModel, blocks: TokenBlocks) -> None:
             f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
             "next; set data.packing=false"
         )
+
+
+def _check_checkpointing(model: PreTrainedModel, run: Run) -> None:
+    if run.settings.gradient_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
+        reads = any(isinstance(each.path.f, HiddenProjection) for each in paths_with_f(model))
+        why = "its query reads another block's MLP" if reads else f"{model.config.model_type} does not support it"
+        raise HfpatchError(f"training.gradient_checkpointing: a block cannot be computed anew, as {why}; leave it out")

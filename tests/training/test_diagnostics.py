@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from training_blocks import make_blocks
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.scratch import ScratchSettings, build_scratch
+from hfpatch.training import trainer
 from hfpatch.training.diagnostics import DIAGNOSED_BLOCKS, diagnose
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.settings import PretrainSettings
@@ -131,6 +133,14 @@ def test_several_targets_are_told_apart_and_nothing_stays_behind():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("size", [1, 5, 8])
+def test_the_batch_size_is_a_matter_of_memory(size):
+    model, blocks = build("gpt2", "fused"), make_blocks(packing=False)
+    found, whole = (diagnose(model, blocks, step=0, batch_size=each) for each in (size, 7))
+    for one, other in zip(found, whole, strict=True):
+        assert (one.size, one.cosine) == pytest.approx((other.size, other.cosine), rel=1e-5)
+
+
 class Killed(BaseException):
     pass
 
@@ -177,6 +187,34 @@ def test_a_run_writes_them_at_the_start_on_time_and_at_the_end_and_trains_as_wit
     assert same(with_them, without)
     last = diagnose(with_them, make_blocks(documents=30, seed=1), step=6, batch_size=4)
     assert [each.to_json() for each in last] == lines(tmp_path / "with")[-2:]
+
+
+def test_neither_they_nor_the_evaluation_count_in_a_steps_seconds(tmp_path, monkeypatch):
+    clock = [0.0]
+
+    def slow(work):
+        def worked(*args, **kwargs):
+            clock[0] += 1000.0
+            return work(*args, **kwargs)
+
+        return worked
+
+    monkeypatch.setattr("hfpatch.training.callbacks.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    for name in ("diagnose", "mean_loss"):
+        monkeypatch.setattr(f"hfpatch.training.trainer.{name}", slow(getattr(trainer, name)))
+    monkeypatch.setattr(trainer.PlanTrainer, "training_step", ticking(clock, trainer.PlanTrainer.training_step))
+    result = run(nonlinear(), tmp_path, diagnose_every=1, evaluate_every=1)
+    assert clock[0] == 2 * 7 * 1000.0 + 6
+    assert [line["seconds"] for line in lines(tmp_path, "metrics")] == [0.0] + 6 * [1.0]
+    assert result.wall_s == 6.0
+
+
+def ticking(clock, step):
+    def ticked(*args, **kwargs):
+        clock[0] += 1.0
+        return step(*args, **kwargs)
+
+    return ticked
 
 
 @pytest.mark.parametrize("killed_at", [1, 3, 5])

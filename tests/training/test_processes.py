@@ -50,6 +50,12 @@ def saved(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "patch" / "pre_projection" / "adapter_model.safetensors")
 
 
+SCRATCH = {
+    "fused": {"path": "nonlinear", "fused": True},
+    "mlp": {"path": "nonlinear", "source": "mlp", "anchor": "weight"},
+}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Train with one process and each accumulation here, then everything that needs two processes in one launch."""
@@ -71,6 +77,12 @@ def runs(tmp_path_factory):
             "half-ddp": {"dtype": "bfloat16"},
             "half-fsdp": {"fsdp": True, "dtype": "bfloat16"},
         }
+        for kind, query in SCRATCH.items():
+            train(root / f"one-{kind}", {"query": query, "diagnose_every": 3})
+            for name, values in {"ddp": {"micro_batch_size": 1}, "fsdp": {"fsdp": True}}.items():
+                scenarios[f"{name}-{kind}"] = {"query": query, "diagnose_every": 3, **values}
+        for name, values in {"ddp": {}, "fsdp": {"fsdp": True}}.items():
+            scenarios[f"{name}-diverged"] = {"query": SCRATCH["fused"], "spoil": 4, "diagnose_every": 3, **values}
         for name in ("ddp-resumed", "fsdp-resumed"):  # begun by one process, which got as far as step 3
             shutil.copytree(root / "one-4", root / name)
             shutil.rmtree(root / name / "checkpoints" / "step-00000006")
@@ -142,6 +154,44 @@ def test_early_stopping_and_the_best_weights_are_agreed_on(runs):
     best = load_file(runs / "ddp-best" / "checkpoints" / f"step-{fact['best_step']:08d}" / "trainable.safetensors")
     on_disk = saved(runs / "ddp-best")
     assert sorted(v.sum().item() for v in best.values()) == sorted(v.sum().item() for v in on_disk.values())
+
+
+def found_in(folder: Path) -> list[float]:
+    """Return every loss and diagnostic of a pretraining run, in order."""
+    lines = [
+        json.loads(line)
+        for name in ("metrics", "diagnostics")
+        for line in (folder / f"{name}.jsonl").read_text().splitlines()
+    ]
+    return [line[key] for line in lines for key in ("loss", "eval_loss", "size", "cosine") if key in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SCRATCH)
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_pretraining_is_the_same_on_several_processes(runs, name, kind):
+    several, alone = runs / f"{name}-{kind}", runs / f"one-{kind}"
+    assert found_in(several) == pytest.approx(found_in(alone), rel=1e-4, abs=1e-6)
+    assert len(found_in(alone)) == STEPS + 3 + 3 * 2 * 2
+    models = [load_file(folder / "model" / "model.safetensors") for folder in (several, alone)]
+    for key, value in models[0].items():
+        torch.testing.assert_close(value, models[1][key], rtol=1e-3, atol=3e-5, msg=key)
+    facts = json.loads((several / "result.json").read_text())
+    assert (facts["processes"], facts["diverged_step"]) == (2, None)
+    assert ("DTensor" in facts["kinds"]) is (name == "fsdp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_a_loss_that_is_nan_on_one_process_ends_the_run_on_all(runs, name):
+    folder = runs / f"{name}-diverged"
+    facts = json.loads((folder / "result.json").read_text())
+    assert (facts["diverged_step"], facts["steps"], facts["processes"]) == (4, 4, 2)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [("loss" in line) for line in lines] == [False, True, True, True, False]
+    steps = [json.loads(line)["step"] for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
+    assert steps == [0, 0, 3, 3, 4, 4]
+    assert not (folder / "model").exists()
 
 
 @pytest.mark.slow
