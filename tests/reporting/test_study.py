@@ -18,6 +18,7 @@ from reporting.study_example import LOW, study, with_one_seed, without_sweep, wr
 from reporting.test_broken import JUNK, places
 from reporting.test_html import Page
 
+from hfpatch.__main__ import main
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import write_joint_report, write_report
 from hfpatch.reporting.html import render
@@ -226,6 +227,18 @@ def test_a_joint_report_of_studies_is_refused_and_of_one_is_its_own(run_dir, tmp
     report = write_joint_report([run_dir], tmp_path / "out")
     assert written(report, tmp_path / "out") == FILES
     assert report.markdown.read_bytes() == write_report(run_dir).markdown.read_bytes()
+
+
+def test_the_command_writes_and_prints_it(run_dir, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["report", str(run_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "+2.00 [1.75, 2.25]" in shown
+    assert "1 is better beyond the noise of the seeds" in " ".join(shown.split())
+    assert f"report: {run_dir / 'report.html'}" in shown
+    assert (run_dir / "report.html").is_file()
+    assert main(["report", str(run_dir), str(run_dir.parent)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_numbers_that_are_none_are_read_as_unknown(tmp_path):
