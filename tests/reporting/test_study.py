@@ -25,7 +25,7 @@ from hfpatch.reporting.html import render
 from hfpatch.reporting.results import read_results
 from hfpatch.reporting.study.markdown import study_markdown
 from hfpatch.reporting.study.page import study_page
-from hfpatch.reporting.study.results import StudyResults, is_study, read_study
+from hfpatch.reporting.study.results import is_study, read_study
 
 DRAWN = ("differences", "loss", "improvement", "diagnostics", "spread")
 FILES = sorted([*(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")), "figures/summary.png"])
@@ -36,6 +36,12 @@ SECTIONS = ["answer", "protocol", "warnings", "results", "differences", "loss", 
 @pytest.fixture
 def run_dir(tmp_path):
     return write_study_run(tmp_path / "study", study())
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A report that is only read."""
+    return write_report(write_study_run(tmp_path_factory.mktemp("read") / "study", study()))
 
 
 def written(report, folder):
@@ -62,12 +68,6 @@ def test_the_same_results_give_the_same_bytes_in_another_process(run_dir, tmp_pa
     assert all(str(run_dir).encode() not in content for content in first.values())
 
 
-def pages(raw):
-    found = StudyResults.model_validate_json(json.dumps(raw))
-    page = study_page(found, {})
-    return render(page, "study.jinja"), study_markdown(page)
-
-
 def parsed(text):
     page = Page()
     page.feed(text)
@@ -75,8 +75,8 @@ def parsed(text):
     return page
 
 
-def test_sections_stand_in_the_order_of_reading(run_dir):
-    page = parsed(write_report(run_dir).html.read_text())
+def test_sections_stand_in_the_order_of_reading(report):
+    page = parsed(report.html.read_text())
     sections = [attrs["id"] for tag, attrs in page.tags if tag == "section"]
     assert sections == [*SECTIONS, "spread", "environment"]
     assert len(page.ids) == len(set(page.ids))
@@ -87,9 +87,7 @@ def test_sections_stand_in_the_order_of_reading(run_dir):
     assert downloads == {"results.csv", *(f"{name}.csv" for name in DRAWN)}
 
 
-def test_html_and_markdown_hold_the_same_tables(run_dir):
-    report = write_report(run_dir)
-
+def test_html_and_markdown_hold_the_same_tables(report):
     class Cells(HTMLParser):
         found, inside = (), False
 
@@ -111,8 +109,8 @@ def test_html_and_markdown_hold_the_same_tables(run_dir):
     assert "Q = (x + f(x))/2, f = LN(GELU(RMSNorm(x) W_1) W_2)" in first.found
 
 
-def test_results_csv_has_a_line_a_run(run_dir):
-    rows = list(csv.DictReader(write_report(run_dir).csv.read_text().splitlines()))
+def test_results_csv_has_a_line_a_run(report):
+    rows = list(csv.DictReader(report.csv.read_text().splitlines()))
     assert len(rows) == 8 * 3
     assert [(row["seed"], row["outcome"], row["diverged_step"], row["validation_loss"]) for row in rows[9:12]] == [
         ("0", "complete", "", "4.0"),

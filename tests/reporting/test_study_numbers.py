@@ -190,6 +190,22 @@ def test_a_variant_that_diverged_is_a_result():
     assert cells(main_table(found), "verdict")["wide"] == told
 
 
+def test_a_baseline_without_a_loss_leaves_nothing_to_compare():
+    raw = without_sweep()
+    raw["rows"][0] = row("linear", {}, {}, diverged={0: 80, 1: 80, 2: 80})
+    for each in raw["rows"][1:]:
+        each.update(improvement=None, improvement_by_step=[])
+    raw["runs"] = runs_of(raw["rows"])
+    found = read(raw)
+    assert answer_of(found).headline.startswith("Of 3 variants against linear: 3 are not compared.")
+    told = [str(finding) for finding in answer_of(found).against_baseline]
+    assert told[0] == (
+        "nonlinear was not compared: linear has no loss to hold it against; it has 0.02 % more parameters."
+    )
+    assert "linear: no point has a mean over all seeds, so none is the best." in found.missing
+    assert found.seed_values(found.chosen["nonlinear"]) == {}
+
+
 def test_cautions_name_what_weakens_the_study(found):
     told = " ".join(cautions(found))
     assert "3 seeds: Student's t with 2 degrees of freedom" in told

@@ -25,7 +25,8 @@ LAST = (
 )
 DIFFERENCES = (
     "Improvement over the baseline at the end with 95 % intervals over seeds; to the right is better. The small marks "
-    "are the single seeds. To the right of the panel: how many more non-embedding parameters than the baseline."
+    "are the single seeds. Colours tell the verdict after Holm's correction, which the intervals do not hold. To the "
+    "right of the panel: how many more non-embedding parameters than the baseline."
 )
 LOSS = (
     "Validation loss by step, each variant at its best point: the line is the mean over seeds, the band reaches from "

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from hfpatch.reporting.curves import Floats
@@ -24,6 +25,7 @@ _MOST_F_PANELS = 24
 _COLUMNS = 4
 _OUTLIER = 20.0  # times the middle variant's improvement
 _FAR = 1.5  # times the lowest loss of all
+_WIDE = 10.0  # a spread that changes more than so many times is drawn on a logarithmic axis
 _FEW_TICKS = 5  # on the steps of a narrow panel
 
 
@@ -150,9 +152,15 @@ def spreads(study: StudyResults) -> Figure | None:
     looks = _looks(study, found)
     figure, (ax,) = panels(1, columns=1, width=7.4, height=2.9, key=len(looks))
     for place, (name, points) in enumerate(found.items()):
-        steps, values = zip(*points, strict=True)
-        draw_line(ax, np.array(steps, dtype=np.int64), np.array(values), looks[name], place)
-    ax.set_ylim(bottom=0)
+        steps, heights = zip(*points, strict=True)
+        draw_line(ax, np.array(steps, dtype=np.int64), np.array(heights), looks[name], place)
+    values = [value for points in found.values() for _, value in points]
+    if min(values) > 0 and max(values) > _WIDE * min(values):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        ax.set_ylim(bottom=0)
     step_axis(ax)
     ax.set_ylabel("standard deviation, nats per token")
     method_key(figure, looks, line=True, marks=True)
