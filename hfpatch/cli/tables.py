@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +12,14 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from hfpatch.evaluation import TaskResult
+    from hfpatch.reporting.study.tables import TextTable
     from hfpatch.reporting.tables import Cell, Heading, MainTable
 
 LEGEND = (
     "Mean over seeds, paired difference to the baseline (points, or % of a perplexity) with 95 % interval, verdict. "
     "* stands at 5 % after Holm's correction; † found by the test alone, not after the correction."
 )
+_NARROW = ("configuration", "validation loss", "improvement, %", "verdict")  # where a study's whole table does not fit
 _COLOURS = {"better": "green", "worse": "red", "within noise": "dim"}
 
 
@@ -39,14 +41,21 @@ def print_study(run_dir: Path) -> None:
 
     study, console = read_study(run_dir), Console()
     content = main_table(study)
-    kept = [i for i, heading in enumerate(content.headings) if heading != "query"]
-    table = Table(*(Column(content.headings[i], justify="right" if i in content.numbers else "left") for i in kept))
-    for row in content.rows:
-        table.add_row(*(Text(row.cells[i]) for i in kept), style=_COLOURS.get(row.tone or "", ""))
-    console.print(table)
+    wide = _of_variants(content, [heading for heading in content.headings if heading != "query"])
+    unbounded = console.options.update(width=1000)
+    fits = console.measure(wide, options=unbounded).maximum <= console.width
+    console.print(wide if fits else _of_variants(content, _NARROW))
     for line in (answer_of(study).headline, *(f"· {line}" for line in study.missing)):
         console.print(line, highlight=False, markup=False)
     _print_place(console, run_dir)
+
+
+def _of_variants(content: TextTable, headings: Sequence[str]) -> Table:
+    places = [content.headings.index(heading) for heading in headings]
+    table = Table(*(Column(content.headings[i], justify="right" if i in content.numbers else "left") for i in places))
+    for row in content.rows:
+        table.add_row(*(Text(row.cells[i]) for i in places), style=_COLOURS.get(row.tone or "", ""))
+    return table
 
 
 def print_comparison(run_dir: Path) -> None:

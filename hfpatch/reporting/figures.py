@@ -172,14 +172,14 @@ def _intervals(ax: Axes, rows: Sequence[tuple[int, Change]], verdict: str, limit
     inside = [(y, c) for y, c in rows if abs(c.difference) <= limit]
     for y, change in rows:
         if (y, change) not in inside:
-            _off_scale(ax, y, change, colour)
+            off_scale(ax, y, change, colour)
     ys = [y for y, _ in inside]
     ends = np.clip(np.nan_to_num([(c.low, c.high) for _, c in inside]).reshape(-1, 2), -limit, limit)
     ax.hlines(ys, ends[:, 0], ends[:, 1], color=colour, linewidth=1.8, zorder=3)
     ax.plot([c.difference for _, c in inside], ys, marker, color=colour, markerfacecolor=face, markersize=6.5, zorder=4)
 
 
-def _off_scale(ax: Axes, y: int, change: Change, colour: str) -> None:
+def off_scale(ax: Axes, y: int, change: Change, colour: str) -> None:
     """Draw an arrow at the panel's edge, with the number that lies beyond it."""
     right = (change.difference > 0) != ax.xaxis_inverted()
     edge = 0.97 if right else 0.03

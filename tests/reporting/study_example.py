@@ -1,5 +1,6 @@
 """A small pretraining study, written as the pipeline writes it; its numbers are used by hand in the tests."""
 
+import copy
 import json
 import statistics
 
@@ -123,7 +124,7 @@ def study():
         row("wide", LOW, WIDE, best=True, base=LINEAR, p_holm=0.0025),
         row("wide", HIGH, {}, diverged={0: 120, 1: 120, 2: 40}, seconds=None),
     ]
-    return {
+    raw = {
         "kind": "pretraining",
         "complete": True,
         "name": "small-study",
@@ -151,6 +152,7 @@ def study():
         "rows": rows,
         "runs": runs_of(rows),
     }
+    return copy.deepcopy(raw)  # points are shared between rows and runs
 
 
 def without_sweep():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from reporting.conftest import HOSTILE, example, write_run
+from reporting.study_example import study, write_study_run
 
 from hfpatch.reporting import write_joint_report, write_report
 
@@ -58,6 +59,7 @@ def pages(tmp_path_factory):
         "quickstart": write_report(root / "quickstart").html,
         "joint": write_joint_report([run, other], root / "joint").html,
         "side": write_joint_report([run, root / "quickstart"], root / "side").html,
+        "study": write_report(write_study_run(root / "study", study())).html,
     }
 
 
@@ -91,7 +93,7 @@ def visit(chromium, pages):
         assert noise == []
 
 
-NAMES = ["run", "hostile", "quickstart", "joint", "side"]
+NAMES = ["run", "hostile", "quickstart", "joint", "side", "study"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -143,6 +145,17 @@ def test_names_and_signed_numbers_sort_too(visit):
     page.locator("#pairs thead th button").nth(5).click()
     signed = [float(text.split()[0].replace("−", "-")) for text in column(page, "pairs", 5)]
     assert signed == sorted(signed)
+
+
+def test_the_tables_of_a_study_sort_and_its_figures_are_taken(visit):
+    page = visit("study")
+    page.locator("#points thead th button").nth(2).click()
+    losses = [text.split()[0] for text in column(page, "points", 2)]
+    assert losses[:7] == sorted(losses[:7])
+    assert losses[7] == "–"
+    with page.expect_download() as taken:
+        page.locator("#improvement button.svg").click()
+    assert "var(" not in Path(taken.value.path()).read_text()
 
 
 def test_filters_hide_rows_and_tell_how_many_remain(visit):
@@ -231,7 +244,7 @@ def axe(tmp_path_factory):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["run", "quickstart", "side"])
+@pytest.mark.parametrize("name", ["run", "quickstart", "side", "study"])
 def test_axe_finds_nothing(visit, axe, name, scheme):
     page = visit(name, scheme=scheme)
     page.evaluate(axe)

@@ -18,13 +18,14 @@ from reporting.study_example import LOW, study, with_one_seed, without_sweep, wr
 from reporting.test_broken import JUNK, places
 from reporting.test_html import Page
 
+from hfpatch.__main__ import main
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import write_joint_report, write_report
 from hfpatch.reporting.html import render
 from hfpatch.reporting.results import read_results
 from hfpatch.reporting.study.markdown import study_markdown
 from hfpatch.reporting.study.page import study_page
-from hfpatch.reporting.study.results import StudyResults, is_study, read_study
+from hfpatch.reporting.study.results import is_study, read_study
 
 DRAWN = ("differences", "loss", "improvement", "diagnostics", "spread")
 FILES = sorted([*(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")), "figures/summary.png"])
@@ -35,6 +36,12 @@ SECTIONS = ["answer", "protocol", "warnings", "results", "differences", "loss", 
 @pytest.fixture
 def run_dir(tmp_path):
     return write_study_run(tmp_path / "study", study())
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A report that is only read."""
+    return write_report(write_study_run(tmp_path_factory.mktemp("read") / "study", study()))
 
 
 def written(report, folder):
@@ -61,12 +68,6 @@ def test_the_same_results_give_the_same_bytes_in_another_process(run_dir, tmp_pa
     assert all(str(run_dir).encode() not in content for content in first.values())
 
 
-def pages(raw):
-    found = StudyResults.model_validate_json(json.dumps(raw))
-    page = study_page(found, {})
-    return render(page, "study.jinja"), study_markdown(page)
-
-
 def parsed(text):
     page = Page()
     page.feed(text)
@@ -74,8 +75,8 @@ def parsed(text):
     return page
 
 
-def test_sections_stand_in_the_order_of_reading(run_dir):
-    page = parsed(write_report(run_dir).html.read_text())
+def test_sections_stand_in_the_order_of_reading(report):
+    page = parsed(report.html.read_text())
     sections = [attrs["id"] for tag, attrs in page.tags if tag == "section"]
     assert sections == [*SECTIONS, "spread", "environment"]
     assert len(page.ids) == len(set(page.ids))
@@ -86,9 +87,7 @@ def test_sections_stand_in_the_order_of_reading(run_dir):
     assert downloads == {"results.csv", *(f"{name}.csv" for name in DRAWN)}
 
 
-def test_html_and_markdown_hold_the_same_tables(run_dir):
-    report = write_report(run_dir)
-
+def test_html_and_markdown_hold_the_same_tables(report):
     class Cells(HTMLParser):
         found, inside = (), False
 
@@ -110,8 +109,8 @@ def test_html_and_markdown_hold_the_same_tables(run_dir):
     assert "Q = (x + f(x))/2, f = LN(GELU(RMSNorm(x) W_1) W_2)" in first.found
 
 
-def test_results_csv_has_a_line_a_run(run_dir):
-    rows = list(csv.DictReader(write_report(run_dir).csv.read_text().splitlines()))
+def test_results_csv_has_a_line_a_run(report):
+    rows = list(csv.DictReader(report.csv.read_text().splitlines()))
     assert len(rows) == 8 * 3
     assert [(row["seed"], row["outcome"], row["diverged_step"], row["validation_loss"]) for row in rows[9:12]] == [
         ("0", "complete", "", "4.0"),
@@ -226,6 +225,18 @@ def test_a_joint_report_of_studies_is_refused_and_of_one_is_its_own(run_dir, tmp
     report = write_joint_report([run_dir], tmp_path / "out")
     assert written(report, tmp_path / "out") == FILES
     assert report.markdown.read_bytes() == write_report(run_dir).markdown.read_bytes()
+
+
+def test_the_command_writes_and_prints_it(run_dir, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["report", str(run_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "+2.00 [1.75, 2.25]" in shown
+    assert "1 is better beyond the noise of the seeds" in " ".join(shown.split())
+    assert f"report: {run_dir / 'report.html'}" in shown
+    assert (run_dir / "report.html").is_file()
+    assert main(["report", str(run_dir), str(run_dir.parent)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_numbers_that_are_none_are_read_as_unknown(tmp_path):

@@ -9,7 +9,8 @@ MAIN = (
     "/ L of the baseline, paired by seed, in per cent, with its 95 % interval by Student's t over seeds; above zero is "
     f"better. {HOLM_MARK} The difference stands at 5 % after Holm's correction over the variants. Within noise: the "
     f"seeds cannot tell the two apart, which is not a proof that they are equal. {FALLEN_MARK} The test alone finds a "
-    "difference, which does not stand after the correction."
+    "difference, which does not stand after the correction. s/step: seconds an optimiser step takes, and how many "
+    "times the baseline's."
 )
 SWEEP = (
     "Every point of every variant; the best of each is the one of lowest mean loss. Improvements are against the "
@@ -24,16 +25,17 @@ LAST = (
 )
 DIFFERENCES = (
     "Improvement over the baseline at the end with 95 % intervals over seeds; to the right is better. The small marks "
-    "are the single seeds. To the right of the panel: how many more non-embedding parameters than the baseline."
+    "are the single seeds. Colours tell the verdict after Holm's correction, which the intervals do not hold. To the "
+    "right of the panel: how many more non-embedding parameters than the baseline."
 )
 LOSS = (
     "Validation loss by step, each variant at its best point: the line is the mean over seeds, the band reaches from "
     "the smallest to the largest seed. Right: the second half, larger. A cross marks the last measurement of a seed "
-    "that diverged."
+    "that diverged. A line far above all others leaves the right panel."
 )
 IMPROVEMENT = (
     "Relative improvement over the baseline at the same step, each variant at its best point; the band is the 95 % "
-    "interval over seeds, and above zero is better. Bands that leave a panel are cut."
+    "interval over seeds, and above zero is better. What leaves a panel is cut."
 )
 DIAGNOSTICS = (
     "What f does on the evaluation text, a line a layer, from the first (light) to the last (dark), the mean over "

@@ -82,7 +82,11 @@ def _edge(values: list[Any], value: Any) -> str:
 def _divergence(study: StudyResults) -> Iterator[str]:
     for row in study.chosen.values():
         if row.diverged:
-            kept = "its numbers are of the other seeds" if row.loss is not None else "it has no loss to compare"
+            kept = (
+                "its numbers are of the other seeds, which flatters it"
+                if row.loss is not None
+                else "it has no loss to compare"
+            )
             yield f"{_named(row)} {diverged_text(row.diverged)}; {kept}."
 
 

@@ -8,19 +8,24 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from hfpatch.reporting.curves import Floats
-from hfpatch.reporting.figures import MARKS, MOST_METHODS
-from hfpatch.reporting.lines import LARGEST, draw_line, method_key, reach, step_axis
+from hfpatch.reporting.figures import MARKS, MOST_METHODS, off_scale
+from hfpatch.reporting.lines import LARGEST, draw_line, method_key, step_axis
+from hfpatch.reporting.numbers import Change, Scale
 from hfpatch.reporting.study.answer import share, tone_of
 from hfpatch.reporting.study.diagnostics import FSeries, series_of, spread_of
-from hfpatch.reporting.study.results import ByStep, Row, StudyResults
+from hfpatch.reporting.study.results import AtStep, ByStep, Row, StudyResults
 from hfpatch.reporting.study.words import seeds_text, share_cell
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, Style, house_style, panels, shade, short, styles, to_svg
 
 _MOST_F_PANELS = 24
 _COLUMNS = 4
+_OUTLIER = 20.0  # times the middle variant's improvement
+_FAR = 1.5  # times the lowest loss of all
+_WIDE = 10.0  # a spread that changes more than so many times is drawn on a logarithmic axis
 _FEW_TICKS = 5  # on the steps of a narrow panel
 
 
@@ -44,7 +49,7 @@ def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
         return None
     height = (1.75 if title else 1.4) + 0.34 * len(rows)
     figure, (ax,) = panels(1, columns=1, width=7.4, height=height)
-    limit = 1.12 * reach([size for row in rows for size in _sizes(study, row)])
+    limit = 1.12 * _limit([max(_sizes(study, row)) for row in rows])
     ax.set_xlim(-limit, limit)
     for y, row in enumerate(rows):
         _interval(ax, y, study, row, limit)
@@ -83,7 +88,7 @@ def losses(study: StudyResults) -> Figure | None:
         step_axis(ax)
         ax.set_ylabel("nats per token   ↓ better")
     if zoomed:
-        _fit(axes[1], [point for points in late.values() for point in points])
+        _fit(axes[1], list(late.values()))
     method_key(figure, looks, line=True, marks=True)
     return figure
 
@@ -111,9 +116,8 @@ def improvements(study: StudyResults) -> Figure | None:
         step_axis(ax, _FEW_TICKS)
         if i % columns == 0:
             ax.set_ylabel("improvement, %   ↑ better")
-    means = [abs(mean) for row in rows.values() for _, mean, *_ in _in_per_cent(row.improvement_by_step) if mean]
-    ends = [size for row in rows.values() for size in _sizes(study, row)]
-    axes[0].set_ylim(*_around_zero(1.15 * max(reach(means), reach(ends)) if means or ends else 1.0))
+    limit = 1.12 * _limit([_usual_size(study, row) for row in rows.values()])
+    axes[0].set_ylim(-limit, limit)
     method_key(figure, looks, line=True, marks=True)
     return figure
 
@@ -148,9 +152,15 @@ def spreads(study: StudyResults) -> Figure | None:
     looks = _looks(study, found)
     figure, (ax,) = panels(1, columns=1, width=7.4, height=2.9, key=len(looks))
     for place, (name, points) in enumerate(found.items()):
-        steps, values = zip(*points, strict=True)
-        draw_line(ax, np.array(steps, dtype=np.int64), np.array(values), looks[name], place)
-    ax.set_ylim(bottom=0)
+        steps, heights = zip(*points, strict=True)
+        draw_line(ax, np.array(steps, dtype=np.int64), np.array(heights), looks[name], place)
+    values = [value for points in found.values() for _, value in points]
+    if min(values) > 0 and max(values) > _WIDE * min(values):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        ax.set_ylim(bottom=0)
     step_axis(ax)
     ax.set_ylabel("standard deviation, nats per token")
     method_key(figure, looks, line=True, marks=True)
@@ -175,6 +185,18 @@ def _sizes(study: StudyResults, row: Row) -> list[float]:
     return [abs(100 * end) for end in (*ends, *study.seed_values(row).values())]
 
 
+def _usual_size(study: StudyResults, row: Row) -> float:
+    """Return how far most of a variant's improvements by step reach, and all that is known of it at the end."""
+    means = [abs(mean) for _, mean, *_ in _in_per_cent(row.improvement_by_step) if mean is not None]
+    return max([float(np.quantile(means, 0.9)) if means else 0.0, *_sizes(study, row)])
+
+
+def _limit(sizes: Sequence[float]) -> float:
+    """Return how far a panel reaches: to the largest of the variants' sizes, but not to that of an outlier."""
+    known = sorted(size for size in sizes if 0 < size < LARGEST)
+    return min(known[-1], _OUTLIER * known[(len(known) - 1) // 2]) if known else 1.0
+
+
 def _interval(ax: Axes, y: int, study: StudyResults, row: Row, limit: float) -> None:
     improvement = row.improvement
     if improvement is None:
@@ -186,8 +208,11 @@ def _interval(ax: Axes, y: int, study: StudyResults, row: Row, limit: float) -> 
     seeds = [100 * value for value in study.seed_values(row).values()]
     if len(seeds) > 1:
         ax.plot(seeds, [y + 0.22] * len(seeds), "|", color=MUTED, markersize=5, zorder=3)
-    mean = float(np.clip(100 * improvement.mean, -limit, limit))
-    ax.plot(mean, y, marker, color=colour, markerfacecolor=face, markersize=6.5, zorder=4)
+    mean = 100 * improvement.mean
+    if abs(mean) > limit:
+        off_scale(ax, y, Change(mean, mean, mean, None, Scale.RELATIVE), colour)
+    else:
+        ax.plot(mean, y, marker, color=colour, markerfacecolor=face, markersize=6.5, zorder=4)
 
 
 def _mark(tone: str) -> Line2D:
@@ -227,9 +252,7 @@ def _line(ax: Axes, points: ByStep, look: Style, place: int) -> None:
     draw_line(ax, steps, mean, look, place)
 
 
-def _banded(
-    ax: Axes, points: Sequence[tuple[int, float | None, float | None, float | None]], look: Style, place: int
-) -> None:
+def _banded(ax: Axes, points: Sequence[AtStep], look: Style, place: int) -> None:
     steps, mean, low, high = _columns(points)
     draw_line(ax, steps, mean, look, place)
     if np.isfinite(low).any():
@@ -243,22 +266,16 @@ def _crosses(ax: Axes, study: StudyResults, row: Row, look: Style) -> None:
             ax.plot(*known[-1], "x", color=look.colour, markersize=7, markeredgewidth=2, zorder=5)
 
 
-def _fit(ax: Axes, points: Sequence[tuple[int, float | None, float | None, float | None]]) -> None:
-    """Let a panel of losses reach as far as its lines do, but not to that of one that diverges."""
-    _, mean, low, high = _columns(points)
-    known = mean[np.isfinite(mean)]
-    if not known.size:
-        return
-    centre, ends = float(np.median(known)), np.concatenate([known, low[np.isfinite(low)], high[np.isfinite(high)]])
-    extent = reach(np.abs(ends - centre).tolist())
-    lowest, highest = max(float(ends.min()), centre - extent), min(float(ends.max()), centre + extent)
-    margin = 0.06 * (highest - lowest)
-    if margin > 0:
+def _fit(ax: Axes, curves: Sequence[Sequence[AtStep]]) -> None:
+    """Let a panel of losses reach as far as its lines do, but not to one that runs away."""
+    known = [np.concatenate(_columns(points)[1:]) for points in curves if points]
+    known = [values[np.isfinite(values)] for values in known]
+    lowest = min((float(values.min()) for values in known if values.size), default=0.0)
+    near = [values for values in known if values.size and float(values.min()) <= _FAR * lowest]
+    highest = min(max((float(values.max()) for values in near), default=0.0), _FAR * lowest)
+    if highest > lowest:
+        margin = 0.06 * (highest - lowest)
         ax.set_ylim(lowest - margin, highest + margin)
-
-
-def _around_zero(limit: float) -> tuple[float, float]:
-    return -limit, limit
 
 
 def _layers(ax: Axes, series: FSeries, part: int, title: str) -> None:

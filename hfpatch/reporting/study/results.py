@@ -13,14 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json
 from hfpatch.reporting.results import TrainOutcome, plain
-from hfpatch.reporting.study.words import and_seeds, diverged_text, point_text
+from hfpatch.reporting.study.words import and_seeds, point_text
 from hfpatch.strict import read_yaml, validate
 
 KIND = "pretraining"
 
 Point = dict[str, Any]
 """A point of the sweep: dotted key -> value; empty without a sweep."""
-ByStep = tuple[tuple[int, float | None, float | None, float | None], ...]
+AtStep = tuple[int, float | None, float | None, float | None]
+ByStep = tuple[AtStep, ...]
 """A statistic by step: step, mean, low, high."""
 PositiveCount = Annotated[int, Field(gt=0)]
 
@@ -249,15 +250,12 @@ def _missing(study: StudyResults) -> Iterator[str]:
                 yield f"{_where(row)}: {and_seeds(row.missing)} not run yet."
             if row.loss is None and not row.missing and not row.diverged:
                 yield f"{_where(row)}: no validation loss."
-        if rows and not any(row.best for row in rows):
-            reason = (
-                diverged_text(rows[0].diverged) if len(rows) == 1 and rows[0].diverged else "no point has every seed"
-            )
-            yield f"{name}: no best point, {reason}."
-    f_variants = {run.variant for run in study.runs if run.diagnostics}
+        if rows and not any(row.best for row in rows) and not any(row.missing for row in rows):
+            yield f"{name}: no point has a mean over all seeds, so none is the best."
+    measured = {run.variant for run in study.runs if run.diagnostics}
+    ran = {run.variant for run in study.runs}
     for name, variant in study.variants.items():
-        nonlinear = _query_path(variant) == "nonlinear"
-        if nonlinear and name not in f_variants and any(run.variant == name for run in study.runs):
+        if _query_path(variant) == "nonlinear" and name in ran - measured:
             yield f"{name}: no diagnostics of f."
 
 

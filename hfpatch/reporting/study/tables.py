@@ -137,6 +137,7 @@ def _number(value: float | None) -> str:
 def _main_row(study: StudyResults, name: str, *, points: bool) -> TextRow:
     row, variant = study.chosen.get(name), study.variants[name]
     baseline = name == study.baseline
+    base = None if baseline else study.chosen.get(study.baseline)
     tested = row.improvement if row is not None and not baseline else None
     tone = None if baseline else tone_of(row)
     cells: Sequence[str] = (
@@ -150,7 +151,7 @@ def _main_row(study: StudyResults, name: str, *, points: bool) -> TextRow:
         "baseline" if baseline else _verdict(row, tone),
         p_text(tested.p if tested else None),
         p_text(tested.p_holm if tested else None),
-        seconds_text(row.seconds_per_step if row else None),
+        seconds_text(row.seconds_per_step if row else None, None if base is None else base.seconds_per_step),
     )
     return TextRow(tuple(cells), tone, strong=baseline)
 

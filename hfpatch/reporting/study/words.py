@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hfpatch.reporting.answer import listed
 from hfpatch.reporting.numbers import NOTHING, decimal, signed
 
 FEW_SEEDS = 5
@@ -36,17 +37,14 @@ def seeds_text(count: int) -> str:
 
 def and_seeds(seeds: Sequence[int]) -> str:
     """Return ``seed 2`` or ``seeds 1 and 2``, with the verb that follows."""
-    told = [str(seed) for seed in seeds]
-    listed = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
-    return f"seed {listed} has" if len(told) == 1 else f"seeds {listed} have"
+    told = listed([str(seed) for seed in seeds])
+    return f"seed {told} has" if len(seeds) == 1 else f"seeds {told} have"
 
 
 def diverged_text(diverged: Mapping[int, int]) -> str:
     """Return ``diverged at step 340 (seed 2) and 360 (seed 0)``, or nothing."""
     told = [f"{step:,} (seed {seed})" for seed, step in sorted(diverged.items(), key=lambda item: (item[1], item[0]))]
-    if not told:
-        return ""
-    return f"diverged at step {told[0] if len(told) == 1 else ', '.join(told[:-1]) + ' and ' + told[-1]}"
+    return f"diverged at step {listed(told)}" if told else ""
 
 
 def share_of(parameters: int, baseline: int) -> float:
@@ -71,6 +69,8 @@ def mean_sd(mean: float, sd: float | None, count: int, digits: int = 4) -> str:
     return decimal(mean, digits) + (f" ± {decimal(sd, digits)}" if sd is not None and count > 1 else "")
 
 
-def seconds_text(seconds: float | None) -> str:
-    """Return seconds a step with three significant digits."""
-    return NOTHING if seconds is None else f"{seconds:.3g}"
+def seconds_text(seconds: float | None, baseline: float | None = None) -> str:
+    """Return seconds a step with three significant digits, and how many times the baseline's they are."""
+    if seconds is None:
+        return NOTHING
+    return f"{seconds:.3g}" + (f" (×{seconds / baseline:.2f})" if baseline else "")

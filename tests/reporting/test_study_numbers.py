@@ -1,0 +1,295 @@
+"""The numbers of a study's answer, tables and cautions, against the study that they were made from."""
+
+import json
+from statistics import fmean, stdev
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reporting.study_example import (
+    HIGH,
+    LINEAR,
+    LOW,
+    NONLINEAR,
+    improvement,
+    row,
+    runs_of,
+    study,
+    with_one_seed,
+    without_sweep,
+)
+
+from hfpatch.reporting.study.answer import answer_of, tone_of
+from hfpatch.reporting.study.cautions import cautions
+from hfpatch.reporting.study.diagnostics import series_of, spread_of
+from hfpatch.reporting.study.facts import glance, study_facts
+from hfpatch.reporting.study.results import StudyResults
+from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, variant_table
+from hfpatch.reporting.study.words import diverged_text, share_words
+
+
+def read(raw):
+    return StudyResults.model_validate_json(json.dumps(raw))
+
+
+@pytest.fixture
+def found():
+    return read(study())
+
+
+def cells(table, heading):
+    return {row.cells[0]: row.cells[table.headings.index(heading)] for row in table.rows}
+
+
+def test_the_headline_counts_verdicts_and_tells_parameters(found):
+    told = answer_of(found).headline
+    assert told.startswith(
+        "Of 3 variants against linear: 1 is better beyond the noise of the seeds (nonlinear: 2.00 % [1.75, 2.25] lower "
+        "loss with 0.02 % more parameters), 1 is worse beyond the noise of the seeds (wide: 2.00 % [1.75, 2.25] higher "
+        "loss with 12.50 % more parameters) and 1 is within noise."
+    )
+    assert "3 seeds are few" in told
+    assert "chosen on the evaluation text itself" in told
+    assert "not complete" not in told
+
+
+def test_the_findings_tell_both_losses_and_both_p(found):
+    first, second, third = answer_of(found).against_baseline
+    assert (first.tone, second.tone, third.tone) == ("better", "within noise", "worse")
+    p = improvement(LINEAR, NONLINEAR)["p"]
+    assert str(first) == (
+        "nonlinear lowers the validation loss by 2.00 % [1.75, 2.25] (4.0179 against 4.1000 nats per token) with "
+        f"0.02 % more parameters (p = {p:.4f}, after Holm's correction 0.0025, 3 seeds)."
+    )
+    assert "is within noise: −0.1 [−3.0, 2.8] % improvement" in str(second)
+    assert "10.00 % fewer parameters" in str(second)
+
+
+def test_five_seeds_are_not_told_as_few():
+    raw = without_sweep() | {"seeds": [0, 1, 2, 3, 4]}
+    assert "few" not in answer_of(read(raw)).headline
+
+
+def test_one_seed_is_told_neither_better_nor_worse():
+    found = read(with_one_seed())
+    answer = answer_of(found)
+    assert {finding.tone for finding in answer.against_baseline} == {"unknown"}
+    assert "2 are lower in loss, untested" in answer.headline
+    assert "With one seed nothing is known about noise" in answer.headline
+    table = main_table(found)
+    assert cells(table, "improvement, %")["nonlinear"] == "+1.90"
+    assert cells(table, "verdict") == {"linear": "baseline", "nonlinear": "one seed", "identity": "one seed"} | {
+        "wide": "one seed"
+    }
+    assert cells(table, "validation loss")["linear"] == "4.0000"
+    assert cells(table, "p")["wide"] == "–"
+
+
+def test_what_falls_to_the_correction_is_within_noise():
+    raw = without_sweep()
+    raw["rows"][1]["improvement"] |= {"p": 0.03, "p_holm": 0.09}
+    found = read(raw)
+    assert tone_of(found.chosen["nonlinear"]) == "within noise"
+    assert "does not stand after Holm's correction" in str(answer_of(found).against_baseline[0])
+    assert cells(main_table(found), "verdict")["nonlinear"] == "within noise†"
+    raw["rows"][1]["improvement"] |= {"p": 0.03, "p_holm": None}
+    assert cells(main_table(read(raw)), "verdict")["nonlinear"] == "better, p not corrected"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    mean=st.floats(-0.5, 0.5).filter(bool),
+    p=st.none() | st.floats(0, 1),
+    p_holm=st.none() | st.floats(0, 1),
+)
+def test_no_verdict_without_a_small_p(mean, p, p_holm):
+    raw = without_sweep()
+    raw["rows"][1]["improvement"] = {"mean": mean, "low": mean - 1, "high": mean + 1, "p": p, "p_holm": p_holm}
+    tone = tone_of(read(raw).chosen["nonlinear"])
+    decides = p if p_holm is None else p_holm
+    if decides is None:
+        assert tone == "unknown"
+    elif decides >= 0.05:
+        assert tone == "within noise"
+    else:
+        assert tone == ("better" if mean > 0 else "worse")
+
+
+def test_the_main_table_is_that_of_the_paper(found):
+    table = main_table(found)
+    assert table.headings == (
+        *("configuration", "query", "best point", "parameters", "to baseline", "validation loss", "improvement, %"),
+        *("verdict", "p", "p (Holm)", "s/step"),
+    )
+    mean, sd = fmean(NONLINEAR.values()), stdev(NONLINEAR.values())
+    assert table.rows[0].cells == (
+        *("linear", "Q = x W_Q", "lr 0.001", "1,000,000", "–", "4.1000 ± 0.1000", "–", "baseline", "–", "–", "0.5"),
+    )
+    assert table.rows[1].cells == (
+        *("nonlinear", "Q = (x + f(x))/2, f = LN(GELU(RMSNorm(x) W_1) W_2)", "lr 0.001", "1,000,200", "+0.02 %"),
+        *(f"{mean:.4f} ± {sd:.4f}", "+2.00 [1.75, 2.25]", "better*", "0.0008", "0.0025", "0.55 (×1.10)"),
+    )
+    assert cells(table, "to baseline") == {"linear": "–", "nonlinear": "+0.02 %", "identity": "−10.00 %"} | {
+        "wide": "+12.50 %"
+    }
+    assert cells(table, "best point")["identity"] == "lr 0.002"
+    assert [row.cells[0] for row in table.rows] == ["linear", "nonlinear", "identity", "wide"]
+
+
+def test_the_interval_is_students_over_the_seeds(found):
+    """t of 0.975 with 2 degrees of freedom is 4.302653; the shares are 1.9, 2.0 and 2.1 %."""
+    half = 4.302653 * 0.1 / 3**0.5
+    told = found.chosen["nonlinear"].improvement
+    assert 100 * told.low == pytest.approx(2.0 - half, abs=1e-6)
+    assert 100 * told.high == pytest.approx(2.0 + half, abs=1e-6)
+    assert [100 * value for value in found.seed_values(found.chosen["nonlinear"]).values()] == pytest.approx(
+        [1.9, 2.0, 2.1]
+    )
+
+
+def test_the_sweep_table_has_every_point(found):
+    table = sweep_table(found)
+    assert [row.cells[:2] for row in table.rows] == [
+        (name, lr) for name in ("linear", "nonlinear", "identity", "wide") for lr in ("0.001", "0.002")
+    ]
+    states = [row.cells[-1] for row in table.rows]
+    assert states == [
+        *("best", "complete", "best", "diverged at step 340 (seed 2)", "complete", "best", "best"),
+        "diverged at step 40 (seed 2), 120 (seed 0) and 120 (seed 1)",
+    ]
+    assert [row.strong for row in table.rows] == [state == "best" for state in states]
+    assert table.rows[3].cells[2:4] == ("4.0000 ± 0.0000", "2")
+    assert table.rows[7].cells[2:] == ("–", "0", "–", "–", states[7])
+    assert "best of many is favoured" in table.caption
+
+
+def test_missing_seeds_are_named_and_the_lowest_so_far_stands():
+    raw = study()
+    for each in raw["rows"][2:4]:
+        each["best"] = False
+    raw["rows"][2] |= {"missing": [1, 2], "loss": {"mean": 3.924, "sd": None, "values": {"0": 3.924}}}
+    raw["rows"][2]["improvement"] = improvement({0: 4.0}, {0: 3.924})
+    found = read(raw | {"complete": False})
+    assert found.chosen["nonlinear"].point == HIGH  # two seeds of three, against one
+    assert "nonlinear, lr 0.001: seeds 1 and 2 have not run yet." in found.missing
+    assert cells(main_table(found), "best point")["nonlinear"] == "lr 0.002 (so far)"
+    assert "it diverged at step 340 (seed 2)" in str(answer_of(found).against_baseline[0])
+    assert answer_of(found).headline.endswith("The study is not complete.")
+
+
+def test_a_variant_that_diverged_is_a_result():
+    raw = without_sweep()
+    raw["rows"][3] = row("wide", {}, {}, diverged={0: 120, 1: 120, 2: 40}, seconds=None)
+    raw["runs"] = runs_of(raw["rows"])
+    found = read(raw)
+    last = answer_of(found).against_baseline[-1]
+    told = "diverged at step 40 (seed 2), 120 (seed 0) and 120 (seed 1)"
+    assert last.tone == "unknown"
+    assert str(last) == f"wide was not compared: it {told}; it has 12.50 % more parameters."
+    assert f"wide {told}; it has no loss to compare." in cautions(found)
+    assert cells(main_table(found), "verdict")["wide"] == told
+
+
+def test_a_baseline_without_a_loss_leaves_nothing_to_compare():
+    raw = without_sweep()
+    raw["rows"][0] = row("linear", {}, {}, diverged={0: 80, 1: 80, 2: 80})
+    for each in raw["rows"][1:]:
+        each.update(improvement=None, improvement_by_step=[])
+    raw["runs"] = runs_of(raw["rows"])
+    found = read(raw)
+    assert answer_of(found).headline.startswith("Of 3 variants against linear: 3 are not compared.")
+    told = [str(finding) for finding in answer_of(found).against_baseline]
+    assert told[0] == (
+        "nonlinear was not compared: linear has no loss to hold it against; it has 0.02 % more parameters."
+    )
+    assert "linear: no point has a mean over all seeds, so none is the best." in found.missing
+    assert found.seed_values(found.chosen["nonlinear"]) == {}
+
+
+def test_cautions_name_what_weakens_the_study(found):
+    told = " ".join(cautions(found))
+    assert "3 seeds: Student's t with 2 degrees of freedom" in told
+    assert "wide has 12.50 % more parameters than linear (non-embedding 1,125,000): not matched." in told
+    assert "nonlinear has" not in told  # 0.02 % is matched
+    assert "identity: the best point lies at the edge of the sweep, lr 0.002 (the largest of those tried)" in told
+    assert "wide is trained with settings of its own: weight_decay 0.03125." in told
+    plain = read(study() | {"sweep": {"training.lr": [0.0005, 0.001, 0.002, 0.004]}})
+    assert not any("edge of the sweep" in sentence for sentence in cautions(plain))
+
+
+def test_a_point_less_tried_is_told():
+    raw = study()
+    raw["rows"] = raw["rows"][:-1]
+    assert "Not all variants have as many points: linear 2, nonlinear 2, identity 2, wide 1." in cautions(read(raw))
+
+
+def test_diagnostics_are_the_mean_over_whole_runs(found):
+    (series,) = series_of(found)
+    assert (series.variant, series.target, series.seeds) == ("nonlinear", "query", 3)
+    assert series.layers[1] == [(step, pytest.approx(1.6), -0.25) for step in (100, 200, 300, 400)]
+    assert [row.cells for row in diagnostics_table(found).rows] == [
+        ("nonlinear", "query", "0", "400", "1.500", "−0.250", "3"),
+        ("nonlinear", "query", "1", "400", "1.600", "−0.250", "3"),
+    ]
+
+
+def test_a_seed_that_diverged_is_in_no_mean_by_step():
+    raw = study()
+    raw["rows"][2]["best"], raw["rows"][3]["best"] = False, True
+    found = read(raw)
+    (series,) = series_of(found)
+    assert series.seeds == 2
+    assert series.layers[0][-1][:2] == (400, pytest.approx(1.0))  # seeds 0 and 1
+
+
+def test_the_spread_is_the_standard_deviation_over_seeds(found):
+    assert spread_of(found, found.chosen["linear"]) == [
+        (step, pytest.approx(stdev(LINEAR.values()))) for step in (100, 200, 300, 400)
+    ]
+    one = read(with_one_seed())
+    assert spread_of(one, one.chosen["linear"]) == []
+
+
+def test_architectures_are_told_once_where_they_agree(found):
+    facts = dict(study_facts(found))
+    assert facts["Architecture, common to all"] == "model_type gpt2, n_layer 2"
+    assert cells(variant_table(found), "architecture")["identity"] == "query {path identity}"
+    assert cells(variant_table(found), "own training settings")["wide"] == "weight_decay 0.03125"
+    assert cells(variant_table(found), "parameters in all")["wide"] == "1,625,000"
+
+
+def test_facts_name_data_tokens_tokenizer_and_plans(found):
+    facts = dict(study_facts(found))
+    assert facts["Tokens a run"] == "819,200"
+    assert facts["Tokenizer"] == f"4,096 tokens, SHA-256 {'d' * 16}…"
+    assert facts["Batch plan, seed 2"] == f"SHA-256 {'2' * 16}…"
+    assert facts["Evaluation data"].startswith("local/held, 2 documents, 40 blocks, 5,120 tokens")
+    assert facts["Sweep"] == "lr 0.001, 0.002"
+    assert dict(glance(found)) == {
+        **{"Baseline": "linear", "Variants": "4", "Points a variant": "2", "Seeds": "3"},
+        **{"Tokens a run": "819,200", "Wall time": "1 h 20 min"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("share", "told"),
+    [
+        (0.0, "with as many parameters"),
+        (0.125, "with 12.50 % more parameters"),
+        (-0.1, "with 10.00 % fewer parameters"),
+    ],
+)
+def test_parameters_are_told_as_more_or_fewer(share, told):
+    assert share_words(share) == told
+
+
+def test_divergence_is_told_in_the_order_of_steps():
+    assert diverged_text({}) == ""
+    assert diverged_text({0: 360, 2: 340}) == "diverged at step 340 (seed 2) and 360 (seed 0)"
+    assert diverged_text({1: 1340}) == "diverged at step 1,340 (seed 1)"
+
+
+def test_the_best_point_stands_wherever_it_is(found):
+    assert {name: row.point for name, row in found.chosen.items()} == {
+        **{"linear": LOW, "nonlinear": LOW, "identity": HIGH, "wide": LOW}
+    }
