@@ -286,6 +286,30 @@ def pretrain(recipe: RecipeArgument, overrides: Overrides = None, out: Out = Non
         print(f"model: {model}")
 
 
+@app.command()
+def tokenize(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The token file, NAME.bin; <recipe name>.bin if not given.")] = None,
+) -> None:
+    """Tokenise a pretraining recipe's text into a token file, which data.source can then name.
+
+    The text is read once and never held in memory; NAME.json beside the file says what it holds. A data.source that
+    is such a file of another tool's making gets only its NAME.json.
+
+    Example: hfpatch tokenize my-model.yaml data.source=Skylion007/openwebtext --out openwebtext.bin
+    """
+    from hfpatch.recipe import load_pretrain_recipe
+
+    loaded = load_pretrain_recipe(recipe, overrides or [])
+    quiet_libraries()
+    from hfpatch.pipeline import tokenize as run_tokenize
+
+    made = run_tokenize(loaded, out)
+    print(f"tokens: {made.file} ({made.info.tokens:,} tokens, {made.info.documents:,} documents)")
+    print(f"to train on them: {' '.join(made.overrides)}")
+
+
 app.command()(sharing.push)
 app.command()(sharing.export)
 

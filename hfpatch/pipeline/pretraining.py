@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-from hfpatch.data.corpora import documents
 from hfpatch.data.load import default_cache, load_blocks, load_splits
 from hfpatch.data.plan import draw_plan
-from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.files import write_json, write_text
 from hfpatch.pipeline.folder import check_same_recipe, holds_run
 from hfpatch.pipeline.progress import Progress
+from hfpatch.pipeline.tokens import recipe_tokenizer
 from hfpatch.provenance import Clock, provenance
 from hfpatch.recipe import PretrainRecipe, load_pretrain_recipe
 from hfpatch.training.architecture import build_model
+from hfpatch.training.loop import check_blocks
 from hfpatch.training.pretrain import pretrain as run_pretraining
 from hfpatch.training.processes import start_processes
 
@@ -44,13 +42,15 @@ def pretrain(recipe: PretrainRecipe, out: Path, *, resume: bool = False, progres
     state.wait_for_everyone()
     if (out / "result.json").is_file():
         return out / "model"
-    tokenizer = _tokenizer(recipe)
+    tokenizer = recipe_tokenizer(recipe)
     model = build_model(recipe.architecture, tokenizer=tokenizer, seed=recipe.seed)
-    settings, load = recipe.training, {"tokenizer": tokenizer, "data_dir": recipe.data_dir}
+    settings = recipe.training
+    load = {"tokenizer": tokenizer, "data_dir": recipe.data_dir, "cache_dir": default_cache()}
     with state.local_main_process_first():  # the others find the tokens in the cache
-        splits = load_splits(recipe.data, **load, cache_dir=default_cache())
+        splits = load_splits(recipe.data, **load)
         evaluation = load_blocks(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
     blocks = splits.train
+    check_blocks(model, blocks, evaluation)
     plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=recipe.seed)
     if state.is_main_process:
         write_text(out / "recipe.yaml", recipe.to_yaml())
@@ -80,17 +80,3 @@ def _check_folder(out: Path, recipe: PretrainRecipe, *, resume: bool) -> None:
     check_same_recipe(out, load_pretrain_recipe(out / "recipe.yaml"), recipe)
     if not resume:
         raise HfpatchError(f"{out}: holds a run already; --resume to continue it, or choose another --out")
-
-
-def _tokenizer(recipe: PretrainRecipe) -> PreTrainedTokenizerBase:
-    size, path = recipe.tokenizer.train_vocab_size, recipe.tokenizer.path
-    if size is not None:
-        return train_tokenizer(documents(recipe.data, data_dir=recipe.data_dir), size)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise HfpatchError(f"tokenizer.path: {path!r} cannot be loaded ({reason})") from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer

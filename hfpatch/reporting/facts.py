@@ -93,7 +93,7 @@ def _data(data: Mapping[str, Any]) -> str:
         _labelled("revision", data.get("revision")),
         *sizes,
         f"{block} tokens" if block else "",
-        _labelled("packing", data.get("packing")),
+        _labelled("layout", data.get("layout")),
         _labelled("SHA-256", _digest(data.get("sha256"))),
     ]
     return ", ".join(part for part in parts if part)
