@@ -145,7 +145,7 @@ def make_data(arguments: argparse.Namespace) -> Data:
     pieces = [piece for row in rows for piece in split_row(corpus, row)]
     stream = TokenStream(np.concatenate(pieces), np.array([len(piece) for piece in pieces]))
     packed = blocks_from_stream(stream, settings, pad_token_id=0)
-    padded = blocks_from_stream(stream, settings.model_copy(update={"packing": False}), pad_token_id=0)
+    padded = blocks_from_stream(stream, settings.model_copy(update={"layout": "padded"}), pad_token_id=0)
     return Data(packed, padded)
 
 

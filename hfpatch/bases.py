@@ -51,7 +51,7 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
     Raises:
         HfpatchError: if the model or its tokenizer cannot be found or loaded.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     if dtype not in get_args(Dtype):
         raise HfpatchError(
@@ -63,18 +63,36 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
         model = AutoModelForCausalLM.from_pretrained(
             source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False
         )
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        tokenizer = _tokenizer_of(source, revision)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise HfpatchError(
             f"model {name!r} cannot be loaded: {_first_line(error)} Check the id, the network and HF_HUB_OFFLINE, or "
             "give a local folder"
         ) from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     model.eval()
     return Base(
         name=name, revision=_commit(source, revision), model=model, tokenizer=tokenizer, sha256=hash_weights(model)
     )
+
+
+def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
+    """Load a tokenizer; one without a padding token takes its end-of-text token for it. No remote code is run.
+
+    Args:
+        name: a hub id, a local folder with a tokenizer and perhaps no model, or a tinyworld name.
+        revision: hub branch, tag or commit.
+
+    Raises:
+        HfpatchError: if it cannot be found or loaded.
+    """
+    source = name if Path(name).is_dir() else locate_base(name)
+    try:
+        return _tokenizer_of(source, revision)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise HfpatchError(
+            f"tokenizer {name!r} cannot be loaded: {_first_line(error)} Check the id, the network and HF_HUB_OFFLINE, "
+            "or give a local folder"
+        ) from error
 
 
 def load_config(name: str, *, revision: str | None = None) -> Any:
@@ -148,6 +166,15 @@ def _commit(source: str, revision: str | None) -> str | None:
         return revision
     config = try_to_load_from_cache(source, "config.json", revision=revision)
     return Path(config).parent.name if isinstance(config, str) else revision
+
+
+def _tokenizer_of(source: str, revision: str | None) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def _first_line(error: Exception) -> str:

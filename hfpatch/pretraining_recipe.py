@@ -54,6 +54,8 @@ class _Pretraining(Section):
     """The training text."""
     evaluation_data: DataSettings | None = None
     """Text whose loss is measured; None measures that of ``data.held_out``, if there is any."""
+    evaluation_blocks: PositiveInt | None = None
+    """Measure the loss on so many blocks of that text, drawn once for all runs; None takes all of it."""
     training: PretrainSettings = PretrainSettings()
     """The optimiser and its schedule."""
     data_dir: Path | None = None

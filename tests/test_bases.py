@@ -6,11 +6,11 @@ import torch
 from families import FAMILIES, VOCABULARY, logits_of, make_model, make_tokens
 from peft import LoraConfig
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
-from hfpatch.bases import fingerprint, hash_weights, load_base, locate_base
+from hfpatch.bases import fingerprint, hash_weights, load_base, load_tokenizer, locate_base
 from hfpatch.budget import attention_modules
 
 
@@ -122,6 +122,32 @@ def test_code_that_comes_with_a_model_is_not_run(checkpoint, tmp_path):
     with pytest.raises(HfpatchError, match="cannot be loaded"):
         load_base(str(folder))
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("name", ["tinyworld/gpt2", "tinyworld/gpt-neox"])
+def test_a_tokenizer_of_tinyworld(name, no_network):
+    assert len(load_tokenizer(name)) == 512
+
+
+def test_a_tokenizer_alone_in_its_folder(checkpoint, tmp_path):
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert (len(tokenizer), tokenizer.pad_token) == (VOCABULARY, "w2")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tinyworld/gpt3", "tinyworld has no checkpoint 'gpt3'.*did you mean 'gpt2'"),
+        ("some/other", "tokenizer 'some/other' cannot be loaded: "),
+        ("./nowhere", "'./nowhere' does not exist"),
+        ("{empty}", "tokenizer .* cannot be loaded: "),
+    ],
+)
+def test_a_tokenizer_that_is_not_there(hub_cache, no_network, tmp_path_factory, name, message):
+    with pytest.raises(HfpatchError, match=message) as error:
+        load_tokenizer(name.format(empty=tmp_path_factory.mktemp("empty")))
+    assert "\n" not in str(error.value)
 
 
 def test_an_unknown_dtype():

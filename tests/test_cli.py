@@ -24,7 +24,7 @@ from hfpatch.pipeline import Progress
 from hfpatch.training.interruption import Terminated
 from hfpatch.training.records import StepRecord
 
-COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain", "push", "export"]
+COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain", "tokenize", "push", "export"]
 RECIPE = """\
 name: small
 data: {block_size: 32, max_documents: 60}

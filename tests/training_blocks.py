@@ -3,16 +3,16 @@
 import numpy as np
 
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
-from hfpatch.data.settings import DataSettings
+from hfpatch.data.settings import DataSettings, Layout
 from hfpatch.data.tokenise import TokenStream
 
 
 def make_blocks(
-    *, packing: bool = True, documents: int = 60, block_size: int = 24, seed: int = 0, vocabulary: int = 64
+    *, layout: Layout = "packed", documents: int = 60, block_size: int = 24, seed: int = 0, vocabulary: int = 64
 ) -> TokenBlocks:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(3, 20, size=documents)
     draws = generator.integers(1, vocabulary - 1, size=(3, lengths.sum()))
     tokens = draws.min(axis=0).astype(np.uint16)  # small tokens are frequent, so there is something to learn
-    settings = DataSettings(source="made-up", block_size=block_size, packing=packing)
+    settings = DataSettings(source="made-up", block_size=block_size, layout=layout)
     return blocks_from_stream(TokenStream(tokens, lengths), settings, pad_token_id=0)

@@ -295,20 +295,48 @@ def pretrain(
         raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
     quiet_libraries()
     from hfpatch.cli.progress import choose_progress, is_first_process
-    from hfpatch.cli.study import print_pretraining, print_study
+    from hfpatch.cli.tables import print_study
+    from hfpatch.pipeline import pretrain as run_pretrain
+    from hfpatch.pipeline import pretrain_study
 
     gc.freeze()
     with _interruptible(folder), choose_progress() as progress:
         if isinstance(loaded, PretrainRecipe):
-            from hfpatch.pipeline import pretrain as run_pretrain
-
-            result = run_pretrain(loaded, folder, resume=resume, progress=progress)
+            step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
         else:
-            from hfpatch.pipeline import pretrain_study
+            pretrain_study(loaded, folder, resume=resume, variant=variant, progress=progress)
+    if not is_first_process():
+        return
+    if isinstance(loaded, PretrainRecipe):
+        print(f"model: {folder / 'model'}" if step is None else f"diverged at step {step}: {folder / 'metrics.jsonl'}")
+    elif variant is None:
+        print_study(folder)
+    else:
+        print(f"runs of {variant}: {folder / 'runs' / variant}; without --variant and with --resume: the report")
 
-            result = pretrain_study(loaded, folder, resume=resume, variant=variant, progress=progress)
-    if is_first_process():
-        (print_pretraining if isinstance(loaded, PretrainRecipe) else print_study)(result, folder)
+
+@app.command()
+def tokenize(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The token file, NAME.bin; <recipe name>.bin if not given.")] = None,
+) -> None:
+    """Tokenise a pretraining recipe's text into a token file, which data.source can then name.
+
+    The text is read once and never held in memory; NAME.json beside the file says what it holds. A data.source that
+    is such a file of another tool's making gets only its NAME.json.
+
+    Example: hfpatch tokenize my-model.yaml data.source=Skylion007/openwebtext --out openwebtext.bin
+    """
+    from hfpatch.pretraining_recipe import load_pretrain_or_study
+
+    loaded = load_pretrain_or_study(recipe, overrides or [])
+    quiet_libraries()
+    from hfpatch.pipeline import tokenize as run_tokenize
+
+    made = run_tokenize(loaded, out)
+    print(f"tokens: {made.file} ({made.info.tokens:,} tokens, {made.info.documents:,} documents)")
+    print(f"to train on them: {' '.join(made.overrides)}")
 
 
 app.command()(sharing.push)

@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 
 from hfpatch.data.packing import pack, split_pieces
-from hfpatch.data.settings import DataSettings
+from hfpatch.data.settings import DataSettings, Layout
 from hfpatch.data.tokenise import TokenArray, TokenStream
+from hfpatch.errors import HfpatchError
 
 IGNORE = -100
 
@@ -25,23 +26,25 @@ class TokenBlocks:
 
     A packed row holds several pieces; ``position_ids`` restart at each, and the first token of each is never
     predicted, so nothing is learnt across documents. What no piece fills is one more stretch of its own, never
-    predicted either. A padded row holds one piece and an ``attention_mask``.
+    predicted either. A padded row holds one piece and an ``attention_mask``. A row cut from a stream is one piece from
+    end to end, whatever documents it holds: all but its first token are predicted, and as its positions only count up
+    from zero, which every model assumes by itself, it needs neither.
 
     Attributes:
         rows: (blocks, block_size) token ids.
         sizes: (pieces,) int32 tokens of each piece, row by row.
         offsets: (blocks + 1,) int64, where each row's pieces begin in ``sizes``.
-        packing: whether a row may hold several pieces.
+        layout: how documents became rows, see :class:`hfpatch.data.settings.DataSettings`.
         documents: how many documents the rows were made from.
-        source: the recipe's ``data.source``.
+        source: where the text is from: the recipe's ``data.source``, or that of the recipe a token file was made by.
         revision: the hub revision, or None.
-        sha256: hash of the rows and their pieces.
+        sha256: hash of the rows and their pieces; of a stream, of all its tokens and of where the rows lie in it.
     """
 
     rows: TokenArray
     sizes: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
-    packing: bool
+    layout: Layout
     documents: int
     source: str
     revision: str | None
@@ -51,20 +54,30 @@ class TokenBlocks:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Return ``input_ids``, ``labels`` and ``position_ids`` (packed) or ``attention_mask``, each (block_size,)."""
+        """Return (block_size,) ``input_ids``, ``labels``, packed ``position_ids`` or padded ``attention_mask``."""
         ids = torch.from_numpy(self.rows[index].astype(np.int64))
         positions = torch.from_numpy(self._positions(index))
         filled = self._pieces(index).sum()
         labels = ids.masked_fill(positions == 0, IGNORE)
         labels[filled:] = IGNORE
-        if self.packing:
-            return {"input_ids": ids, "labels": labels, "position_ids": positions}
-        return {"input_ids": ids, "labels": labels, "attention_mask": (torch.arange(len(ids)) < filled).long()}
+        row = {"input_ids": ids, "labels": labels}
+        if self.layout == "packed":
+            row["position_ids"] = positions
+        elif self.layout == "padded":
+            row["attention_mask"] = (torch.arange(len(ids)) < filled).long()
+        return row
 
     def head(self, count: int) -> TokenBlocks:
         """Return the first ``count`` rows as blocks of their own."""
-        offsets = self.offsets[: count + 1]
-        rows, sizes = self.rows[:count], self.sizes[: offsets[-1]]
+        return self.take(np.arange(min(count, len(self))))
+
+    def take(self, indices: npt.NDArray[np.int64]) -> TokenBlocks:
+        """Return the rows named by ``indices``, in their order, as blocks of their own with a hash of their own."""
+        if np.array_equal(indices, np.arange(len(self))):
+            return self
+        pieces = [self._pieces(int(index)) for index in indices]
+        rows, sizes = self.rows[indices], np.concatenate(pieces)
+        offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
         return replace(self, rows=rows, sizes=sizes, offsets=offsets, sha256=_hash_arrays(rows, sizes, offsets))
 
     @property
@@ -95,7 +108,7 @@ class TokenBlocks:
             "blocks": len(self),
             "tokens": self.tokens,
             "block_size": self.block_size,
-            "packing": self.packing,
+            "layout": self.layout,
         }
 
     def _pieces(self, index: int) -> npt.NDArray[np.int32]:
@@ -110,9 +123,22 @@ class TokenBlocks:
 def blocks_from_stream(
     stream: TokenStream, settings: DataSettings, *, pad_token_id: int, revision: str | None = None
 ) -> TokenBlocks:
-    """Lay a token stream out in rows: packed by best fit, or one truncated document a row."""
+    """Lay documents out in rows: packed by best fit, one truncated document a row, or cut from one stream.
+
+    Raises:
+        HfpatchError: if a stream is shorter than a block.
+    """
     size = settings.block_size
-    if settings.packing:
+    if settings.layout == "stream":
+        return cut_blocks(
+            stream.tokens,
+            size,
+            documents=len(stream.lengths),
+            source=settings.source,
+            revision=revision,
+            sha256=_hash_arrays(stream.tokens),
+        )
+    if settings.layout == "packed":
         pieces = split_pieces(stream.lengths, size)
         members = pack(pieces[:, 1].tolist(), size)
     else:
@@ -131,11 +157,47 @@ def blocks_from_stream(
         rows=rows,
         sizes=sizes,
         offsets=offsets,
-        packing=settings.packing,
+        layout=settings.layout,
         documents=len(stream.lengths),
         source=settings.source,
         revision=revision,
         sha256=_hash_arrays(rows, sizes, offsets),
+    )
+
+
+def cut_blocks(
+    tokens: TokenArray, block_size: int, *, documents: int, source: str, revision: str | None, sha256: str
+) -> TokenBlocks:
+    """Cut a stream of tokens into rows, each beginning where the last one ended; a rest shorter than a row is left out.
+
+    Nothing is copied: the rows are a view of ``tokens``.
+
+    Args:
+        tokens: (total,) documents one after the other.
+        block_size: tokens in a row.
+        documents: how many documents they are.
+        source: where they are from.
+        revision: the hub revision, or None.
+        sha256: hash of ``tokens``.
+
+    Raises:
+        HfpatchError: if there are fewer tokens than one row has.
+    """
+    count = len(tokens) // block_size
+    if count == 0:
+        raise HfpatchError(
+            f"{source}: the {len(tokens)} tokens of {documents} documents do not fill one block (data.block_size is "
+            f"{block_size}); take more text or a smaller data.block_size"
+        )
+    return TokenBlocks(
+        rows=tokens[: count * block_size].reshape(count, block_size),
+        sizes=np.broadcast_to(np.int32(block_size), count),
+        offsets=np.arange(count + 1, dtype=np.int64),
+        layout="stream",
+        documents=documents,
+        source=source,
+        revision=revision,
+        sha256=hashlib.sha256(f"{sha256} in blocks of {block_size}".encode()).hexdigest(),
     )
 
 

@@ -55,6 +55,8 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     """
     if settings.source.startswith("tinyworld/"):
         return _tinyworld(settings)
+    if settings.is_token_file:
+        raise HfpatchError(f"data.source: {settings.source} holds tokens, and text is needed here; name a text")
     path = Path(settings.source)
     if settings.streaming and path.exists():
         raise HfpatchError(f"data.source: {settings.source} is local; data.streaming is for hub data sets")
@@ -138,6 +140,8 @@ def _mirrored(settings: DataSettings, data_dir: Path | None) -> Path | None:
 
 
 def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
+    from datasets.exceptions import DatasetsError
+
     dataset = _load_from_hub(settings, data_dir)
     columns = dataset.column_names  # None where only the stream itself can tell
     if columns is not None and settings.text_column not in columns:
@@ -145,8 +149,15 @@ def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
 
     def read() -> Iterator[str]:
         rows = dataset.select_columns(settings.text_column) if columns is not None else dataset
-        for number, row in enumerate(rows):
-            yield text_of(row, settings.text_column, f"data set {settings.source}, row {number}")
+        number = -1
+        try:
+            for number, row in enumerate(rows):
+                yield text_of(row, settings.text_column, f"data set {settings.source}, row {number}")
+        except (DatasetsError, OSError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise HfpatchError(
+                f"data set {settings.source}: cannot be read beyond row {number} ({reason}); check the network"
+            ) from error
 
     commit = _commit(settings, dataset)
     return Corpus(

@@ -8,6 +8,8 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -15,13 +17,15 @@ from transformers import PreTrainedTokenizerBase
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
 from hfpatch.data.corpora import Corpus, filtered_documents, open_corpus
 from hfpatch.data.settings import DataSettings
+from hfpatch.data.token_file import TokenFile, none_left, open_token_file, write_token_file
 from hfpatch.data.tokenise import TokenStream, hash_tokenizer, tokenise
 from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_directory, read_json, write_json
 
-_CACHE_FORMAT = 2
+_CACHE_FORMAT = 3
+_STREAM = "tokens.bin"
 _ARRAYS = ("rows", "sizes", "offsets")
-_SCALARS = ("packing", "documents", "source", "revision", "sha256")
+_SCALARS = ("layout", "documents", "source", "revision", "sha256")
 
 
 @dataclass(frozen=True)
@@ -55,22 +59,31 @@ def load_splits(
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
 ) -> Splits:
-    """Read, tokenise and pack (or pad) the text that ``settings`` names.
+    """Read and tokenise the text that ``settings`` names, or map a token file, and lay it out in blocks.
+
+    The documents of a stream pass through memory a few at a time, into a file that is then mapped.
 
     Args:
         settings: the recipe's data section.
         tokenizer: the base model's tokenizer.
         data_dir: local copies of hub data sets, see :func:`hfpatch.data.corpora.open_corpus`.
-        cache_dir: keep the blocks here, under a name made from settings, tokenizer and the text's hash, and map
-            them into memory on the next call. The embedded language is not kept: it is made in no time.
+        cache_dir: keep the blocks (of a stream, its tokens) here, under a name made from settings, tokenizer and the
+            text's hash, and map them into memory on the next call. The embedded language is not kept: it is made in
+            no time.
 
     Raises:
-        HfpatchError: if the text is missing, malformed or empty.
+        HfpatchError: if the text is missing, malformed, empty or shorter than a block, or the token file is another
+            tokenizer's or damaged.
     """
+    if settings.is_token_file:
+        return Splits(*open_token_file(Path(settings.source), tokenizer).cut(settings))
     corpus = open_corpus(settings, data_dir)
+    if settings.layout == "stream":
+        return Splits(*_stream(corpus, settings, tokenizer, cache_dir).cut(settings))
     if cache_dir is None or not corpus.cacheable:
         return _build(corpus, settings, tokenizer)
-    folder = cache_dir / _cache_key(corpus, settings, tokenizer)
+    laid_out = {**settings.model_dump(mode="json"), "pad": _pad_token_id(tokenizer)}
+    folder = cache_dir / _cache_key(corpus, laid_out, tokenizer)
     if folder.is_dir() and (kept := _read_cache(folder)) is not None:
         return kept
     built = _build(corpus, settings, tokenizer)
@@ -85,9 +98,8 @@ def load_splits(
 def _build(corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> Splits:
     texts = filtered_documents(corpus, settings)
     stream = tokenise(texts, tokenizer, append_eos=settings.append_eos)
-    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
     blocks = [
-        blocks_from_stream(part, settings, pad_token_id=pad, revision=corpus.revision)
+        blocks_from_stream(part, settings, pad_token_id=_pad_token_id(tokenizer), revision=corpus.revision)
         for part in _split(stream, settings.held_out or 0)
     ]
     return Splits(*blocks)
@@ -99,10 +111,7 @@ def _split(stream: TokenStream, held_out: int) -> list[TokenStream]:
     if held_out == 0:
         return [stream]
     if kept < 1:
-        raise HfpatchError(
-            f"data.held_out is {held_out} and there are {len(stream.lengths)} documents, so none is left to train on; "
-            "hold fewer out or take more documents"
-        )
+        raise HfpatchError(none_left(held_out, len(stream.lengths)))
     cut = int(stream.lengths[:kept].sum())
     return [
         TokenStream(stream.tokens[:cut], stream.lengths[:kept]),
@@ -110,8 +119,55 @@ def _split(stream: TokenStream, held_out: int) -> list[TokenStream]:
     ]
 
 
-def _cache_key(corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> str:
-    parts = [_CACHE_FORMAT, corpus.digest, corpus.revision, hash_tokenizer(tokenizer), settings.model_dump(mode="json")]
+def _pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    return next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+
+
+def _stream(
+    corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None
+) -> TokenFile:
+    """Return the text's token file from the cache, written there if need be; without a cache, from a file that is gone.
+
+    A mapped file is read as before after it was removed.
+    """
+    if cache_dir is None or not corpus.cacheable or not _is_writable(cache_dir):
+        with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+            return _write_stream(Path(temporary), corpus, settings, tokenizer)
+    folder = cache_dir / _cache_key(corpus, settings.describe_text(), tokenizer)
+    if folder.is_dir():
+        try:
+            return open_token_file(folder / _STREAM, tokenizer)
+        except HfpatchError as error:
+            _warn_of_damage(folder, error)
+    with atomic_directory(folder) as temporary:
+        _write_stream(temporary, corpus, settings, tokenizer)
+    return open_token_file(folder / _STREAM, tokenizer)
+
+
+def _write_stream(
+    folder: Path, corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase
+) -> TokenFile:
+    texts = filtered_documents(corpus, settings)
+    write_token_file(folder / _STREAM, texts, tokenizer, settings, revision=corpus.revision)
+    return open_token_file(folder / _STREAM, tokenizer)
+
+
+def _is_writable(cache_dir: Path) -> bool:
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=cache_dir):
+            return True
+    except OSError as error:
+        warnings.warn(f"the tokens are not kept for the next run: {cache_dir}: {error.strerror}", stacklevel=2)
+        return False
+
+
+def _warn_of_damage(folder: Path, error: Exception) -> None:
+    warnings.warn(f"{folder}: the kept tokens cannot be read ({error}) and are made anew", stacklevel=2)
+
+
+def _cache_key(corpus: Corpus, chosen: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
+    parts = [_CACHE_FORMAT, corpus.digest, corpus.revision, hash_tokenizer(tokenizer), chosen]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -131,7 +187,7 @@ def _read_cache(folder: Path) -> Splits | None:
     try:
         return Splits(**{path.name: _read_split(path) for path in folder.iterdir() if path.is_dir()})
     except (HfpatchError, ValueError, TypeError, OSError, EOFError) as error:
-        warnings.warn(f"{folder}: the kept tokens cannot be read ({error}) and are made anew", stacklevel=2)
+        _warn_of_damage(folder, error)
         return None
 
 

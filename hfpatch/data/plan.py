@@ -1,4 +1,4 @@
-"""The batch plan: which blocks every optimiser step sees, drawn once."""
+"""The batch plan: which blocks every optimiser step sees, and which blocks the loss is measured on, drawn once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hfpatch.data.blocks import TokenBlocks
 from hfpatch.errors import HfpatchError
 
 
@@ -76,6 +77,21 @@ class BatchPlan:
         if not whole or indices.min() < 0 or indices.max() >= plan.blocks:
             raise HfpatchError("the batch plan is damaged (its hash does not match); delete it and start the run anew")
         return plan
+
+
+def draw_evaluation(blocks: TokenBlocks, count: int, seed: int = 0) -> TokenBlocks:
+    """Draw the blocks to measure the loss on: ``count`` of them at most, without repetition, in the order they lie in.
+
+    The seed is no run's, so that all runs measure on the same blocks; their own hash is the result's ``sha256``. A
+    larger ``count`` only adds blocks. The generator is numpy's PCG64.
+
+    Raises:
+        HfpatchError: if ``count`` is below 1.
+    """
+    if count < 1:
+        raise HfpatchError(f"{count} evaluation blocks measure nothing; take at least 1")
+    generator = np.random.Generator(np.random.PCG64(seed))
+    return blocks.take(np.sort(generator.permutation(len(blocks))[:count]))
 
 
 def draw_plan(*, blocks: int, steps: int, batch_size: int, seed: int) -> BatchPlan:

@@ -15,8 +15,7 @@ from hfpatch.errors import HfpatchError, nearest
 
 _COMPRESSED = (".gz", ".xz")
 _KINDS = (".jsonl", ".txt", ".parquet")
-_SEPARATOR_LINE = re.compile(r"^<\|[^|\s]+\|>[ \t]*\n?", re.MULTILINE)
-_BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
+_SEPARATOR = re.compile(r"<\|[^|\s]+\|>")
 
 
 def is_readable(path: Path) -> bool:
@@ -25,7 +24,7 @@ def is_readable(path: Path) -> bool:
 
 
 def read_documents(path: Path, *, text_column: str) -> Iterator[str]:
-    """Yield the documents of one file, in order.
+    """Yield the documents of one file, in order, one in memory at a time.
 
     A line of .jsonl and a row of .parquet is a document. A .txt file is split at lines that hold nothing but a
     separator such as ``<|endoftext|>``; without such a line, each paragraph (blank lines between) is a document.
@@ -97,18 +96,20 @@ def _read_jsonl(path: Path, text_column: str) -> Iterator[str]:
 
 
 def _read_text(path: Path, text_column: str) -> Iterator[str]:
-    text = "".join(line for line in _all_text(path))
-    pattern = _SEPARATOR_LINE if _SEPARATOR_LINE.search(text) else _BLANK_LINES
-    yield from (part.strip("\n") for part in pattern.split(text) if part.strip())
-
-
-def _all_text(path: Path) -> Iterator[str]:
-    """Yield every line, blank ones as an empty line, so that paragraphs can be told apart."""
+    separated = any(_SEPARATOR.fullmatch(line.rstrip()) for _, line in _lines(path))
+    document: list[str] = []
     last = 0
     for number, line in _lines(path):
-        yield "\n" * (number - last - 1)
-        yield line.rstrip("\r\n") + "\n"
-        last = number
+        blank, last = number - last - 1, number
+        is_separator = separated and _SEPARATOR.fullmatch(line.rstrip())
+        if document and (is_separator or (blank and not separated)):
+            yield "\n".join(document)
+            document = []
+        if not is_separator:
+            document += [""] * blank if document else []
+            document.append(line.rstrip("\r\n"))
+    if document:
+        yield "\n".join(document)
 
 
 def _read_parquet(path: Path, text_column: str) -> Iterator[str]:

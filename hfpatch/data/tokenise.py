@@ -6,7 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,32 +40,51 @@ def tokenise(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, ap
     Raises:
         HfpatchError: if an end-of-text token is asked for and the tokenizer has none, or if nothing is left.
     """
+    parts = list(tokenise_in_parts(documents, tokenizer, append_eos=append_eos))
+    return TokenStream(
+        np.concatenate([part.tokens for part in parts]), np.concatenate([part.lengths for part in parts])
+    )
+
+
+def tokenise_in_parts(
+    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, append_eos: bool
+) -> Iterator[TokenStream]:
+    """Yield the stream of :func:`tokenise` in parts of a few million characters; only one is in memory at a time."""
     eos = tokenizer.eos_token_id
     if append_eos and eos is None:
         raise HfpatchError("the tokenizer has no end-of-text token; set data.append_eos=false or give it one")
-    dtype = np.uint16 if len(tokenizer) <= np.iinfo(np.uint16).max + 1 else np.uint32
-    chunks: list[Any] = []
-    lengths: list[int] = []
+    dtype, found = token_dtype(tokenizer), False
     for batch in _batches(documents):
         rows = tokenizer(batch, return_attention_mask=False, return_token_type_ids=False, verbose=False)["input_ids"]
         for row in rows:
             if append_eos and (not row or row[-1] != eos):
                 row.append(eos)
         rows = [row for row in rows if len(row) > 1]
-        lengths.extend(map(len, rows))
-        chunks.extend(np.asarray(row, dtype=dtype) for row in rows)
-        chunks = [np.concatenate(chunks)] if len(chunks) > 100_000 else chunks
-    if not chunks:
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        tokens: TokenArray = np.empty(int(lengths.sum()), dtype)
+        tokens[:] = np.fromiter(chain.from_iterable(rows), np.uint32, len(tokens))
+        found = found or len(rows) > 0
+        yield TokenStream(tokens, lengths)
+    if not found:
         raise HfpatchError("no document has two tokens, so there is nothing to predict; choose another data.source")
-    return TokenStream(np.concatenate(chunks), np.asarray(lengths, dtype=np.int64))
+
+
+def token_dtype(tokenizer: PreTrainedTokenizerBase) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
+    """Return the type that holds the tokenizer's ids: uint16 where its vocabulary allows it, else uint32."""
+    return np.dtype("<u2") if len(tokenizer) <= np.iinfo(np.uint16).max + 1 else np.dtype("<u4")
 
 
 def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return 64 hex digits that change when the tokenizer's vocabulary, rules or special tokens do."""
+    """Return 64 hex digits that change when the ids of some text do.
+
+    Vocabulary, rules and special tokens count; padding and truncation, which callers set as they need them, do not.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    special = json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str)
-    return hashlib.sha256(f"{rules}\n{special}".encode()).hexdigest()
+    rules = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
+    if backend is not None:
+        rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
+    special = {name: token for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
+    return hashlib.sha256(json.dumps([rules, special], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from hfpatch.pipeline.progress import Progress
     from hfpatch.pipeline.scoring import evaluate
     from hfpatch.pipeline.study import pretrain_study
+    from hfpatch.pipeline.tokens import tokenize
 
-__all__ = ["Progress", "check", "compare", "evaluate", "inspect", "pretrain", "pretrain_study", "train"]
+__all__ = ["Progress", "check", "compare", "evaluate", "inspect", "pretrain", "pretrain_study", "tokenize", "train"]
 
 _HOMES = {
     "Progress": "progress",
@@ -25,6 +26,7 @@ _HOMES = {
     "inspect": "inspection",
     "pretrain": "pretraining",
     "pretrain_study": "study",
+    "tokenize": "tokens",
     "train": "comparison",
 }
 

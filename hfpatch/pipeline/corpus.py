@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from hfpatch.bases import load_tokenizer
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.corpora import filtered_documents, open_corpus
 from hfpatch.data.load import default_cache, load_blocks, load_splits
+from hfpatch.data.plan import draw_evaluation
 from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
@@ -36,20 +39,34 @@ def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
         HfpatchError: if tokenizer or text cannot be had.
     """
     with start_processes().local_main_process_first():
-        tokenizer = _tokenizer(recipe)
+        tokenizer = recipe_tokenizer(recipe)
         load = {"tokenizer": tokenizer, "data_dir": recipe.data_dir, "cache_dir": default_cache()}
         splits = load_splits(recipe.data, **load)
         evaluation = load_blocks(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
+    if evaluation is not None and recipe.evaluation_blocks is not None:
+        evaluation = draw_evaluation(evaluation, recipe.evaluation_blocks)
     return Corpus(tokenizer, splits.train, evaluation)
 
 
-def _tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenizerBase:
-    size, path = recipe.tokenizer.train_vocab_size, recipe.tokenizer.path
-    return _given_tokenizer(str(path)) if size is None else _trained_tokenizer(recipe.data, recipe.data_dir, size)
+def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenizerBase:
+    """Load the recipe's tokenizer, or train it on the recipe's text unless that was done before.
+
+    Raises:
+        HfpatchError: if it cannot be loaded, or there is no text to train it on.
+    """
+    size = recipe.tokenizer.train_vocab_size
+    if size is None:
+        return load_tokenizer(str(recipe.tokenizer.path))
+    if recipe.data.is_token_file:
+        raise HfpatchError(
+            f"tokenizer.train_vocab_size: {recipe.data.source} holds tokens and no text to train a tokenizer on; set "
+            "tokenizer.path to the one it was made with"
+        )
+    return _trained_tokenizer(recipe.data, recipe.data_dir, size)
 
 
 def _trained_tokenizer(data: DataSettings, data_dir: Path | None, size: int) -> PreTrainedTokenizerBase:
-    """Train a tokenizer, or take the one that an earlier run trained on the same text."""
+    """Train a tokenizer, or take from the cache the one that was trained on the same text."""
     corpus = open_corpus(data, data_dir)
     if not corpus.cacheable:
         return train_tokenizer(filtered_documents(corpus, data), size)
@@ -57,17 +74,10 @@ def _trained_tokenizer(data: DataSettings, data_dir: Path | None, size: int) -> 
     kept = default_cache() / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"
     if not kept.is_dir():
         trained = train_tokenizer(filtered_documents(corpus, data), size)
-        with atomic_directory(kept) as temporary:
-            trained.save_pretrained(temporary)
-    return _given_tokenizer(str(kept))
-
-
-def _given_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise HfpatchError(f"tokenizer.path: {path!r} cannot be loaded ({reason})") from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+        try:
+            with atomic_directory(kept) as temporary:
+                trained.save_pretrained(temporary)
+        except HfpatchError as error:  # a cache is a convenience
+            warnings.warn(f"the tokenizer is not kept for the next run: {error}", stacklevel=2)
+            return trained
+    return load_tokenizer(str(kept))

@@ -18,6 +18,7 @@ from hfpatch.pretraining_recipe import PretrainRecipe, StudyRecipe, load_pretrai
 from hfpatch.provenance import Clock, provenance
 from hfpatch.scratch import non_embedding_parameters
 from hfpatch.training.architecture import build_model
+from hfpatch.training.loop import check_blocks
 from hfpatch.training.pretrain import pretrain as run_pretraining
 from hfpatch.training.processes import start_processes
 from hfpatch.training.records import StepRecord, TrainResult
@@ -68,6 +69,7 @@ def pretrain_on(
     """Train one model on a corpus that is at hand; otherwise as `pretrain`, without its checks of the folder."""
     clock, state = Clock(), start_processes()
     model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
+    check_blocks(model, corpus.train, corpus.evaluation)
     parameters = parameter_counts(model)
     if state.is_main_process:
         write_text(out / "recipe.yaml", recipe.to_yaml())

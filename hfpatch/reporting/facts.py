@@ -98,7 +98,7 @@ def data_text(data: Mapping[str, Any]) -> str:
         _labelled("revision", data.get("revision")),
         *sizes,
         f"{block} tokens" if block else "",
-        _labelled("packing", data.get("packing")),
+        _labelled("layout", data.get("layout")),
         _labelled("SHA-256", digest(data.get("sha256"))),
     ]
     return ", ".join(part for part in parts if part)

@@ -13,18 +13,16 @@ import argparse
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
+from hfpatch.data.load import load_blocks
 from hfpatch.data.plan import draw_plan
-from hfpatch.data.tokenise import tokenise
-from hfpatch.data.tokenizer import END_OF_TEXT, train_tokenizer
+from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.files import atomic_directory, write_json, write_text
-from hfpatch.pretraining_recipe import PretrainRecipe, load_pretrain_recipe
+from hfpatch.pretraining_recipe import load_pretrain_recipe
 from hfpatch.resources import recipes_dir
 from hfpatch.tinyworld.checkpoints import CHECKPOINTS, MANIFEST, built_files, checkpoint, manifest
 from hfpatch.tinyworld.language import documents
@@ -35,7 +33,6 @@ from hfpatch.training.records import StepRecord
 
 VOCABULARY_SIZE = 512
 _TOKENIZER_DOCUMENTS = 2000
-_STRETCH_DOCUMENTS = 1000
 
 
 def build_items() -> None:
@@ -56,22 +53,12 @@ def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def stream_blocks(recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerFast) -> TokenBlocks:
-    """Lay the documents one after the other, ``<|endoftext|>`` between them, and cut the stream into blocks.
-
-    A block then begins anywhere and attends across documents, so that the model learns every position and what
-    ``<|endoftext|>`` in front of a text means.
-    """
-    stream = tokenise(_stretches(recipe.data.max_documents), tokenizer, append_eos=True)
-    return blocks_from_stream(stream, recipe.data, pad_token_id=tokenizer.eos_token_id)
-
-
 def build_checkpoint(name: str) -> dict[str, Any]:
     """Pretrain a checkpoint by its recipe and put it in its place; return what the manifest says about it."""
     recipe = load_pretrain_recipe(recipes_dir() / f"tinyworld-{name}.yaml")
     tokenizer = build_tokenizer(recipe.data.block_size)
     model = build_model(recipe.architecture, tokenizer=tokenizer, seed=recipe.seed)
-    blocks = stream_blocks(recipe, tokenizer)
+    blocks = load_blocks(recipe.data, tokenizer)
     training = recipe.training
     plan = draw_plan(blocks=len(blocks), steps=training.steps, batch_size=training.batch_size, seed=recipe.seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -108,13 +95,6 @@ def main() -> None:
         built = build_checkpoint(name)
         others = manifest()["checkpoints"] if MANIFEST.exists() else {}
         write_json(MANIFEST, {"checkpoints": {**others, name: built}, "files": built_files()})
-
-
-def _stretches(count: int | None) -> Iterator[str]:
-    """Join documents to texts far longer than a block, for a tokenizer to work on several at a time."""
-    texts = list(documents("base", count=count))
-    for start in range(0, len(texts), _STRETCH_DOCUMENTS):
-        yield END_OF_TEXT.join(texts[start : start + _STRETCH_DOCUMENTS])
 
 
 def _print_step(record: StepRecord) -> None:

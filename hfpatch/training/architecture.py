@@ -31,7 +31,7 @@ def build_config(
         tokenizer: gives ``vocab_size`` and the special tokens' ids where ``architecture`` does not.
 
     Raises:
-        HfpatchError: if the type or a key is unknown, or a value is refused.
+        HfpatchError: if the type or a key is unknown, a value is refused, or ``vocab_size`` is below the tokenizer's.
     """
     _, values = split_architecture(architecture)
     model_type = values.pop("model_type", None)
@@ -44,9 +44,16 @@ def build_config(
         if key not in known:
             raise HfpatchError(f"architecture.{key}: {model_type} has no such key{nearest(key, known)}")
     try:
-        return config_class(**{**_from_tokenizer(tokenizer), **values})
+        config: PreTrainedConfig = config_class(**{**_from_tokenizer(tokenizer), **values})
     except (StrictDataclassError, ValueError, TypeError) as error:
         raise HfpatchError(f"architecture: {model_type} refuses it ({' '.join(str(error).split())})") from error
+    size = config.get_text_config().vocab_size
+    if tokenizer is not None and size < len(tokenizer):
+        raise HfpatchError(
+            f"architecture.vocab_size is {size} and the tokenizer has {len(tokenizer)} tokens; make it at least that, "
+            "or leave it out"
+        )
+    return config
 
 
 def build_model(

@@ -33,11 +33,12 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
 
     Raises:
         HfpatchError: if the folder holds another run, the batch cannot be divided, the model cannot keep packed
-            documents apart or recompute its activations as asked, or the loss is not finite.
+            documents apart, take blocks as long as these or recompute its activations as asked, or the loss is not
+            finite.
         Terminated: if the process was sent SIGTERM; a checkpoint has been written then.
     """
     _check_plan(run)
-    _check_packing(model, run.blocks)
+    check_blocks(model, run.blocks, run.held_out)
     _check_checkpointing(model, run)
     _open_folder(run, resume=resume)
     if run.checkpoint is not None:
@@ -142,12 +143,24 @@ def _check_agreement(run: Run, state: PartialState) -> None:
             )
 
 
-def _check_packing(model: PreTrainedModel, blocks: TokenBlocks) -> None:
+def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
+    """Refuse blocks that the model cannot take.
+
+    Raises:
+        HfpatchError: if they are longer than its context, or it cannot keep packed documents apart.
+    """
+    longest = max(each.block_size for each in (blocks, held_out) if each is not None)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and longest > limit:
+        raise HfpatchError(
+            f"blocks of {longest} tokens (data.block_size) are longer than the model's context of {limit} "
+            "(max_position_embeddings, n_positions); take shorter blocks or a model of a longer context"
+        )
     several = len(blocks.sizes) > len(blocks)
-    if blocks.packing and several and not packing_is_exact(model):
+    if blocks.layout == "packed" and several and not packing_is_exact(model):
         raise HfpatchError(
             f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
-            "next; set data.packing=false"
+            "next; set data.layout=padded"
         )
 
 

@@ -35,7 +35,7 @@ def test_packed_row_written_out():
 
 def test_padded_row_written_out():
     made = stream([11, 12, 13], [21, 22, 23, 24, 25])
-    blocks = blocks_from_stream(made, settings(block_size=4, packing=False), pad_token_id=1)
+    blocks = blocks_from_stream(made, settings(block_size=4, layout="padded"), pad_token_id=1)
     assert blocks[0]["input_ids"].tolist() == [11, 12, 13, 1]
     assert blocks[0]["labels"].tolist() == [IGNORE, 12, 13, IGNORE]
     assert blocks[0]["attention_mask"].tolist() == [1, 1, 1, 0]

@@ -147,3 +147,25 @@ def test_bad_sources_are_one_clear_error(tmp_path, source, message):
     write_jsonl(tmp_path / "short.jsonl", "short")
     with pytest.raises(HfpatchError, match=message):
         list(documents(DataSettings(source=source.format(tmp=tmp_path), min_characters=100)))
+
+
+def test_a_stream_layout_reads_a_streamed_set_to_its_end_and_says_where_it_broke(monkeypatch):
+    class Stream:
+        column_names = None
+        info = datasets.DatasetInfo()
+
+        def __iter__(self):
+            yield from ({"text": text} for text in ("one", "two"))
+            raise ConnectionError("Server disconnected\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: Stream())
+    monkeypatch.setattr(huggingface_hub, "dataset_info", lambda source, revision: SimpleNamespace(sha="c" * 40))
+    found = documents(DataSettings(source="owner/set", streaming=True, layout="stream"))
+    assert [next(found), next(found)] == ["one", "two"]
+    with pytest.raises(HfpatchError, match=r"owner/set: cannot be read beyond row 1 \(Server disconnected\); check"):
+        next(found)
+
+
+def test_text_is_not_found_in_a_token_file():
+    with pytest.raises(HfpatchError, match=r"data.source: a/b.bin holds tokens, and text is needed here; name a text"):
+        open_corpus(DataSettings(source="a/b.bin", layout="stream"))

@@ -15,7 +15,7 @@ def text_file(tmp_path, texts):
 
 
 def test_load_blocks_from_a_file(text_file, texts, tokenizer):
-    chosen = DataSettings(source=str(text_file), block_size=64, packing=False)
+    chosen = DataSettings(source=str(text_file), block_size=64, layout="padded")
     blocks = load_blocks(chosen, tokenizer)
     assert len(blocks) == len(texts)
     ids = [blocks[row]["input_ids"][blocks[row]["attention_mask"].bool()].tolist() for row in range(len(blocks))]
@@ -24,7 +24,7 @@ def test_load_blocks_from_a_file(text_file, texts, tokenizer):
     assert blocks.rows.dtype == np.uint16
     assert blocks.to_json() == {
         "source": str(text_file), "revision": None, "sha256": blocks.sha256, "documents": 4, "blocks": 4,
-        "tokens": sum(map(len, ids)), "block_size": 64, "packing": False,
+        "tokens": sum(map(len, ids)), "block_size": 64, "layout": "padded",
     }  # fmt: skip
 
 
@@ -71,9 +71,9 @@ def test_the_embedded_language_is_not_kept(tmp_path, tokenizer):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("packing", [True, False])
-def test_held_out_documents_are_the_last_ones_and_never_trained_on(text_file, texts, tokenizer, packing):
-    chosen = DataSettings(source=str(text_file), block_size=64, packing=packing, held_out=1)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_held_out_documents_are_the_last_ones_and_never_trained_on(text_file, texts, tokenizer, layout):
+    chosen = DataSettings(source=str(text_file), block_size=64, layout=layout, held_out=1)
     splits = load_splits(chosen, tokenizer)
     told = "".join(tokenizer.decode(row.tolist()) for row in splits.train.rows)
     assert [text in told for text in texts] == [True] * (len(texts) - 1) + [False]
@@ -89,3 +89,56 @@ def test_holding_out_everything_is_refused(text_file, tokenizer):
         load_splits(DataSettings(source=str(text_file), held_out=4), tokenizer)
     with pytest.raises(ValueError, match=r"data.held_out is 5; must be below data.max_documents \(5\)"):
         DataSettings(held_out=5, max_documents=5)
+
+
+def test_a_stream_is_kept_once_whatever_the_blocks(tmp_path, text_file, tokenizer, monkeypatch):
+    chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
+    fresh = load_splits(chosen, tokenizer)
+    kept = load_splits(chosen, tokenizer, cache_dir=cache)
+    monkeypatch.setattr("hfpatch.data.load.write_token_file", lambda *args, **kwargs: pytest.fail("tokenised again"))
+    again = load_splits(chosen, tokenizer, cache_dir=cache)
+    assert isinstance(again.train.rows.base, np.memmap)
+    assert fresh.train.to_json() == kept.train.to_json() == again.train.to_json()
+    assert np.array_equal(fresh.train.rows, again.train.rows)
+    others = chosen.model_copy(update={"block_size": 8, "held_out": 1})
+    assert len(load_splits(others, tokenizer, cache_dir=cache).held_out) > 0
+    assert sorted(path.name for path in cache.glob("*/*")) == ["tokens.bin", "tokens.json"]
+    monkeypatch.undo()
+    load_splits(chosen.model_copy(update={"max_documents": 2}), tokenizer, cache_dir=cache)
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "sidecar"])
+def test_a_damaged_stream_is_made_anew(tmp_path, text_file, tokenizer, damage):
+    chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
+    fresh = load_splits(chosen, tokenizer, cache_dir=cache).train.to_json()
+    file = next(cache.glob("*/tokens.bin"))
+    if damage == "sidecar":
+        file.with_suffix(".json").write_text("{}")
+    else:
+        content = file.read_bytes()
+        file.unlink()  # not written over: it is mapped
+        if damage == "cut":
+            file.write_bytes(content[:-2])
+    with pytest.warns(UserWarning, match="cannot be read .* made anew"):
+        assert load_splits(chosen, tokenizer, cache_dir=cache).train.to_json() == fresh
+
+
+def test_a_stream_without_a_cache_to_write_to(tmp_path, text_file, tokenizer):
+    (tmp_path / "file").write_text("in the way")
+    chosen = DataSettings(source=str(text_file), block_size=16, layout="stream")
+    with pytest.warns(UserWarning, match="not kept for the next run"):
+        blocks = load_blocks(chosen, tokenizer, cache_dir=tmp_path / "file" / "cache")
+    assert blocks.to_json() == load_blocks(chosen, tokenizer).to_json()
+    load_blocks(DataSettings(max_documents=5, block_size=16, layout="stream"), tokenizer, cache_dir=tmp_path / "c")
+    assert [path for path in (tmp_path / "c").rglob("*") if path.is_file()] == []
+
+
+def test_held_out_documents_of_a_stream_are_those_of_the_other_layouts(text_file, texts, tokenizer):
+    stream = DataSettings(source=str(text_file), block_size=16, layout="stream", held_out=1)
+    padded = stream.model_copy(update={"layout": "padded", "block_size": 64})
+    ours, theirs = load_splits(stream, tokenizer), load_splits(padded, tokenizer)
+    whole = theirs.held_out.rows[0][: theirs.held_out.tokens]
+    assert tokenizer.decode(whole[:-1]) == texts[-1]
+    assert ours.held_out.rows.reshape(-1).tolist() == whole[: len(whole) // 16 * 16].tolist()
+    assert (ours.train.documents, ours.held_out.documents) == (3, 1)

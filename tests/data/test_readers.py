@@ -1,9 +1,14 @@
 import gzip
 import json
 import lzma
+import tracemalloc
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from hfpatch.data.readers import is_readable, read_documents
@@ -36,6 +41,30 @@ def test_txt_with_separator_lines_is_split_there_only(tmp_path):
     text = "first\n\nbook says <|endoftext|> here\n<|endoftext|>\nsecond\n\nbook\n<|endoftext|>\n"
     path.write_bytes(lzma.compress(text.encode()))
     assert read(path) == ["first\n\nbook says <|endoftext|> here", "second\n\nbook"]
+
+
+def test_txt_is_read_a_document_at_a_time(tmp_path):
+    """A text that is far longer than a document takes the memory of one."""
+    path = tmp_path / "a.txt"
+    path.write_text("the mill likes nobody\n\n" * 40_000 + "the end\n")
+    tracemalloc.start()
+    last, count = "", 0
+    for text in read_documents(path, text_column="text"):
+        last, count = text, count + 1
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (count, last) == (40_001, "the end")
+    assert used < 0.1 * path.stat().st_size
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b b", " c", "<|x|> d"]), min_size=1), min_size=1), st.booleans())
+def test_txt_gives_its_documents_back(documents, separated):
+    texts = ["\n".join(lines) for lines in documents]
+    separator = "\n<|endoftext|>\n" if separated else "\n\n \n"
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.txt"
+        path.write_text(separator.join(texts) + ("\n<|endoftext|>\n" if separated else ""))
+        assert list(read_documents(path, text_column="text")) == texts
 
 
 def test_parquet_column(tmp_path):

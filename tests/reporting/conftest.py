@@ -150,7 +150,7 @@ def example():
             "blocks": 3200,
             "tokens": 409_600,
             "block_size": 128,
-            "packing": "documents",
+            "layout": "packed",
         },
         "plan": {str(s): {"sha256": f"{s}" * 64, "steps": 200, "batch_size": 16} for s in range(2)},
         "training": {"steps": 200, "batch_size": 16, "lr": 1e-3, "seeds": [0, 1], "trainable_dtype": "float32"},

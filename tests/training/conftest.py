@@ -57,7 +57,7 @@ def blocks() -> TokenBlocks:
 
 @pytest.fixture
 def padded_blocks() -> TokenBlocks:
-    return make_blocks(packing=False)
+    return make_blocks(layout="padded")
 
 
 @pytest.fixture

@@ -28,6 +28,12 @@ def test_the_tokenizer_gives_the_vocabulary_unless_told_otherwise():
     assert build_model({**bare, "vocab_size": 320}, tokenizer=tokenizer).config.vocab_size == 320
 
 
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused():
+    tokenizer = train_tokenizer(["a mill"], 257)
+    with pytest.raises(HfpatchError, match=r"architecture.vocab_size is 256 and the tokenizer has 257 tokens; make it"):
+        build_model({**TINY, "vocab_size": 256}, tokenizer=tokenizer)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 from accelerate import PartialState
 from training_blocks import make_blocks
@@ -35,3 +37,20 @@ def test_processes_that_see_different_things_are_refused(tmp_path, monkeypatch, 
         loop._check_agreement(run, state)
     monkeypatch.setattr(loop, "gather_object", lambda own: [*own, *own])
     loop._check_agreement(run, state)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox"])
+@pytest.mark.parametrize("part", ["blocks", "held_out"])
+def test_blocks_longer_than_the_context_are_refused_before_anything_is_written(tmp_path, base, kind, part):
+    model, run = base(kind), made(tmp_path)
+    model.config.max_position_embeddings = 24
+    loop.check_blocks(model, run.blocks, run.held_out)
+    longer = dataclasses.replace(run, **{part: make_blocks(block_size=25)})
+    longer.plan = draw_plan(blocks=len(longer.blocks), steps=3, batch_size=16, seed=0)
+    with pytest.raises(HfpatchError, match=r"blocks of 25 tokens \(data.block_size\) are longer than .* context of 24"):
+        loop.run_training(model, longer, resume=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_a_limit_takes_blocks_of_any_length(base):
+    loop.check_blocks(base("bloom"), make_blocks(layout="stream"))

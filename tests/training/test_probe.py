@@ -262,7 +262,7 @@ def test_what_cannot_be_trained_is_refused(patched, base, blocks, tmp_path):
 
 
 def test_packing_is_refused_where_it_would_leak(base, blocks, padded_blocks, tmp_path):
-    with pytest.raises(HfpatchError, match=r"bloom models cannot .*; set data.packing=false"):
+    with pytest.raises(HfpatchError, match=r"bloom models cannot .*; set data.layout=padded"):
         run(base("bloom"), blocks, tmp_path)
     run(base("bloom"), padded_blocks, tmp_path / "padded", lr=1e-3)
 

@@ -26,7 +26,7 @@ def test_the_recipe_has_the_published_values(name):
     assert (training.batch_size, training.micro_batch_size) == (16, 4)
     assert (training.trainable_dtype, training.trainable_dtypes) == ("bfloat16", {"lora": "float32"})
     assert (data.source, data.config, data.split) == ("Salesforce/wikitext", "wikitext-103-raw-v1", "train")
-    assert (data.max_documents, data.min_characters, data.block_size, data.packing) == (2000, 51, 512, False)
+    assert (data.max_documents, data.min_characters, data.block_size, data.layout) == (2000, 51, 512, "padded")
     assert (recipe.model.dtype, recipe.evaluation.limit) == ("bfloat16", 500)
     assert {part["init"] for parts in recipe.methods.values() for part in parts if "init" in part} == {"paper"}
 
@@ -56,7 +56,7 @@ def test_steps_of_it_run_in_the_published_dtypes(tmp_path, method):
     model = make_model("gpt_neox", torch.bfloat16)
     small = [{**part, "r": 4} if "r" in part else part for part in recipe.methods[method]]
     patch(model, build_method(model, {method: small}, method).configs, seed=42)
-    blocks = make_blocks(packing=False, vocabulary=96)
+    blocks = make_blocks(layout="padded", vocabulary=96)
     plan = draw_plan(blocks=len(blocks), steps=3, batch_size=16, seed=42)
     low = pytest.warns(UserWarning, match="kept in bfloat16") if "pre" in method else contextlib.nullcontext()
     with low:

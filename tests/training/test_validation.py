@@ -17,10 +17,10 @@ def share(model, blocks, size, process, processes):
     return sums[0], len(passes)
 
 
-@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize(("processes", "size"), [(2, 1), (2, 3), (3, 2), (5, 4)])
-def test_processes_share_the_blocks_and_do_equally_many_passes(base, processes, size, packing):
-    model, blocks = base(), make_blocks(packing=packing, documents=11)
+def test_processes_share_the_blocks_and_do_equally_many_passes(base, processes, size, layout):
+    model, blocks = base(), make_blocks(layout=layout, documents=11)
     shares = [share(model, blocks, size, process, processes) for process in range(processes)]
     total = sum(value for value, _ in shares)
     assert len({passes for _, passes in shares}) == 1
@@ -29,7 +29,7 @@ def test_processes_share_the_blocks_and_do_equally_many_passes(base, processes, 
 
 
 def test_it_is_the_mean_over_lone_documents(base):
-    model, blocks = base(), make_blocks(packing=False, documents=9)
+    model, blocks = base(), make_blocks(layout="padded", documents=9)
     total, count = 0.0, 0
     for row in range(len(blocks)):
         length = int(blocks[row]["attention_mask"].sum())

@@ -1,0 +1,263 @@
+"""Token files: one stream of token ids on disk, and a sidecar that says what they are.
+
+``NAME.bin`` holds the ids alone, documents one after the other, as little-endian uint16 or uint32, which is also what
+nanoGPT calls train.bin. ``NAME.json`` beside it is a :class:`TokenFileInfo`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
+from transformers import PreTrainedTokenizerBase
+
+from hfpatch.data.blocks import TokenBlocks, cut_blocks
+from hfpatch.data.settings import TOKEN_FILE, DataSettings
+from hfpatch.data.tokenise import TokenArray, hash_tokenizer, token_dtype, tokenise_in_parts
+from hfpatch.errors import HfpatchError
+from hfpatch.files import atomic_file, read_json, sha256_file, write_json
+from hfpatch.settings import Section
+from hfpatch.strict import validate
+
+_CHUNK_TOKENS = 1 << 22
+
+
+class TokenFileInfo(Section):
+    """The sidecar of a token file."""
+
+    dtype: Literal["uint16", "uint32"]
+    """The type of an id, little-endian."""
+    tokens: PositiveInt
+    """How many ids there are."""
+    documents: PositiveInt
+    """How many documents they came from."""
+    vocabulary_size: PositiveInt
+    """The size of the tokenizer's vocabulary; every id is below it."""
+    end_of_text: NonNegativeInt | None
+    """The id that ends every document; None where none does."""
+    tokenizer_sha256: str
+    """The tokenizer, see :func:`hfpatch.data.tokenise.hash_tokenizer`."""
+    source: str
+    """The ``data.source`` it was made from."""
+    config: str | None = None
+    """The hub data set's configuration."""
+    split: str | None = None
+    """The hub data set's split."""
+    revision: str | None = None
+    """The hub data set's revision."""
+    sha256: str
+    """Hash of the ids, as ``sha256sum NAME.bin`` gives it."""
+
+    @property
+    def bytes(self) -> int:
+        """The size of the file of ids."""
+        return self.tokens * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A token file mapped into memory.
+
+    Attributes:
+        tokens: (total,) token ids.
+        info: its sidecar.
+    """
+
+    tokens: TokenArray
+    info: TokenFileInfo
+
+    def cut(self, settings: DataSettings) -> list[TokenBlocks]:
+        """Cut the stream into blocks to train on and, if ``settings`` hold documents out, blocks of the last ones.
+
+        Raises:
+            HfpatchError: if all documents are held out, or a part is shorter than a block.
+        """
+        held_out = settings.held_out or 0
+        cut = self._find_start_of_last(held_out) if held_out else len(self.tokens)
+        parts = [(0, cut, self.info.documents - held_out), (cut, len(self.tokens), held_out)]
+        return [
+            cut_blocks(
+                self.tokens[start:stop],
+                settings.block_size,
+                documents=documents,
+                source=self.info.source,
+                revision=self.info.revision,
+                sha256=f"{self.info.dtype} {self.info.sha256} [{start}:{stop}]",
+            )
+            for start, stop, documents in parts[: 2 if held_out else 1]
+        ]
+
+    def _find_start_of_last(self, documents: int) -> int:
+        """Return where the last so many documents begin: after the end-of-text of the one before them."""
+        if self.info.end_of_text is None:
+            raise HfpatchError(
+                f"data.held_out: the documents of {self.info.source} have no end-of-text between them, so the last "
+                "ones cannot be found; tokenise them with data.append_eos on, or name an evaluation_data"
+            )
+        wanted = documents + 1
+        for start, part in self._chunks_from_the_end():
+            ends = np.flatnonzero(part == self.info.end_of_text)
+            if len(ends) >= wanted:
+                return start + int(ends[-wanted]) + 1
+            wanted -= len(ends)
+        raise HfpatchError(none_left(documents, self.info.documents))
+
+    def _chunks_from_the_end(self) -> Iterator[tuple[int, TokenArray]]:
+        for stop in range(len(self.tokens), 0, -_CHUNK_TOKENS):
+            start = max(0, stop - _CHUNK_TOKENS)
+            yield start, self.tokens[start:stop]
+
+
+def none_left(held_out: int, documents: int) -> str:
+    """Return what is wrong where every document is held out."""
+    return (
+        f"data.held_out is {held_out} and there are {documents} documents, so none is left to train on; "
+        "hold fewer out or take more documents"
+    )
+
+
+def write_token_file(
+    path: Path,
+    documents: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DataSettings,
+    *,
+    revision: str | None = None,
+) -> TokenFileInfo:
+    """Tokenise documents into a token file, written as they come: memory holds a few million characters of them.
+
+    The file appears whole or not at all, its sidecar after it.
+
+    Args:
+        path: the file, ``NAME.bin``; neither it nor its sidecar may be there.
+        documents: the text.
+        tokenizer: the tokenizer.
+        settings: says whether documents end with an end-of-text token, and where they are from.
+        revision: the hub revision they are from.
+
+    Raises:
+        HfpatchError: if there is such a file, it cannot be written, or the documents hold nothing.
+    """
+    check_free(path)
+    digest, tokens, count = hashlib.sha256(), 0, 0
+    with atomic_file(path) as temporary, temporary.open("wb") as stream:
+        for part in tokenise_in_parts(documents, tokenizer, append_eos=settings.append_eos):
+            ids = part.tokens.tobytes()
+            stream.write(ids)
+            digest.update(ids)
+            tokens, count = tokens + len(part.tokens), count + len(part.lengths)
+    info = TokenFileInfo.model_validate(
+        {
+            "dtype": token_dtype(tokenizer).name,
+            "tokens": tokens,
+            "documents": count,
+            "vocabulary_size": len(tokenizer),
+            "end_of_text": tokenizer.eos_token_id if settings.append_eos else None,
+            "tokenizer_sha256": hash_tokenizer(tokenizer),
+            **settings.model_dump(include={"source", "config", "split"}),
+            "revision": revision,
+            "sha256": digest.hexdigest(),
+        }
+    )
+    write_json(sidecar(path), info.model_dump(mode="json"))
+    return info
+
+
+def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFileInfo:
+    """Write the sidecar of a file that another tool made, after reading all of it.
+
+    It must hold what :func:`write_token_file` would write with this tokenizer: uint16 ids where the vocabulary allows
+    it, else uint32, an end-of-text after each document. That the ids are below the vocabulary's size is checked; that
+    they mean what the tokenizer takes them for cannot be.
+
+    Raises:
+        HfpatchError: if there is a sidecar already, or the file is missing, empty, or no such file.
+    """
+    dtype, end = token_dtype(tokenizer), tokenizer.eos_token_id
+    if sidecar(path).exists():
+        raise HfpatchError(f"{sidecar(path)}: is there already, so {path.name} can be used as it is")
+    tokens = _map(path, dtype)
+    chunks = [tokens[start : start + _CHUNK_TOKENS] for start in range(0, len(tokens), _CHUNK_TOKENS)]
+    largest = max(int(chunk.max()) for chunk in chunks)
+    if largest >= len(tokenizer):
+        raise HfpatchError(
+            f"{path}: read as {dtype.name} it holds the id {largest}, beyond the tokenizer's vocabulary of "
+            f"{len(tokenizer)}; name the tokenizer it was made with"
+        )
+    if len(tokens) > 1 and not chunks[0][1::2].any():
+        raise HfpatchError(
+            f"{path}: every second {dtype.name} in it is 0, so its ids are wider; write them as {dtype.name}"
+        )
+    ends = 0 if end is None else sum(int(np.count_nonzero(chunk == end)) for chunk in chunks)
+    info = TokenFileInfo.model_validate(
+        {
+            "dtype": dtype.name,
+            "tokens": len(tokens),
+            "documents": max(ends, 1),
+            "vocabulary_size": len(tokenizer),
+            "end_of_text": end if ends else None,
+            "tokenizer_sha256": hash_tokenizer(tokenizer),
+            "source": path.name,
+            "sha256": sha256_file(path),
+        }
+    )
+    write_json(sidecar(path), info.model_dump(mode="json"))
+    return info
+
+
+def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile:
+    """Map a token file into memory; nothing of it is read yet.
+
+    Raises:
+        HfpatchError: if it or its sidecar is missing, one does not fit the other, or another tokenizer made it.
+    """
+    if not path.is_file():
+        raise HfpatchError(f"{path}: no such token file; hfpatch tokenize RECIPE --out {path} makes one")
+    if not sidecar(path).is_file():
+        raise HfpatchError(
+            f"{path}: {sidecar(path).name} is not beside it, which says what its ids are; for a file of another tool, "
+            f"hfpatch tokenize RECIPE data.source={path} data.layout=stream writes it"
+        )
+    info = validate(read_json(sidecar(path)), TokenFileInfo, str(sidecar(path)))
+    if path.stat().st_size != info.bytes:
+        raise HfpatchError(
+            f"{path}: has {path.stat().st_size} bytes, and by {sidecar(path).name} {info.tokens} ids of {info.dtype} "
+            f"should be {info.bytes}; it is cut off or another file's, so make it anew (hfpatch tokenize)"
+        )
+    if info.tokenizer_sha256 != hash_tokenizer(tokenizer) or info.vocabulary_size > len(tokenizer):
+        raise HfpatchError(
+            f"{path}: made with another tokenizer, of a vocabulary of {info.vocabulary_size} where this one has "
+            f"{len(tokenizer)}; name that tokenizer, or make the file anew (hfpatch tokenize)"
+        )
+    return TokenFile(_map(path, np.dtype(info.dtype).newbyteorder("<")), info)
+
+
+def sidecar(path: Path) -> Path:
+    """Return the path of a token file's sidecar."""
+    return path.with_suffix(".json")
+
+
+def check_free(path: Path) -> None:
+    """Refuse a path that a token file cannot be written to, before the text is read.
+
+    Raises:
+        HfpatchError: if it is no ``.bin``, or it or its sidecar is there.
+    """
+    if path.suffix != TOKEN_FILE:
+        raise HfpatchError(f"{path}: a token file's name ends with {TOKEN_FILE}")
+    for file in (path, sidecar(path)):
+        if file.exists():
+            raise HfpatchError(f"{file}: is there already; delete it or choose another name")
+
+
+def _map(path: Path, dtype: np.dtype[np.uint16] | np.dtype[np.uint32]) -> TokenArray:
+    size = path.stat().st_size if path.is_file() else 0
+    if size == 0 or size % dtype.itemsize:
+        what = f"has {size} bytes, no whole number of {dtype.name} ids" if size else "is missing or empty"
+        raise HfpatchError(f"{path}: {what}")
+    return np.memmap(path, dtype=dtype, mode="r")

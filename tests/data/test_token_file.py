@@ -1,0 +1,318 @@
+import hashlib
+import json
+import re
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from hfpatch.data import token_file
+from hfpatch.data.blocks import IGNORE
+from hfpatch.data.collate import collate
+from hfpatch.data.load import load_blocks, load_splits
+from hfpatch.data.settings import DataSettings
+from hfpatch.data.token_file import TokenFile, TokenFileInfo, describe_token_file, open_token_file, write_token_file
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+
+
+@pytest.fixture
+def text_file(tmp_path, texts):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(texts))
+    return path
+
+
+@pytest.fixture
+def written(tmp_path, texts, tokenizer):
+    path = tmp_path / "made" / "train.bin"
+    write_token_file(path, texts, tokenizer, DataSettings(source="owner/set", config="c"), revision="f" * 40)
+    return path
+
+
+def settings(path, **values):
+    return DataSettings(source=str(path), **{"layout": "stream", "block_size": 8, **values})
+
+
+def joined(documents):
+    return [token for document in documents for token in document]
+
+
+def flat(texts, tokenizer):
+    return joined([*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts)
+
+
+def test_the_file_holds_the_ids_and_the_sidecar_says_which(written, texts, tokenizer):
+    ids = np.fromfile(written, dtype="<u2")
+    assert ids.tolist() == flat(texts, tokenizer)
+    info = json.loads(written.with_suffix(".json").read_text())
+    tokenizer_sha256 = info.pop("tokenizer_sha256")
+    assert re.fullmatch("[0-9a-f]{64}", tokenizer_sha256)
+    assert info == {
+        "dtype": "uint16", "tokens": len(ids), "documents": 4, "vocabulary_size": 300, "end_of_text": 0,
+        "source": "owner/set", "config": "c", "split": "train", "revision": "f" * 40,
+        "sha256": hashlib.sha256(written.read_bytes()).hexdigest(),
+    }  # fmt: skip
+    assert {path.name for path in written.parent.iterdir()} == {"train.bin", "train.json"}
+
+
+def test_a_vocabulary_beyond_uint16_takes_uint32(tmp_path, texts, tokenizer, monkeypatch):
+    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 65537)
+    path = tmp_path / "wide.bin"
+    assert write_token_file(path, texts, tokenizer, DataSettings()).dtype == "uint32"
+    assert np.fromfile(path, dtype="<u4").tolist() == flat(texts, tokenizer)
+    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 65536)
+    assert write_token_file(tmp_path / "narrow.bin", texts, tokenizer, DataSettings()).dtype == "uint16"
+
+
+def test_blocks_of_a_stream_begin_anywhere_and_predict_all_but_their_first_token(written, texts, tokenizer):
+    stream = flat(texts, tokenizer)
+    blocks = load_blocks(settings(written), tokenizer)
+    assert len(blocks) == len(stream) // 8
+    for index in range(len(blocks)):
+        row = blocks[index]
+        expected = stream[8 * index : 8 * index + 8]
+        assert set(row) == {"input_ids", "labels"}
+        assert row["input_ids"].tolist() == expected
+        assert row["labels"].tolist() == [IGNORE, *expected[1:]]  # the end-of-text too
+    assert isinstance(blocks.rows.base, np.memmap)
+    every = range(len(blocks))
+    assert blocks.count_predicted(every) == 7 * len(blocks) == sum(int((blocks[i]["labels"] >= 0).sum()) for i in every)
+    assert (blocks.source, blocks.revision, blocks.documents) == ("owner/set", "f" * 40, 4)
+    assert (blocks.tokens, blocks.to_json()["layout"]) == (8 * len(blocks), "stream")
+
+
+def test_a_file_and_the_text_it_was_made_from_give_the_same_blocks(tmp_path, text_file, tokenizer):
+    path = tmp_path / "made.bin"
+    of_text = settings(text_file)
+    write_token_file(path, text_file.read_text().split("\n\n"), tokenizer, of_text)
+    ours, theirs = load_blocks(settings(path), tokenizer), load_blocks(of_text, tokenizer)
+    assert np.array_equal(ours.rows, theirs.rows)
+    assert ours.to_json() == theirs.to_json()
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=2, max_size=20), st.data())
+def test_held_out_documents_are_the_last_ones(documents, data):
+    held_out = data.draw(st.integers(1, len(documents) - 1))
+    size = data.draw(st.integers(2, 6))
+    ended = [[*document, 0] for document in documents]
+    whole = np.asarray(joined(ended), dtype=np.uint16)
+    info = TokenFileInfo(
+        dtype="uint16", tokens=len(whole), documents=len(documents), vocabulary_size=10, end_of_text=0,
+        tokenizer_sha256="t", source="s", sha256="h",
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(token_file, "_CHUNK_TOKENS", data.draw(st.integers(1, 40)))
+        file, chosen = TokenFile(whole, info), settings("x.bin", held_out=held_out, block_size=size)
+        parts = [joined(ended[:-held_out]), joined(ended[-held_out:])]
+        if min(map(len, parts)) < size:
+            with pytest.raises(HfpatchError, match=f"do not fill one block .data.block_size is {size}."):
+                file.cut(chosen)
+            return
+        train, last = file.cut(chosen)
+        for blocks, part, count in ((train, parts[0], len(documents) - held_out), (last, parts[1], held_out)):
+            assert blocks.rows.reshape(-1).tolist() == part[: len(part) // size * size]
+            assert blocks.documents == count
+        assert train.sha256 != last.sha256
+        everything = settings("x.bin", held_out=len(documents), block_size=size)
+        with pytest.raises(HfpatchError, match="so none is left to train on"):
+            file.cut(everything)
+
+
+def test_the_hash_follows_tokens_block_size_and_part(written, texts, tokenizer):
+    chosen = [{}, {"block_size": 9}, {"held_out": 1}, {"held_out": 2}]
+    assert len({load_blocks(settings(written, **values), tokenizer).sha256 for values in chosen}) == 4
+    other = written.with_name("other.bin")
+    write_token_file(other, texts[::-1], tokenizer, DataSettings(source="owner/set"))
+    assert load_blocks(settings(other), tokenizer).sha256 != load_blocks(settings(written), tokenizer).sha256
+
+
+def test_memory_is_bounded_whatever_the_text(tmp_path, tokenizer, monkeypatch):
+    """An eight times longer text takes the same memory: less than its tokens alone would."""
+    monkeypatch.setattr("hfpatch.data.tokenise._BATCH_CHARACTERS", 15_000)
+    document = "the mill likes nobody at all " * 20
+
+    def peak(documents):
+        path = tmp_path / f"{documents}.bin"
+        tracemalloc.start()
+        info = write_token_file(path, (document for _ in range(documents)), tokenizer, DataSettings())
+        blocks = open_token_file(path, tokenizer).cut(settings(path, block_size=64))[0]
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert info.bytes == path.stat().st_size
+        assert len(blocks) == info.tokens // 64
+        return used, info.bytes
+
+    peak(50)  # what is imported and cached at first use
+    short, _ = peak(300)
+    long, size = peak(2400)
+    assert long < 1.3 * short
+    assert long < size
+
+
+def test_a_failure_half_way_leaves_nothing(tmp_path, tokenizer):
+    def broken():
+        yield "the mill likes nobody"
+        raise HfpatchError("data set owner/set: cannot be read beyond row 0")
+
+    with pytest.raises(HfpatchError, match="beyond row 0"):
+        write_token_file(tmp_path / "a.bin", broken(), tokenizer, DataSettings())
+    with pytest.raises(HfpatchError, match="no document has two tokens"):
+        write_token_file(tmp_path / "a.bin", ["e"], tokenizer, DataSettings(append_eos=False))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_over(written, texts, tokenizer):
+    before = written.read_bytes()
+    with pytest.raises(HfpatchError, match=r"train\.bin: is there already"):
+        write_token_file(written, texts[:1], tokenizer, DataSettings())
+    written.rename(written.with_name("moved.bin"))
+    with pytest.raises(HfpatchError, match=r"train\.json: is there already"):
+        write_token_file(written, texts[:1], tokenizer, DataSettings())
+    with pytest.raises(HfpatchError, match=r"train\.tokens: a token file's name ends with \.bin"):
+        write_token_file(written.with_suffix(".tokens"), texts[:1], tokenizer, DataSettings())
+    assert written.with_name("moved.bin").read_bytes() == before
+
+
+def test_another_tokenizer_is_refused(written, texts, tokenizer):
+    wrong = train_tokenizer(texts, 290)
+    message = "made with another tokenizer, of a vocabulary of 300 where this one has 290; name that tokenizer"
+    with pytest.raises(HfpatchError, match=message):
+        load_blocks(settings(written), wrong)
+    other = train_tokenizer(["ein anderer Text mit ganz anderen Paaren, der Mühle und der Lampe wegen"] * 2, 300)
+    assert len(other) == len(tokenizer)
+    with pytest.raises(HfpatchError, match="made with another tokenizer"):
+        load_blocks(settings(written), other)
+
+
+def test_the_same_tokenizer_saved_padded_and_cut_short_is_accepted(tmp_path, written, tokenizer):
+    tokenizer.save_pretrained(tmp_path / "t")
+    again = type(tokenizer).from_pretrained(tmp_path / "t")
+    again.pad_token = "a"
+    again(["the mill", "the"], truncation=True, max_length=2, padding=True)
+    assert len(load_blocks(settings(written), again)) > 0
+
+
+@pytest.mark.parametrize("cut", [1, 2, -2])
+def test_a_file_of_another_size_than_its_sidecar_says_is_refused(written, tokenizer, cut):
+    content = written.read_bytes()
+    written.write_bytes(content[:-cut] if cut > 0 else content + bytes(-cut))
+    found, told = len(content) - cut, len(content)
+    with pytest.raises(
+        HfpatchError, match=rf"has {found} bytes, and by train\.json .* should be {told}; it is cut off"
+    ):
+        load_blocks(settings(written), tokenizer)
+
+
+def test_bad_files_are_one_clear_line(written, tokenizer):
+    def message():
+        with pytest.raises(HfpatchError) as caught:
+            load_blocks(settings(written), tokenizer)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    side = written.with_suffix(".json")
+    info = json.loads(side.read_text())
+    side.write_text(json.dumps({**info, "vocabulary_size": 301}))
+    assert "of a vocabulary of 301 where this one has 300" in message()
+    side.write_text(json.dumps({**info, "dtype": "float16"}))
+    assert "train.json" in message()
+    assert "dtype" in message()
+    side.write_text(json.dumps({key: value for key, value in info.items() if key != "tokens"}))
+    assert "tokens" in message()
+    side.write_text("{")
+    assert "cannot be read as JSON" in message()
+    side.unlink()
+    assert "train.json is not beside it" in message()
+    assert "hfpatch tokenize RECIPE data.source=" in message()
+    written.unlink()
+    assert "no such token file; hfpatch tokenize RECIPE --out" in message()
+
+
+def test_a_file_of_another_tool_is_described_and_then_used(tmp_path, texts, tokenizer):
+    ids = flat(texts, tokenizer)
+    path = tmp_path / "theirs.bin"
+    np.asarray(ids, dtype="<u2").tofile(path)
+    info = describe_token_file(path, tokenizer)
+    assert (info.tokens, info.documents, info.end_of_text, info.source) == (len(ids), 4, 0, "theirs.bin")
+    ours = write_token_file(tmp_path / "ours.bin", texts, tokenizer, DataSettings())
+    assert info.sha256 == ours.sha256
+    assert np.array_equal(load_blocks(settings(path), tokenizer).rows.reshape(-1), ids[: len(ids) // 8 * 8])
+    assert load_splits(settings(path, held_out=1), tokenizer).held_out.documents == 1
+    with pytest.raises(HfpatchError, match=r"theirs\.json: is there already"):
+        describe_token_file(path, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("ids", "dtype", "message"),
+    [
+        ([1, 2, 299, 300], "<u2", "read as uint16 it holds the id 300, beyond the tokenizer's vocabulary of 300"),
+        ([1, 2, 299], "<u4", "every second uint16 in it is 0, so its ids are wider; write them as uint16"),
+        ([1, 2, 70000], "<u4", "read as uint16 it holds the id 4464"),
+        ([1, 2, 3], "u1", "has 3 bytes, no whole number of uint16 ids"),
+        ([], "<u2", "is missing or empty"),
+    ],
+)
+def test_a_file_of_another_vocabulary_is_not_described(tmp_path, tokenizer, ids, dtype, message):
+    path = tmp_path / "theirs.bin"
+    np.asarray(ids, dtype=dtype).tofile(path)
+    with pytest.raises(HfpatchError, match=message):
+        describe_token_file(path, tokenizer)
+    assert not path.with_suffix(".json").exists()
+
+
+def test_without_an_end_of_text_nothing_can_be_held_out(tmp_path, texts, tokenizer):
+    path = tmp_path / "endless.bin"
+    info = write_token_file(path, texts, tokenizer, DataSettings(append_eos=False))
+    assert info.end_of_text is None
+    assert len(load_blocks(settings(path), tokenizer)) > 0
+    with pytest.raises(HfpatchError, match="no end-of-text between them"):
+        load_splits(settings(path, held_out=1), tokenizer)
+    with pytest.raises(ValueError, match=r"finds a stream's documents by their end-of-text; leave data\.append_eos on"):
+        settings(path.with_suffix(".txt"), held_out=1, append_eos=False)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"layout": "packed"}, "is one stream; set data.layout=stream"),
+        ({"layout": "padded"}, "is one stream; set data.layout=stream"),
+        (
+            {"max_documents": 3},
+            "data.max_documents says how text is read, and x.bin holds tokens already; leave it out",
+        ),
+        ({"append_eos": False}, "data.append_eos says how text is read"),
+        ({"streaming": True}, "data.streaming says how text is read"),
+    ],
+)
+def test_settings_that_a_token_file_has_no_use_for_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        settings("x.bin", **values)
+
+
+def test_a_context_longer_than_the_data_is_one_clear_line(written, tokenizer):
+    tokens = written.stat().st_size // 2
+    message = rf"owner/set: the {tokens} tokens of 4 documents do not fill one block \(data.block_size is 4096\)"
+    with pytest.raises(HfpatchError, match=message):
+        load_blocks(settings(written, block_size=4096), tokenizer)
+
+
+def test_a_model_sees_a_row_of_a_stream_as_one_text(written, tokenizer):
+    """The loss is that of plain causal attention over the whole row, by the definition."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 300}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+    blocks = load_blocks(settings(written), tokenizer)
+    with torch.no_grad():
+        ours = model(**collate([blocks[0], blocks[1]])).loss
+        logits = model(blocks[0]["input_ids"][None]).logits[0], model(blocks[1]["input_ids"][None]).logits[0]
+    chosen = [
+        logits[row].log_softmax(-1)[place - 1, int(blocks[row]["input_ids"][place])]
+        for row in range(2)
+        for place in range(1, 8)
+    ]
+    assert ours.item() == pytest.approx(-torch.stack(chosen).mean().item(), abs=1e-5)
