@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hfpatch.errors import HfpatchError
@@ -65,11 +66,11 @@ def _shaped(config: PreTrainedConfig, settings: ScratchSettings) -> tuple[PreTra
                 f"architecture.mlp_width: {config.model_type} has no key for the width of its MLP that hfpatch knows; "
                 "leave it out and write the configuration's own"
             )
-        setattr(config, name, round(settings.mlp_width * config.hidden_size))
+        _set(config, name, round(settings.mlp_width * config.hidden_size), "mlp_width")
     if settings.head_size is None:
         return config, None
     if hasattr(config, "head_dim"):
-        config.head_dim = settings.head_size
+        _set(config, "head_dim", settings.head_size, "head_size")
         return config, None
     if config.model_type not in HEAD_SIZE_TYPES:
         raise HfpatchError(
@@ -77,3 +78,15 @@ def _shaped(config: PreTrainedConfig, settings: ScratchSettings) -> tuple[PreTra
             f"{', '.join(HEAD_SIZE_TYPES)} or a type with head_dim in its configuration, such as llama"
         )
     return config, settings.head_size
+
+
+def _set(config: PreTrainedConfig, name: str, value: int, setting: str) -> None:
+    """Set a value, which the configuration may refuse as it does when it is made with it."""
+    setattr(config, name, value)
+    validate = getattr(config, "validate", None)  # configurations became dataclasses in the course of 5.x
+    try:
+        if callable(validate):
+            validate()
+    except (StrictDataclassError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise HfpatchError(f"architecture.{setting}: {config.model_type} refuses {name}={value} ({reason})") from error

@@ -53,7 +53,8 @@ class QuerySettings(Section):
     targets: tuple[Literal["query", "key", "value"], ...] = ("query",)
     """Which projections become so; keys and values need as many heads as queries with an identity anchor."""
     fused: bool = False
-    """Compute f's first matrix in one product with keys and values; exact to rounding, a matter of speed alone."""
+    """Compute f's first matrix in one product with keys and values; exact to rounding, a matter of speed alone.
+    Quantised loading leaves these matrices as they are."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> QuerySettings:
