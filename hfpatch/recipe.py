@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from hfpatch.data.settings import DataSettings
 from hfpatch.errors import HfpatchError, nearest
@@ -19,11 +19,11 @@ from hfpatch.evaluation.settings import EvaluationSettings
 from hfpatch.resources import recipes_dir
 from hfpatch.settings import Dtype, Section
 from hfpatch.strict import apply_overrides, read_yaml, validate, write_yaml
-from hfpatch.training.settings import LoopSettings, PretrainSettings, TrainingSettings
+from hfpatch.training.settings import LoopSettings, TrainingSettings
 
 Model = TypeVar("Model", bound=BaseModel)
 
-_SEED_LIMIT = 2**32
+SEED_LIMIT = 2**32
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -65,7 +65,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _no_contradiction(self) -> Recipe:
         measured = self.data.held_out is not None
-        loop = _loop_mistake(self.training) or _held_out_mistake(self.training, measured=measured)
+        loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=measured)
         for mistake in (loop, _seeds_mistake(self), _methods_mistake(self)):
             if mistake:
                 raise ValueError(mistake)
@@ -73,57 +73,6 @@ class Recipe(Section):
 
     def to_yaml(self) -> str:
         """Return the recipe as YAML that `load_recipe` reads back as an equal recipe."""
-        return write_yaml(self.model_dump(mode="json"))
-
-
-class TokenizerSettings(Section):
-    """Where a pretraining recipe's tokenizer comes from: exactly one of the two."""
-
-    train_vocab_size: PositiveInt | None = None
-    """Train a byte-level BPE of this many tokens on the training text."""
-    path: str | None = None
-    """A hub id or a local folder whose tokenizer to take."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> TokenizerSettings:
-        if (self.train_vocab_size is None) == (self.path is None):
-            raise ValueError("give train_vocab_size or path, and not both")
-        return self
-
-
-class PretrainRecipe(Section):
-    """A small model trained from scratch."""
-
-    name: str
-    """Names the run; ``runs/<name>`` is where it goes unless ``--out`` says otherwise."""
-    description: str = ""
-    """One sentence."""
-    architecture: dict[str, Any]
-    """``model_type``, the keys of its configuration class, and ``query``, ``biases``, ``mlp_width``, ``head_size``."""
-    tokenizer: TokenizerSettings
-    """The tokenizer."""
-    data: DataSettings
-    """The training text."""
-    evaluation_data: DataSettings | None = None
-    """Text whose loss is measured; None measures none."""
-    training: PretrainSettings = PretrainSettings()
-    """The optimiser and its schedule."""
-    seed: Annotated[NonNegativeInt, Field(lt=_SEED_LIMIT)] = 0
-    """Fixes initialisation and batch plan."""
-    data_dir: Path | None = None
-    """A folder that holds local copies of hub data sets, relative to the working directory."""
-
-    @model_validator(mode="after")
-    def _no_contradiction(self) -> PretrainRecipe:
-        measured = self.data.held_out is not None or self.evaluation_data is not None
-        loop = _loop_mistake(self.training) or _held_out_mistake(self.training, measured=measured)
-        for mistake in (_name_mistake(self.name), loop):
-            if mistake:
-                raise ValueError(mistake)
-        return self
-
-    def to_yaml(self) -> str:
-        """Return the recipe as YAML that `load_pretrain_recipe` reads back as an equal recipe."""
         return write_yaml(self.model_dump(mode="json"))
 
 
@@ -141,15 +90,11 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         HfpatchError: for each mistake a recipe can hold, naming the file, the key and what is allowed.
     """
-    return _load(path, overrides, Recipe)
+    return load_as(path, overrides, Recipe)
 
 
-def load_pretrain_recipe(path: Path | str, overrides: Sequence[str] = ()) -> PretrainRecipe:
-    """Read a pretraining recipe; otherwise as `load_recipe`."""
-    return _load(path, overrides, PretrainRecipe)
-
-
-def _load(path: Path | str, overrides: Sequence[str], model: type[Model]) -> Model:
+def load_as(path: Path | str, overrides: Sequence[str], model: type[Model]) -> Model:
+    """Read a recipe of the kind that ``model`` describes; otherwise as `load_recipe`."""
     file = find_recipe(Path(path))
     values = read_yaml(file)
     if overrides:
@@ -173,7 +118,8 @@ def find_recipe(path: Path) -> Path:
     )
 
 
-def _loop_mistake(training: LoopSettings) -> str | None:
+def loop_mistake(training: LoopSettings) -> str | None:
+    """Return what contradicts itself in a training section, or None."""
     micro, batch = training.micro_batch_size, training.batch_size
     if micro is not None and batch % micro:
         return f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})"
@@ -182,7 +128,8 @@ def _loop_mistake(training: LoopSettings) -> str | None:
     return None
 
 
-def _held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:
+def held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:
+    """Return what goes by a loss that is not ``measured``, or None."""
     if (training.patience or training.keep_best) and not measured:
         key = "patience" if training.patience else "keep_best"
         return f"training.{key} goes by the loss on held-out text, and there is none; set data.held_out"
@@ -195,12 +142,12 @@ def _seeds_mistake(recipe: Recipe) -> str | None:
         if twice is not None:
             return f"{key} holds {twice!r} twice; name each once"
     largest = max(recipe.training.seeds)
-    return f"training.seeds holds {largest}; must be below 2**32" if largest >= _SEED_LIMIT else None
+    return f"training.seeds holds {largest}; must be below 2**32" if largest >= SEED_LIMIT else None
 
 
 def _methods_mistake(recipe: Recipe) -> str | None:
     baseline, methods = recipe.baseline, recipe.methods
-    if mistake := _name_mistake(recipe.name, *methods):
+    if mistake := name_mistake(recipe.name, *methods):
         return mistake
     if baseline not in methods:
         hint = nearest(baseline, methods) or f"; add '{baseline}: []'"
@@ -216,7 +163,8 @@ def _methods_mistake(recipe: Recipe) -> str | None:
     return None
 
 
-def _name_mistake(*names: str) -> str | None:
+def name_mistake(*names: str) -> str | None:
+    """Return the first of the names that cannot name a folder, or None."""
     wrong = next((name for name in names if not _FILE_NAME.fullmatch(name)), None)
     return (
         f"the name {wrong!r} becomes a folder; use letters, digits, '_', '-' and '.' only"

@@ -121,7 +121,7 @@ def validate(values: Mapping[str, Any], model: type[Model], source: str) -> Mode
     try:
         return model.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        raise HfpatchError(f"{source}: {_explain(error, model)}") from None
+        raise HfpatchError(f"{source}: {explain(error, model)}") from None
 
 
 def _parse(text: str, source: str) -> object:
@@ -202,7 +202,7 @@ def _check_plain(value: object, path: tuple[str, ...], source: str) -> None:
         raise HfpatchError(f"{source}: {where} is {value!r}; must be text, a number, true, false or null")
 
 
-def _explain(error: ValidationError, model: type[BaseModel]) -> str:
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first mistake, an unknown key before others, in one line with the number of the rest."""
     mistakes = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
     first = mistakes[0]

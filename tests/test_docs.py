@@ -16,13 +16,24 @@ from typer.testing import CliRunner
 
 from hfpatch.__main__ import main
 from hfpatch.cli.app import app
+from hfpatch.pretraining_recipe import load_pretrain_or_study
 from hfpatch.recipe import load_recipe
 from hfpatch.sites import family, plugins
 from hfpatch.training.settings import TrainingSettings
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
-    *("index", "quickstart", "methods", "python-api", "recipes", "training", "analysis", "adding-an-architecture"),
+    *(
+        "index",
+        "quickstart",
+        "methods",
+        "python-api",
+        "recipes",
+        "training",
+        "pretraining",
+        "analysis",
+        "adding-an-architecture",
+    ),
     *("architectures", "reproducing-the-papers", "faq"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -51,6 +62,8 @@ def check_command(arguments):
         assert option in shown.output, f"hfpatch {command} has no {option}"
     if command in ("compare", "train"):
         load_recipe(rest[0], [argument for argument in rest[1:] if "=" in argument])
+    if command == "pretrain":
+        load_pretrain_or_study(rest[0], [argument for argument in rest[1:] if "=" in argument])
 
 
 def write_recipe(block):

@@ -17,6 +17,7 @@ from hfpatch.pipeline.inspection_page import inspection_page
 from hfpatch.pipeline.inspection_tables import inspection_tables
 from hfpatch.recipe import ModelSettings
 from hfpatch.tinyworld import checkpoint
+from hfpatch.training.architecture import build_model
 
 MODEL = ModelSettings(name="tinyworld/gpt-neox")
 
@@ -153,6 +154,29 @@ def test_a_base_alone_shows_its_relation_and_says_nothing_of_patches():
         "Attention branches", "Q-K relation", "Q-K relation by relative offset",
     ]  # fmt: skip
     assert Page(inspection_page(found)).tags.count("svg") == 2
+
+
+def test_a_model_from_scratch_shows_its_own_f(tmp_path):
+    tokenizer = load_base(MODEL.name).tokenizer
+    shape = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    for path in ("nonlinear", "identity"):
+        architecture = {**shape, "num_attention_heads": 2, "query": {"path": path}}
+        build_model(architecture, tokenizer=tokenizer).save_pretrained(tmp_path / path)
+        tokenizer.save_pretrained(tmp_path / path)
+    (text := tmp_path / "stories.txt").write_text("One day.\n<|endoftext|>\nAnother day, another walk.\n" * 40)
+    found = inspect(ModelSettings(name=str(tmp_path / "nonlinear")), None, text=str(text), tokens=60)
+    assert [(each.layer, each.adapter, each.target) for each in found.query_sizes] == [
+        (0, "own", "query"), (1, "own", "query"),
+    ]  # fmt: skip
+    assert all(len(each.head_sizes) == 2 and each.size > 0 for each in found.query_sizes)
+    assert any("counts as 0" in note for note in found.notes)
+    (table,) = [table for table in inspection_tables(found) if table.title == "What f adds to its anchor"]
+    assert table.rows[1][5] == f"{found.query_sizes[1].size:.3g}"
+    assert Page(inspection_page(found)).tags.count("svg") == 3
+    untold = inspect(ModelSettings(name=str(tmp_path / "nonlinear")), None)
+    assert untold.query_sizes == []
+    assert any("give text with --text" in note for note in untold.notes)
+    assert inspect(ModelSettings(name=str(tmp_path / "identity")), None).notes == []
 
 
 def test_without_text_what_needs_it_is_noted(run, tmp_path):

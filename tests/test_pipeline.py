@@ -19,7 +19,8 @@ from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json
 from hfpatch.pipeline import Progress, compare, pretrain, train
-from hfpatch.recipe import PretrainRecipe, Recipe
+from hfpatch.pretraining_recipe import PretrainRecipe
+from hfpatch.recipe import Recipe
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
 
@@ -406,7 +407,7 @@ def test_pretrain_writes_a_model_that_loads(tmp_path):
         }
     )
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    assert pretrain(recipe, straight) == straight / "model"
+    assert pretrain(recipe, straight)["train"]["diverged_step"] is None
     base = load_base(str(straight / "model"))
     assert len(base.tokenizer) == 300
     outcome = read_json(straight / "result.json")

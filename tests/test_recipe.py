@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipe import Recipe, load_pretrain_recipe, load_recipe
+from hfpatch.recipe import Recipe, load_recipe
 from hfpatch.strict import read_yaml, write_yaml
 
 PLAIN = """\
@@ -259,39 +259,6 @@ def test_reading_a_recipe_loads_neither_torch_nor_transformers():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-PRETRAIN = """\
-name: tiny
-architecture: {model_type: gpt_neox, hidden_size: 16}
-tokenizer: {train_vocab_size: 300}
-data: {source: tinyworld/base}
-"""
-
-
-def test_a_pretraining_recipe_is_read_and_written_back(write, tmp_path):
-    recipe = load_pretrain_recipe(write(PRETRAIN), ["training.steps=700", "architecture.hidden_size=32"])
-    assert recipe.training.steps == 700
-    assert recipe.architecture["hidden_size"] == 32
-    assert load_pretrain_recipe(write(recipe.to_yaml(), "again.yaml")) == recipe
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "parts"),
-    [
-        ("tokenizer: {train_vocab_size: 300}", "tokenizer: {}", ["tokenizer", "train_vocab_size or path"]),
-        ("{train_vocab_size: 300}", "{train_vocab_size: 300, path: x}", ["tokenizer", "not both"]),
-        ("{train_vocab_size: 300}", "{vocab_size: 300}", ["tokenizer.vocab_size", "did you mean 'train_vocab_size'"]),
-        ("name: tiny", "name: tiny\ntraining: {steps: 10}", ["warmup_steps", "below training.steps"]),
-        ("name: tiny", "name: tiny\nseed: -1", ["seed", "-1"]),
-        ("architecture: ", "architecure: ", ["did you mean 'architecture'"]),
-    ],
-)
-def test_a_mistake_in_a_pretraining_recipe_is_named(write, old, new, parts):
-    assert old in PRETRAIN
-    with pytest.raises(HfpatchError) as caught:
-        load_pretrain_recipe(write(PRETRAIN.replace(old, new)))
-    assert all(part in str(caught.value) for part in parts), caught.value
 
 
 @pytest.mark.parametrize("key", ["patience", "keep_best"])

@@ -11,7 +11,8 @@ import yaml
 from hfpatch.evaluation.local import LocalData
 from hfpatch.evaluation.tasks import load_tasks
 from hfpatch.methods import validate_methods
-from hfpatch.recipe import PretrainRecipe, Recipe, load_pretrain_recipe, load_recipe
+from hfpatch.pretraining_recipe import PretrainRecipe, StudyRecipe, load_pretrain_or_study
+from hfpatch.recipe import Recipe, load_recipe
 from hfpatch.resources import eval_dir, recipes_dir
 from hfpatch.strict import read_yaml, validate
 
@@ -44,8 +45,8 @@ def function(loader: TaskLoader, node: yaml.Node) -> object:
 TaskLoader.add_constructor("!function", function)
 
 
-def read(path: Path) -> Recipe | PretrainRecipe:
-    return load_pretrain_recipe(path) if "architecture" in read_yaml(path) else load_recipe(path)
+def read(path: Path) -> Recipe | PretrainRecipe | StudyRecipe:
+    return load_pretrain_or_study(path) if "architecture" in read_yaml(path) else load_recipe(path)
 
 
 def commands_of(path: Path) -> list[list[str]]:
@@ -81,7 +82,7 @@ def test_the_commands_in_a_header_are_valid(path):
     for command in commands_of(path):
         if command[0] == "hfpatch":
             assert Path(command[2]).stem == path.stem
-            load = load_recipe if command[1] == "compare" else load_pretrain_recipe
+            load = load_recipe if command[1] == "compare" else load_pretrain_or_study
             load(path, [word for word in command[3:] if "=" in word])
 
 

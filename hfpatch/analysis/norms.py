@@ -13,12 +13,18 @@ from torch import Tensor, nn
 
 from hfpatch.analysis.heads import head_size
 from hfpatch.analysis.means import TokenMeans, norm_ratio
-from hfpatch.analysis.running import Batch, run, surgery_layers
+from hfpatch.analysis.running import Batch, block_of, run, surgery_layers
 from hfpatch.nn.skip import PAPER_SKIP_STD
-from hfpatch.sites import AttentionSite, base_model
+from hfpatch.scratch.listening import Heard, listening
+from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.tuners.hidden_state import hidden_argument
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
+
+OWN = "own"
+"""Stands for an adapter's name where f is the model's own."""
+
+_Means = TokenMeans[tuple[int, str, str]]
 
 
 @dataclass(frozen=True)
@@ -71,10 +77,11 @@ class QuerySize:
 
     Attributes:
         layer: index of the block.
-        adapter: the adapter's name.
+        adapter: the adapter's name; :data:`OWN` for the f of a model that was pretrained with it.
         target: ``query``, ``key`` or ``value``.
         size: ‖f(x)‖ / ‖A(x)‖, the mean over tokens; the preserving form counts A twice in Q = (2A + f)/2, the
-            literal form once.
+            literal form once. A is x for an identity anchor, so that this is ‖f(x)‖ / ‖x‖, and x W_Q for a weight
+            anchor. f of a pretrained residual path Q = x + xW is xW.
         cosine: the cosine between f(x) and A(x), the mean over tokens; 0 where one of them is 0.
         head_sizes: the same ratio of the part of each head.
         head_cosines: the same cosine of the part of each head.
@@ -146,15 +153,16 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Pre
 
 
 def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
-    """Run a patched model on batches and return how large each nonlinear term is beside its anchor.
+    """Run a model on batches and return how large each nonlinear term, or its own f, is beside its anchor.
 
     Of several working adapters each is anchored in what the one before it returned.
 
     Args:
-        model: a model with nonlinear queries; its mode and hooks are left as they were.
+        model: patched with nonlinear queries or from :func:`hfpatch.scratch.build_scratch`; its mode and hooks are left
+            as they were.
         batches: see :data:`hfpatch.analysis.running.Batch`.
     """
-    means = TokenMeans[tuple[int, str, str]]()
+    means = _Means()
 
     def hook(site: AttentionSite, layer: NonlinearQueryLayer, target: str) -> Callable[..., None]:
         size = head_size(model, site)
@@ -175,8 +183,19 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
             for target in layer.columns:
                 module = site.projection_module(target)
                 hooks.callback(module.register_forward_hook(hook(site, layer, target), prepend=True).remove)
+        hooks.enter_context(listening(model, _told_of_own(model, means)))
         run(model, batches, means.begin)
     return [_query_size(means, key) for key in means.seen()]
+
+
+def _told_of_own(model: nn.Module, means: _Means) -> Callable[[Heard], None]:
+    sizes = {site.layer: head_size(model, site) for site in find_sites(model)}
+
+    def tell(heard: Heard) -> None:
+        layer = block_of(heard.at)
+        means.add((layer, OWN, heard.target), _compared(heard.f, heard.anchor, sizes[layer]))
+
+    return tell
 
 
 def _listen_to_skip(
@@ -215,7 +234,7 @@ def _compared(f: Tensor, anchor: Tensor, head: int) -> Tensor:
     return torch.cat([whole, norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1)], dim=-1)
 
 
-def _query_size(means: TokenMeans[tuple[int, str, str]], key: tuple[int, str, str]) -> QuerySize:
+def _query_size(means: _Means, key: tuple[int, str, str]) -> QuerySize:
     size, cosine, *by_head = means.mean(key)
     heads = len(by_head) // 2
     sizes, cosines = tuple(by_head[:heads]), tuple(by_head[heads:])

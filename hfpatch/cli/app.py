@@ -164,22 +164,24 @@ def evaluate(
 
 @app.command()
 def report(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that compare wrote.")],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that compare or pretrain wrote.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Where the report of several runs goes.")] = None,
 ) -> None:
     """Write the report of a run folder again, from its result files; or one report of several runs.
 
     Several runs share the tables where they measured the same model on the same documents, and stand side by side
-    where they did not.
+    where they did not. The study of a pretraining recipe has a report of its own.
 
     Example: hfpatch report runs/quickstart
     """
-    from hfpatch.cli.tables import print_comparison
+    from hfpatch.cli.tables import print_report
     from hfpatch.reporting import default_out, write_joint_report, write_report
 
     if len(run_dirs) == 1 and out is None:
         write_report(run_dirs[0])
-        print_comparison(run_dirs[0])
+        print_report(run_dirs[0])
     else:
         print(f"report: {write_joint_report(run_dirs, out or default_out(run_dirs)).html}")
 
@@ -267,23 +269,46 @@ def inspect(
 
 
 @app.command()
-def pretrain(recipe: RecipeArgument, overrides: Overrides = None, out: Out = None, resume: Resume = False) -> None:
-    """Pretrain a small model from scratch and write it as a Hugging Face folder, OUT/model.
+def pretrain(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    variant: Annotated[
+        str | None, typer.Option(help="Of a study, train this variant's runs alone; a later call reports.")
+    ] = None,
+) -> None:
+    """Pretrain a model from scratch and write it as a Hugging Face folder, OUT/model; or run a study of variants.
+
+    A recipe with ``variants`` is a study: every variant is trained with every seed on the same batches, at each point
+    of its sweep, and the report holds them against the baseline. On several processes:
+    accelerate launch -m hfpatch pretrain RECIPE
 
     Example: hfpatch pretrain my-model.yaml training.steps=1000 --out runs/my-model
     """
-    from hfpatch.recipe import load_pretrain_recipe
+    from hfpatch.errors import HfpatchError
+    from hfpatch.pretraining_recipe import PretrainRecipe, load_pretrain_or_study
 
-    loaded = load_pretrain_recipe(recipe, overrides or [])
+    loaded = load_pretrain_or_study(recipe, overrides or [])
     folder = out or Path("runs") / loaded.name
+    if isinstance(loaded, PretrainRecipe) and variant is not None:
+        raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
     quiet_libraries()
     from hfpatch.cli.progress import choose_progress, is_first_process
-    from hfpatch.pipeline import pretrain as run_pretrain
+    from hfpatch.cli.study import print_pretraining, print_study
 
+    gc.freeze()
     with _interruptible(folder), choose_progress() as progress:
-        model = run_pretrain(loaded, folder, resume=resume, progress=progress)
+        if isinstance(loaded, PretrainRecipe):
+            from hfpatch.pipeline import pretrain as run_pretrain
+
+            result = run_pretrain(loaded, folder, resume=resume, progress=progress)
+        else:
+            from hfpatch.pipeline import pretrain_study
+
+            result = pretrain_study(loaded, folder, resume=resume, variant=variant, progress=progress)
     if is_first_process():
-        print(f"model: {model}")
+        (print_pretraining if isinstance(loaded, PretrainRecipe) else print_study)(result, folder)
 
 
 app.command()(sharing.push)

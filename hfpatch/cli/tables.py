@@ -21,6 +21,34 @@ LEGEND = (
 _COLOURS = {"better": "green", "worse": "red", "within noise": "dim"}
 
 
+def print_report(run_dir: Path) -> None:
+    """Print what the report of a run folder begins with: that of a comparison, or of a pretraining study."""
+    from hfpatch.reporting.study.results import is_study
+
+    if is_study(run_dir):
+        print_study(run_dir)
+    else:
+        print_comparison(run_dir)
+
+
+def print_study(run_dir: Path) -> None:
+    """Print a study's answer, its variants, what is missing and where its report is."""
+    from hfpatch.reporting.study.answer import answer_of
+    from hfpatch.reporting.study.results import read_study
+    from hfpatch.reporting.study.tables import main_table
+
+    study, console = read_study(run_dir), Console()
+    content = main_table(study)
+    kept = [i for i, heading in enumerate(content.headings) if heading != "query"]
+    table = Table(*(Column(content.headings[i], justify="right" if i in content.numbers else "left") for i in kept))
+    for row in content.rows:
+        table.add_row(*(Text(row.cells[i]) for i in kept), style=_COLOURS.get(row.tone or "", ""))
+    console.print(table)
+    for line in (answer_of(study).headline, *(f"· {line}" for line in study.missing)):
+        console.print(line, highlight=False, markup=False)
+    _print_place(console, run_dir)
+
+
 def print_comparison(run_dir: Path) -> None:
     """Print a run folder's methods and tasks, its warnings and where its report is."""
     from hfpatch.reporting.results import read_results
@@ -36,6 +64,10 @@ def print_comparison(run_dir: Path) -> None:
     console.print(LEGEND, style="dim", highlight=False)
     for line in (*results.warnings, *results.missing):
         console.print(f"· {line}", highlight=False, markup=False)
+    _print_place(console, run_dir)
+
+
+def _print_place(console: Console, run_dir: Path) -> None:
     console.print(f"report: {run_dir / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from hfpatch.pipeline.pretraining import pretrain
     from hfpatch.pipeline.progress import Progress
     from hfpatch.pipeline.scoring import evaluate
+    from hfpatch.pipeline.study import pretrain_study
 
-__all__ = ["Progress", "check", "compare", "evaluate", "inspect", "pretrain", "train"]
+__all__ = ["Progress", "check", "compare", "evaluate", "inspect", "pretrain", "pretrain_study", "train"]
 
 _HOMES = {
     "Progress": "progress",
@@ -23,6 +24,7 @@ _HOMES = {
     "evaluate": "scoring",
     "inspect": "inspection",
     "pretrain": "pretraining",
+    "pretrain_study": "study",
     "train": "comparison",
 }
 

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import nn
+
 from hfpatch.analysis.ablation import Ablations, ablate_layers, document_losses
 from hfpatch.analysis.gradients import GradientNorm, gradient_norms
 from hfpatch.analysis.heads import each_layers_weights
@@ -35,6 +37,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.patch_files import load_patch
 from hfpatch.patching import PatchSummary, patch_summary, stack
 from hfpatch.recipe import ModelSettings
+from hfpatch.scratch.listening import paths_with_f
 from hfpatch.sites import AttentionSite, find_sites, survey
 from hfpatch.tinyworld.tasks import items
 from hfpatch.tuners.adapters import has_adapters
@@ -77,7 +80,7 @@ class Inspection:
         skip_norms: of the content skips.
         skip_sizes: beside the attention's output, on the text.
         pre_projection_sizes: on the text.
-        query_sizes: on the text.
+        query_sizes: of the patch, or of a model pretrained with an f of its own, on the text.
         linearised: how much of the logits the linear stand-in explains, on the text.
         ablations: each layer's injection taken out in turn, nats a token on the text.
         gradients: of the patch's tensors, on the text.
@@ -169,6 +172,8 @@ def inspect(
     if patch is not None:
         load_patch(base.model, patch)
         found.update(_of_the_patch(base, rows, notes))
+    elif paths_with_f(base.model):
+        found.update(_of_own_queries(base, rows, notes))
     base.model.eval()
     told = Text(source, len(rows), sum(map(len, rows))) if rows else None
     return Inspection(base, patch, sites, patch_summary(base.model), told, **found)
@@ -257,6 +262,16 @@ def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[s
         found.update(_on_text(model, held_out))
     found["relations_patched"] = _relations_patched(model, found.get("linearised", []), notes)
     return found
+
+
+def _of_own_queries(base: Base, rows: list[list[int]], notes: list[str]) -> dict[str, Any]:
+    """Measure the f that a model was pretrained with."""
+    if any(not isinstance(each.path.f, nn.Linear) for each in paths_with_f(base.model)):
+        notes.append("Q-K relation: the nonlinear f that the model was pretrained with counts as 0 there.")
+    if not rows:
+        notes.append("‖f‖/‖A‖: not shown; give text with --text.")
+        return {}
+    return {"query_sizes": query_sizes(base.model, batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0)))}
 
 
 def _on_text(model: Any, batches: list[Batch]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from hfpatch.analysis.relation import HeadRelation, Relation
 from hfpatch.pipeline.inspection import Inspection
-from hfpatch.reporting.theme import BLUE, GREY, INK, MUTED, PAPER, VERMILLION, panels
+from hfpatch.reporting.theme import BLUE, GREY, INK, MUTED, PAPER, VERMILLION, panels, shade
 
 _MARKERS = ("o", "s", "^", "D")
 _SHADES = 48  # from 49 on, matplotlib turns a colour bar into a picture
@@ -115,7 +115,7 @@ def _queries(found: Inspection) -> Figure | None:
     sizes = [(each.layer, head, size) for each in queries for head, size in enumerate(each.head_sizes)]
     _map(axes[2], sizes, lambda size: size, "‖f(x)‖ / ‖A(x)‖ by head", None)
     for index, each in enumerate(queries):
-        axes[3].plot(each.position_sizes, color=_shade(index, len(queries)), linewidth=1.2)
+        axes[3].plot(each.position_sizes, color=shade(index, len(queries)), linewidth=1.2)
     axes[3].set_title("‖f(x)‖ / ‖A(x)‖ by position, a line a layer")
     axes[3].set_xlabel("position in the document")
     _from_zero(axes[3])
@@ -224,17 +224,10 @@ def _lines(
         heads = [each for each in relations if each.layer == layer]
         offsets = sorted(heads[0].by_offset)
         means = [np.mean([value(each.by_offset[offset], each.here) for each in heads]) for offset in offsets]
-        ax.plot(range(len(offsets)), means, color=_shade(index, len(layers)), marker=_MARKERS[0], markersize=3)
+        ax.plot(range(len(offsets)), means, color=shade(index, len(layers)), marker=_MARKERS[0], markersize=3)
         ax.set_xticks(range(len(offsets)), [str(offset) for offset in offsets])
     ax.set_title(title)
     ax.set_xlabel("relative offset Δ")
-
-
-def _shade(index: int, count: int) -> tuple[float, float, float]:
-    """Return a blue, from light to dark."""
-    mixed = 0.25 + 0.75 * (index + 1) / count
-    red, green, blue = (int(BLUE[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return tuple(1 - mixed * (1 - part) for part in (red, green, blue))  # type: ignore[return-value]
 
 
 def _title(ax: Axes, title: str) -> None:

@@ -106,7 +106,7 @@ def _added(found: Inspection) -> TextTable | None:
         'Means over tokens. ‖W_skip‖ must be read beside 1e-4·d, the norm that init="paper" gives before any training. '
         "f is the nonlinear term of a query, A its anchor."
     )
-    return TextTable("What the patch adds", caption, headings, rows)
+    return TextTable("What the patch adds" if found.patch else "What f adds to its anchor", caption, headings, rows)
 
 
 def _query(target: str, value: float) -> str:

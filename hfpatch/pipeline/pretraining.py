@@ -1,30 +1,35 @@
-"""`pretrain`: a pretraining recipe in, a Hugging Face model folder out."""
+"""`pretrain`: a pretraining recipe in, a Hugging Face model folder out, or the report of a study."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from hfpatch.data.corpora import documents
-from hfpatch.data.load import default_cache, load_blocks, load_splits
-from hfpatch.data.plan import draw_plan
-from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.data.plan import BatchPlan, draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.files import write_json, write_text
+from hfpatch.files import read_json, write_json, write_text
+from hfpatch.pipeline.corpus import Corpus, load_corpus
 from hfpatch.pipeline.folder import check_same_recipe, holds_run
 from hfpatch.pipeline.progress import Progress
+from hfpatch.pretraining_recipe import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 from hfpatch.provenance import Clock, provenance
-from hfpatch.recipe import PretrainRecipe, load_pretrain_recipe
+from hfpatch.scratch import non_embedding_parameters
 from hfpatch.training.architecture import build_model
 from hfpatch.training.pretrain import pretrain as run_pretraining
 from hfpatch.training.processes import start_processes
+from hfpatch.training.records import StepRecord, TrainResult
 
 
-def pretrain(recipe: PretrainRecipe, out: Path, *, resume: bool = False, progress: Progress | None = None) -> Path:
+def pretrain(
+    recipe: PretrainRecipe, out: Path, *, resume: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
     """Train a model from scratch as the recipe says and write it with its tokenizer to ``out/model``.
 
-    Beside it stand recipe.yaml, metrics.jsonl and, written last, result.json.
+    Beside it stand recipe.yaml, metrics.jsonl, diagnostics.jsonl where asked for and, written last, result.json. A run
+    that diverges ends there; it has no ``out/model``, and its result says at which step.
 
     Args:
         recipe: what to train on what.
@@ -33,64 +38,97 @@ def pretrain(recipe: PretrainRecipe, out: Path, *, resume: bool = False, progres
         progress: hears of every step; None tells nobody.
 
     Returns:
-        ``out/model``.
+        The content of ``out/result.json``.
 
     Raises:
         HfpatchError: if ``out`` may not take this run, or something the recipe names is not as it says.
     """
-    clock, listener, state = Clock(), progress or Progress(), start_processes()
+    state = start_processes()
     if state.is_main_process:
-        _check_folder(out, recipe, resume=resume)
+        check_folder(out, recipe, resume=resume)
     state.wait_for_everyone()
     if (out / "result.json").is_file():
-        return out / "model"
-    tokenizer = _tokenizer(recipe)
-    model = build_model(recipe.architecture, tokenizer=tokenizer, seed=recipe.seed)
-    settings, load = recipe.training, {"tokenizer": tokenizer, "data_dir": recipe.data_dir}
-    with state.local_main_process_first():  # the others find the tokens in the cache
-        splits = load_splits(recipe.data, **load, cache_dir=default_cache())
-        evaluation = load_blocks(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
-    blocks = splits.train
-    plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=recipe.seed)
+        finished: dict[str, Any] = read_json(out / "result.json")
+        return finished
+    corpus = load_corpus(recipe)
+    plan = draw_batches(recipe, corpus, recipe.seed)
+    return pretrain_on(corpus, plan, recipe, out, resume=resume, progress=progress or Progress(), name=recipe.name)
+
+
+def pretrain_on(
+    corpus: Corpus,
+    plan: BatchPlan,
+    recipe: PretrainRecipe,
+    out: Path,
+    *,
+    resume: bool,
+    progress: Progress,
+    name: str,
+) -> dict[str, Any]:
+    """Train one model on a corpus that is at hand; otherwise as `pretrain`, without its checks of the folder."""
+    clock, state = Clock(), start_processes()
+    model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
+    parameters = parameter_counts(model)
     if state.is_main_process:
         write_text(out / "recipe.yaml", recipe.to_yaml())
-    listener.started(recipe.name, settings.steps)
+    progress.started(name, recipe.training.steps)
     outcome = run_pretraining(
         model,
-        settings=settings,
-        blocks=blocks,
+        settings=recipe.training,
+        blocks=corpus.train,
         plan=plan,
-        evaluation_blocks=evaluation,
-        tokenizer=tokenizer,
+        evaluation_blocks=corpus.evaluation,
+        tokenizer=corpus.tokenizer,
         seed=recipe.seed,
         run_dir=out,
         resume=resume,
-        on_step=lambda record: listener.stepped(recipe.name, record),
+        on_step=_teller(progress, name),
     )
+    result = {
+        "provenance": provenance(clock),
+        "data": corpus.train.to_json(),
+        "plan": {"sha256": plan.sha256},
+        "parameters": parameters,
+        "train": outcome.to_json(),
+    }
     if state.is_main_process:
-        facts = {"provenance": provenance(clock), "data": blocks.to_json(), "plan": {"sha256": plan.sha256}}
-        write_json(out / "result.json", {**facts, "train": outcome.to_json()})
-    listener.finished(recipe.name, f"loss {outcome.final_loss:.4f}")
-    return out / "model"
+        write_json(out / "result.json", result)
+    state.wait_for_everyone()
+    progress.finished(name, _summary(outcome))
+    return result
 
 
-def _check_folder(out: Path, recipe: PretrainRecipe, *, resume: bool) -> None:
+def draw_batches(recipe: PretrainRecipe | StudyRecipe, corpus: Corpus, seed: int) -> BatchPlan:
+    """Draw which blocks every step of a run with this seed sees."""
+    settings = recipe.training
+    return draw_plan(blocks=len(corpus.train), steps=settings.steps, batch_size=settings.batch_size, seed=seed)
+
+
+def parameter_counts(model: PreTrainedModel) -> dict[str, int]:
+    """Return how many parameters a model has, in total and outside embeddings and head."""
+    return {"total": model.num_parameters(), "non_embedding": non_embedding_parameters(model)}
+
+
+def check_folder(out: Path, recipe: PretrainRecipe | StudyRecipe, *, resume: bool) -> None:
+    """Refuse a folder that may not take this recipe's run.
+
+    Raises:
+        HfpatchError: if ``out`` is a file, holds something else or another recipe's run, or this recipe's and
+            ``resume`` is not set.
+    """
     if not holds_run(out):
         return
-    check_same_recipe(out, load_pretrain_recipe(out / "recipe.yaml"), recipe)
+    check_same_recipe(out, load_pretrain_or_study(out / "recipe.yaml"), recipe)
     if not resume:
         raise HfpatchError(f"{out}: holds a run already; --resume to continue it, or choose another --out")
 
 
-def _tokenizer(recipe: PretrainRecipe) -> PreTrainedTokenizerBase:
-    size, path = recipe.tokenizer.train_vocab_size, recipe.tokenizer.path
-    if size is not None:
-        return train_tokenizer(documents(recipe.data, data_dir=recipe.data_dir), size)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise HfpatchError(f"tokenizer.path: {path!r} cannot be loaded ({reason})") from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+def _teller(progress: Progress, name: str) -> Callable[[StepRecord], None]:
+    return lambda record: progress.stepped(name, record)
+
+
+def _summary(outcome: TrainResult) -> str:
+    if outcome.diverged_step is not None:
+        return f"diverged at step {outcome.diverged_step}"
+    measured = outcome.final_eval_loss
+    return f"loss {outcome.final_loss:.4f}" + (f", on held-out text {measured:.4f}" if measured is not None else "")

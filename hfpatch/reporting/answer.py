@@ -71,7 +71,7 @@ def _headline(findings: Sequence[Finding], baseline: str | None) -> str:
     ]
     parts = [f"{number} {'is' if number == 1 else 'are'} {what}" for number, what in told if number]
     plural = "method" if len(findings) == 1 else "methods"
-    return f"Of {len(findings)} {plural} against {baseline}: {_listed(parts)}."
+    return f"Of {len(findings)} {plural} against {baseline}: {listed(parts)}."
 
 
 def _finding(results: Results, method: MethodOutcome, reference: str | None, *, budget: bool) -> Finding:
@@ -115,17 +115,17 @@ def _seen(results: Results, comparisons: Sequence[Comparison]) -> str:
     clauses = []
     for verb, sign in (("raises", 1), ("lowers", -1)):
         told = [_change(results, comparison) for comparison in comparisons if sign * comparison.difference > 0]
-        clauses += [f"{verb} {_listed(told)}"] if told else []
+        clauses += [f"{verb} {listed(told)}"] if told else []
     return ", and ".join(clauses)
 
 
 def _change(results: Results, comparison: Comparison) -> str:
     change = told_change(results, comparison)
     metric = "" if change.scale is Scale.POINTS else f" {comparison.metric.replace('_', ' ')}"
-    return f"{comparison.task}{metric} by {_size(change)}"
+    return f"{comparison.task}{metric} by {size_text(change)}"
 
 
-def _size(change: Change) -> str:
+def size_text(change: Change) -> str:
     """Tell a change without its sign, which the verb has told."""
     sign = 1 if change.difference > 0 else -1
     low, high = sorted((sign * change.low, sign * change.high))
@@ -135,8 +135,8 @@ def _size(change: Change) -> str:
 
 def _unseen(results: Results, comparisons: Sequence[Comparison]) -> str:
     """Say on which tasks nothing can be told, and what would have been seen."""
-    tasks = _listed([comparison.task for comparison in comparisons])
-    told = f"on {tasks} nothing can be told at n = {_listed(_once([count(c.n) for c in comparisons]))}"
+    tasks = listed([comparison.task for comparison in comparisons])
+    told = f"on {tasks} nothing can be told at n = {listed(_once([count(c.n) for c in comparisons]))}"
     changes = [told_change(results, comparison) for comparison in comparisons]
     visible = [(change.smallest_visible, _unit(change)) for change in changes]
     sizes = [significant(size, 2) + unit for size, unit in visible if size is not None]
@@ -145,7 +145,7 @@ def _unseen(results: Results, comparisons: Sequence[Comparison]) -> str:
     sizes, unit = _once(sizes), visible[0][1]
     if all(size.endswith(unit) for size in sizes):
         sizes = [*(size.removesuffix(unit) for size in sizes[:-1]), sizes[-1]]
-    return f"{told}: differences under {_listed(sizes)} are invisible"
+    return f"{told}: differences under {listed(sizes)} are invisible"
 
 
 def _once(items: list[str]) -> list[str]:
@@ -184,6 +184,6 @@ def _is_lora(method: MethodOutcome) -> bool:
     return bool(method.parts) and all(part.get("type") == "lora" for part in method.parts)
 
 
-def _listed(items: Sequence[str]) -> str:
+def listed(items: Sequence[str]) -> str:
     """Join as ``a``, ``a and b``, ``a, b and c``."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -22,7 +22,7 @@ def protocol_facts(results: Results) -> list[Fact]:
     facts = [
         ("Protocol", PROTOCOLS.get(results.protocol, results.protocol)),
         ("Model", _model(results.model)),
-        ("Data", _data(results.data)),
+        ("Data", data_text(results.data)),
         *_plans(results.plan),
         ("Training", settings_text(results.training)),
         ("Evaluation", settings_text(results.evaluation)),
@@ -33,7 +33,11 @@ def protocol_facts(results: Results) -> list[Fact]:
 
 def environment_facts(results: Results) -> list[Fact]:
     """Return where and how the run was made."""
-    provenance = results.provenance
+    return provenance_facts(results.provenance)
+
+
+def provenance_facts(provenance: Mapping[str, Any]) -> list[Fact]:
+    """Return what :func:`hfpatch.provenance.provenance` recorded."""
     versions = provenance.get("versions")
     facts = [
         ("Command", _text(provenance.get("command"))),
@@ -80,12 +84,13 @@ def _model(model: Mapping[str, Any]) -> str:
         _text(model.get("model_type")),
         f"{count(parameters)} parameters" if isinstance(parameters, int) else "",
         _text(model.get("dtype")),
-        _labelled("SHA-256", _digest(model.get("sha256"))),
+        _labelled("SHA-256", digest(model.get("sha256"))),
     ]
     return ", ".join(part for part in parts if part)
 
 
-def _data(data: Mapping[str, Any]) -> str:
+def data_text(data: Mapping[str, Any]) -> str:
+    """Return what :meth:`hfpatch.data.blocks.TokenBlocks.to_json` tells as one line."""
     sizes = [f"{count(data[key])} {key}" for key in ("documents", "blocks", "tokens") if isinstance(data.get(key), int)]
     block = _labelled("blocks of", data.get("block_size"))
     parts = [
@@ -94,7 +99,7 @@ def _data(data: Mapping[str, Any]) -> str:
         *sizes,
         f"{block} tokens" if block else "",
         _labelled("packing", data.get("packing")),
-        _labelled("SHA-256", _digest(data.get("sha256"))),
+        _labelled("SHA-256", digest(data.get("sha256"))),
     ]
     return ", ".join(part for part in parts if part)
 
@@ -103,11 +108,11 @@ def _plans(plans: Mapping[str, Any]) -> Iterator[Fact]:
     for seed, plan in plans.items():
         if isinstance(plan, Mapping):
             sizes = f"{plan.get('steps', '?')} steps of {plan.get('batch_size', '?')} blocks"
-            yield f"Batch plan, seed {seed}", f"{sizes}, SHA-256 {_digest(plan.get('sha256')) or 'unknown'}"
+            yield f"Batch plan, seed {seed}", f"{sizes}, SHA-256 {digest(plan.get('sha256')) or 'unknown'}"
 
 
 def _task(version: object, sha256: str | None) -> str:
-    parts = [_labelled("version", version), _labelled("data SHA-256", _digest(sha256))]
+    parts = [_labelled("version", version), _labelled("data SHA-256", digest(sha256))]
     return ", ".join(part for part in parts if part)
 
 
@@ -117,6 +122,8 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + settings_text(value) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, bool):
@@ -128,7 +135,7 @@ def _labelled(label: str, value: Any) -> str:
     return "" if value is None or value == "" else f"{label} {_value(value)}"
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
     """Return the first 16 digits of a hash; ``results.json`` has it whole."""
     text = _text(value)
     return f"{text[:16]}…" if len(text) > 16 else text

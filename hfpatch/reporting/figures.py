@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
-from numpy.typing import NDArray
 
 from hfpatch.reporting.answer import control_for
 from hfpatch.reporting.curves import Curve, Floats, smooth
+from hfpatch.reporting.lines import LARGEST, draw_line, method_key, reach, step_axis
 from hfpatch.reporting.numbers import NOTHING, Change, Scale, short_count, signed, significant
 from hfpatch.reporting.results import Comparison, Results
 from hfpatch.reporting.tables import scale_of_task, told_change
@@ -22,7 +22,6 @@ from hfpatch.reporting.theme import (
     BLUE,
     GREY,
     INK,
-    KEY_COLUMNS,
     MUTED,
     PAPER,
     VERMILLION,
@@ -32,10 +31,8 @@ from hfpatch.reporting.theme import (
     styles,
 )
 
-_MARKS = {"better": (BLUE, "o", BLUE), "worse": (VERMILLION, "D", VERMILLION), "within noise": (GREY, "o", PAPER)}
+MARKS = {"better": (BLUE, "o", BLUE), "worse": (VERMILLION, "D", VERMILLION), "within noise": (GREY, "o", PAPER)}
 _COLUMNS = 4
-_LARGEST = 1e30  # what is larger is drawn at the edge, as infinities are
-_OUTLIER = 2.0  # a panel reaches at most this many times the upper quartile of what it holds
 
 
 MOST_METHODS = 24
@@ -150,7 +147,7 @@ def _forest(ax: Axes, results: Results, task: str, rows: Sequence[Comparison | N
     known = [(y, change.smallest_visible) for y, _, change in told if change.smallest_visible is not None]
     seen = [(y, min(size, limit)) for y, size in known if not np.isnan(size)]
     ax.barh([y for y, _ in seen], [2 * r for _, r in seen], 0.62, [-r for _, r in seen], color=BAND, zorder=1)
-    for verdict in _MARKS:
+    for verdict in MARKS:
         _intervals(ax, [(y, change) for y, comparison, change in told if comparison.verdict == verdict], verdict, limit)
     ax.axvline(0, color=MUTED, linewidth=1.0, zorder=2)
     ax.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
@@ -165,19 +162,13 @@ def _limit(changes: Sequence[Change]) -> float:
     """Return how far a panel reaches: to the farthest interval end, but not to that of an outlier."""
     ends = [max(abs(change.low), abs(change.high), abs(change.difference)) for change in changes]
     known = [change.smallest_visible for change in changes if change.smallest_visible is not None]
-    seen = [size for size in known if 0 < size < _LARGEST]
-    return 1.12 * max(_reach(ends), float(np.median(seen)) if seen else 0.0)
-
-
-def _reach(sizes: Sequence[float]) -> float:
-    """Return the largest of ``sizes``, outliers and what is not finite left out."""
-    finite = [size for size in sizes if 0 < size < _LARGEST]
-    return min(max(finite), _OUTLIER * float(np.quantile(finite, 0.75))) if finite else 1.0
+    seen = [size for size in known if 0 < size < LARGEST]
+    return 1.12 * max(reach(ends), float(np.median(seen)) if seen else 0.0)
 
 
 def _intervals(ax: Axes, rows: Sequence[tuple[int, Change]], verdict: str, limit: float) -> None:
     """Draw the rows of one verdict; those outside the panel as arrows at its edge."""
-    colour, marker, face = _MARKS[verdict]
+    colour, marker, face = MARKS[verdict]
     inside = [(y, c) for y, c in rows if abs(c.difference) <= limit]
     for y, change in rows:
         if (y, change) not in inside:
@@ -202,17 +193,17 @@ def _off_scale(ax: Axes, y: int, change: Change, colour: str) -> None:
 
 def _forest_key() -> list[Line2D | Patch]:
     def mark(verdict: str) -> Line2D:
-        colour, marker, face = _MARKS[verdict]
+        colour, marker, face = MARKS[verdict]
         return Line2D([], [], color=colour, marker=marker, markerfacecolor=face, linewidth=1.8, label=verdict)
 
-    return [*(mark(verdict) for verdict in _MARKS), Patch(color=BAND, label="too small to be seen at this n")]
+    return [*(mark(verdict) for verdict in MARKS), Patch(color=BAND, label="too small to be seen at this n")]
 
 
 def _points(results: Results, task: str) -> list[tuple[str, int, float, float]]:
     """Return method, trainable parameters, mean and spread over seeds of those methods that train something."""
     found = []
     for name, method in results.methods.items():
-        values = [value for value in results.values(name, task) if abs(value) < _LARGEST]
+        values = [value for value in results.values(name, task) if abs(value) < LARGEST]
         if values and method.trainable:
             spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
             found.append((name, method.trainable, float(np.mean(values)), spread))
@@ -225,21 +216,21 @@ def _scatter(ax: Axes, results: Results, task: str, looks: Mapping[str, Style]) 
     base = results.mean(results.baseline, task) if results.baseline else None
     known = base is not None and np.isfinite(base)
     centre = factor * base if base is not None and known else float(np.median([mean for *_, mean, _ in points]))
-    reach = 1.25 * _reach([abs(mean - centre) + spread for *_, mean, spread in points])
+    extent = 1.25 * reach([abs(mean - centre) + spread for *_, mean, spread in points])
     if known:
         ax.axhline(centre, color=GREY, linewidth=1.4, zorder=2)
     for name, trainable, mean, spread in points:
-        _point(ax, trainable, mean, spread, centre, reach, looks[name])
-    ax.set_ylim(centre - reach, centre + reach)
+        _point(ax, trainable, mean, spread, centre, extent, looks[name])
+    ax.set_ylim(centre - extent, centre + extent)
     _parameter_axis(ax, [trainable for _, trainable, *_ in points])
     ax.set_title(short(task, 22))
     better = "↑ better" if info.higher_is_better else "↓ better"
     ax.set_ylabel(f"{short(info.primary)}{', %' if factor == 100.0 else ''}   {better}")
 
 
-def _point(ax: Axes, x: int, mean: float, spread: float, centre: float, reach: float, look: Style) -> None:
+def _point(ax: Axes, x: int, mean: float, spread: float, centre: float, extent: float, look: Style) -> None:
     """Draw a method's mean and spread; one outside the panel stands at its edge with its number."""
-    if abs(mean - centre) > reach:
+    if abs(mean - centre) > extent:
         up = mean > centre
         y, offset = (0.95, -7) if up else (0.05, 7)
         place = ax.get_xaxis_transform()
@@ -282,36 +273,18 @@ def _reference(results: Results, names: Sequence[str]) -> str:
 def _losses(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style]) -> None:
     for place, (name, look) in enumerate(looks.items()):
         curve = curves[name]
-        _curve(ax, curve.steps, _smoothed(curve.loss), look, place)
+        draw_line(ax, curve.steps, _smoothed(curve.loss), look, place)
     ax.set_title("Training loss")
-    _step_axis(ax)
+    step_axis(ax)
     ax.set_ylabel("loss, nats per token")
-
-
-def _curve(ax: Axes, steps: NDArray[np.int64], values: Floats, look: Style, place: int) -> None:
-    """Draw a line with a mark now and then, so that it is not told by its colour alone.
-
-    The marks of the lines of different ``place`` stand at different steps.
-    """
-    every = max(1, len(steps) // 7)
-    ax.plot(
-        steps,
-        values,
-        look.marker,
-        color=look.colour,
-        linestyle=look.dash,
-        linewidth=1.5,
-        markersize=4.0,
-        markevery=(place % every, every),
-    )
 
 
 def _held_out(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style]) -> None:
     for place, (name, look) in enumerate(looks.items()):
         points = curves[name].held_out
-        _curve(ax, np.array(list(points), dtype=np.int64), np.array(list(points.values())), look, place)
+        draw_line(ax, np.array(list(points), dtype=np.int64), np.array(list(points.values())), look, place)
     ax.set_title("Loss on held-out text")
-    _step_axis(ax)
+    step_axis(ax)
     ax.set_ylabel("nats per token   ↓ better")
 
 
@@ -320,43 +293,16 @@ def _loss_differences(ax: Axes, curves: Mapping[str, Curve], looks: Mapping[str,
     for place, (name, look) in enumerate(looks.items()):
         steps, here, there = np.intersect1d(curves[name].steps, base.steps, return_indices=True)
         difference = _smoothed(curves[name].loss[here] - base.loss[there])
-        _curve(ax, steps, difference, look, place)
+        draw_line(ax, steps, difference, look, place)
         finite = np.abs(difference[np.isfinite(difference)])
         reaches += [float(finite.max())] if finite.size and finite.max() > 0 else []
     if reaches:
-        limit = 1.1 * _reach(reaches)
+        limit = 1.1 * reach(reaches)
         ax.set_ylim(-limit, limit)
     ax.set_title(f"Training loss less that of {short(reference)}")
-    _step_axis(ax)
+    step_axis(ax)
     ax.set_ylabel("↓ better")
-
-
-def _step_axis(ax: Axes) -> None:
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("step")
 
 
 def _smoothed(values: Floats) -> Floats:
     return smooth(values, max(1, values.size // 25))
-
-
-def method_key(figure: Figure, looks: Mapping[str, Style], *, line: bool, marks: bool | None = None) -> None:
-    """Put the key of the methods below the panels: dashes for lines, marks for points (``marks``: for both)."""
-    handles = []
-    for name, look in looks.items():
-        dashed = line or look.marker == "_"
-        marker = look.marker if marks or not dashed else None
-        style = look.dash if dashed else "none"
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=look.colour,
-                marker=marker,
-                linestyle=style,
-                markersize=6 if dashed else 8,
-                markeredgecolor=PAPER if marker else None,
-                label=short(name),
-            )
-        )
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(KEY_COLUMNS, len(handles)), columnspacing=1.8)

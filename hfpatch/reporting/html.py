@@ -15,8 +15,9 @@ from markupsafe import Markup, escape
 from hfpatch import __version__
 from hfpatch.reporting import captions
 from hfpatch.reporting.merging import Check
-from hfpatch.reporting.page import FigurePart, Material, page
+from hfpatch.reporting.page import FigurePart, Material, Page, page
 from hfpatch.reporting.results_csv import results_csv
+from hfpatch.reporting.study.data import study_csv
 from hfpatch.reporting.theme import inline
 
 
@@ -29,10 +30,16 @@ def html(material: Sequence[Material], checks: Sequence[Check] = ()) -> str:
         material: the runs that stand side by side; one where they share a table.
         checks: what several runs have in common.
     """
+    return render(page(material, checks), "panel.jinja")
+
+
+def render(content: Page, template: str) -> str:
+    """Return a page as HTML, each of its panels by the template of that name; otherwise as :func:`html`."""
     environment = _environment()
     script = _file("report.js")
     return environment.get_template("report.html.jinja").render(
-        page=page(material, checks),
+        page=content,
+        template=template,
         captions=captions,
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
@@ -56,6 +63,7 @@ def _environment() -> Environment:
         "drawn": _drawn,
         "download": _download,
         "results_csv": results_csv,
+        "study_csv": study_csv,
     }
     return environment
 

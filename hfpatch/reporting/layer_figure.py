@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hfpatch.reporting.figures import method_key
 from hfpatch.reporting.layers import LayerSeries, Points
+from hfpatch.reporting.lines import method_key
 from hfpatch.reporting.results import Results
 from hfpatch.reporting.theme import MUTED, Style, panels, short, styles
 

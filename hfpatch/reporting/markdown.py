@@ -44,13 +44,13 @@ def _blocks(material: Material, prefix: str) -> Iterator[str]:
     if material.title:
         yield f"# Run {escape(material.title)}"
     yield f"## Answer\n\n{block(found.headline)}"
-    yield _findings(found.against_baseline)
+    yield findings_list(found.against_baseline)
     if found.against_others:
-        yield f"Between methods:\n\n{_findings(found.against_others)}"
+        yield f"Between methods:\n\n{findings_list(found.against_others)}"
     yield f"## Protocol and provenance\n\n{_labelled(material, protocol_facts)}"
-    yield f"## Warnings\n\n{_list(results.warnings) or captions.no_warnings(results)}"
+    yield f"## Warnings\n\n{sentences_list(results.warnings) or captions.no_warnings(results)}"
     if results.missing:
-        yield f"### What is missing\n\n{_list(results.missing)}"
+        yield f"### What is missing\n\n{sentences_list(results.missing)}"
     yield f"## Results\n\n{_main(main_table(results))}\n\n{escape(captions.MAIN_TABLE)}"
     yield _methods(results)
     for name in material.figures:
@@ -65,7 +65,7 @@ def _blocks(material: Material, prefix: str) -> Iterator[str]:
 
 def _labelled(material: Material, facts: Callable[[Results], list[Fact]]) -> str:
     told = labelled(material, facts)
-    return "\n\n".join((f"### {escape(label)}\n\n" if label else "") + _facts(each) for label, each in told)
+    return "\n\n".join((f"### {escape(label)}\n\n" if label else "") + facts_list(each) for label, each in told)
 
 
 def _sides(material: Material) -> str:
@@ -74,15 +74,18 @@ def _sides(material: Material) -> str:
     return f"{table(headings, rows, numbers_from=2)}\n\n{escape(captions.SAMPLES)}"
 
 
-def _findings(findings: Iterable[Finding]) -> str:
+def findings_list(findings: Iterable[Finding]) -> str:
+    """Return findings as a list."""
     return "\n".join(f"- **{escape(finding.subject)}** {escape(finding.rest)}" for finding in findings)
 
 
-def _facts(facts: Iterable[Fact]) -> str:
+def facts_list(facts: Iterable[Fact]) -> str:
+    """Return labelled lines as a list."""
     return "\n".join(f"- {block(label)}: {escape(value)}" for label, value in facts)
 
 
-def _list(sentences: Iterable[str]) -> str:
+def sentences_list(sentences: Iterable[str]) -> str:
+    """Return sentences as a list."""
     return "\n".join(f"- {block(sentence)}" for sentence in sentences)
 
 

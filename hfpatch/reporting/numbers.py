@@ -127,6 +127,13 @@ def count(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"
 
 
+def p_text(value: float | None) -> str:
+    """Format a p-value: ``0.031``, ``0.0042``, ``< 0.0001``."""
+    if value is None:
+        return NOTHING
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}" if value < 0.01 else f"{value:.3f}"
+
+
 def short_count(value: float) -> str:
     """Format a whole number in three significant digits: ``950``, ``81.9k``, ``24.8M``."""
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):

@@ -69,11 +69,18 @@ class SidesRow:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One run on the page; ``prefix`` begins its anchors."""
+class Frame:
+    """What every panel has: ``prefix`` begins its anchors, ``sections`` are its anchors with their names."""
 
     prefix: str
     title: str
+    sections: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Panel(Frame):
+    """One run on the page."""
+
     results: Results
     answer: Answer
     protocol: Facts
@@ -86,7 +93,6 @@ class Panel:
     samples: Samples
     sides: list[SidesRow]
     sample_data: dict[str, Any]
-    sections: list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class Page:
     description: str
     complete: bool
     glance: list[Fact]
-    panels: list[Panel]
+    panels: Sequence[Frame]
     labels: list[str]
     checks: Sequence[Check]
     comparability: str

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_file, write_text
+from hfpatch.files import write_text
 from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.curves import Curve, read_curves
 from hfpatch.reporting.figure_data import figure_data, read_layers_csv, read_training_csv
@@ -24,41 +22,26 @@ from hfpatch.reporting.page import Material, anchor
 from hfpatch.reporting.results import Results, plain, read_results
 from hfpatch.reporting.results_csv import results_csv
 from hfpatch.reporting.samples import Samples, read_samples
-from hfpatch.reporting.theme import house_style, to_png, to_svg
+from hfpatch.reporting.study.report import write_study
+from hfpatch.reporting.study.results import is_study
+from hfpatch.reporting.theme import house_style, to_svg
+from hfpatch.reporting.written import Report, write_figures
 
 _RUN_FILES = ("results.json", "recipe.yaml")
-
-
-@dataclass(frozen=True)
-class Report:
-    """Where a report was written, and the results that it tells: one run, or one for each that stands by itself."""
-
-    html: Path
-    markdown: Path
-    csv: Path
-    figures: tuple[Path, ...]
-    runs: tuple[Results, ...]
-
-    @property
-    def results(self) -> Results:
-        """The results of the first."""
-        return self.runs[0]
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Every file of the report."""
-        return (self.html, self.markdown, self.csv, *self.figures)
 
 
 def write_report(run_dir: Path) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` from the result files in ``run_dir``.
 
     The same result files give the same bytes. An incomplete run is reported as far as it got, and what is missing
-    is named. The cards of the run's patches are written anew, with the results in them.
+    is named. The cards of the run's patches are written anew, with the results in them. A pretraining study gets the
+    report of a study.
 
     Raises:
         HfpatchError: if ``run_dir`` holds no run, or cannot be written.
     """
+    if is_study(run_dir):
+        return write_study(run_dir, run_dir)
     material = _material("", run_dir)
     report = _write(run_dir, [material], ())
     write_patch_cards(run_dir, material.results)
@@ -76,6 +59,13 @@ def write_joint_report(run_dirs: Sequence[Path], out: Path) -> Report:
     """
     if any((out / name).exists() for name in _RUN_FILES):
         raise HfpatchError(f"{out}: holds a run, whose own report would be lost; choose another --out")
+    study = next((path for path in run_dirs if is_study(path)), None)
+    if study is not None and len(run_dirs) == 1:
+        return write_study(study, out)
+    if study is not None:
+        raise HfpatchError(
+            f"{study}: is a pretraining study, which has a report of its own; leave it out of the others"
+        )
     each = [_material(label, folder) for label, folder in _labels(run_dirs).items()]
     if len(each) == 1:
         return _write(out, [replace(each[0], title="")], ())
@@ -145,22 +135,20 @@ def _draw(results: Results, curves: Mapping[str, Curve], layers: Sequence[LayerS
 
 
 def _write(out: Path, material: Sequence[Material], checks: Sequence[Check]) -> Report:
-    figures: dict[Path, str] = {}
+    texts: dict[Path, str] = {}
     for place, each in enumerate(material):
         for name, svg in each.figures.items():
             path = out / "figures" / f"{anchor(material, place)}{name}"
-            figures[path.with_suffix(".svg")] = svg
-            figures[path.with_suffix(".csv")] = figure_data(name, each.results, each.curves, each.layers)
-    for path, text in figures.items():
-        write_text(path, text)
+            texts[path.with_suffix(".svg")] = svg
+            texts[path.with_suffix(".csv")] = figure_data(name, each.results, each.curves, each.layers)
     with house_style():
         drawn = differences(prominent(material[0].results), title=True) if len(material) == 1 else None
-        summary = _write_summary(drawn, out / "figures")
+        figures = write_figures(texts, drawn, out / "figures")
     report = Report(
         html=out / "report.html",
         markdown=out / "report.md",
         csv=out / "results.csv",
-        figures=(*figures, *summary),
+        figures=figures,
         runs=tuple(each.results for each in material),
     )
     write_text(report.csv, results_csv({each.title: each.results for each in material}))
@@ -181,13 +169,3 @@ def _strangers(run_dir: Path, results: Results) -> list[str]:
     return [
         f"runs/{name}: no method of these results, so it is left out." for name in names if name not in results.methods
     ]
-
-
-def _write_summary(figure: Figure | None, folder: Path) -> tuple[Path, ...]:
-    """Write the figure that can stand alone, in a README say; nothing where there is none."""
-    if figure is None:
-        return ()
-    path = folder / "summary.png"
-    with atomic_file(path) as temporary:
-        temporary.write_bytes(to_png(figure))
-    return (path,)

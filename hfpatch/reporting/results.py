@@ -195,11 +195,13 @@ def read_results(run_dir: Path) -> Results:
     ``results.json`` that can be read, the files of the single runs are.
 
     Raises:
-        HfpatchError: if there is no run in the folder, ``results.json`` is not a JSON object, or a newer version of
-            hfpatch wrote it.
+        HfpatchError: if there is no run in the folder or a pretraining study, ``results.json`` is not a JSON object, or
+            a newer version of hfpatch wrote it.
     """
     path = run_dir / "results.json"
     raw, broken = _raw(run_dir)
+    if raw.get("kind") == "pretraining":
+        raise HfpatchError(f"{run_dir}: is a pretraining study, no comparison; hfpatch report writes its report")
     schema = raw.get("schema", SCHEMA)
     if not isinstance(schema, int) or schema > SCHEMA:
         raise HfpatchError(f"{path}: layout {schema!r} is not known to this version (up to {SCHEMA}); update hfpatch")

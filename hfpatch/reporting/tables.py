@@ -14,6 +14,7 @@ from hfpatch.reporting.numbers import (
     count,
     decimal,
     memory,
+    p_text,
     part_text,
     scale_of,
     score,
@@ -216,8 +217,8 @@ def _paired(results: Results, comparison: Comparison) -> PairedRow:
         n=count(comparison.n),
         seeds=count(comparison.seeds),
         test=comparison.test,
-        p=_p(comparison.p),
-        p_holm=_p(comparison.p_holm),
+        p=p_text(comparison.p),
+        p_holm=p_text(comparison.p_holm),
         visible=f"{visible} {change.scale.value}".strip() if change.smallest_visible is not None else visible,
         verdict=comparison.verdict,
         verdict_text=_marked(comparison),
@@ -239,12 +240,6 @@ def _rounded(comparison: Comparison) -> float:
 def _signed_significant(value: float) -> str:
     text = significant(value, 3)
     return f"+{text}" if value > 0 else text
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return NOTHING
-    return "< 0.0001" if value < 1e-4 else f"{value:.4f}" if value < 0.01 else f"{value:.3f}"
 
 
 def _method(method: MethodOutcome) -> MethodRow:

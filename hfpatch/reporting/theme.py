@@ -81,6 +81,13 @@ def styles(methods: Sequence[str], baseline: str | None) -> dict[str, Style]:
     return given if baseline is None else {baseline: Style(GREY, "_", "-"), **given}
 
 
+def shade(index: int, count: int) -> tuple[float, float, float]:
+    """Return the blue of one of ``count`` lines that have an order, such as layers: from light to dark."""
+    mixed = 0.25 + 0.75 * (index + 1) / count
+    red, green, blue = (1 - mixed * (1 - int(BLUE[i : i + 2], 16) / 255) for i in (1, 3, 5))
+    return red, green, blue
+
+
 @contextmanager
 def house_style() -> Iterator[None]:
     """Draw in the report's style, whatever the user's matplotlib is set to."""

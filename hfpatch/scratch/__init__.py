@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hfpatch.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hfpatch.scratch.build import build_scratch
+    from hfpatch.scratch.build import build_scratch, inner_width
     from hfpatch.scratch.classes import is_scratch, load_scratch, register_scratch, take_apart
     from hfpatch.scratch.counts import non_embedding_parameters
     from hfpatch.scratch.settings import GPT2_SMALL, QuerySettings, ScratchSettings, split_architecture
@@ -17,6 +17,7 @@ _HOMES = {
     "QuerySettings": "settings",
     "ScratchSettings": "settings",
     "build_scratch": "build",
+    "inner_width": "build",
     "is_scratch": "classes",
     "load_scratch": "classes",
     "non_embedding_parameters": "counts",
@@ -30,6 +31,7 @@ __all__ = [
     "QuerySettings",
     "ScratchSettings",
     "build_scratch",
+    "inner_width",
     "is_scratch",
     "load_scratch",
     "non_embedding_parameters",

@@ -12,9 +12,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from hfpatch.errors import HfpatchError
 from hfpatch.scratch.classes import make_config, scratch_classes
 from hfpatch.scratch.plan import HEAD_SIZE_TYPES, make_plan
-from hfpatch.scratch.settings import ScratchSettings
-
-_MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_dim", "ffn_hidden_size", "d_inner", "decoder_ffn_dim")
+from hfpatch.scratch.settings import MLP_WIDTHS, ScratchSettings
 
 
 def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: int = 0) -> PreTrainedModel:
@@ -47,6 +45,18 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
         return _built(lambda: model_class._from_config(own, dtype=torch.float32))
 
 
+def inner_width(config: PreTrainedConfig) -> int | None:
+    """Return how wide an architecture's MLP, or each expert's, is inside; None where its configuration does not tell.
+
+    A GPT-2 that leaves ``n_inner`` out has 4d.
+    """
+    name = _width_key(config)
+    value = getattr(config, name) if name else None
+    if name == "n_inner" and value is None:
+        value = 4 * config.hidden_size
+    return value if isinstance(value, int) else None
+
+
 def _built(make: Any) -> Any:
     try:
         return make()
@@ -56,17 +66,25 @@ def _built(make: Any) -> Any:
         raise HfpatchError(f"architecture: cannot be built ({' '.join(str(error).split())})") from error
 
 
+def _width_key(config: PreTrainedConfig) -> str | None:
+    """Return the key of a configuration that holds the width of the MLP."""
+    return next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
+
+
 def _shaped(config: PreTrainedConfig, settings: ScratchSettings) -> tuple[PreTrainedConfig, int | None]:
     """Return a copy of the configuration with the width of the MLP and the head size, and a head size left to do."""
     config = copy.deepcopy(config)
     if settings.mlp_width is not None:
-        name = next((name for name in _MLP_WIDTHS if hasattr(config, name)), None)
+        name = _width_key(config)
         if name is None:
             raise HfpatchError(
                 f"architecture.mlp_width: {config.model_type} has no key for the width of its MLP that hfpatch knows; "
                 "leave it out and write the configuration's own"
             )
-        _set(config, name, round(settings.mlp_width * config.hidden_size), "mlp_width")
+        width = round(settings.mlp_width * config.hidden_size)
+        if width < 1:
+            raise HfpatchError(f"architecture.mlp_width: {settings.mlp_width} times d={config.hidden_size} is no width")
+        _set(config, name, width, "mlp_width")
     if settings.head_size is None:
         return config, None
     if hasattr(config, "head_dim"):

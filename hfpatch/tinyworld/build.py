@@ -24,7 +24,7 @@ from hfpatch.data.plan import draw_plan
 from hfpatch.data.tokenise import tokenise
 from hfpatch.data.tokenizer import END_OF_TEXT, train_tokenizer
 from hfpatch.files import atomic_directory, write_json, write_text
-from hfpatch.recipe import PretrainRecipe, load_pretrain_recipe
+from hfpatch.pretraining_recipe import PretrainRecipe, load_pretrain_recipe
 from hfpatch.resources import recipes_dir
 from hfpatch.tinyworld.checkpoints import CHECKPOINTS, MANIFEST, built_files, checkpoint, manifest
 from hfpatch.tinyworld.language import documents

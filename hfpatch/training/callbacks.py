@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hfpatch.errors import HfpatchError
 from hfpatch.training.checkpoint import load_optimizer, save_checkpoint
+from hfpatch.training.diagnostics import QueryDiagnostic
 from hfpatch.training.interruption import Terminated
 from hfpatch.training.optim import current_lr
 from hfpatch.training.precision import trainable_parameters
@@ -44,11 +45,13 @@ class Tools:
     Attributes:
         take_outcome: returns the step's outcome, the same on every process, and forgets it.
         evaluate: returns the loss on the run's held-out blocks.
+        diagnose: measures the query paths after so many steps.
         log: sends figures to the trackers.
     """
 
     take_outcome: Callable[[], StepOutcome]
     evaluate: Callable[[], float]
+    diagnose: Callable[[int], list[QueryDiagnostic]]
     log: Callable[[StepRecord], None]
 
 
@@ -108,6 +111,8 @@ class RunCallback(TrainerCallback):
         state.global_step, state.max_steps = run.start, run.plan.steps
         if run.checkpoint is not None:
             load_optimizer(run.checkpoint, trainable_parameters(model), optimizer, lr_scheduler)
+        if run.start == 0:
+            self._look_before_training(write=state.is_world_process_zero)
         self._clock = time.perf_counter()
 
     def on_step_begin(
@@ -130,18 +135,19 @@ class RunCallback(TrainerCallback):
     ) -> None:
         """Look at the loss and the gradient before they change anything."""
         self._outcome = self._tools.take_outcome()
-        loss, step = self._outcome.loss, state.global_step + 1
+        run, loss, step = self._run, self._outcome.loss, state.global_step + 1
         trained = trainable_parameters(model)
-        if math.isfinite(loss) and _is_finite([value.grad for value in trained.values() if value.grad is not None]):
-            return
-        what = (
-            f"the loss is {loss}"
-            if not math.isfinite(loss)
-            else f"the loss is {loss:.4f} but its gradient is not finite"
+        finite = math.isfinite(loss) and _is_finite(
+            [value.grad for value in trained.values() if value.grad is not None]
         )
-        if self._run.settings.on_bad_loss == "stop":
-            raise HfpatchError(self._bad_step(step, what))
-        self._run.state.skipped.append(step)
+        if finite and not run.diverges(step, loss):
+            return
+        if run.on_bad_loss == "stop":
+            raise HfpatchError(self._bad_step(step, loss))
+        if run.on_bad_loss == "record":
+            run.state.diverged_step = step
+        else:
+            run.state.skipped.append(step)
         optimizer.zero_grad(set_to_none=True)
 
     def on_step_end(
@@ -160,10 +166,8 @@ class RunCallback(TrainerCallback):
         record, best = self._record(step), False
         if run.evaluates_after(step):
             record = replace(record, eval_loss=self._tools.evaluate())
-            best = run.state.evaluated(step, record.eval_loss or 0.0, run.settings.patience)
-        run.records.append(record)
-        if state.is_world_process_zero:
-            run.metrics.append(record)
+            best = self._judge(step, record.eval_loss or 0.0)
+        self._keep(record, write=state.is_world_process_zero)
         self._tools.log(record)
         terminate = self._outcome.terminate and step < run.plan.steps
         if terminate or run.saves_after(step, best=best):
@@ -172,8 +176,33 @@ class RunCallback(TrainerCallback):
             run.on_step(record)
         if terminate:
             raise Terminated(step)
-        control.should_training_stop = control.should_training_stop or run.state.stopped
+        control.should_training_stop = control.should_training_stop or run.state.ended_early
         self._clock = time.perf_counter()
+
+    def _look_before_training(self, *, write: bool) -> None:
+        """Measure the untrained model, where that is asked for: curves begin at step 0."""
+        run = self._run
+        if run.evaluates_after(0):
+            record = StepRecord(step=0, loss=math.nan, lr=0.0, tokens=0, seconds=0.0, eval_loss=self._tools.evaluate())
+            self._keep(record, write=write)
+
+    def _judge(self, step: int, eval_loss: float) -> bool:
+        """Take note of an evaluation; return whether it is the best so far."""
+        run = self._run
+        if run.diverges(step, eval_loss):
+            run.state.diverged_step = step
+        return run.state.evaluated(step, eval_loss, run.settings.patience)
+
+    def _keep(self, record: StepRecord, *, write: bool) -> None:
+        """Write down a step, and the diagnostics due after it."""
+        run = self._run
+        run.records.append(record)
+        if write:
+            run.metrics.append(record)
+        if run.diagnoses_after(record.step):
+            found = self._tools.diagnose(record.step)
+            if write:
+                run.diagnostics.append(found)
 
     def _record(self, step: int) -> StepRecord:
         seconds = time.perf_counter() - self._clock
@@ -181,7 +210,10 @@ class RunCallback(TrainerCallback):
         skipped = True if step in self._run.state.skipped[-1:] else None
         return StepRecord(step, self._outcome.loss, self._lr, tokens, seconds, skipped=skipped)
 
-    def _bad_step(self, step: int, what: str) -> str:
+    def _bad_step(self, step: int, loss: float) -> str:
+        what = f"the loss is {loss}"
+        if math.isfinite(loss):
+            what = f"the loss is {loss:.4f} but its gradient is not finite"
         saved = sorted(self._run.checkpoints.glob("step-*"))
         last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
         indices = self._run.plan.indices[step - 1].tolist()
@@ -194,6 +226,7 @@ class RunCallback(TrainerCallback):
         run = self._run
         if write:
             run.metrics.sync()
+            run.diagnostics.sync()
         save_checkpoint(
             run.checkpoints,
             step=step,

@@ -87,6 +87,11 @@ def _check_plan(run: Run) -> None:
         raise HfpatchError(
             "patience and keep_best go by the loss on held-out text, and there is none; set data.held_out"
         )
+    if run.held_out is None and run.diagnose_every is not None:
+        raise HfpatchError(
+            "training.diagnose_every measures on evaluation blocks, and there are none; set data.held_out or "
+            "evaluation_data"
+        )
 
 
 def _check_deepspeed(run: Run) -> None:
@@ -96,7 +101,7 @@ def _check_deepspeed(run: Run) -> None:
             f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays inside "
             "DeepSpeed; start it anew, or use FSDP2, which can be resumed"
         )
-    if under_deepspeed() and (run.settings.on_bad_loss == "skip" or run.settings.save_every is not None):
+    if under_deepspeed() and (run.on_bad_loss == "skip" or run.settings.save_every is not None):
         key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
         raise HfpatchError(f"training.{key} does not work under DeepSpeed; leave it out, or use FSDP2")
 
@@ -115,6 +120,7 @@ def _open_folder(run: Run, *, resume: bool) -> None:
         run.state = run.checkpoint.state
     if state.is_main_process and run.metrics.path.exists():
         run.metrics.truncate(run.start)
+        run.diagnostics.truncate(run.start, run.diagnosed_steps())
     state.wait_for_everyone()
     run.records = run.metrics.read()
     _check_agreement(run, state)

@@ -23,6 +23,8 @@ _SCHEDULERS = {
 def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
     """AdamW over what is trained; weight decay on matrices only, never on norms and biases (one dimension).
 
+    Embeddings are matrices: where they are trained they decay too, a tied head once.
+
     Each tensor group has the learning rate that the settings give it, see :mod:`hfpatch.training.groups`.
     """
     parameters = trainable_parameters(model)

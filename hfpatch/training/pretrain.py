@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
+from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_directory
+from hfpatch.scratch import inner_width
+from hfpatch.scratch.listening import paths_with_f
 from hfpatch.training.loop import run_training
 from hfpatch.training.precision import cast_trainables
 from hfpatch.training.records import StepRecord, TrainResult
@@ -36,7 +40,13 @@ def pretrain(
 ) -> TrainResult:
     """Train all of ``model`` in float32, in place, and save it as a Hugging Face folder.
 
-    Writes ``run_dir/metrics.jsonl``, ``run_dir/checkpoints/`` and at the end ``run_dir/model/``.
+    Writes ``run_dir/metrics.jsonl``, ``run_dir/checkpoints/``, where it is asked for and the model has an f
+    ``run_dir/diagnostics.jsonl``, and at the end ``run_dir/model/``. The evaluation loss is measured before the first
+    step too.
+
+    A run that diverges ends there, which is a result like any other: the step is ``diverged_step`` in the result, its
+    line is the last of metrics.jsonl, no model is written (what is in memory is no trained model), and resuming
+    returns the same result at once.
 
     Args:
         model: a model from :func:`hfpatch.training.architecture.build_model`, or one to train further.
@@ -51,8 +61,12 @@ def pretrain(
         on_step: called after each step, on the main process.
 
     Raises:
-        HfpatchError: as :func:`hfpatch.training.probe.train_probe`.
+        HfpatchError: as :func:`hfpatch.training.probe.train_probe`, though never for a loss; if
+            ``settings.diverged_above`` is not above the loss of an untrained model, ln V; if diagnostics are asked for
+            and there are no evaluation blocks; or as :func:`scale_rates`.
     """
+    _check_bound(settings, model)
+    settings = scale_rates(settings, model.config)
     model.requires_grad_(True)
     cast_trainables(model, torch.float32)
     run = Run(
@@ -64,11 +78,49 @@ def pretrain(
         held_out=evaluation_blocks,
         on_step=on_step,
         measure_survival=False,
+        on_bad_loss="record",
+        diverged_above=settings.diverged_above,
+        evaluate_at_start=True,
+        diagnose_every=settings.diagnose_every if paths_with_f(model) else None,
     )
     result = run_training(model, run, resume=resume)
-    if PartialState().is_main_process:
+    if result.diverged_step is None and PartialState().is_main_process:
         _save_model(model, tokenizer, run_dir / "model")
     return result
+
+
+def scale_rates(settings: PretrainSettings, config: PreTrainedConfig) -> PretrainSettings:
+    """Return the settings with the learning rates that a model's width asks for: ``lr_scaling`` carried out.
+
+    With ``width`` each is multiplied by 4d / w, w the inner width of the MLP: an MLP of 4.75d trains at 4 / 4.75 of the
+    rate. 4d is the width at which recipes state their rates, whatever the architecture's own, so a gated MLP of 8/3 d
+    trains at 1.5 times the rate.
+
+    Raises:
+        HfpatchError: if the configuration does not tell w.
+    """
+    if settings.lr_scaling == "none":
+        return settings
+    config = config.get_text_config()
+    width = inner_width(config)
+    if width is None:
+        raise HfpatchError(
+            f"training.lr_scaling: width goes by the inner width of the MLP, and {config.model_type} has no key for it "
+            "that hfpatch knows; leave it out and set training.lr itself"
+        )
+    factor = 4 * config.hidden_size / width
+    rates = {group: rate * factor for group, rate in settings.learning_rates.items()}
+    return settings.model_copy(update={"lr": settings.lr * factor, "learning_rates": rates})
+
+
+def _check_bound(settings: PretrainSettings, model: PreTrainedModel) -> None:
+    vocabulary = model.config.get_text_config().vocab_size
+    bound, untrained = settings.diverged_above, math.log(vocabulary)
+    if bound is not None and bound <= untrained:
+        raise HfpatchError(
+            f"training.diverged_above is {bound:g} nats a token; must be above ln V = {untrained:.2f}, the loss with "
+            f"which a model of {vocabulary} tokens begins"
+        )
 
 
 def _save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:

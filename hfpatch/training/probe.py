@@ -56,7 +56,14 @@ def train_probe(
     cast_trainables(model, getattr(torch, settings.trainable_dtype), groups)
     _warn_of_low_precision(model)
     run = Run(
-        settings=settings, blocks=blocks, plan=plan, seed=seed, folder=run_dir, held_out=held_out, on_step=on_step
+        settings=settings,
+        blocks=blocks,
+        plan=plan,
+        seed=seed,
+        folder=run_dir,
+        held_out=held_out,
+        on_step=on_step,
+        on_bad_loss=settings.on_bad_loss,
     )
     return run_training(model, run, resume=resume)
 

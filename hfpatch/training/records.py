@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import write_text
+from hfpatch.training.lines import JsonLines, as_json
 from hfpatch.training.state import LoopState
 
 
 @dataclass(frozen=True)
 class StepRecord:
     """One line of metrics.jsonl.
+
+    A pretraining run's first line is of step 0, before any update: an ``eval_loss``, no ``loss``.
 
     Attributes:
         step: the optimiser step, from 1.
@@ -43,7 +42,7 @@ class TrainResult:
     """What a finished run reports.
 
     Attributes:
-        steps: optimiser steps.
+        steps: optimiser steps, the one at which a run diverged included.
         final_loss: the last finite loss of a step, in nats per token.
         tokens: tokens seen, padding not counted.
         wall_s: seconds of all steps together, those before a resumption included.
@@ -56,6 +55,9 @@ class TrainResult:
         best_step: the step after which it was measured.
         skipped_steps: how many updates were left out because loss or gradient were not finite.
         stopped_early: whether early stopping ended the run before the plan did.
+        diverged_step: the step that ended a pretraining run: its loss or gradient was not finite, or its loss or that
+            of the evaluation blocks after it was above the bound. Its update was left out unless the evaluation said
+            so.
         mfu: the share of the measured rate of a large matrix product that the steps reached; a lower bound, see
             :func:`hfpatch.training.throughput.flops_per_token`.
     """
@@ -72,11 +74,12 @@ class TrainResult:
     best_step: int | None = None
     skipped_steps: int = 0
     stopped_early: bool = False
+    diverged_step: int | None = None
     mfu: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
-        return asdict(self)
+        """Return the result as JSON values; a loss that is not finite is null."""
+        return as_json(asdict(self))
 
 
 def summarise(
@@ -92,7 +95,7 @@ def summarise(
     tokens = sum(record.tokens for record in records)
     wall_s = sum(record.seconds for record in records)
     return TrainResult(
-        steps=len(records),
+        steps=records[-1].step,
         final_loss=next((record.loss for record in reversed(records) if math.isfinite(record.loss)), math.nan),
         tokens=tokens,
         wall_s=wall_s,
@@ -104,53 +107,29 @@ def summarise(
         best_step=state.best_step,
         skipped_steps=len(state.skipped),
         stopped_early=state.stopped,
+        diverged_step=state.diverged_step,
         mfu=tokens / wall_s / speed_limit if speed_limit else None,
     )
 
 
-class MetricsFile:
-    """metrics.jsonl: one line a step, written as it comes.
-
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+class MetricsFile(JsonLines):
+    """metrics.jsonl: one line a step, written as it comes."""
 
     def append(self, record: StepRecord) -> None:
         """Write one line and flush it."""
-        value = {name: value for name, value in asdict(record).items() if _can_be_told(value)}
-        try:
-            with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(value) + "\n")
-        except OSError as error:
-            raise HfpatchError(f"{self.path}: cannot be written ({error.strerror}); free space and resume") from error
+        self.write([{name: value for name, value in as_json(asdict(record)).items() if value is not None}])
 
     def read(self) -> list[StepRecord]:
         """Return all whole lines; a last line that a crash cut off is left out."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
-        return [StepRecord(**{"loss": math.nan, **json.loads(line)}) for line in lines]
-
-    def sync(self) -> None:
-        """Have the system write the file to the disk, so that no checkpoint is ahead of it."""
-        with self.path.open("rb") as stream:
-            os.fsync(stream.fileno())
+        return [StepRecord(**{"loss": math.nan, **value}) for value in self.values()]
 
     def truncate(self, step: int) -> None:
-        """Drop what was written after ``step``.
+        """Drop what was written after ``step``; before the first step, everything.
 
         Raises:
             HfpatchError: if a line up to ``step`` is missing.
         """
-        kept = self.read()[:step]
-        if [record.step for record in kept] != list(range(1, step + 1)):
+        kept = [record.step for record in self.read() if record.step <= step]
+        if kept not in (list(range(1, step + 1)), list(range(step + 1))):
             raise HfpatchError(f"{self.path}: lines up to step {step} are missing; delete the run and start it anew")
-        lines = self.path.read_text(encoding="utf-8").split("\n")[:step] if step else []
-        write_text(self.path, "".join(line + "\n" for line in lines))
-
-
-def _can_be_told(value: Any) -> bool:
-    return value is not None and (not isinstance(value, float) or math.isfinite(value))
+        self.keep(step)

@@ -53,9 +53,6 @@ class LoopSettings(Section):
     """Recompute activations in the backward pass: less memory, more time."""
     compile: bool = False
     """Run the model through torch.compile: worth its start-up on GPUs, gains nothing on CPUs."""
-    on_bad_loss: Literal["stop", "skip"] = "stop"
-    """What happens at a loss or a gradient that is NaN or infinite: stop before the update and name the batch, or
-    leave the update out and count it."""
     evaluate_every: PositiveInt | None = None
     """Measure the loss on the evaluation blocks every so many steps and at the end; None measures at the end only."""
     patience: PositiveInt | None = None
@@ -83,6 +80,9 @@ class TrainingSettings(LoopSettings):
     """AdamW's decay rates."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
+    on_bad_loss: Literal["stop", "skip"] = "stop"
+    """What happens at a loss or a gradient that is NaN or infinite: stop before the update and name the batch, or
+    leave the update out and count it."""
     trainable_dtype: Dtype = "float32"
     """The dtype of what is trained. bfloat16 loses most small updates; it is here to reproduce results that used it."""
     trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)
@@ -103,7 +103,18 @@ class PretrainSettings(LoopSettings):
     """The floor of the cosine schedule, as a share of the peak."""
     warmup_steps: NonNegativeInt = 100
     """Steps of linear warm-up."""
+    lr_scaling: Literal["none", "width"] = "none"
+    """``width``: learning rates are multiplied by 4d / (inner width of the MLP), one over the width as the fan-in of
+    its second matrix asks for, so that widths differ in nothing but the width; 1 for GPT-2's own 4d. metrics.jsonl
+    shows the product."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay, on matrices only: those of tokens and positions among them, gains and biases not."""
     betas: tuple[_Rate, _Rate] = (0.9, 0.95)
     """AdamW's decay rates."""
+    diverged_above: PositiveFloat | None = None
+    """The loss of a step's batch, in nats per token, above which the run counts as diverged; must be above ln V, where
+    a model of V tokens begins, and holds once warm-up is over. None: only a loss or gradient that is NaN or infinite
+    does. A diverged run ends there, with its step in the result and no model."""
+    diagnose_every: PositiveInt | None = None
+    """Measure f of every query path beside its anchor on the first evaluation blocks, before the first step, every so
+    many steps and at the end; None never does. Architectures without f write nothing."""

@@ -19,6 +19,7 @@ class LoopState:
         best_step: the step after which it was measured.
         waited: evaluations since then.
         stopped: whether early stopping has ended the run.
+        diverged_step: the step at which the run diverged, which ended it, or None.
     """
 
     survival: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -27,6 +28,12 @@ class LoopState:
     best_step: int | None = None
     waited: int = 0
     stopped: bool = False
+    diverged_step: int | None = None
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether something has ended the run before its plan did."""
+        return self.stopped or self.diverged_step is not None
 
     def evaluated(self, step: int, loss: float, patience: int | None) -> bool:
         """Take note of an evaluation; return whether it is the best so far."""

@@ -16,6 +16,7 @@ from hfpatch.data.collate import collate
 from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
 from hfpatch.training.callbacks import RunCallback, StepOutcome, SurvivalCallback, Tools
+from hfpatch.training.diagnostics import QueryDiagnostic, diagnose
 from hfpatch.training.interruption import SigtermWatch
 from hfpatch.training.memory import peak_memory_bytes
 from hfpatch.training.optim import build_optimizer, build_scheduler
@@ -72,7 +73,7 @@ class PlanTrainer(Trainer):
             )
         self.remove_callback(PrinterCallback)
         self._speed_limit = tokens_per_s_at_most(model, self.accelerator.state, run.settings.autocast)
-        tools = Tools(self._take_outcome, self._evaluate_held_out, self._log_record)
+        tools = Tools(self._take_outcome, self._evaluate_held_out, self._diagnose, self._log_record)
         self.add_callback(RunCallback(run, tools))  # before the next: an update left out is none to measure
         if run.measure_survival:
             self.add_callback(SurvivalCallback(UpdateSurvival(run.state.survival), run.settings, run.plan.steps))
@@ -142,6 +143,11 @@ class PlanTrainer(Trainer):
             processes=state.num_processes,
             add_up=lambda value: self.accelerator.reduce(value, reduction="sum"),
         )
+
+    def _diagnose(self, step: int) -> list[QueryDiagnostic]:
+        run, size = self._run, self.args.per_device_train_batch_size
+        assert run.held_out is not None
+        return diagnose(self.model, run.held_out, step=step, batch_size=size, autocast=run.settings.autocast)
 
     def _log_record(self, record: StepRecord) -> None:
         """Send a step's figures to the trackers, if there are any."""

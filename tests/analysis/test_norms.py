@@ -9,8 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
 from hfpatch.analysis.ablation import ablate_layers, document_losses
 from hfpatch.analysis.heads import head_weights
-from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms, skip_sizes
+from hfpatch.analysis.norms import OWN, pre_projection_sizes, query_sizes, skip_norms, skip_sizes
 from hfpatch.analysis.relation import head_relations
+from hfpatch.scratch import ScratchSettings, build_scratch
 
 HIDDEN = 32
 
@@ -243,3 +244,23 @@ def test_a_peft_model_is_analysed_like_a_patched_one(batch):
     assert len(ablate_layers(twice, lambda m: document_losses(m, [batch])).without) == 3
     relations = head_relations(twice, head_weights(twice))
     assert len(relations) == 8
+
+
+@pytest.mark.parametrize("query", [{"fused": True}, {"anchor": "weight"}, {"path": "residual"}])
+@torch.no_grad()
+def test_the_f_that_a_model_was_pretrained_with_by_head(batch, query):
+    config = AutoConfig.for_model("gpt2", vocab_size=64, n_embd=HIDDEN, n_layer=2, n_head=4, bos_token_id=0)
+    model = build_scratch(config, ScratchSettings(query={"path": "nonlinear", **query})).eval()
+    seen, text = [], batch["attention_mask"].bool()
+    handle = model.transformer.h[1].attn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(**batch)
+    handle.remove()
+    x, path = seen[0][text].double(), model.transformer.h[1].attn.c_attn.paths["query"].double()
+    anchor = path.anchor(x) if "anchor" in query else x
+    f, model = path.f(x), model.float()
+    ratio, cosine = f.norm(dim=-1) / anchor.norm(dim=-1), (f * anchor).sum(-1) / (f.norm(dim=-1) * anchor.norm(dim=-1))
+    heads = f.reshape(-1, 4, HIDDEN // 4).norm(dim=-1) / anchor.reshape(-1, 4, HIDDEN // 4).norm(dim=-1)
+    found = query_sizes(model, [batch])[1]
+    assert (found.layer, found.adapter, found.target) == (1, OWN, "query")
+    assert (found.size, found.cosine) == pytest.approx((ratio.mean().item(), cosine.mean().item()), rel=1e-4)
+    assert found.head_sizes == pytest.approx(heads.mean(0).tolist(), rel=1e-4)

@@ -25,13 +25,16 @@ def test_trains_everything_evaluates_and_saves_a_folder(base, blocks, tmp_path, 
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     tokenizer = train_tokenizer(["the mill"], 257)
     held_out = blocks.head(7)
+    untrained = mean_loss(model, held_out, batch_size=4)
     result = run(model, blocks, tmp_path, evaluation_blocks=held_out, tokenizer=tokenizer)
     assert not any(torch.equal(value, before[name]) for name, value in model.named_parameters())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "eval_loss" in line] == [4, 6]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [0, 4, 6]
     assert lines[-1]["lr"] > 0.1 * 1e-2
     assert result.final_eval_loss == lines[-1]["eval_loss"] == pytest.approx(mean_loss(model, held_out, batch_size=3))
-    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[0] == {"step": 0, "lr": 0.0, "tokens": 0, "seconds": 0.0, "eval_loss": pytest.approx(untrained)}
+    assert lines[-1]["loss"] < lines[1]["loss"]
+    assert (result.steps, result.diverged_step) == (STEPS, None)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert loaded.config.use_cache
     ids = blocks[0]["input_ids"][None]

@@ -1,0 +1,119 @@
+"""A pretraining study: every variant at every point of its sweep with every seed, resumable run by run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.files import read_json, write_json, write_text
+from hfpatch.pipeline.corpus import Corpus, load_corpus
+from hfpatch.pipeline.pretraining import check_folder, draw_batches, parameter_counts, pretrain_on
+from hfpatch.pipeline.progress import Progress
+from hfpatch.pipeline.study_bench import PlannedRun, StudyBench, planned_runs, study_clock
+from hfpatch.pipeline.study_results import collect_study
+from hfpatch.pretraining_recipe import StudyRecipe
+from hfpatch.reporting import write_report
+from hfpatch.training.architecture import build_model
+from hfpatch.training.processes import start_processes
+
+
+def pretrain_study(
+    recipe: StudyRecipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    variant: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train every variant of a study with every seed on the same batches, hold them against each other and report.
+
+    All runs with one seed see the same blocks in the same order and start from the same weights where they share
+    any. A run that diverges is a result like others. Each run leaves its result.json when it is complete; with
+    ``resume`` such runs are not repeated, and one that was interrupted goes on from its newest checkpoint. On several
+    processes every run is shared by all of them.
+
+    Args:
+        recipe: what to hold against what.
+        out: the folder of the study.
+        resume: continue the study in ``out``.
+        variant: train this one's runs alone, and leave the report to a later call; several such calls may go on in
+            one folder at a time.
+        progress: hears of every step; None tells nobody.
+
+    Returns:
+        The content of ``out/results.json``.
+
+    Raises:
+        HfpatchError: if ``out`` may not take this study, a variant cannot be built, or something the recipe names is
+            not as it says.
+    """
+    if variant is not None and variant not in recipe.variants:
+        hint = nearest(variant, recipe.variants) or f"; there are {', '.join(recipe.variants)}"
+        raise HfpatchError(f"no variant {variant!r} in the recipe{hint}")
+    state, listener = start_processes(), progress or Progress()
+    if state.is_main_process:
+        _check_folder(out, recipe, variant, resume=resume)
+    state.wait_for_everyone()
+    bench = _set_up(recipe, out)
+    if state.is_main_process:
+        _write_plans(bench)
+    for run in planned_runs(recipe, out):
+        if variant in (None, run.variant):
+            _complete(run, bench, progress=listener)
+        if state.is_main_process:
+            write_json(out / "results.json", collect_study(bench))
+    if state.is_main_process and variant is None:
+        write_report(out)
+    state.wait_for_everyone()
+    results: dict[str, Any] = read_json(out / "results.json")
+    return results
+
+
+def _check_folder(out: Path, recipe: StudyRecipe, variant: str | None, *, resume: bool) -> None:
+    elsewhere = variant is not None and not (out / "runs" / variant).exists()
+    check_folder(out, recipe, resume=resume or elsewhere)
+
+
+def _set_up(recipe: StudyRecipe, out: Path) -> StudyBench:
+    """Load the text and try each variant on the meta device, so that a mistake shows before any training."""
+    corpus = load_corpus(recipe)
+    return StudyBench(
+        recipe=recipe,
+        out=out,
+        corpus=corpus,
+        plans={seed: draw_batches(recipe, corpus, seed) for seed in recipe.seeds},
+        parameters={name: _parameters(recipe, name, corpus) for name in recipe.variants},
+        clock=study_clock(out),
+    )
+
+
+def _parameters(recipe: StudyRecipe, variant: str, corpus: Corpus) -> dict[str, int]:
+    architecture = recipe.single(variant, {}, recipe.seeds[0]).architecture
+    try:
+        with torch.device("meta"):
+            return parameter_counts(build_model(architecture, tokenizer=corpus.tokenizer, seed=recipe.seeds[0]))
+    except HfpatchError as error:
+        raise HfpatchError(f"variants.{variant}: {error}") from error
+
+
+def _write_plans(bench: StudyBench) -> None:
+    """Write the recipe and the plans, unless the folder has them already."""
+    if (bench.out / "recipe.yaml").is_file():
+        return
+    write_text(bench.out / "plan.json", json.dumps({seed: plan.to_json() for seed, plan in bench.plans.items()}))
+    write_text(bench.out / "recipe.yaml", bench.recipe.to_yaml())
+
+
+def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None:
+    if run.result.is_file():
+        return
+    single = bench.recipe.single(run.variant, run.point, run.seed)
+    plan = bench.plans[run.seed]
+    try:
+        pretrain_on(bench.corpus, plan, single, run.folder, resume=True, progress=progress, name=run.name)
+    except HfpatchError as error:
+        raise HfpatchError(f"{run.name}: {error}") from error

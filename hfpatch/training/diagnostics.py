@@ -1,0 +1,121 @@
+"""Diagnostics of a pretraining run: how large f of each query path is beside its anchor, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hfpatch.analysis.means import TokenMeans, norm_ratio
+from hfpatch.analysis.running import Batch, block_of
+from hfpatch.data.blocks import IGNORE, TokenBlocks
+from hfpatch.errors import HfpatchError
+from hfpatch.scratch.listening import Heard, listening
+from hfpatch.training.head import loss_in_forward
+from hfpatch.training.lines import JsonLines, as_json
+from hfpatch.training.validation import mean_loss
+
+DIAGNOSED_BLOCKS = 8
+"""How many of the evaluation blocks, the first ones, are measured on."""
+
+_Means = TokenMeans[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class QueryDiagnostic:
+    """f of one query path after so many steps; one line of diagnostics.jsonl.
+
+    Attributes:
+        step: optimiser steps done.
+        layer: index of the block.
+        target: ``query``, ``key`` or ``value``.
+        size: ‖f(x)‖ / ‖A(x)‖, the mean over tokens. A is what f is added to: x for an identity anchor, so that this is
+            ‖f(x)‖ / ‖x‖, and x W_Q for a weight anchor. f of a residual path Q = x + xW is xW.
+        cosine: the cosine between f(x) and A(x), the mean over tokens; 0 where one of them is 0.
+        size_beside_x: ‖f(x)‖ / ‖x‖, the mean over tokens, whatever the anchor.
+    """
+
+    step: int
+    layer: int
+    target: str
+    size: float
+    cosine: float
+    size_beside_x: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line; what is not finite is null."""
+        return as_json(asdict(self))
+
+
+class DiagnosticsFile(JsonLines):
+    """diagnostics.jsonl: a line for each layer and target, step by step."""
+
+    def append(self, found: list[QueryDiagnostic]) -> None:
+        """Write what was found at one step."""
+        self.write([each.to_json() for each in found])
+
+    def truncate(self, step: int, expected: set[int]) -> None:
+        """Drop what was written after ``step``; before the first step, everything.
+
+        Raises:
+            HfpatchError: if the steps left are not the ``expected`` ones.
+        """
+        if {value["step"] for value in self.values() if 0 < step >= value["step"]} != expected:
+            raise HfpatchError(f"{self.path}: lines up to step {step} are missing; delete the run and start it anew")
+        if self.path.exists():
+            self.keep(step)
+
+
+def diagnose(
+    model: nn.Module, blocks: TokenBlocks, *, step: int, batch_size: int, autocast: str | None = None
+) -> list[QueryDiagnostic]:
+    """Run a model on the first evaluation blocks and return what its query paths compute, first layer first.
+
+    Weights, mode and generators are left as they were, so training goes on as without it. Where weights lie in pieces
+    on several processes, all of them must call it.
+
+    Args:
+        model: from :func:`hfpatch.scratch.build_scratch`.
+        blocks: the evaluation blocks; what fills up a row is not counted.
+        step: optimiser steps done.
+        batch_size: blocks in one forward pass.
+        autocast: the forward pass's autocast dtype.
+    """
+    means = _Means()
+
+    def tell(heard: Heard) -> None:
+        means.add((block_of(heard.at), heard.target), _compared(heard))
+
+    with loss_in_forward(model), _batches_told(model, means), listening(model, tell):  # the first runs the model too
+        mean_loss(model, blocks.head(DIAGNOSED_BLOCKS), batch_size=batch_size, autocast=autocast)
+    return [QueryDiagnostic(step, *key, *means.mean(key)) for key in sorted(means.seen())]
+
+
+def _compared(heard: Heard) -> Tensor:
+    """Return size, cosine and size beside x of each token: ``(batch, seq, 3)``."""
+    f, anchor = heard.f.float(), heard.anchor.float()
+    cosine = F.cosine_similarity(f, anchor, dim=-1)
+    return torch.stack([norm_ratio(f, anchor), cosine, norm_ratio(f, heard.x)], dim=-1)
+
+
+@contextmanager
+def _batches_told(model: nn.Module, means: _Means) -> Iterator[None]:
+    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        means.begin(_text_of(kwargs))
+
+    handle = model.register_forward_pre_hook(begin, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _text_of(batch: Batch) -> Batch:
+    """Return a batch whose mask ends with the last token that is predicted, as what fills up a row never is."""
+    predicted = (batch["labels"] != IGNORE).long()
+    return {**batch, "attention_mask": predicted.flip(-1).cummax(-1).values.flip(-1)}

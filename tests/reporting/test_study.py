@@ -1,0 +1,258 @@
+"""The report of a pretraining study as a whole: its files, its page, and what becomes of bad results."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from reporting.conftest import HOSTILE, example, write_run
+from reporting.study_example import LOW, study, with_one_seed, without_sweep, write_study_run
+from reporting.test_broken import JUNK, places
+from reporting.test_html import Page
+
+from hfpatch.errors import HfpatchError
+from hfpatch.reporting import write_joint_report, write_report
+from hfpatch.reporting.html import render
+from hfpatch.reporting.results import read_results
+from hfpatch.reporting.study.markdown import study_markdown
+from hfpatch.reporting.study.page import study_page
+from hfpatch.reporting.study.results import StudyResults, is_study, read_study
+
+DRAWN = ("differences", "loss", "improvement", "diagnostics", "spread")
+FILES = sorted([*(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")), "figures/summary.png"])
+FILES += ["report.html", "report.md", "results.csv"]
+SECTIONS = ["answer", "protocol", "warnings", "results", "differences", "loss", "improvement", "sweep", "diagnostics"]
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return write_study_run(tmp_path / "study", study())
+
+
+def written(report, folder):
+    return sorted(path.relative_to(folder).as_posix() for path in report.paths)
+
+
+def test_every_file_is_written_and_nothing_else(run_dir):
+    before = {path for path in run_dir.rglob("*") if path.is_file()}
+    report = write_report(run_dir)
+    assert written(report, run_dir) == FILES
+    assert {path for path in run_dir.rglob("*") if path.is_file()} - before == set(report.paths)
+    assert (run_dir / "figures/summary.png").read_bytes().startswith(b"\x89PNG")
+    for path in report.figures:
+        if path.suffix == ".svg":
+            ElementTree.parse(path)
+
+
+def test_the_same_results_give_the_same_bytes_in_another_process(run_dir, tmp_path):
+    first = {path.name: path.read_bytes() for path in write_report(run_dir).paths}
+    other = shutil.copytree(run_dir, tmp_path / "elsewhere")
+    code = f"from pathlib import Path; from hfpatch.reporting import write_report; write_report(Path({str(other)!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
+    assert {path.name: path.read_bytes() for path in other.rglob("*") if path.name in first} == first
+    assert all(str(run_dir).encode() not in content for content in first.values())
+
+
+def pages(raw):
+    found = StudyResults.model_validate_json(json.dumps(raw))
+    page = study_page(found, {})
+    return render(page, "study.jinja"), study_markdown(page)
+
+
+def parsed(text):
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    return page
+
+
+def test_sections_stand_in_the_order_of_reading(run_dir):
+    page = parsed(write_report(run_dir).html.read_text())
+    sections = [attrs["id"] for tag, attrs in page.tags if tag == "section"]
+    assert sections == [*SECTIONS, "spread", "environment"]
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert all(link.startswith(("#", "data:text/csv;charset=utf-8,")) for link in page.links)
+    assert sum(tag == "svg" for tag, _ in page.tags) == len(DRAWN)
+    downloads = {attrs["download"] for _, attrs in page.tags if "download" in attrs}
+    assert downloads == {"results.csv", *(f"{name}.csv" for name in DRAWN)}
+
+
+def test_html_and_markdown_hold_the_same_tables(run_dir):
+    report = write_report(run_dir)
+
+    class Cells(HTMLParser):
+        found, inside = (), False
+
+        def handle_starttag(self, tag, attrs):
+            if tag in ("th", "td"):
+                self.found, self.inside = (*self.found, ""), True
+
+        def handle_endtag(self, tag):
+            self.inside = self.inside and tag not in ("th", "td")
+
+        def handle_data(self, data):
+            if self.inside:
+                self.found = (*self.found[:-1], self.found[-1] + data)
+
+    first, second = Cells(), Cells()
+    first.feed(report.html.read_text())
+    second.feed(MarkdownIt("commonmark", {"html": True}).enable("table").render(report.markdown.read_text()))
+    assert first.found == second.found
+    assert "Q = (x + f(x))/2, f = LN(GELU(RMSNorm(x) W_1) W_2)" in first.found
+
+
+def test_results_csv_has_a_line_a_run(run_dir):
+    rows = list(csv.DictReader(write_report(run_dir).csv.read_text().splitlines()))
+    assert len(rows) == 8 * 3
+    assert [(row["seed"], row["outcome"], row["diverged_step"], row["validation_loss"]) for row in rows[9:12]] == [
+        ("0", "complete", "", "4.0"),
+        ("1", "complete", "", "4.0"),
+        ("2", "diverged", "340", ""),
+    ]
+    assert {row["training.lr"] for row in rows} == {"0.001", "0.002"}
+    assert [row["non_embedding"] for row in rows if row["variant"] == "wide"] == ["1125000"] * 6
+
+
+def test_one_seed_and_no_sweep(tmp_path):
+    plain = write_study_run(tmp_path / "plain", without_sweep())
+    assert written(write_report(plain), plain) == FILES
+    text = (plain / "report.md").read_text()
+    assert "nothing was swept" in text
+    assert "| best point |" not in text
+    one = write_study_run(tmp_path / "one", with_one_seed())
+    assert written(write_report(one), one) == [name for name in FILES if "spread" not in name]
+
+
+def test_an_incomplete_study_is_reported_as_far_as_it_got(tmp_path):
+    raw = study()
+    raw["complete"] = False
+    for row in raw["rows"][2:]:
+        row.update(best=False, loss=None, improvement=None, curve=[], improvement_by_step=[], seconds_per_step=None)
+        row.update(diverged={}, missing=[0, 1, 2])
+    raw["runs"] = [run for run in raw["runs"] if run["variant"] == "linear"]
+    run_dir = write_study_run(tmp_path / "run", raw)
+    report = write_report(run_dir)
+    assert written(report, run_dir) == [
+        name for name in FILES if not re.search("differences|improvement|diagnostics|summary", name)
+    ]
+    for text in (report.html.read_text(), report.markdown.read_text().replace("\\", "")):
+        assert "The study is not complete: the same hfpatch pretrain with --resume finishes it." in text
+        assert "nonlinear, lr 0.002: seeds 0, 1 and 2 have not run yet." in text
+        assert "Of 3 variants against linear: 3 are not compared." in text
+    assert "incomplete run" in report.html.read_text()
+
+
+def test_a_study_without_any_run_is_a_page_too(tmp_path):
+    raw = study() | {"complete": False, "rows": [], "runs": []}
+    run_dir = write_study_run(tmp_path / "run", raw)
+    report = write_report(run_dir)
+    assert written(report, run_dir) == ["report.html", "report.md", "results.csv"]
+    assert "linear: no run is finished." in report.markdown.read_text()
+
+
+def test_hostile_text_is_shown_and_is_no_markup(tmp_path):
+    text = json.dumps(study()).replace('"nonlinear"', json.dumps("nonlinear" + HOSTILE))
+    raw = json.loads(text)
+    raw["name"] = raw["description"] = raw["provenance"]["command"] = HOSTILE
+    for variant in raw["variants"].values():
+        variant["query"] = variant["description"] = HOSTILE
+        variant["architecture"]["query"] = {HOSTILE: HOSTILE}
+    raw["training"][HOSTILE] = HOSTILE
+    report = write_report(write_study_run(tmp_path / "run", raw))
+    page = report.html.read_text()
+    assert "<script>alert" not in page.lower()
+    assert page.lower().count("<script") == 1
+    assert '<script>alert("1")</script> | `$\\frac{x}$` *b* & _c_' in "".join(parsed(page).text)
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(report.markdown.read_text())
+    assert not [token for token in tokens if token.type == "html_block"]
+    assert not [child for token in tokens for child in token.children or [] if child.type == "html_inline"]
+    links = [child.attrs["href"] for token in tokens for child in token.children or [] if child.type == "link_open"]
+    assert links == [f"figures/{name}.csv" for name in DRAWN]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"variants": {}}, "variants"),
+        ({"baseline": "other"}, "baseline is 'other', which is not among variants"),
+        ({"rows": [{"variant": "other"}]}, "rows holds 'other', which is not among variants"),
+        ({"seeds": "0"}, 'seeds is "0"'),
+        ({"rows": [{"variant": "linear", "loss": {"mean": None}}]}, "rows.0.loss.mean is null"),
+    ],
+)
+def test_damaged_results_are_one_line_and_nothing_is_written(tmp_path, change, line):
+    run_dir = write_study_run(tmp_path / "run", study() | change)
+    with pytest.raises(HfpatchError) as raised:
+        write_report(run_dir)
+    assert line in str(raised.value)
+    assert "results.json" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert sorted(path.name for path in run_dir.iterdir()) == ["recipe.yaml", "results.json"]
+
+
+def test_half_a_file_and_no_file_are_one_line(run_dir):
+    path = run_dir / "results.json"
+    path.write_text(path.read_text()[:200])
+    with pytest.raises(HfpatchError, match=r"results\.json: cannot be read as JSON"):
+        write_report(run_dir)
+    path.unlink()
+    with pytest.raises(HfpatchError, match="no result of this study yet"):
+        write_report(run_dir)
+
+
+def test_only_a_study_is_one(run_dir, tmp_path):
+    comparison = write_run(tmp_path / "comparison", example())
+    assert is_study(run_dir)
+    assert not is_study(comparison)
+    assert not is_study(tmp_path)
+    with pytest.raises(HfpatchError, match="is a pretraining study"):
+        read_results(run_dir)
+
+
+def test_a_joint_report_of_studies_is_refused_and_of_one_is_its_own(run_dir, tmp_path):
+    comparison = write_run(tmp_path / "comparison", example())
+    with pytest.raises(HfpatchError, match="study: is a pretraining study, which has a report of its own"):
+        write_joint_report([comparison, run_dir], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    report = write_joint_report([run_dir], tmp_path / "out")
+    assert written(report, tmp_path / "out") == FILES
+    assert report.markdown.read_bytes() == write_report(run_dir).markdown.read_bytes()
+
+
+def test_numbers_that_are_none_are_read_as_unknown(tmp_path):
+    raw = study()
+    raw["runs"][-1]["evaluation"] = [[100, float("nan")], [200, float("inf")]]
+    raw["rows"][3]["curve"] = [[100, float("nan"), None, None]]
+    read = read_study(write_study_run(tmp_path / "run", raw))
+    assert read.runs[-1].evaluation == ((100, None), (200, None))
+    assert read.rows[3].point == {"training.lr": 0.002}
+    assert read.chosen["nonlinear"].point == LOW
+
+
+PLACES = list(places(study()))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.sampled_from(PLACES), junk=st.sampled_from(JUNK))
+def test_a_broken_file_is_a_report_or_one_line(tmp_path, place, junk):
+    raw = study()
+    at = raw
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = junk
+    try:
+        read = read_study(write_study_run(tmp_path / "run", raw))
+    except HfpatchError:
+        return
+    page = study_page(read, {})
+    assert render(page, "study.jinja")
+    assert study_markdown(page)

@@ -1,0 +1,232 @@
+"""Diagnostics of pretraining: against plain torch on the model's own activations, and without a trace in training."""
+
+import json
+import math
+
+import pytest
+import torch
+from families import make_config
+from training_blocks import make_blocks
+
+from hfpatch.data.plan import draw_plan
+from hfpatch.errors import HfpatchError
+from hfpatch.scratch import ScratchSettings, build_scratch
+from hfpatch.training.diagnostics import DIAGNOSED_BLOCKS, diagnose
+from hfpatch.training.pretrain import pretrain
+from hfpatch.training.settings import PretrainSettings
+
+STEPS, BATCH = 6, 4
+ATTENTIONS = {
+    "gpt2": ("transformer.h.{}.attn", "c_attn", "c_attn.paths.query"),
+    "gpt_neox": ("gpt_neox.layers.{}.attention", "query_key_value", "query_key_value.paths.query"),
+    "llama": ("model.layers.{}.self_attn", "q_proj", "q_proj.paths.query"),
+}
+FORMS = {
+    "identity": {"path": "nonlinear"},
+    "fused": {"path": "nonlinear", "fused": True},
+    "weight": {"path": "nonlinear", "anchor": "weight"},
+    "weight, fused": {"path": "nonlinear", "anchor": "weight", "fused": True, "activation": "silu"},
+    "residual": {"path": "residual"},
+    "no norms": {"path": "nonlinear", "input_norm": "none", "output_norm": "none", "activation": "relu"},
+    "mlp": {"path": "nonlinear", "source": "mlp", "output_norm": "layernorm"},
+}
+ACTIVATIONS = {
+    "gelu": lambda z: 0.5 * z * (1 + torch.erf(z / 2**0.5)),
+    "silu": lambda z: z / (1 + torch.exp(-z)),
+    "relu": lambda z: z.clamp(min=0),
+}
+
+
+def build(case, form):
+    model = build_scratch(make_config(case), ScratchSettings(query=FORMS[form]), seed=3)
+    generator = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():  # gains off one, biases off zero
+        if parameter.dim() == 1:
+            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def layer_norm(z, gain):
+    return (z - z.mean(-1, keepdim=True)) / (z.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * gain
+
+
+def f_and_anchor(path, query, x, hidden):
+    """Return f and A of a layer by the formulas, from its parameters by name and what it read."""
+    weight = {name: value.double() for name, value in path.state_dict().items()}
+    anchor = x
+    if query.get("anchor") == "weight":
+        anchor = x @ weight["anchor.weight"].T + weight.get("anchor.bias", 0)
+    if query["path"] == "residual":
+        return x @ weight["f.weight"].T, anchor
+    if hidden is not None:
+        return layer_norm(hidden[..., : x.shape[-1]] @ weight["f.down.weight"].T, weight["f.norm_out.weight"]), anchor
+    z = x
+    if query.get("input_norm") != "none" and "f.norm_in.weight" in weight:
+        z = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight["f.norm_in.weight"]
+    f = ACTIVATIONS[query.get("activation", "gelu")](z @ weight["f.up.weight"].T) @ weight["f.down.weight"].T
+    return layer_norm(f, weight["f.norm_out.weight"]) if "f.norm_out.weight" in weight else f, anchor
+
+
+def expected(model, case, form, blocks):
+    """Return (layer, size, cosine, size beside x) by plain torch, block by block, over all tokens that are text."""
+    attention, reads, path = ATTENTIONS[case]
+    query, told = FORMS[form], []
+    for layer in (0, 1):
+        seen = {}
+        reader = model.get_submodule(f"{attention.format(layer)}.{reads}")
+        handles = [reader.register_forward_pre_hook(lambda _, args, seen=seen: seen.update(x=args[0].double()))]
+        if query.get("source") == "mlp" and layer == 1:
+            down = model.get_submodule("transformer.h.0.mlp.c_proj")
+            handles += [down.register_forward_pre_hook(lambda _, args, seen=seen: seen.update(h=args[0].double()))]
+        numbers = []
+        for row in range(min(DIAGNOSED_BLOCKS, len(blocks))):
+            item = {name: value[None] for name, value in blocks[row].items() if name != "labels"}
+            with torch.no_grad():
+                model(**item, use_cache=False)
+            module = model.get_submodule(f"{attention.format(layer)}.{path}")
+            f, anchor = f_and_anchor(module, query, seen["x"], seen.get("h"))
+            text = int(blocks.sizes[blocks.offsets[row] : blocks.offsets[row + 1]].sum())
+            for f_t, a_t, x_t in zip(f[0, :text], anchor[0, :text], seen["x"][0, :text], strict=True):
+                cosine = float(f_t @ a_t / (f_t.norm() * a_t.norm()))
+                numbers.append((float(f_t.norm() / a_t.norm()), cosine, float(f_t.norm() / x_t.norm())))
+        for handle in handles:
+            handle.remove()
+        told.append((layer, *(sum(column) / len(numbers) for column in zip(*numbers, strict=True))))
+    return told
+
+
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        *(("gpt2", form) for form in FORMS),
+        ("gpt_neox", "identity"),
+        ("gpt_neox", "weight, fused"),
+        ("llama", "weight"),
+        ("llama", "fused"),
+    ],
+)
+@pytest.mark.parametrize("packing", [True, False])
+def test_it_is_the_formula_on_what_the_layer_reads(case, form, packing):
+    model, blocks = build(case, form), make_blocks(packing=packing, documents=30)
+    assert len(blocks) > DIAGNOSED_BLOCKS
+    found = diagnose(model, blocks, step=7, batch_size=3)
+    wanted = expected(model, case, form, blocks)
+    assert [(each.step, each.layer, each.target) for each in found] == [(7, 0, "query"), (7, 1, "query")]
+    for each, (_, *numbers) in zip(found, wanted, strict=True):
+        assert (each.size, each.cosine, each.size_beside_x) == pytest.approx(numbers, rel=2e-5, abs=2e-6)
+        if FORMS[form].get("anchor") != "weight":
+            assert each.size == each.size_beside_x
+
+
+def test_several_targets_are_told_apart_and_nothing_stays_behind():
+    settings = ScratchSettings(query={"path": "nonlinear", "targets": ("value", "key", "query")})
+    with pytest.warns(UserWarning, match="both query and key"):
+        model = build_scratch(make_config("gpt2"), settings, seed=3).train()
+    found = diagnose(model, make_blocks(), step=0, batch_size=8)
+    assert [(each.layer, each.target) for each in found] == [
+        (layer, target) for layer in (0, 1) for target in ("key", "query", "value")
+    ]
+    assert len({each.size for each in found}) == 6
+    assert model.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Killed(BaseException):
+    pass
+
+
+def run(model, folder, *, resume=False, on_step=None, held_out=True, **values):
+    blocks = make_blocks()
+    settings = {"steps": STEPS, "batch_size": BATCH, "warmup_steps": 2, "lr": 1e-2, "evaluate_every": 4, **values}
+    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=0)
+    evaluation = make_blocks(documents=30, seed=1) if held_out else None
+    return pretrain(
+        model, settings=PretrainSettings(**settings), blocks=blocks, plan=plan, seed=0, run_dir=folder,
+        resume=resume, on_step=on_step, evaluation_blocks=evaluation,
+    )  # fmt: skip
+
+
+def nonlinear(dropout=0.0, form="identity"):
+    config = make_config("gpt2", resid_pdrop=dropout, embd_pdrop=dropout)
+    return build_scratch(config, ScratchSettings(query=FORMS[form]), seed=3)
+
+
+def lines(folder, name="diagnostics"):
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def without_seconds(folder):
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines(folder, "metrics")]
+
+
+def same(one, other):
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_run_writes_them_at_the_start_on_time_and_at_the_end_and_trains_as_without(tmp_path):
+    with_them, without = nonlinear(dropout=0.2), nonlinear(dropout=0.2)
+    run(with_them, tmp_path / "with", diagnose_every=4)
+    run(without, tmp_path / "without")
+    assert [(line["step"], line["layer"]) for line in lines(tmp_path / "with")] == [
+        (step, layer) for step in (0, 4, 6) for layer in (0, 1)
+    ]
+    assert all(math.isfinite(line["size"]) and -1 <= line["cosine"] <= 1 for line in lines(tmp_path / "with"))
+    assert not (tmp_path / "without" / "diagnostics.jsonl").exists()
+    assert without_seconds(tmp_path / "with") == without_seconds(tmp_path / "without")
+    assert same(with_them, without)
+    last = diagnose(with_them, make_blocks(documents=30, seed=1), step=6, batch_size=4)
+    assert [each.to_json() for each in last] == lines(tmp_path / "with")[-2:]
+
+
+@pytest.mark.parametrize("killed_at", [1, 3, 5])
+def test_a_killed_run_ends_with_the_same_file(tmp_path, killed_at):
+    def on_step(record):
+        if record.step == killed_at:
+            raise Killed
+
+    straight, resumed = nonlinear(dropout=0.2), nonlinear(dropout=0.2)
+    values = {"diagnose_every": 1, "save_every": 2}
+    run(straight, tmp_path / "straight", **values)
+    with pytest.raises(Killed):
+        run(nonlinear(dropout=0.2), tmp_path / "broken", on_step=on_step, **values)
+    with (tmp_path / "broken" / "diagnostics.jsonl").open("a") as stream:
+        stream.write('{"step": 9, "lay')
+    run(resumed, tmp_path / "broken", resume=True, **values)
+    texts = [(tmp_path / name / "diagnostics.jsonl").read_text() for name in ("straight", "broken")]
+    assert texts[0] == texts[1]
+    assert without_seconds(tmp_path / "straight") == without_seconds(tmp_path / "broken")
+    assert same(straight, resumed)
+    run(resumed, tmp_path / "broken", resume=True, **values)
+    assert (tmp_path / "broken" / "diagnostics.jsonl").read_text() == texts[0]
+
+
+def test_missing_lines_are_refused(tmp_path):
+    run(nonlinear(), tmp_path, diagnose_every=2)
+    whole = (tmp_path / "diagnostics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "diagnostics.jsonl").write_text("".join(whole[:4]))
+    with pytest.raises(HfpatchError, match=r"diagnostics\.jsonl: lines up to step 6 are missing"):
+        run(nonlinear(), tmp_path, resume=True, diagnose_every=2)
+
+
+def test_a_diverged_run_is_measured_where_it_ended(tmp_path):
+    values = {"diagnose_every": 4, "lr": 1e4, "warmup_steps": 0, "max_grad_norm": None, "diverged_above": 50.0}
+    result = run(nonlinear(), tmp_path, **values)
+    assert 0 < result.diverged_step < STEPS
+    assert {line["step"] for line in lines(tmp_path)} >= {0, result.diverged_step}
+    again = run(nonlinear(), tmp_path, resume=True, **values)
+    assert again.diverged_step == result.diverged_step
+
+
+def test_a_model_without_f_writes_nothing(tmp_path):
+    stock = build_scratch(make_config("gpt2"), ScratchSettings(), seed=3)
+    identity = build_scratch(make_config("gpt2"), ScratchSettings(query={"path": "identity"}), seed=3)
+    for name, model in {"stock": stock, "identity": identity}.items():
+        run(model, tmp_path / name, diagnose_every=2)
+        assert not (tmp_path / name / "diagnostics.jsonl").exists()
+        run(model, tmp_path / name, diagnose_every=2, resume=True)
+
+
+def test_there_must_be_something_to_measure_on(tmp_path):
+    with pytest.raises(HfpatchError, match=r"diagnose_every measures on evaluation blocks, .* set data\.held_out"):
+        run(nonlinear(), tmp_path, held_out=False, diagnose_every=2)

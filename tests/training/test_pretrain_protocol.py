@@ -1,0 +1,135 @@
+"""The pretraining protocol of arXiv 2603.13381: expressible whole, and a few steps of it against plain torch."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from families import make_config
+from training_blocks import make_blocks
+
+from hfpatch.data.plan import draw_plan
+from hfpatch.errors import HfpatchError
+from hfpatch.scratch import GPT2_SMALL, ScratchSettings, build_scratch
+from hfpatch.training.architecture import build_model
+from hfpatch.training.optim import build_optimizer
+from hfpatch.training.pretrain import pretrain, scale_rates
+from hfpatch.training.settings import PretrainSettings
+
+STEPS, WARMUP, BATCH, LR, FLOOR, DECAY, CLIP = 7, 3, 4, 3e-2, 0.1, 2**-5, 0.05
+PAPER = {
+    "steps": 100_000, "batch_size": 480, "warmup_steps": 2000, "lr": 6e-4, "min_lr_ratio": 0.1, "schedule": "cosine",
+    "weight_decay": 2**-5, "betas": (0.9, 0.95), "max_grad_norm": 1.0, "evaluate_every": 1000, "diverged_above": 12.0,
+    "diagnose_every": 1000,
+}  # fmt: skip
+
+
+def small(**changes):
+    """Return GPT-2 without biases, tied, with a nonlinear query."""
+    return build_scratch(
+        make_config("gpt2", **changes), ScratchSettings(biases=False, query={"path": "nonlinear"}), seed=3
+    )
+
+
+def run(model, folder, **values):
+    settings = {
+        "steps": STEPS, "batch_size": BATCH, "warmup_steps": WARMUP, "lr": LR, "min_lr_ratio": FLOOR,
+        "weight_decay": DECAY, "betas": (0.9, 0.95), "max_grad_norm": CLIP, **values,
+    }  # fmt: skip
+    blocks = make_blocks(packing=False)
+    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=0)
+    pretrain(model, settings=PretrainSettings(**settings), blocks=blocks, plan=plan, seed=0, run_dir=folder)
+    return blocks, plan, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def adamw(values, gradients, moments, step, lr):
+    """Update in place by AdamW's formula: decay by lr·λ on matrices, then lr·m̂/(√v̂ + 1e-8)."""
+    for name, value in values.items():
+        m, v = moments.setdefault(name, (torch.zeros_like(value), torch.zeros_like(value)))
+        m.mul_(0.9).add_(gradients[name], alpha=0.1)
+        v.mul_(0.95).add_(gradients[name].square(), alpha=0.05)
+        if value.ndim == 2:
+            value.mul_(1 - lr * DECAY)
+        value.sub_(lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-8))
+
+
+def test_steps_of_it_are_adamw_with_clipping_warm_up_and_a_cosine_to_its_floor(tmp_path):
+    model, twin = small(), small()
+    blocks, plan, lines = run(model, tmp_path)
+    values = {name: value.data for name, value in twin.named_parameters()}
+    moments, clipped = {}, []
+    for step, line in enumerate(lines):
+        share = step / WARMUP
+        if step >= WARMUP:
+            share = FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2
+        rows = [blocks[index] for index in plan.indices[step]]
+        total, count = 0.0, 0
+        for row in rows:
+            length = int(row["attention_mask"].sum())
+            ids = row["input_ids"][:length]
+            total += F.cross_entropy(twin(ids[None]).logits[0, :-1], ids[1:], reduction="sum")
+            count += length - 1
+        loss = total / count
+        gradients = dict(
+            zip(values, torch.autograd.grad(loss, [value for _, value in twin.named_parameters()]), strict=True)
+        )
+        norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
+        clipped.append(norm > CLIP)
+        scaled = {name: gradient * min(1.0, CLIP / (norm + 1e-6)) for name, gradient in gradients.items()}
+        assert (line["loss"], line["lr"]) == (pytest.approx(loss.item(), rel=2e-5), pytest.approx(LR * share))
+        adamw(values, scaled, moments, step + 1, LR * share)
+    assert all(clipped)
+    for name, value in model.named_parameters():
+        assert torch.allclose(value, values[name], atol=3e-5), name
+
+
+def test_every_value_of_it_can_be_said_and_every_matrix_decays():
+    settings = PretrainSettings(**PAPER)
+    assert {name: getattr(settings, name) for name in PAPER} == PAPER
+    with torch.device("meta"):
+        model = build_model({**GPT2_SMALL, "n_layer": 2, "query": {"path": "nonlinear"}})
+    groups = build_optimizer(model, settings).param_groups
+    decays = {id(value): group["weight_decay"] for group in groups for value in group["params"]}
+    found = {name: decays[id(value)] for name, value in model.named_parameters()}
+    gains = {name for name, decay in found.items() if decay == 0.0}
+    assert gains == {name for name in found if ".ln_" in name or ".norm_" in name}
+    assert {found[f"transformer.{name}.weight"] for name in ("wte", "wpe")} == {2**-5}
+    assert "lm_head.weight" not in found  # tied: decays once
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "width", "factor"),
+    [
+        ("gpt2", {}, None, 1.0),
+        ("gpt2", {"n_inner": 256}, None, 0.5),
+        ("gpt2", {}, 4.75, 4 / 4.75),
+        ("gpt_neox", {"intermediate_size": 160}, None, 0.8),
+        ("llama", {}, None, 4 * 32 / 48),
+        ("falcon_multi_query", {}, 5, 0.8),
+    ],
+)
+def test_the_learning_rate_goes_down_as_the_mlp_goes_wide(case, changes, width, factor):
+    model = build_scratch(make_config(case, **changes), ScratchSettings(mlp_width=width))
+    settings = PretrainSettings(lr=1e-3, learning_rates={"query": 2e-3}, lr_scaling="width")
+    scaled = scale_rates(settings, model.config)
+    assert (scaled.lr, scaled.learning_rates) == (pytest.approx(1e-3 * factor), {"query": pytest.approx(2e-3 * factor)})
+    assert scaled.model_copy(update={"lr": 1e-3, "learning_rates": {"query": 2e-3}}) == settings
+    plain = settings.model_copy(update={"lr_scaling": "none"})
+    assert scale_rates(plain, model.config) == plain
+
+
+def test_metrics_show_the_learning_rate_that_was_used_and_training_is_that_of_it(tmp_path):
+    models = [small(n_inner=256) for _ in range(2)]
+    _, _, scaled = run(models[0], tmp_path / "scaled", lr_scaling="width")
+    _, _, stated = run(models[1], tmp_path / "stated", lr=LR / 2)
+    assert [line["lr"] for line in scaled] == [line["lr"] for line in stated]
+    assert scaled[WARMUP]["lr"] == pytest.approx(LR / 2)
+    assert [line["loss"] for line in scaled] == [line["loss"] for line in stated]
+
+
+def test_an_architecture_that_does_not_tell_its_width_is_refused(tmp_path):
+    model = build_scratch(make_config("bloom"), ScratchSettings())
+    with pytest.raises(HfpatchError, match=r"training\.lr_scaling: .* bloom has no key .* set training\.lr itself"):
+        run(model, tmp_path, lr_scaling="width")
+    assert not list(tmp_path.iterdir())
