@@ -11,7 +11,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.patching import patch, patch_summary
-from hfpatch.sites import base_model, features, find_sites, unwrapped
+from hfpatch.sites import base_model, features, find_sites, require_matrix, unwrapped
 
 
 def count_added(model: nn.Module, configs: Sequence[PeftConfig]) -> int:
@@ -66,11 +66,14 @@ def lora_parameters_per_rank(model: nn.Module, target_modules: Sequence[str]) ->
     """
     target_modules = [target_modules] if isinstance(target_modules, str) else target_modules
     suffixes = tuple(f".{name}" for name in target_modules)
-    widths = [
-        sum(features(unwrapped(module)))
+    found = {
+        name: unwrapped(module)
         for name, module in base_model(model).named_modules()
         if name in target_modules or name.endswith(suffixes)
-    ]
+    }
+    for name, module in found.items():
+        require_matrix(module, name)
+    widths = [sum(features(module)) for module in found.values()]
     if not widths:
         raise HfpatchError(f"target_modules={list(target_modules)}: no module of this model has such a name")
     return sum(widths)

@@ -21,6 +21,7 @@ from hfpatch.tuners.adapters import (
     has_adapters,
     keep_mode,
     remove_adapters,
+    require_matrices,
     rewrites_base,
 )
 from hfpatch.tuners.config import SurgeryConfig
@@ -67,6 +68,8 @@ def patch(
     if any(isinstance(part, SurgeryConfig) for part in configs):
         find_sites(model)  # an unknown architecture is refused before PEFT records the adapter
     _require_untouched_base(configs)
+    for part in configs:
+        require_matrices(model, part)
     setattr(model, _TRAINABLE_BEFORE, {name for name, p in model.named_parameters() if p.requires_grad})
     try:
         for name, part in zip(names, configs, strict=True):

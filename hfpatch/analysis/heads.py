@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hfpatch.analysis.running import evaluating
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import MixedProjection
-from hfpatch.sites import AttentionSite, base_model, features, find_sites, submodule
+from hfpatch.sites import AttentionSite, base_model, features, find_sites, submodule, unwrapped
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 
 
@@ -95,7 +95,7 @@ def weight_matrix(module: nn.Module) -> Tensor:
     A module that holds its weights in another form (quantised) is asked for the image of the identity.
     """
     if isinstance(module, MixedProjection):  # of a model from scratch: its f counts as 0, as that of a patch does
-        return module.linear_part().cpu().double()
+        return module.linear_part(unwrapped)[0].cpu().double()
     weight = getattr(module, "weight", None)
     inputs, outputs = features(module)
     if isinstance(weight, Tensor) and weight.is_floating_point() and weight.dim() == 2:
@@ -115,6 +115,8 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
     matrix = columns.read(weight_matrix(module))
     if not patched:
         return matrix
+    if isinstance(module, MixedProjection):  # adapters stand around the matrices inside it
+        matrix = columns.read(module.linear_part()[0].cpu().double())
     layer = getattr(site.attention, NonlinearQueryLayer.child_name, None)
     if isinstance(layer, NonlinearQueryLayer):
         matrix = _anchor(layer, target, matrix)

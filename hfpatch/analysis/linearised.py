@@ -31,7 +31,8 @@ from hfpatch.analysis.heads import HeadWeights, head_size, layer_weights, split_
 from hfpatch.analysis.rotary import Rotary, rotary_of
 from hfpatch.analysis.running import Batch, Tokens, evaluating, run, tokens_of
 from hfpatch.errors import HfpatchError
-from hfpatch.sites import AttentionSite, find_sites, submodule
+from hfpatch.nn import MixedProjection
+from hfpatch.sites import AttentionSite, find_sites, submodule, unwrapped
 from hfpatch.tuners.hidden_state import hidden_argument
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
@@ -96,8 +97,8 @@ class _Watched:
     @property
     def dtype(self) -> torch.dtype:
         """What the model computes its projections in."""
-        parameter = next(self.site.projection_module("query").parameters())
-        return parameter.dtype if parameter.is_floating_point() else torch.float32
+        found = self.site.projection_module("query").parameters()
+        return next((p.dtype for p in found if p.is_floating_point()), torch.float32)
 
     @staticmethod
     def of(model: nn.Module, site: AttentionSite) -> _Watched:
@@ -111,6 +112,8 @@ class _Watched:
 
 def _bias(site: AttentionSite, target: str) -> Tensor:
     module, columns = site.projection_module(target), site.projections[target].columns
+    if isinstance(module, MixedProjection):
+        return columns.read(module.linear_part(unwrapped)[1].cpu().double())
     bias = getattr(module, "bias", None)
     if not isinstance(bias, Tensor):
         return torch.zeros(columns.size, dtype=torch.float64)

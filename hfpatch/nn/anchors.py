@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +11,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.hidden import HiddenProjection
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.nonlinear import NonlinearProjection
+
+ModuleOf = Callable[[nn.Module], nn.Module]
 
 
 def anchored(anchor: Tensor, f: Tensor) -> Tensor:
@@ -52,6 +55,7 @@ class IdentityAnchoredQuery(nn.Module):
     ) -> None:
         super().__init__()
         require_square(hidden_size, out_features)
+        self.is_linear = f in ("none", "linear")  # f's own class does not tell, once an adapter stands around it
         if f == "none":
             self.f: nn.Module | None = None
         elif f == "linear":
@@ -68,15 +72,21 @@ class IdentityAnchoredQuery(nn.Module):
         """Map x to Q, both ``(batch, seq, hidden)``."""
         if self.f is None:
             return x
-        return x + self.f(x) if isinstance(self.f, nn.Linear) else self.around(x, self.f(x))
+        return x + self.f(x) if self.is_linear else self.around(x, self.f(x))
 
     def around(self, x: Tensor, f: Tensor) -> Tensor:
         """Return (x + f)/2, all ``(batch, seq, hidden)``."""
         return anchored(x, f)
 
-    def linear_part(self, x: Tensor) -> Tensor:
-        """Return Q without f where that is nonlinear, ``(batch, seq, hidden)``: x, x + xW or x/2."""
-        return self(x) if self.f is None or isinstance(self.f, nn.Linear) else x / 2
+    def linear_parts(self) -> list[str]:
+        """Return the paths of the matrices below this module."""
+        return _below_f(self.f)
+
+    def linear_part(self, x: Tensor, module_of: ModuleOf) -> Tensor:
+        """Return Q without f where that is nonlinear, ``(batch, hidden)``: x, x + xW or x/2."""
+        if self.f is None:
+            return x
+        return x + module_of(self.f)(x) if self.is_linear else x / 2
 
 
 class WeightAnchoredQuery(nn.Module):
@@ -116,9 +126,21 @@ class WeightAnchoredQuery(nn.Module):
         """Return (x W_Q + f)/2 for x ``(batch, seq, hidden)`` and f ``(batch, seq, out_features)``."""
         return anchored(self.anchor(x), f)
 
-    def linear_part(self, x: Tensor) -> Tensor:
-        """Return Q without f and bias, x W_Q / 2, ``(batch, seq, out_features)``."""
-        return x @ self.anchor.weight.T / 2
+    def linear_parts(self) -> list[str]:
+        """Return the paths of the matrices below this module."""
+        return ["anchor", *_below_f(self.f)]
+
+    def linear_part(self, x: Tensor, module_of: ModuleOf) -> Tensor:
+        """Return Q without f, (x W_Q + b_Q) / 2, ``(batch, out_features)``."""
+        half: Tensor = module_of(self.anchor)(x) / 2
+        return half
+
+
+def _below_f(f: nn.Module | None) -> list[str]:
+    if f is None:
+        return []
+    inner = f.linear_parts() if isinstance(f, NonlinearProjection | HiddenProjection) else [""]
+    return [f"f.{part}".rstrip(".") for part in inner]
 
 
 def require_square(hidden_size: int, out_features: int) -> None:

@@ -9,17 +9,32 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.norms import make_norm
+from hfpatch.nn.shared import as_read_by
 
 
 class HiddenState:
-    """Carries what the down-projection of an MLP reads to the next block's attention, which clears it."""
+    """Carries what the down-projection of an MLP reads to the next block's attention, which clears it.
 
-    def __init__(self) -> None:
+    Args:
+        mlp: the module that holds the down-projection.
+        down: its name there. Another module may be put in its place (quantised, or around it) at any time.
+    """
+
+    def __init__(self, mlp: nn.Module, down: str) -> None:
         self.value: Tensor | None = None
+        self._down = down
+        self._watched: nn.Module | None = None
+        mlp.register_forward_pre_hook(self._watch)
 
     def keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Remember the input of the down-projection, ``(batch, seq, inner)``: a forward pre-hook."""
         self.value = args[0]
+
+    def _watch(self, mlp: nn.Module, args: tuple[Any, ...]) -> None:
+        down: nn.Module = getattr(mlp, self._down)
+        if not any(module is self._watched for module in down.modules()):
+            self._watched = down
+            down.register_forward_pre_hook(self.keep)
 
     def take(self) -> Tensor:
         """Return what was kept.
@@ -67,8 +82,12 @@ class HiddenProjection(nn.Module):
         self.norm_out = make_norm(output_norm, out_features)
         normal_(self.down.weight, std=hidden_size**-0.5, seed=seed, name="hidden_down")
 
+    def linear_parts(self) -> list[str]:
+        """Return the path of the matrix below this module."""
+        return ["down"]
+
     def forward(self, x: Tensor) -> Tensor:
         """Return f ``(batch, seq, out_features)``; x is what other maps read and is not used here."""
         h = self.source.take()[..., : self.down.in_features]
-        f: Tensor = self.norm_out(self.down(self.norm_in(h.to(self.down.weight.dtype))))
+        f: Tensor = self.norm_out(self.down(self.norm_in(as_read_by(self.down, h))))
         return f

@@ -9,21 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery
+from hfpatch.nn.anchors import IdentityAnchoredQuery, ModuleOf, WeightAnchoredQuery
 from hfpatch.nn.nonlinear import NonlinearProjection, require_joinable
+from hfpatch.nn.shared import SharedLinear, shared, shared_inside
 
 Span = tuple[int, int]
-
-
-class SharedLinear(nn.Linear):
-    """A linear layer that takes its product from where it was computed with others, if that was for the same x."""
-
-    kept: tuple[Tensor, Tensor] | None = None
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Map x ``(batch, seq, in)`` to ``(batch, seq, out)``."""
-        kept, self.kept = self.kept, None
-        return kept[1] if kept is not None and kept[0] is input else super().forward(input)
 
 
 class MixedProjection(nn.Module):
@@ -38,7 +28,9 @@ class MixedProjection(nn.Module):
     .. math::
         RMSNorm(x) W_1 = (x·(g ⊙ W_1)) / rms(x)
 
-    exact to rounding, with the same parameters under the same names.
+    exact to rounding, with the same parameters under the same names. What adapters add to one of these matrices is
+    added to its part of the product; where another layer was put in the place of one (quantised), each is computed by
+    itself.
 
     Args:
         inputs: d.
@@ -73,15 +65,17 @@ class MixedProjection(nn.Module):
         self.paths = nn.ModuleDict(paths)
         self.spans = {name: spans[name] for name in sorted(spans, key=lambda name: spans[name][0])}
         left = groups * (width - sum(length for _, length in spans.values()))
-        self.rest = nn.Linear(inputs, left, bias=bias) if left else None
+        self.rest: nn.Linear | None = nn.Linear(inputs, left, bias=bias) if left else None
         self.fused = fused
         self._partners = list(partners)  # a plain list: they stay children of the attention
         if fused:
             self._require_fusable()
+            self._share()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(batch, seq, inputs)`` to ``(batch, seq, groups·width)``."""
-        rest, values = self._one_product(x) if self.fused else self._products(x)
+        matrices = self._joinable(x) if self.fused else []
+        rest, values = self._one_product(x, matrices) if matrices else self._products(x)
         if rest is None and len(values) == 1:
             (value,) = values.values()
             return value.to(product_dtype(x))
@@ -92,33 +86,55 @@ class MixedProjection(nn.Module):
         taken = {start + i for start, length in self.spans.values() for i in range(length)}
         return [column for column in range(self.width) if column not in taken]
 
+    def linear_parts(self) -> list[str]:
+        """Return the paths, below this module, of the matrices that it holds; there may be none."""
+        inside = {name: path.linear_parts() for name, path in self.paths.items()}  # type: ignore[operator]
+        rest = [] if self.rest is None else ["rest"]
+        return [*rest, *(f"paths.{name}.{part}" for name, parts in inside.items() for part in parts)]
+
     @torch.no_grad()
-    def linear_part(self) -> Tensor:
-        """Return the matrix ``(inputs, groups·width)`` of this projection with every nonlinear f at 0, without bias."""
-        parameter = next(self.parameters(), torch.empty(0))
-        x = torch.eye(self.in_features, dtype=parameter.dtype, device=parameter.device)
-        values = {name: path.linear_part(x) for name, path in self.paths.items()}  # type: ignore[operator]
-        return self._placed(None if self.rest is None else x @ self.rest.weight.T, values, x.dtype)
+    def linear_part(self, module_of: ModuleOf = lambda module: module) -> tuple[Tensor, Tensor]:
+        """Return what this projection is with every nonlinear f at 0: x M + b.
+
+        Args:
+            module_of: what to take for a linear layer; as a rule itself, or the one inside an adapter.
+
+        Returns:
+            M ``(inputs, groups·width)`` and b ``(groups·width,)``.
+        """
+        found = next((p for p in self.parameters() if p.is_floating_point()), torch.empty(0))
+        identity = torch.eye(self.in_features, dtype=found.dtype, device=found.device)
+        bias = self._without_f(torch.zeros_like(identity[:1]), module_of)
+        return self._without_f(identity, module_of) - bias, bias[0]
+
+    def _without_f(self, x: Tensor, module_of: ModuleOf) -> Tensor:
+        values = {name: path.linear_part(x, module_of) for name, path in self.paths.items()}  # type: ignore[operator]
+        return self._placed(None if self.rest is None else module_of(self.rest)(x), values, x.dtype)
 
     def _products(self, x: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
         values = {name: path(x) for name, path in self.paths.items()}
         return (None if self.rest is None else self.rest(x)), values
 
-    def _one_product(self, x: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
-        matrices = [self.rest] if self.rest is not None else self._partners
+    def _joinable(self, x: Tensor) -> list[SharedLinear]:
+        """Return the matrices that W_1 joins for this x; none where one of them has no weight to join."""
+        matrices = [shared_inside(self.rest)] if self.rest is not None else self._partners
+        ups = [shared_inside(path.f.up) for path in self.paths.values()]  # type: ignore[union-attr, arg-type]
+        found = [m for m in [*matrices, *ups] if m is not None and m.weight.device == x.device]
+        return found[: len(matrices)] if len(found) == len(matrices) + len(ups) else []
+
+    def _one_product(self, x: Tensor, matrices: list[SharedLinear]) -> tuple[Tensor | None, dict[str, Tensor]]:
         maps = {name: path.f for name, path in self.paths.items()}
         ups = [f.joined_weight() for f in maps.values()]  # type: ignore[operator, union-attr]
         weights = [*(matrix.weight for matrix in matrices), *ups]
         joint = F.linear(x, torch.cat(weights), _joined_bias(matrices, sum(up.shape[0] for up in ups)))
         parts = list(torch.split(joint, [weight.shape[0] for weight in weights], dim=-1))
-        for partner, part in zip(self._partners, parts, strict=False):
-            partner.kept = (x, part)
-        products = parts[len(matrices) :]
+        for matrix, part in zip(matrices, parts, strict=False):
+            matrix.kept = (x, part)
         values = {
-            name: path.around(x, maps[name].from_joined(x, product))  # type: ignore[operator, union-attr]
-            for (name, path), product in zip(self.paths.items(), products, strict=True)
+            name: path.around(x, maps[name].from_joined(x, part))  # type: ignore[operator, union-attr]
+            for (name, path), part in zip(self.paths.items(), parts[len(matrices) :], strict=True)
         }
-        return (None if self.rest is None else parts[0]), values
+        return (None if self.rest is None else self.rest(x)), values
 
     def _placed(self, rest: Tensor | None, values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Put values and rest where they belong: (batch, seq, groups, width), then flat."""
@@ -133,6 +149,11 @@ class MixedProjection(nn.Module):
                 pieces.append(value.reshape(*value.shape[:-1], self.groups, length).to(dtype))
             at = start + length
         return torch.cat(pieces, dim=-1).flatten(-2)
+
+    def _share(self) -> None:
+        self.rest = None if self.rest is None else shared(self.rest)
+        for path in self.paths.values():
+            path.f.share()  # type: ignore[operator, union-attr]
 
     def _require_fusable(self) -> None:
         if self.rest is None and not self._partners:
@@ -157,4 +178,5 @@ def _joined_bias(matrices: Sequence[nn.Linear], more: int) -> Tensor | None:
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype that a linear layer would give for x: that of autocast where it is on, else that of x."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # not on the meta device
+    return torch.get_autocast_dtype(kind) if on else x.dtype

@@ -9,6 +9,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.activations import Activation, activation
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.norms import NORM_EPSILON, make_norm
+from hfpatch.nn.shared import as_read_by, shared, shared_inside
 
 
 def nonlinear_map(
@@ -27,7 +28,7 @@ def nonlinear_map(
     Returns:
         ``(batch, seq, out)``.
     """
-    f: Tensor = norm_out(down(act(up(norm_in(x.to(up.weight.dtype))))))
+    f: Tensor = norm_out(down(act(up(norm_in(as_read_by(up, x))))))
     return f
 
 
@@ -97,6 +98,14 @@ class NonlinearProjection(nn.Module):
         """Map x ``(batch, seq, hidden)`` to f(x) ``(batch, seq, out_features)``."""
         return nonlinear_map(x, norm_in=self.norm_in, up=self.up, act=self.act, down=self.down, norm_out=self.norm_out)
 
+    def linear_parts(self) -> list[str]:
+        """Return the paths of the matrices below this module."""
+        return ["up", "down"]
+
+    def share(self) -> None:
+        """Let W_1 take its product from :meth:`from_joined`; an adapter may be put around it then."""
+        self.up = shared(self.up)
+
     def joined_weight(self) -> Tensor:
         """Return g ⊙ W_1 ``(rank, hidden)``, which may stand beside other projections of x in one product.
 
@@ -115,6 +124,11 @@ class NonlinearProjection(nn.Module):
         """
         if isinstance(self.norm_in, nn.RMSNorm):
             product = (product * inverse_rms(x)).to(product.dtype)  # scaled in fp32, rounded once
+        inner = shared_inside(self.up)
+        if inner is not None and inner is not self.up:  # an adapter adds its own term
+            normed = self.norm_in(as_read_by(self.up, x))
+            inner.kept = (normed, product)
+            product = self.up(normed)
         f: Tensor = self.norm_out(self.down(self.act(product)))
         return f
 

@@ -8,7 +8,7 @@ from hfpatch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.scratch.build import build_scratch, inner_width
-    from hfpatch.scratch.classes import is_scratch, load_scratch, register_scratch
+    from hfpatch.scratch.classes import is_scratch, load_scratch, register_scratch, take_apart
     from hfpatch.scratch.counts import non_embedding_parameters
     from hfpatch.scratch.settings import GPT2_SMALL, QuerySettings, ScratchSettings, split_architecture
 
@@ -23,6 +23,7 @@ _HOMES = {
     "non_embedding_parameters": "counts",
     "register_scratch": "classes",
     "split_architecture": "settings",
+    "take_apart": "classes",
 }
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "non_embedding_parameters",
     "register_scratch",
     "split_architecture",
+    "take_apart",
 ]
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery
 from hfpatch.nn.hidden import HiddenState
 from hfpatch.nn.initialization import normal_
-from hfpatch.nn.mixed import MixedProjection, SharedLinear
+from hfpatch.nn.mixed import MixedProjection
 from hfpatch.nn.nonlinear import NonlinearProjection, init_nonlinear
+from hfpatch.nn.shared import SharedLinear, shared
 
 Plan = dict[str, Any]
 
@@ -89,18 +90,14 @@ def _fill_path(path: nn.Module, weight: Tensor | None, bias: Tensor | None, name
 
 def _shared(model: nn.Module, path: str) -> SharedLinear:
     """Exchange a projection for one whose product may be computed with another's."""
-    weight, bias = _rows(model.get_submodule(path))
-    made = SharedLinear(weight.shape[1], weight.shape[0], bias=bias is not None, device=weight.device)
-    made.to(weight.dtype)
-    _fill(made, weight, bias)
+    made = shared(_linear(*_rows(model.get_submodule(path)), keep_bias=True))
     _set(model, path, made)
     return made
 
 
 def _hidden_state(model: nn.Module, down: str) -> HiddenState:
-    state = HiddenState()
-    model.get_submodule(down).register_forward_pre_hook(state.keep)
-    return state
+    mlp, _, name = down.rpartition(".")
+    return HiddenState(model.get_submodule(mlp), name)
 
 
 def _chosen(tensor: Tensor | None, columns: list[int], shape: MixedProjection) -> Tensor | None:

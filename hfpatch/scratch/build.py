@@ -6,14 +6,13 @@ import copy
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hfpatch.errors import HfpatchError
 from hfpatch.scratch.classes import make_config, scratch_classes
 from hfpatch.scratch.plan import HEAD_SIZE_TYPES, make_plan
-from hfpatch.scratch.settings import ScratchSettings
-
-_MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_dim", "ffn_hidden_size", "d_inner", "decoder_ffn_dim")
+from hfpatch.scratch.settings import MLP_WIDTHS, ScratchSettings
 
 
 def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: int = 0) -> PreTrainedModel:
@@ -69,7 +68,7 @@ def _built(make: Any) -> Any:
 
 def _width_key(config: PreTrainedConfig) -> str | None:
     """Return the key of a configuration that holds the width of the MLP."""
-    return next((name for name in _MLP_WIDTHS if hasattr(config, name)), None)
+    return next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
 
 
 def _shaped(config: PreTrainedConfig, settings: ScratchSettings) -> tuple[PreTrainedConfig, int | None]:
@@ -82,11 +81,14 @@ def _shaped(config: PreTrainedConfig, settings: ScratchSettings) -> tuple[PreTra
                 f"architecture.mlp_width: {config.model_type} has no key for the width of its MLP that hfpatch knows; "
                 "leave it out and write the configuration's own"
             )
-        setattr(config, name, round(settings.mlp_width * config.hidden_size))
+        width = round(settings.mlp_width * config.hidden_size)
+        if width < 1:
+            raise HfpatchError(f"architecture.mlp_width: {settings.mlp_width} times d={config.hidden_size} is no width")
+        _set(config, name, width, "mlp_width")
     if settings.head_size is None:
         return config, None
     if hasattr(config, "head_dim"):
-        config.head_dim = settings.head_size
+        _set(config, "head_dim", settings.head_size, "head_size")
         return config, None
     if config.model_type not in HEAD_SIZE_TYPES:
         raise HfpatchError(
@@ -94,3 +96,15 @@ def _shaped(config: PreTrainedConfig, settings: ScratchSettings) -> tuple[PreTra
             f"{', '.join(HEAD_SIZE_TYPES)} or a type with head_dim in its configuration, such as llama"
         )
     return config, settings.head_size
+
+
+def _set(config: PreTrainedConfig, name: str, value: int, setting: str) -> None:
+    """Set a value, which the configuration may refuse as it does when it is made with it."""
+    setattr(config, name, value)
+    validate = getattr(config, "validate", None)  # configurations became dataclasses in the course of 5.x
+    try:
+        if callable(validate):
+            validate()
+    except (StrictDataclassError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise HfpatchError(f"architecture.{setting}: {config.model_type} refuses {name}={value} ({reason})") from error

@@ -76,6 +76,15 @@ def make_config(config: PreTrainedConfig, plan: Plan) -> PreTrainedConfig:
     return made
 
 
+def take_apart(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Plan] | None:
+    """Return the stock configuration inside that of a model from scratch, and the plan; None for any other."""
+    if not config.model_type.startswith(PREFIX):
+        return None
+    own = ("model_type", "architectures", "auto_map", "hfpatch_scratch")
+    values = {key: value for key, value in config.to_dict().items() if key not in own}
+    return CONFIG_MAPPING[config.model_type.removeprefix(PREFIX)](**values), config.hfpatch_scratch
+
+
 def is_scratch(folder: str | Path) -> bool:
     """Return whether a folder (or a config.json) is of a model that :func:`hfpatch.scratch.build_scratch` made."""
     path = _config_file(folder)

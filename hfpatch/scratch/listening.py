@@ -87,13 +87,14 @@ def _listen(hooks: ExitStack, each: HeardPath, tell: Callable[[Heard], None]) ->
         x = args[0]
         tell(Heard(each.at, each.target, x, seen.pop("f"), seen.pop("anchor", x)))
 
-    hooks.callback(_last_of_f(each.path.f).register_forward_hook(remember("f")).remove)
+    hooks.callback(_last_of_f(each.path).register_forward_hook(remember("f")).remove)
     if isinstance(each.path, WeightAnchoredQuery):
         hooks.callback(each.path.anchor.register_forward_hook(remember("anchor")).remove)
     hooks.callback(each.projection.register_forward_hook(done).remove)
 
 
-def _last_of_f(f: Any) -> nn.Module:
+def _last_of_f(path: IdentityAnchoredQuery | WeightAnchoredQuery) -> nn.Module:
     """Return the module whose output is f(x) whether W_1 is fused or not: a matrix, or the norm behind W_2."""
-    last: nn.Module = f if isinstance(f, nn.Linear) else f.norm_out
+    f: Any = path.f
+    last: nn.Module = f if isinstance(path, IdentityAnchoredQuery) and path.is_linear else f.norm_out
     return last

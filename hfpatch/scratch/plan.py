@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.anchors import require_square
 from hfpatch.nn.nonlinear import bottleneck_rank
 from hfpatch.scratch.attach import Plan, reshape
 from hfpatch.scratch.settings import QuerySettings, ScratchSettings
@@ -22,6 +21,7 @@ DOWN_PROJECTIONS = (
     "fc2",
 )  # fmt: skip
 _DEFAULT_STD = 0.02
+_WITHOUT_MATRIX = {"identity": "path: identity", "residual": "path: residual", "nonlinear": "anchor: identity"}
 
 
 def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None, seed: int) -> Plan:
@@ -48,11 +48,18 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
     _require_no_bias(outline, settings)
     if settings.query.path != "linear":
         _warn(settings.query)
-        sites = find_sites(outline)
+        sites = _sites(outline)
         readers = _readers(outline, sites) if settings.query.source == "mlp" else {}
         for site in sites:
             plan["projections"] += _projections(site, settings.query, readers.get(site.name))
     return plan
+
+
+def _sites(outline: nn.Module) -> list[AttentionSite]:
+    try:
+        return find_sites(outline)
+    except HfpatchError as error:
+        raise HfpatchError(f"architecture.query: {error}") from error
 
 
 def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -> list[Plan]:
@@ -122,10 +129,13 @@ def _require_possible(site: AttentionSite, target: str, query: QuerySettings) ->
     if reason:
         raise HfpatchError(f"architecture.query: layer {site.layer}: {target} cannot be changed: {reason}")
     if query.anchor == "identity":
-        try:
-            require_square(site.hidden_size, site.projections[target].columns.size)
-        except HfpatchError as error:
-            raise HfpatchError(f"architecture.query: layer {site.layer}, {target}: {error}") from error
+        size = site.projections[target].columns.size
+        if size != site.hidden_size:
+            raise HfpatchError(
+                f"architecture.query: layer {site.layer}, {target}: {_WITHOUT_MATRIX[query.path]} needs it as wide as "
+                f"the hidden state, but it has d_q={size} and d={site.hidden_size}; set path: nonlinear with anchor: "
+                "weight, or let heads times head size be d"
+            )
 
 
 def _readers(outline: nn.Module, sites: list[AttentionSite]) -> dict[str, str]:
@@ -135,6 +145,8 @@ def _readers(outline: nn.Module, sites: list[AttentionSite]) -> dict[str, str]:
         HfpatchError: if a block has no MLP of which that can be read, or it is narrower than d.
     """
     readers = {}
+    if len(sites) < 2:
+        raise HfpatchError("architecture.query.source: mlp needs two blocks at least; the first one has none before it")
     for before, site in pairwise(sites):
         block = _block_of(outline, before)
         name = next((name for name in DOWN_PROJECTIONS if has_module(outline, f"{block}.{name}")), None)
@@ -166,13 +178,15 @@ def _require_no_bias(outline: nn.Module, settings: ScratchSettings) -> None:
 
 
 def _warn(query: QuerySettings) -> None:
-    if {"query", "key"} <= set(query.targets):
-        warnings.warn(
-            "architecture.query.targets: with a path in both query and key the logits hold a term f(x)·f(x), and with "
-            "an identity anchor a parameter-free x·x",
-            UserWarning,
-            stacklevel=2,
-        )
+    if not {"query", "key"} <= set(query.targets):
+        return
+    terms = [] if query.anchor == "weight" else ["a parameter-free x·x"]
+    terms += [] if query.path == "identity" else ["f(x)·f(x)"]
+    warnings.warn(
+        f"architecture.query.targets: with a path in both query and key the logits hold {' and '.join(terms)}",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _initial_std(config: Any) -> float:

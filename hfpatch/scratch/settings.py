@@ -13,6 +13,9 @@ from hfpatch.strict import validate
 
 Norm = Literal["rmsnorm", "layernorm", "none"]
 
+MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_dim", "ffn_hidden_size", "d_inner", "decoder_ffn_dim")
+"""Keys by which configurations tell the inner width of an MLP."""
+
 GPT2_SMALL: dict[str, Any] = {
     "model_type": "gpt2",
     "vocab_size": 50304,  # GPT-2's 50257, up to a multiple of 64
@@ -53,7 +56,8 @@ class QuerySettings(Section):
     targets: tuple[Literal["query", "key", "value"], ...] = ("query",)
     """Which projections become so; keys and values need as many heads as queries with an identity anchor."""
     fused: bool = False
-    """Compute f's first matrix in one product with keys and values; exact to rounding, a matter of speed alone."""
+    """Compute f's first matrix in one product with keys and values; exact to rounding, a matter of speed alone.
+    Quantised loading leaves these matrices as they are."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> QuerySettings:
@@ -102,4 +106,9 @@ def split_architecture(architecture: Mapping[str, Any]) -> tuple[ScratchSettings
     left = {key: value for key, value in architecture.items() if key not in own}
     if own.get("query", {}) is None:
         raise HfpatchError("architecture.query is empty; leave it out or write query: {path: nonlinear}")
-    return validate(own, ScratchSettings, "architecture"), left
+    settings = validate(own, ScratchSettings, "architecture")
+    for ours, theirs in (("mlp_width", MLP_WIDTHS), ("head_size", ("head_dim",))):
+        both = [key for key in theirs if left.get(key) is not None]
+        if getattr(settings, ours) is not None and both:
+            raise HfpatchError(f"architecture: {ours} and {both[0]} say the same thing twice; leave one of them out")
+    return settings, left

@@ -17,6 +17,7 @@ _PARTS = (
     "nn/initialization.py",
     "nn/activations.py",
     "nn/norms.py",
+    "nn/shared.py",
     "nn/nonlinear.py",
     "nn/hidden.py",
     "nn/anchors.py",

@@ -5,7 +5,7 @@ from hfpatch.sites.columns import Columns
 from hfpatch.sites.discovery import Survey, find_sites, select_sites, survey
 from hfpatch.sites.family import Family, declared_model_types, family_of, register_family
 from hfpatch.sites.layouts import TARGETS, Projection, concatenated, gated, latent, per_head, separate
-from hfpatch.sites.modules import features, submodule, unwrapped
+from hfpatch.sites.modules import features, require_matrix, submodule, unwrapped
 from hfpatch.sites.site import AttentionSite
 from hfpatch.sites.tower import base_model, text_config, text_tower
 
@@ -27,6 +27,7 @@ __all__ = [
     "latent",
     "per_head",
     "register_family",
+    "require_matrix",
     "select_sites",
     "separate",
     "submodule",

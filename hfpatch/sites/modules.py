@@ -36,6 +36,28 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return base() if callable(base) else module
 
 
+def linear_paths(module: nn.Module, at: str) -> list[str]:
+    """Return the paths of the matrices of a projection, where it stands at the path ``at``.
+
+    That is its own path as a rule. A projection put together from several matrices, or none, tells by a method
+    ``linear_parts() -> list[str]`` which there are below it.
+    """
+    parts = getattr(unwrapped(module), "linear_parts", None)
+    return [f"{at}.{part}" for part in parts()] if callable(parts) else [at]
+
+
+def require_matrix(module: nn.Module, at: str) -> None:
+    """Raise :class:`HfpatchError` if what stands at the path ``at`` is put together from matrices, or from none."""
+    inside = linear_paths(module, at)
+    if inside == [at]:
+        return
+    held = f"name those inside it: {', '.join(inside)}" if inside else "it holds none, so there is nothing to adapt"
+    raise HfpatchError(
+        f"target_modules: {at} is not one matrix; {held} (hfpatch.budget.attention_modules(model), or target_modules: "
+        "attention in a recipe, names all that there are)"
+    )
+
+
 def features(module: nn.Module) -> tuple[int, int]:
     """Return (input, output) width of a Linear (also a quantised one) or a Conv1D.
 

@@ -11,7 +11,7 @@ from torch import nn
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family
 from hfpatch.sites.layouts import Projections
-from hfpatch.sites.modules import features, submodule, unwrapped
+from hfpatch.sites.modules import features, linear_paths, submodule, unwrapped
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,11 @@ class AttentionSite:
 
     @property
     def linear_paths(self) -> list[str]:
-        """The projections that compute query, key and value, and the output projection: paths from the model."""
+        """The matrices that compute query, key and value, and the output projection: paths from the model."""
         inner = [p for projection in self.projections.values() for p in (projection.source, projection.path) if p]
         output = [] if self.output_path == self.path else [self.output_path]  # experts may compute it
-        return list(dict.fromkeys([*(joined(self.path, path) for path in inner), *output]))
+        found = [path for p in inner for path in linear_paths(self.inner_module(p), joined(self.path, p))]
+        return list(dict.fromkeys([*found, *output]))
 
 
 def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: int, number: int = 0) -> AttentionSite:

@@ -34,7 +34,9 @@ def build_config(
         HfpatchError: if the type or a key is unknown, a value is refused, or ``vocab_size`` is below the tokenizer's.
     """
     _, values = split_architecture(architecture)
-    model_type = values.pop("model_type", None)
+    if "model_type" not in values:
+        raise HfpatchError("architecture.model_type is missing; name a causal language model, such as gpt2")
+    model_type = values.pop("model_type")
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         hint = nearest(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
         raise HfpatchError(f"architecture.model_type: {model_type} is no causal language model{hint}")

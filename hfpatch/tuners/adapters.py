@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from peft import PeftConfig
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.sites import require_matrix
+from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.tuners.model import detach_layers
 
 AdapterWrapper = (BaseTunerLayer, AuxiliaryTrainingWrapper)
@@ -47,6 +49,20 @@ def rewrites_base(config: PeftConfig) -> bool:
     """Return whether injecting a configuration changes the base's weights, as PiSSA and its kin do."""
     init = str(getattr(config, "init_lora_weights", "")).lower()
     return init.startswith(("pissa", "olora", "corda", "loftq", "lora_ga"))
+
+
+def require_matrices(model: nn.Module, config: PeftConfig) -> None:
+    """Refuse ``target_modules`` that name a projection put together from several matrices, or from none.
+
+    Raises:
+        HfpatchError: naming it, and what to name instead.
+    """
+    targets = getattr(config, "target_modules", None)
+    if isinstance(config, SurgeryConfig) or not targets or targets == "all-linear":  # PEFT knows which are linear
+        return
+    for name, module in model.named_modules():
+        if check_target_module_exists(config, name):
+            require_matrix(module, name)
 
 
 def remove_adapters(model: nn.Module) -> None:

@@ -45,13 +45,13 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
         # In a tuple, so that it is not registered as a child a second time.
-        self._anchor = (site.projection_module(next(iter(site.projections))),)
+        self._anchor = (_first_with_weights(site),)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         for name in self.adapter_layer_names:
             setattr(self, name, nn.ModuleDict())
 
     def get_base_layer(self) -> nn.Module:
-        """Return the module whose device the adapter follows: the first projection, as a rule the query's."""
+        """Return the module whose device the adapter follows: the first projection with weights."""
         return self._anchor[0]
 
     def update_layer(self, adapter_name: str, config: Any, *, inference_mode: bool = False) -> None:
@@ -119,6 +119,12 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
         for name in self.adapter_layer_names:
             if adapter_name in self.held(name):
                 self.held(name)[adapter_name].to(device or self._device())
+
+
+def _first_with_weights(site: AttentionSite) -> nn.Module:
+    """Return the module of a projection; one that only passes the hidden state on has no device."""
+    modules = [site.projection_module(target) for target in site.projections]
+    return next((module for module in modules if any(True for _ in module.parameters())), modules[0])
 
 
 @contextmanager

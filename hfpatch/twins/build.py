@@ -11,14 +11,26 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import normal_
-from hfpatch.twins.shrink import shrink
+from hfpatch.scratch import build_scratch, take_apart
+from hfpatch.twins.shrink import shrink, shrink_settings
 
 NOISE = 0.1  # moves biases and gains off the zero and one where a wrong site would not show
 
 
 def twin(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
-    """Return a tiny random model of the architecture and switches of ``config``; see :func:`shrink`."""
-    return random_model(shrink(config), seed=seed)
+    """Return a tiny random model of the architecture and switches of ``config``; see :func:`shrink`.
+
+    Models from scratch keep their query paths.
+
+    Raises:
+        HfpatchError: as :func:`random_model`.
+    """
+    parts = take_apart(config)
+    if parts is None:
+        return random_model(shrink(config), seed=seed)
+    stock, plan = parts
+    model = build_scratch(shrink(stock), shrink_settings(plan["settings"], stock), seed=seed)
+    return _with_noise(model, seed)
 
 
 def random_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
@@ -37,6 +49,10 @@ def random_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
         except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
             reason = " ".join(str(error).split())
             raise HfpatchError(f"a tiny model of type {config.model_type!r} cannot be built: {reason}") from error
+    return _with_noise(model, seed)
+
+
+def _with_noise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.is_floating_point():

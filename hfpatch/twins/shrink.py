@@ -9,10 +9,12 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from hfpatch.scratch import ScratchSettings
 from hfpatch.twins.corrections import CORRECTIONS
 from hfpatch.twins.sizes import DROPOUTS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
 
 MOST_LAYERS = 6
+RANK = 24
 
 
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -28,6 +30,24 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     if config.model_type in CORRECTIONS:
         CORRECTIONS[config.model_type](small)
     return type(config)(**small)
+
+
+def shrink_settings(settings: Mapping[str, Any], config: PreTrainedConfig) -> ScratchSettings:
+    """Return the settings of a model from scratch for the shrunk form of its stock configuration.
+
+    Args:
+        settings: as the model's plan holds them.
+        config: the stock configuration, not shrunk; it tells whether heads times head size is the hidden size.
+    """
+    small = ScratchSettings.model_validate(settings)
+    size = SIZES["head_dim"]
+    if small.head_size is not None:
+        fills = small.head_size * config.num_attention_heads == config.hidden_size
+        small = small.model_copy(update={"head_size": size if fills else size + size // 2})
+    if small.query.rank is not None:
+        query = small.query.model_copy(update={"rank": min(small.query.rank, RANK)})
+        small = small.model_copy(update={"query": query})
+    return small
 
 
 def _values(config: PreTrainedConfig) -> dict[str, Any]:

@@ -27,7 +27,7 @@ SIZES = {
     "indexer_n_heads": 4, "indexer_head_dim": 32, "indexer_budget": 8, "indexer_compress_ratio": 2,
     # feed-forward layers and experts
     "intermediate_size": 96, "ffn_dim": 96, "dim_ff": 96, "dff": 96, "d_inner": 96, "ffn_hidden_size": 96,
-    "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "feed_forward_size": 96, "moe_intermediate_size": 32,
+    "encoder_ffn_dim": 96, "n_inner": 96, "decoder_ffn_dim": 96, "feed_forward_size": 96, "moe_intermediate_size": 32,
     "dense_intermediate_size": 96, "intermediate_size_mlp": 96, "shared_expert_intermediate_size": 32,
     "shared_experts_intermediate_size": 32, "shared_intermediate_size": 32, "expert_ffn_hidden_size": 32,
     "moe_shared_expert_intermediate_size": 32, "router_hidden_size": 16, "laurel_rank": 8, "adapter_rank": 8,

@@ -1,5 +1,7 @@
 """A projection put together from paths and a smaller matrix, against placing column by column."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import HiddenProjection, HiddenState, IdentityAnchoredQuery, MixedProjection, WeightAnchoredQuery
-from hfpatch.nn.mixed import SharedLinear
+from hfpatch.nn.shared import SharedLinear
 
 
 class Constant(nn.Module):
@@ -20,6 +22,17 @@ class Constant(nn.Module):
 
     def forward(self, x):
         return self.values.expand(*x.shape[:-1], -1)
+
+
+class Down(nn.Module):
+    """An MLP's last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(10, 4)
+
+    def forward(self, h):
+        return self.down(h)
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,7 +68,8 @@ def test_the_linear_part_is_what_is_left_without_f():
     }.items():
         place = {"inputs": 4, "groups": 2, "width": 5, "spans": {"query": (1, 2)}, "bias": True}
         mixed[name] = MixedProjection(paths={"query": path}, **place)
-        grouped = mixed[name].linear_part().view(4, 2, 5)
+        matrix, bias = mixed[name].linear_part()
+        grouped = matrix.view(4, 2, 5)
         query, rest = grouped[..., 1:3].reshape(4, 4), grouped[..., [0, 3, 4]].reshape(4, 6)
         expected = {
             "none": lambda path: torch.eye(4),
@@ -65,6 +79,9 @@ def test_the_linear_part_is_what_is_left_without_f():
         }[name](path)
         torch.testing.assert_close(query, expected)
         torch.testing.assert_close(rest, mixed[name].rest.weight.T)
+        torch.testing.assert_close(bias.view(2, 5)[:, [0, 3, 4]].flatten(), mixed[name].rest.bias)
+        own = path.anchor.bias / 2 if name == "weight" else torch.zeros(4)
+        torch.testing.assert_close(bias.view(2, 5)[:, 1:3].flatten(), own)
 
 
 def test_a_shared_product_serves_the_same_x_once():
@@ -92,12 +109,29 @@ def test_joining_with_a_layernorm_or_without_a_matrix_is_refused():
 
 
 def test_a_weight_anchor_and_a_hidden_map_are_their_formula():
-    source = HiddenState()
+    mlp = Down()
+    source = HiddenState(mlp, "down")
     path = WeightAnchoredQuery(hidden_size=4, out_features=6, bias=True, f="hidden", source=source)
     x, h = torch.randn(2, 3, 4), torch.randn(2, 3, 10)
-    source.keep(nn.Identity(), (h,))
+    mlp(h)
     with torch.no_grad():
         expected = (x @ path.anchor.weight.T + path.anchor.bias + h[..., :4] @ path.f.down.weight.T) / 2
         torch.testing.assert_close(path(x), expected)
     with pytest.raises(HfpatchError, match="did not run"):
         HiddenProjection(hidden_size=4, out_features=4, source=source)(x)
+
+
+def test_what_is_put_in_the_place_of_the_down_projection_is_heard_too():
+    mlp, h = Down(), torch.randn(1, 2, 10)
+    source = HiddenState(mlp, "down")
+    copied, sources = copy.deepcopy((mlp, source))
+    for change in (lambda: mlp.down, lambda: nn.Sequential(mlp.down), lambda: nn.Linear(10, 4)):
+        mlp.down = change()
+        mlp(h)
+        assert source.take() is h
+        with pytest.raises(HfpatchError, match="did not run"):
+            source.take()
+    copied(h)
+    assert sources.take() is h
+    with pytest.raises(HfpatchError, match="did not run"):
+        source.take()

@@ -158,27 +158,25 @@ def test_keys_values_and_all_else_start_from_the_stock_models_weights(case):
 
 @pytest.mark.parametrize("anchor", ["identity", "weight"])
 @pytest.mark.parametrize("case", CASES)
-def test_cached_generation_is_uncached_generation(case, anchor):
-    model = build(case, anchor=anchor)
-    tokens = make_tokens(batch=2, length=5)
-    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    cached = model.generate(tokens, use_cache=True, **options)
-    assert torch.equal(cached, model.generate(tokens, use_cache=False, **options))
-    assert cached.shape == (2, 17)
-
-
-@pytest.mark.parametrize("case", ["gpt2", "gpt_neox", "llama", "mixtral"])
-def test_half_in_the_query_is_half_in_the_scale(case):
-    model = build(case)
+def test_half_in_the_query_is_half_in_the_scale(case, anchor):
+    """Q = (A + f)/2 with scale 1/√k, as built, and Q = A + f with scale 1/(2√k): one function, one gradient."""
+    dtype, tight = (torch.float32, 1e-4) if case == "mixtral" else (torch.float64, 1e-9)  # experts are fp32 at most
+    ours, other = (build(case, anchor=anchor).to(dtype) for _ in range(2))
+    for layer in range(2):
+        attention = other.get_submodule(ATTENTIONS[case].format(layer))
+        assert attention.scaling == SIZE**-0.5
+        attention.scaling = 1 / (2 * SIZE**0.5)
+        path = attention.get_submodule(projection(case)).paths["query"]
+        own = path.anchor if anchor == "weight" else torch.nn.Identity()
+        path.forward = lambda x, path=path, own=own: own(x) + path.f(x)
     tokens = make_tokens()
-    with torch.no_grad():
-        ours = model(tokens, use_cache=False).logits
-        for layer in range(2):
-            attention = model.get_submodule(ATTENTIONS[case].format(layer))
-            path = attention.get_submodule(projection(case)).paths["query"]
-            path.forward = lambda x, path=path: x + path.f(x)  # Q = x + f
-            attention.scaling = attention.scaling / 2  # 1/(2√k)
-        torch.testing.assert_close(model(tokens, use_cache=False).logits, ours, rtol=1e-5, atol=1e-5)
+    outputs = [model(tokens, labels=tokens, use_cache=False) for model in (ours, other)]
+    torch.testing.assert_close(outputs[1].logits, outputs[0].logits, rtol=tight, atol=tight)
+    for output in outputs:
+        output.loss.backward()
+    others = dict(other.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(others[name].grad, parameter.grad, rtol=tight, atol=tight / 10, msg=name)
 
 
 @pytest.mark.parametrize("case", DOWN)
@@ -191,8 +189,6 @@ def test_f_reads_the_hidden_activations_of_the_mlp_before(case):
     with torch.no_grad():
         expected = (x + F.layer_norm(hidden[..., :32] @ f.down.weight.T, (32,), f.norm_out.weight)) / 2
     torch.testing.assert_close(query_of(case, y), expected, rtol=1e-5, atol=1e-5)
-    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    assert torch.equal(model.generate(tokens, **options), model.generate(tokens, use_cache=False, **options))
     with pytest.raises(ValueError, match="does not support"):
         model.gradient_checkpointing_enable()
 
@@ -212,20 +208,6 @@ def test_one_product_gives_the_loss_and_the_gradients_of_two(case, anchor):
     others = dict(fused.named_parameters())
     for name, parameter in unfused.named_parameters():
         torch.testing.assert_close(others[name].grad, parameter.grad, rtol=tight, atol=tight / 100, msg=name)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("case", ["gpt2", "llama"])
-def test_gradient_checkpointing_changes_no_gradient(case, fused):
-    tokens, grads = make_tokens(), []
-    for checkpointing in (False, True):
-        model = build(case, fused=fused).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model(tokens, labels=tokens, use_cache=False).loss.backward()
-        grads.append({name: p.grad for name, p in model.named_parameters()})
-    for name, grad in grads[0].items():
-        torch.testing.assert_close(grads[1][name], grad, msg=name)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -317,6 +299,7 @@ def test_the_sites_of_a_model_from_scratch_are_found():
         ("gpt2", {"n_embd": 33, "n_head": 3}, {"query": {}}, "hidden size 33 is odd"),
         ("gpt2", {}, {"query": {}, "head_size": 10}, "d_q=40 and d=32"),
         ("gpt_neox", {}, {"head_size": 10}, "head_size: gpt_neox fixes it"),
+        ("llama", {}, {"head_size": 9}, "architecture.head_size: llama refuses head_dim=9 .*even rotary"),
         ("mixtral", {}, {"query": {"source": "mlp"}}, "mixtures of experts"),
         ("gpt2", {"n_inner": 16}, {"query": {"source": "mlp"}}, "at least d=32 wide"),
         ("gpt2", {}, {"query": {"targets": ["query", "key", "value"], "fused": True}}, "fused"),

@@ -1,9 +1,4 @@
-"""A saved model is one folder that loads through hfpatch and, in a process without it, through transformers."""
-
-import json
-import os
-import subprocess
-import sys
+"""A saved model is one folder that loads through hfpatch; its modelling file stands for itself."""
 
 import pytest
 import torch
@@ -23,23 +18,6 @@ SETTINGS = {
     "mixtral": ScratchSettings(query={"path": "residual"}),
 }
 
-ALONE = """
-import json, sys
-sys.modules["hfpatch"] = None  # any import of it fails
-import torch
-from transformers import AutoModelForCausalLM
-answers = []
-for folder in sys.argv[1:]:
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
-    tokens = torch.tensor(json.load(open(folder + "/tokens.json")))
-    with torch.no_grad():
-        torch.save(model(tokens, use_cache=False).logits, folder + "/logits.pt")
-    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    answers.append(model.generate(tokens, **options).tolist())
-    model.save_pretrained(folder + "/again")
-print(json.dumps(answers))
-"""
-
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
@@ -48,7 +26,6 @@ def saved(tmp_path_factory):
         model = build_scratch(config_of(case), settings, seed=7).eval()
         folder = tmp_path_factory.mktemp(case)
         model.save_pretrained(folder)
-        (folder / "tokens.json").write_text(json.dumps(make_tokens().tolist()))
         with torch.no_grad():
             made[case] = (folder, model, model(make_tokens(), use_cache=False).logits)
     return made
@@ -61,20 +38,6 @@ def test_it_loads_through_hfpatch(saved, case):
     assert type(loaded) is type(model)
     with torch.no_grad():
         assert torch.equal(loaded(make_tokens(), use_cache=False).logits, logits)
-
-
-def test_it_loads_through_transformers_alone(saved, tmp_path):
-    folders = [str(folder) for folder, _, _ in saved.values()]
-    env = {**os.environ, "HF_MODULES_CACHE": str(tmp_path), "PYTHONPATH": ""}
-    command = [sys.executable, "-c", ALONE, *folders]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    for (folder, model, logits), generated in zip(saved.values(), json.loads(done.stdout), strict=True):
-        assert torch.equal(torch.load(folder / "logits.pt"), logits)
-        assert model.generate(make_tokens(), **options).tolist() == generated
-        with torch.no_grad():  # what transformers alone saved again
-            assert torch.equal(load_scratch(folder / "again")(make_tokens(), use_cache=False).logits, logits)
 
 
 def test_the_modelling_file_names_nothing_twice_and_needs_no_hfpatch(saved):

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from hfpatch.errors import HfpatchError
+from hfpatch.scratch import ScratchSettings, build_scratch
 from hfpatch.sites import find_sites
 from hfpatch.twins import random_model, shrink, twin
 
@@ -115,3 +116,37 @@ def test_what_cannot_be_built_is_one_line():
     with pytest.raises(HfpatchError, match=r"type .llama. cannot be built: .*no_such_activation") as error:
         twin(config)
     assert "\n" not in str(error.value)
+
+
+QUERIES = [
+    {"query": {"path": "identity"}},
+    {"query": {"path": "nonlinear", "rank": 300, "fused": True}, "mlp_width": 3},
+    {"query": {"path": "nonlinear", "anchor": "weight", "output_norm": "none"}},
+    {"query": {"path": "nonlinear", "targets": ["value"], "activation": "relu2"}},
+]
+
+
+@pytest.mark.parametrize("settings", QUERIES)
+@pytest.mark.parametrize("case", ["gpt2", "gpt_neox", "mistral"])
+def test_the_twin_of_a_model_from_scratch_has_its_query_paths(case, settings):
+    if case == "mistral" and settings["query"].get("targets"):
+        settings = {"query": {**settings["query"], "anchor": "weight"}}
+    wide = {"gpt2": {"n_embd": 320}, "gpt_neox": {"hidden_size": 320}, "mistral": {"hidden_size": 320, "head_dim": 80}}
+    with torch.device("meta"):
+        model = build_scratch(make_config(case, **wide[case]), ScratchSettings(**settings))
+    made = twin(model.config)
+    assert type(made) is type(model)
+    own, small = (m.config.hfpatch_scratch["settings"] for m in (model, made))
+    assert {**small, "query": {**small["query"], "rank": 0}} == {**own, "query": {**own["query"], "rank": 0}}
+    assert size(made) < PARAMETERS
+    paths = [[(n, type(p)) for n, p in m.named_modules() if ".paths." in n] for m in (model, made)]
+    assert paths[0] == paths[1]
+    assert made(torch.ones(1, 4, dtype=torch.long)).logits.isfinite().all()
+
+
+def test_the_twin_of_a_model_with_a_head_size_of_its_own_has_one_too():
+    settings = ScratchSettings(head_size=68, query={"anchor": "weight"})
+    made = twin(build_scratch(make_config("gpt2"), settings).config)
+    assert made.transformer.h[0].attn.head_dim == 24
+    with pytest.raises(HfpatchError, match="d_q=96 and d=64"):
+        build_scratch(shrink(make_config("gpt2")), ScratchSettings(head_size=24, query={}))
