@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from hfpatch.evaluation.scorer.exactness import Sharing, find_sharing
 from hfpatch.evaluation.scorer.grouping import TokenRequest, Tree, group
 from hfpatch.evaluation.scorer.head import Parts, WholeModel, tell_apart
 from hfpatch.evaluation.scorer.inputs import model_inputs
+from hfpatch.evaluation.scorer.packing import packed
 from hfpatch.evaluation.scorer.rows import Answer, Pool, Table, scored_places
 from hfpatch.evaluation.scorer.trimming import Modules, find_trimmable, only_at
 
@@ -117,7 +119,9 @@ class Scorer:
         if isinstance(self.parts, WholeModel):
             words = self.model.get_input_embeddings().weight.shape[0]
             tokens = min(tokens, max(_FEWEST_TOKENS, budget.logits // words))  # each position has a row of logits
-        return list(batches(group(requests, longest=self.sharing.longest, endings=tokens), tokens))
+        longest = self.sharing.longest
+        rows = packed(group(requests, longest=longest, endings=tokens), min(longest, tokens))
+        return batches(rows, replace(budget, tokens=tokens))
 
     def _limits(self) -> list[str]:
         name = type(self.model).__name__
