@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.scratch import register_scratch
 from hfpatch.settings import Dtype
-from hfpatch.tuners.adapters import base_parameters
+from hfpatch.with_peft import peft_is_imported
 
 TINYWORLD = "tinyworld/"
 _SAMPLES_PER_TENSOR = 16
@@ -136,7 +136,7 @@ def locate_base(name: str) -> str:
 def hash_weights(model: nn.Module) -> str:
     """Return the SHA-256 over the names and the bytes of all base parameters, adapters left out."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(base_parameters(model).items()):
+    for name, parameter in sorted(_base_parameters(model).items()):
         digest.update(name.encode())
         digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -148,10 +148,19 @@ def fingerprint(model: nn.Module) -> str:
     It covers every base parameter's name and shape and up to 16 evenly spaced values of each, rounded to bfloat16.
     """
     digest = hashlib.sha256()
-    for name, parameter in sorted(base_parameters(model).items()):
+    for name, parameter in sorted(_base_parameters(model).items()):
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
         digest.update(_sample(parameter.detach()).cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of the base by name, without importing PEFT where there can be no adapter."""
+    if not peft_is_imported():
+        return dict(model.named_parameters())
+    from hfpatch.tuners.adapters import base_parameters
+
+    return base_parameters(model)
 
 
 def _sample(tensor: Tensor) -> Tensor:

@@ -14,6 +14,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
+def peft_is_imported() -> bool:
+    """Return whether PEFT has been imported; as long as it is not, no model in this process has an adapter."""
+    return "peft" in sys.modules
+
+
 def register_when_peft_is_imported() -> None:
     """Register hfpatch's methods now if PEFT is imported already, or else as soon as it is."""
     if getattr(sys.modules.get("peft"), "PeftModel", None) is not None:

@@ -22,9 +22,8 @@ from hfpatch.bases import hash_weights
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Answer, TokenRequest
 from hfpatch.files import sha256_file
-from hfpatch.patching import stack
 from hfpatch.provenance import installed_versions
-from hfpatch.tuners.adapters import AdapterWrapper, adapter_parameters
+from hfpatch.with_peft import peft_is_imported
 
 FORMAT = 1
 _STATES = ("active_adapters", "disable_adapters", "merged_adapters")
@@ -138,6 +137,11 @@ def code_hash() -> str:
 
 def _hash_adapters(model: nn.Module) -> str | None:
     """Return the SHA-256 of the adapters' configurations, state and tensors; None where there are none."""
+    if not peft_is_imported():
+        return None
+    from hfpatch.patching import stack
+    from hfpatch.tuners.adapters import AdapterWrapper, adapter_parameters
+
     parameters = adapter_parameters(model)
     if not parameters:
         return None

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +220,7 @@ class HfpatchLM(HFLM):
         if self._probed is None or list(map(id, self._probed[0])) != list(map(id, modules)):
             budget = Budget.usual(self.model.device)
             if self._token_budget is not None:
-                budget = Budget(tokens=self._token_budget, logits=budget.logits)
+                budget = replace(budget, tokens=self._token_budget)
             self._probed = (modules, Scorer(self.model, self.max_length, budget))
         return self._probed[1]
 

@@ -7,21 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 
 from hfpatch.bases import Base, load_base
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import Comparison, TaskResult, check_known_scores, compare
+from hfpatch.evaluation import TaskResult, check_known_scores
 from hfpatch.evaluation import evaluate as run_tasks
 from hfpatch.evaluation.settings import EvaluationSettings
 from hfpatch.files import write_json
-from hfpatch.patch_files import load_patch
-from hfpatch.patching import patch_summary, unpatch
 from hfpatch.pipeline.progress import Progress
 from hfpatch.provenance import Clock, provenance
 from hfpatch.recipe import ModelSettings
+
+if TYPE_CHECKING:
+    from hfpatch.evaluation import Comparison
 
 BASE = "base"
 RESULTS = "results.json"
@@ -128,7 +129,7 @@ def evaluate(
                     on_task=lambda task, label=label: listener.evaluating(label, task),  # type: ignore[misc]
                     on_scored=lambda task, done, of, label=label: listener.scored(label, task, done, of),  # type: ignore[misc]
                 )
-                variants[label] = Variant(patch, patch_summary(base.model).added, scores)
+                variants[label] = Variant(patch, _added(base, patch), scores)
             listener.finished(label, "")
             warnings = _known_scores(model, variants, settings, more=label != [*labels][-1])
         found = Evaluation(
@@ -174,11 +175,23 @@ def _patched(base: Base, patch: Path | None) -> Iterator[None]:
     if patch is None:
         yield
         return
+    from hfpatch.patch_files import load_patch
+    from hfpatch.patching import unpatch
+
     load_patch(base.model, patch)
     try:
         yield
     finally:
         unpatch(base.model)
+
+
+def _added(base: Base, patch: Path | None) -> int:
+    """Return the parameters that the patch added; what only patches need, such as PEFT, is imported for them alone."""
+    if patch is None:
+        return 0
+    from hfpatch.patching import patch_summary
+
+    return patch_summary(base.model).added
 
 
 @contextmanager
@@ -225,5 +238,7 @@ def _compare(folder: Path, variants: Mapping[str, Variant]) -> list[Comparison]:
     others = [label for label in variants if label != BASE]
     if BASE not in variants or not others:
         return []
+    from hfpatch.evaluation import compare
+
     records = {label: {0: folder / label} for label in variants}
     return compare(records, tasks=variants[BASE].scores, references={label: [BASE] for label in others})

@@ -72,9 +72,10 @@ def _declared_obstacle(model: Any, config: Any) -> str | None:
 
 
 def _equal_on_probe(model: Any, parts: Parts, probe: Tensor) -> bool:
-    """Return whether a tree of three endings and a shorter one beside it give the features of plain rows."""
+    """Return whether trees of two and three endings give the features of plain rows, in one row and side by side."""
     requests = _probe_requests(probe[0].tolist())
-    trees = group(requests, longest=len(probe[0]) * 4)
+    first, second = group(requests, longest=len(probe[0]) * 4)
+    trees = [Tree.joined([first, second]), second]
     rows = [Tree.of(request.tokens) for request in requests]
     try:
         together = parts.features(**model_inputs(model, trees))

@@ -36,7 +36,7 @@ class Tree:
 
     Attributes:
         tokens: the tokens, parents before children.
-        parents: the index of each token's parent; -1 for the first.
+        parents: the index of each token's parent; -1 for the first of a text.
         depths: the number of tokens before each one on its path, which is its position.
         scored: for each request its index and the nodes that predict its targets.
     """
@@ -52,6 +52,20 @@ class Tree:
         """Return the tree that is a context alone."""
         size = len(context)
         return cls(list(context), list(range(-1, size - 1)), list(range(size)))
+
+    @classmethod
+    def joined(cls, trees: Sequence[Tree]) -> Tree:
+        """Return trees one after the other, as a row in which none follows another; one alone stays what it is."""
+        if len(trees) == 1:
+            return trees[0]
+        row = cls([], [], [])
+        for tree in trees:
+            start = len(row)
+            row.tokens += tree.tokens
+            row.parents += [parent + start if parent >= 0 else parent for parent in tree.parents]
+            row.depths += tree.depths
+            row.scored += [(index, [node + start for node in nodes]) for index, nodes in tree.scored]
+        return row
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -34,7 +34,8 @@ def visible(tree: Tree, longest: int) -> NDArray[np.bool_]:
     chain = next((node for node, parent in enumerate(tree.parents) if parent != node - 1), len(tree))
     seen[:chain, :chain] = np.tri(chain, dtype=bool)
     for node in range(chain, len(tree)):
-        seen[node] |= seen[tree.parents[node]]
+        if tree.parents[node] >= 0:
+            seen[node] |= seen[tree.parents[node]]
     return seen
 
 

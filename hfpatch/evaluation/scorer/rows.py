@@ -26,13 +26,11 @@ class Pool:
 
     Args:
         parts: the model in two steps.
-        requests: what is scored.
         budget: how many logits may exist at once.
     """
 
-    def __init__(self, parts: Parts, requests: Sequence[TokenRequest], budget: Budget) -> None:
+    def __init__(self, parts: Parts, budget: Budget) -> None:
         self._parts = parts
-        self._requests = requests
         self._budget = budget
         self._features: list[Tensor] = []
         self._targets: list[Table] = []
@@ -44,14 +42,11 @@ class Pool:
         enough = self._size >= self._budget.tokens // 2 or len(self._features) >= _MOST_BATCHES
         return enough or not isinstance(self._parts, BodyAndHead)
 
-    def add(self, trees: Sequence[Tree], features: Tensor) -> None:
-        """Take the scored positions out of a batch's features (batch, seq, width)."""
-        wanted = _wanted(trees, self._requests)
-        places, at = np.unique(wanted[:, :2], axis=0, return_inverse=True)
-        rows, nodes = torch.from_numpy(places).to(features.device).unbind(1)
-        self._features.append(features[rows, nodes])
-        self._targets.append(np.column_stack([at.reshape(-1) + self._size, wanted[:, 2:]]))
-        self._size += len(places)
+    def add(self, features: Tensor, targets: Table) -> None:
+        """Take the features (n, width) of a batch's scored positions, and what `scored_places` says of them."""
+        self._features.append(features)
+        self._targets.append(targets + np.array([self._size, 0, 0]))
+        self._size += len(features)
 
     def empty(self) -> list[tuple[int, Answer]]:
         """Return the index and the answer of each request that was added, and forget them."""
@@ -79,6 +74,21 @@ class Pool:
         if self._parts.sliceable(features):
             return self._budget.tokens
         return max(_FEWEST_ROWS, self._budget.logits // self._parts.vocabulary)
+
+
+def scored_places(trees: Sequence[Tree], requests: Sequence[TokenRequest]) -> tuple[Table, Table]:
+    """Return the scored positions of a batch, each once, and what is asked of them.
+
+    Args:
+        trees: the rows of the batch.
+        requests: what is scored.
+
+    Returns:
+        Row and node of each position (n, 2); and of each target its position, its token and its request (targets, 3).
+    """
+    wanted = _wanted(trees, requests)
+    places, at = np.unique(wanted[:, :2], axis=0, return_inverse=True)
+    return places, np.column_stack([at.reshape(-1), wanted[:, 2:]])
 
 
 def _wanted(trees: Sequence[Tree], requests: Sequence[TokenRequest]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,9 @@ from hfpatch.evaluation.scorer.exactness import Sharing, find_sharing
 from hfpatch.evaluation.scorer.grouping import TokenRequest, Tree, group
 from hfpatch.evaluation.scorer.head import Parts, WholeModel, tell_apart
 from hfpatch.evaluation.scorer.inputs import model_inputs
-from hfpatch.evaluation.scorer.rows import Answer, Pool
+from hfpatch.evaluation.scorer.packing import packed
+from hfpatch.evaluation.scorer.rows import Answer, Pool, Table, scored_places
+from hfpatch.evaluation.scorer.trimming import Modules, find_trimmable, only_at
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class Scorer:
         with torch.no_grad():
             probe = _probe_tokens(model, min(_PROBE_TOKENS, max_length))
             self.parts: Parts = tell_apart(model, probe)
+            self.trimmable: Modules = find_trimmable(model, self.parts, probe)
             self.sharing: Sharing = (
                 find_sharing(model, self.parts, max_length, probe)
                 if max_length >= _PROBE_TOKENS
@@ -91,14 +95,23 @@ class Scorer:
 
     @torch.no_grad()
     def _pass(self, requests: Sequence[TokenRequest], answered: set[int], take: OnAnswers, budget: Budget) -> None:
-        pool = Pool(self.parts, requests, budget)
+        pool = Pool(self.parts, budget)
         for batch in self.batches(requests, budget):
             if all(index in answered for tree in batch for index, _ in tree.scored):
                 continue
-            pool.add(batch, self.parts.features(**model_inputs(self.model, batch)))
+            pool.add(*self._features(batch, requests))
             if pool.full:
                 take(pool.empty())
         take(pool.empty())
+
+    def _features(self, batch: Sequence[Tree], requests: Sequence[TokenRequest]) -> tuple[torch.Tensor, Table]:
+        """Return the features (n, width) of a batch's scored positions and what is asked of them."""
+        inputs = model_inputs(self.model, batch)
+        places, targets = scored_places(batch, requests)
+        rows, nodes = torch.from_numpy(places).to(self.model.device).unbind(1)
+        with only_at(self.trimmable, rows, nodes, inputs["tokens"]):
+            features = self.parts.features(**inputs)
+        return features[rows, nodes], targets
 
     def batches(self, requests: Sequence[TokenRequest], budget: Budget) -> list[list[Tree]]:
         """Return the batches that score all requests."""
@@ -106,7 +119,9 @@ class Scorer:
         if isinstance(self.parts, WholeModel):
             words = self.model.get_input_embeddings().weight.shape[0]
             tokens = min(tokens, max(_FEWEST_TOKENS, budget.logits // words))  # each position has a row of logits
-        return list(batches(group(requests, longest=self.sharing.longest, endings=tokens), tokens))
+        longest = self.sharing.longest
+        rows = packed(group(requests, longest=longest, endings=tokens), min(longest, tokens))
+        return batches(rows, replace(budget, tokens=tokens))
 
     def _limits(self) -> list[str]:
         name = type(self.model).__name__

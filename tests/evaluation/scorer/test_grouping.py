@@ -2,8 +2,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hfpatch.evaluation.scorer import TokenRequest
-from hfpatch.evaluation.scorer.budget import batches
-from hfpatch.evaluation.scorer.grouping import group
+from hfpatch.evaluation.scorer.budget import Budget, batches
+from hfpatch.evaluation.scorer.grouping import Tree, group
+from hfpatch.evaluation.scorer.inputs import visible
+from hfpatch.evaluation.scorer.packing import packed
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 PAIRS = st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=12)
@@ -73,13 +75,61 @@ def test_a_whole_tree_has_each_distinct_beginning_once(pairs):
     assert sum(len(tree) for tree in trees) == sum(map(len, contexts)) + sum(1 for _, ending in needed if ending)
 
 
-@given(PAIRS, st.integers(1, 40), st.randoms(use_true_random=False))
-def test_batches_hold_every_row_within_the_budget_whatever_the_order(pairs, tokens, random):
+@given(PAIRS, st.integers(1, 40), st.integers(0, 40), st.randoms(use_true_random=False))
+def test_batches_hold_every_row_within_the_budget_whatever_the_order(pairs, tokens, per_batch, random):
+    budget = Budget(tokens, 1, per_batch)
     trees = group(cut(pairs), longest=9)
-    made = list(batches(trees, tokens))
+    made = batches(trees, budget)
     assert sorted(map(id, (tree for batch in made for tree in batch))) == sorted(map(id, trees))
     assert all(len(batch) == 1 or len(batch) * max(map(len, batch)) <= tokens for batch in made)
     assert all(len({tree.is_chain for tree in batch}) == 1 for batch in made)
     shuffled = random.sample(pairs, len(pairs))
-    again = batches(group(cut(shuffled), longest=9), tokens)
+    again = batches(group(cut(shuffled), longest=9), budget)
     assert [[tree.tokens for tree in batch] for batch in again] == [[tree.tokens for tree in batch] for batch in made]
+
+
+def cheapest(lengths, tokens, per_batch):
+    """The least cost of all ways to cut falling lengths into batches."""
+    if not lengths:
+        return 0
+    fitting = [n for n in range(1, len(lengths) + 1) if n == 1 or n * lengths[0] <= tokens]
+    return min(n * lengths[0] + per_batch + cheapest(lengths[n:], tokens, per_batch) for n in fitting)
+
+
+@given(st.lists(st.integers(1, 9), max_size=9), st.integers(1, 40), st.integers(0, 20))
+def test_no_other_batches_of_rows_in_falling_order_cost_less(lengths, tokens, per_batch):
+    made = batches([Tree.of([0] * length) for length in lengths], Budget(tokens, 1, per_batch))
+    cost = sum(len(batch) * max(map(len, batch)) + per_batch for batch in made)
+    assert cost == cheapest(sorted(lengths, reverse=True), tokens, per_batch)
+
+
+@given(PAIRS, st.sampled_from([0, 5, 9, 30]))
+def test_packed_rows_hold_every_tree_as_it_was(pairs, longest):
+    requests = cut(pairs)
+    trees = group(requests, longest=9)
+    rows = packed(trees, longest)
+    assert sum(map(len, rows)) == sum(map(len, trees))
+    assert all(len(row) <= longest for row in rows if row.parents.count(-1) > 1)
+    found = {index: [path(row, node) for node in nodes] for row in rows for index, nodes in row.scored}
+    assert found == {index: [path(tree, node) for node in nodes] for tree in trees for index, nodes in tree.scored}
+    for row in rows:
+        assert row.depths == [len(path(row, node)) - 1 for node in range(len(row))]
+        roots = [node - depth for node, depth in enumerate(row.depths) if row.parents[node] < 0]
+        seen = visible(row, len(row) + 2)
+        for node in range(len(row)):
+            ancestors = {node}
+            while row.parents[min(ancestors)] >= 0:
+                ancestors.add(row.parents[min(ancestors)])
+            assert set(seen[node].nonzero()[0]) == ancestors
+            assert max(root for root in roots if root <= node) == min(ancestors)
+        assert seen[len(row) :].nonzero()[1].tolist() == [len(row), len(row) + 1]  # padding sees itself
+
+
+def test_short_trees_share_rows_and_plain_rows_stay_plain_among_their_like():
+    branching = [([1, 2], [3, 3]), ([1, 2], [4, 5]), ([1, 3], [4, 4]), ([1, 3], [5, 5])]
+    trees = group(cut([*branching, ([2], [3])]), longest=9)
+    (row,) = packed(trees, 30)
+    assert sorted(row.tokens) == sorted(token for tree in trees for token in tree.tokens)
+    assert len(packed(trees, 5)) == 2
+    many = group(cut([*branching[:2], *(([1, 2, 3, number], [3]) for number in range(9))]), longest=9)
+    assert sorted(row.is_chain for row in packed(many, 30)) == [False] + [True] * 9

@@ -1,0 +1,159 @@
+"""The last block at scored positions: the same features there, and nothing left out where that would change them."""
+
+import families
+import pytest
+import torch
+from peft import LoraConfig
+from torch import nn
+
+from hfpatch import PreProjectionConfig, patch
+from hfpatch.evaluation.scorer import Scorer, TokenRequest
+from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
+from hfpatch.evaluation.scorer.trimming import find_trimmable, only_at
+
+ROWS, NODES = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 8, 4, 7])
+PROBE = families.make_tokens(1, 16)
+MIXTRAL = {**families.LLAMA, "num_local_experts": 3, "num_experts_per_tok": 2}
+
+
+def parts_of(model):
+    return BodyAndHead(model.base_model, model.get_output_embeddings())
+
+
+def trimmable(model):
+    return find_trimmable(model, parts_of(model), PROBE)
+
+
+@torch.no_grad()
+def features(model, modules):
+    tokens = families.make_tokens(3, 9)
+    with only_at(modules, ROWS, NODES, tokens):
+        return model.base_model(tokens, use_cache=False)[0]
+
+
+@torch.no_grad()
+def rows_seen(model, module):
+    """How many positions each matrix product of a module computes."""
+    seen = []
+    handles = [
+        part.register_forward_hook(lambda _module, _arguments, output: seen.append(output.shape[:-1].numel()))
+        for part in module.modules()
+        if not list(part.children()) and any(parameter.dim() > 1 for parameter in part.parameters())
+    ]
+    features(model, [module])
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+@pytest.mark.parametrize("case", families.FAMILIES)
+def test_the_last_block_computes_scored_positions_alone_and_the_same(case):
+    model = families.make_model(case)
+    modules = trimmable(model)
+    last = next(name for name, _ in model.named_modules() if name.endswith(".1"))
+    inside = set(map(id, model.get_submodule(last).modules()))
+    assert len(modules) == (3 if model.config.model_type == "opt" else 2)
+    assert all(id(module) in inside for module in modules)
+    for module in modules:
+        seen = rows_seen(model, module)
+        assert seen
+        assert set(seen) == {len(ROWS)}
+    torch.testing.assert_close(
+        features(model, modules)[ROWS, NODES], features(model, ())[ROWS, NODES], rtol=1e-5, atol=1e-5
+    )
+    assert not torch.equal(features(model, modules)[0, 1], features(model, ())[0, 1])
+
+
+def test_experts_are_trimmed_too(monkeypatch):
+    monkeypatch.setitem(families.CASES, "mixtral", ("mixtral", MIXTRAL))
+    model = families.make_model("mixtral")
+    modules = trimmable(model)
+    assert len(modules) == 2
+    torch.testing.assert_close(
+        features(model, modules)[ROWS, NODES], features(model, ())[ROWS, NODES], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_patched_models_are_trimmed():
+    model = families.make_model("llama")
+    patch(model, [PreProjectionConfig(content_skip=True), LoraConfig(target_modules=["o_proj", "up_proj"])]).eval()
+    families.perturb(model)
+    modules = trimmable(model)
+    assert len(modules) == 2
+    torch.testing.assert_close(
+        features(model, modules)[ROWS, NODES], features(model, ())[ROWS, NODES], rtol=1e-5, atol=1e-5
+    )
+
+
+class Mixing(nn.Module):
+    """An MLP that looks at the positions before."""
+
+    def __init__(self, mlp):
+        super().__init__()
+        self.mlp = mlp
+
+    def forward(self, hidden):
+        return self.mlp(hidden.cumsum(dim=1))
+
+
+class Pair(nn.Module):
+    """An MLP that gives more than one thing."""
+
+    def __init__(self, mlp):
+        super().__init__()
+        self.mlp = mlp
+
+    def forward(self, hidden):
+        return self.mlp(hidden), hidden
+
+
+def test_an_mlp_that_mixes_positions_is_left_whole():
+    model = families.make_model("llama")
+    model.model.layers[-1].mlp = Mixing(model.model.layers[-1].mlp)
+    assert trimmable(model) == ()
+
+
+def test_what_cannot_be_put_back_is_left_whole():
+    model = families.make_model("llama")
+    block = model.model.layers[-1]
+    block.mlp = Pair(block.mlp)
+    block.mlp.register_forward_hook(lambda _module, _arguments, output: output[0])
+    assert [type(module) for module in trimmable(model)] == [nn.Linear]  # someone watches the other
+    block.mlp._forward_hooks.clear()
+    assert trimmable(model) == ()
+
+
+def test_a_block_that_runs_twice_is_left_whole():
+    model = families.make_model("llama")
+    model.model.layers[-1] = model.model.layers[0]
+    assert trimmable(model) == ()
+
+
+def test_a_watched_module_is_left_whole():
+    model = families.make_model("gpt_neox")
+    shapes = []
+    block = model.gpt_neox.layers[-1]
+    block.mlp.dense_4h_to_h.register_forward_hook(lambda _module, _arguments, output: shapes.append(output.shape))
+    assert trimmable(model) == (block.attention.dense,)
+    request = TokenRequest.cut(list(range(3, 15)), [4], max_length=40)
+    Scorer(model, 40).score([request], lambda answers: None)
+    assert {shape[1] for shape in shapes} >= {12}
+    assert 1 not in {shape[1] for shape in shapes}
+
+
+def test_recurrent_layers_and_whole_models_are_left_whole(monkeypatch):
+    lfm2 = {**families.LLAMA, "layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+    monkeypatch.setitem(families.CASES, "lfm2", ("lfm2", lfm2))
+    model = families.make_model("lfm2")
+    torch.testing.assert_close(
+        features(model, trimmable(model))[ROWS, NODES], features(model, ())[ROWS, NODES], rtol=1e-5, atol=1e-5
+    )
+    assert find_trimmable(model, WholeModel(model), PROBE) == ()
+
+
+def test_no_hook_stays_behind():
+    model = families.make_model("gpt2")
+    modules = trimmable(model)
+    with pytest.raises(RuntimeError, match="interrupted"), only_at(modules, ROWS, NODES, families.make_tokens(3, 9)):
+        raise RuntimeError("interrupted")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
