@@ -104,6 +104,7 @@ def test_every_run_leaves_its_files_and_the_rows_follow_from_them(straight):
         losses[run.variant, run.seed] = lines[-1]["eval_loss"]
         assert lines[-1]["step"] == 6
         model = load_scratch(run.folder / "model")
+        assert not (run.folder / "checkpoints").exists()
         assert model.num_parameters() == results["variants"][run.variant]["parameters"]["total"]
     baseline, other = results["rows"]
     assert (baseline["best"], other["best"]) == (True, True)

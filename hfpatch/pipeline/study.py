@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,5 @@ def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None
         pretrain_on(bench.corpus, plan, single, run.folder, resume=True, progress=progress, name=run.name)
     except HfpatchError as error:
         raise HfpatchError(f"{run.name}: {error}") from error
+    if start_processes().is_main_process:  # they are of use to an interrupted run only
+        shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
