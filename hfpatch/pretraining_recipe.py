@@ -80,7 +80,7 @@ class PretrainRecipe(_Pretraining):
     @model_validator(mode="after")
     def _no_contradiction(self) -> PretrainRecipe:
         loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=self.measured)
-        for mistake in (name_mistake(self.name), loop):
+        for mistake in (name_mistake(self.name), loop, _diagnostics_mistake(self)):
             if mistake:
                 raise ValueError(mistake)
         return self
@@ -151,6 +151,12 @@ def load_pretrain_or_study(path: Path | str, overrides: Sequence[str] = ()) -> P
 def point_name(point: Point) -> str:
     """Return a point of a sweep as a folder's name: ``lr=0.001,weight_decay=0.1``."""
     return ",".join(f"{key}={value}" for key, value in point.items())
+
+
+def _diagnostics_mistake(recipe: _Pretraining) -> str | None:
+    if recipe.training.diagnose_every is None or recipe.measured:
+        return None
+    return "training.diagnose_every measures on held-out text, and there is none; set data.held_out or evaluation_data"
 
 
 def _study_mistake(study: StudyRecipe) -> str | None:

@@ -46,6 +46,7 @@ def test_a_pretraining_recipe_is_read_and_written_back(write, tmp_path):
         ("name: tiny", "name: tiny\ntraining: {steps: 10}", ["warmup_steps", "below training.steps"]),
         ("name: tiny", "name: tiny\nseed: -1", ["seed", "-1"]),
         ("architecture: ", "architecure: ", ["did you mean 'architecture'"]),
+        ("name: tiny", "name: tiny\ntraining: {diagnose_every: 5}", ["diagnose_every", "data.held_out"]),
     ],
 )
 def test_a_mistake_in_a_pretraining_recipe_is_named(write, old, new, parts):

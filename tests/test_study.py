@@ -208,10 +208,17 @@ def test_divergence_is_an_outcome_and_the_best_point_is_chosen_among_the_others(
 
 
 def test_a_variant_that_cannot_be_built_stops_before_any_training(tmp_path):
-    wrong = {"linear": {}, "odd": {"architecture": {"query": {"path": "nonlinear", "rank": 0}}}}
-    with pytest.raises(HfpatchError, match=r"variants.odd.*rank"):
-        pretrain_study(study(variants=wrong), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    out = tmp_path / "out"
+    for wrong, told in (
+        ({"architecture": {"query": {"path": "nonlinear", "rank": 0}}}, "rank"),
+        ({"architecture": {"n_positions": 16}}, "blocks of 32 tokens"),
+        ({"training": {"diverged_above": 2.0}}, "must be above ln V"),
+        ({"sweep": {"diverged_above": [9.0, 2.0]}}, "must be above ln V"),
+    ):
+        message = refused(pretrain_study, study(variants={"linear": {}, "odd": wrong}), out)
+        assert message.startswith("variants.odd: ")
+        assert told in message
+        assert not out.exists()
 
 
 LOSSES = st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=2, max_size=6)

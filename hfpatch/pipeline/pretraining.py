@@ -19,6 +19,7 @@ from hfpatch.provenance import Clock, provenance
 from hfpatch.scratch import non_embedding_parameters
 from hfpatch.training.architecture import build_model
 from hfpatch.training.loop import check_blocks
+from hfpatch.training.pretrain import check_settings
 from hfpatch.training.pretrain import pretrain as run_pretraining
 from hfpatch.training.processes import start_processes
 from hfpatch.training.records import StepRecord, TrainResult
@@ -70,6 +71,7 @@ def pretrain_on(
     clock, state = Clock(), start_processes()
     model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
     check_blocks(model, corpus.train, corpus.evaluation)
+    check_settings(recipe.training, model)
     parameters = parameter_counts(model)
     if state.is_main_process:
         write_text(out / "recipe.yaml", recipe.to_yaml())

@@ -19,6 +19,8 @@ from hfpatch.pipeline.study_results import collect_study
 from hfpatch.pretraining_recipe import StudyRecipe
 from hfpatch.reporting import write_report
 from hfpatch.training.architecture import build_model
+from hfpatch.training.loop import check_context
+from hfpatch.training.pretrain import check_settings
 from hfpatch.training.processes import start_processes
 
 
@@ -87,18 +89,23 @@ def _set_up(recipe: StudyRecipe, out: Path) -> StudyBench:
         out=out,
         corpus=corpus,
         plans={seed: draw_batches(recipe, corpus, seed) for seed in recipe.seeds},
-        parameters={name: _parameters(recipe, name, corpus) for name in recipe.variants},
+        parameters={name: _tried(recipe, name, corpus) for name in recipe.variants},
         clock=study_clock(out),
     )
 
 
-def _parameters(recipe: StudyRecipe, variant: str, corpus: Corpus) -> dict[str, int]:
-    architecture = recipe.single(variant, {}, recipe.seeds[0]).architecture
+def _tried(recipe: StudyRecipe, variant: str, corpus: Corpus) -> dict[str, int]:
+    """Build a variant without memory, refuse what it cannot be trained with, and return its parameter counts."""
+    singles = [recipe.single(variant, point, recipe.seeds[0]) for point in recipe.points(variant)]
     try:
         with torch.device("meta"):
-            return parameter_counts(build_model(architecture, tokenizer=corpus.tokenizer, seed=recipe.seeds[0]))
+            model = build_model(singles[0].architecture, tokenizer=corpus.tokenizer, seed=recipe.seeds[0])
+        check_context(model, corpus.train, corpus.evaluation)
+        for single in singles:
+            check_settings(single.training, model)
     except HfpatchError as error:
         raise HfpatchError(f"variants.{variant}: {error}") from error
+    return parameter_counts(model)
 
 
 def _write_plans(bench: StudyBench) -> None:

@@ -150,18 +150,27 @@ def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlo
     Raises:
         HfpatchError: if they are longer than its context, or it cannot keep packed documents apart.
     """
+    check_context(model, blocks, held_out)
+    several = len(blocks.sizes) > len(blocks)
+    if blocks.layout == "packed" and several and not packing_is_exact(model):
+        raise HfpatchError(
+            f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
+            "next; set data.layout=padded"
+        )
+
+
+def check_context(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
+    """Refuse blocks that are longer than the context of the model, which may lie on the meta device.
+
+    Raises:
+        HfpatchError: if they are.
+    """
     longest = max(each.block_size for each in (blocks, held_out) if each is not None)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and longest > limit:
         raise HfpatchError(
             f"blocks of {longest} tokens (data.block_size) are longer than the model's context of {limit} "
             "(max_position_embeddings, n_positions); take shorter blocks or a model of a longer context"
-        )
-    several = len(blocks.sizes) > len(blocks)
-    if blocks.layout == "packed" and several and not packing_is_exact(model):
-        raise HfpatchError(
-            f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
-            "next; set data.layout=padded"
         )
 
 

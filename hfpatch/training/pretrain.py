@@ -65,7 +65,7 @@ def pretrain(
             ``settings.diverged_above`` is not above the loss of an untrained model, ln V; if diagnostics are asked for
             and there are no evaluation blocks; or as :func:`scale_rates`.
     """
-    _check_bound(settings, model)
+    check_settings(settings, model)
     settings = scale_rates(settings, model.config)
     model.requires_grad_(True)
     cast_trainables(model, torch.float32)
@@ -113,7 +113,13 @@ def scale_rates(settings: PretrainSettings, config: PreTrainedConfig) -> Pretrai
     return settings.model_copy(update={"lr": settings.lr * factor, "learning_rates": rates})
 
 
-def _check_bound(settings: PretrainSettings, model: PreTrainedModel) -> None:
+def check_settings(settings: PretrainSettings, model: PreTrainedModel) -> None:
+    """Refuse settings that this model, which may lie on the meta device, cannot be pretrained with.
+
+    Raises:
+        HfpatchError: if the bound of divergence is not above ln V, or as :func:`scale_rates`.
+    """
+    scale_rates(settings, model.config)
     vocabulary = model.config.get_text_config().vocab_size
     bound, untrained = settings.diverged_above, math.log(vocabulary)
     if bound is not None and bound <= untrained:
