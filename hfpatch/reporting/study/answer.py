@@ -170,6 +170,6 @@ def _why_not(study: StudyResults, row: Row | None) -> str:
     elif row.loss is None or not study.seed_values(row):
         missing = [f"{and_seeds(row.missing)} not run yet"] if row.missing else []
         reasons = [*([f"it {diverged_text(row.diverged)}"] if row.diverged else []), *missing]
-    if not reasons and (base is None or base.loss is None):
-        reasons = [f"{study.baseline} has no loss to hold it against"]
+    if not reasons and (base is None or not base.best):
+        reasons = [f"{study.baseline} has no best point to hold it against yet"]
     return f": {'; '.join(reasons)}" if reasons else ""
