@@ -46,7 +46,7 @@ def test_the_headline_counts_verdicts_and_tells_parameters(found):
     assert told.startswith(
         "Of 3 variants against linear: 1 is better beyond the noise of the seeds (nonlinear: 2.00 % [1.75, 2.25] lower "
         "loss with 0.02 % more parameters), 1 is worse beyond the noise of the seeds (wide: 2.00 % [1.75, 2.25] higher "
-        "loss with 12.50 % more parameters) and 1 is within noise."
+        "loss with 12.50 % more parameters) and 1 is within noise (identity)."
     )
     assert "3 seeds are few" in told
     assert "chosen on the evaluation text itself" in told
@@ -197,7 +197,9 @@ def test_a_baseline_without_a_loss_leaves_nothing_to_compare():
         each.update(improvement=None, improvement_by_step=[])
     raw["runs"] = runs_of(raw["rows"])
     found = read(raw)
-    assert answer_of(found).headline.startswith("Of 3 variants against linear: 3 are not compared.")
+    assert answer_of(found).headline.startswith(
+        "Of 3 variants against linear: 3 are not compared (nonlinear, identity and wide)."
+    )
     told = [str(finding) for finding in answer_of(found).against_baseline]
     assert told[0] == (
         "nonlinear was not compared: linear has no best point to hold it against yet; it has 0.02 % more parameters."
@@ -223,7 +225,9 @@ def test_while_the_baseline_has_no_best_point_nothing_is_compared():
         each.update(missing=[1, 2], improvement_by_step=[])
     found = read(raw)
     answer = answer_of(found)
-    assert answer.headline.startswith("Of 3 variants against linear: 3 are not compared.")
+    assert answer.headline.startswith(
+        "Of 3 variants against linear: 3 are not compared (nonlinear, identity and wide)."
+    )
     assert "linear has no best point to hold it against yet" in str(answer.against_baseline[0])
     assert cells(main_table(found), "best point")["nonlinear"] == "lr 0.001 (so far)"
 

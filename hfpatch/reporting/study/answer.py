@@ -81,12 +81,9 @@ def _counts(study: StudyResults) -> str:
     ):
         names = [name for name, each in tones.items() if each == tone]
         if names:
-            told_names = (
-                f" ({listed([_brief(study, name) for name in names])})"
-                if tone not in ("within noise", "unknown")
-                else ""
-            )
-            parts.append(f"{len(names)} {'is' if len(names) == 1 else 'are'} {words}{told_names}")
+            plain = tone in ("within noise", "unknown")
+            named = listed(names if plain else [_brief(study, name) for name in names])
+            parts.append(f"{len(names)} {'is' if len(names) == 1 else 'are'} {words} ({named})")
     plural = "variant" if len(tones) == 1 else "variants"
     return f"Of {len(tones)} {plural} against {study.baseline}: {listed(parts)}."
 
