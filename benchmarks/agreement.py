@@ -5,7 +5,8 @@
 
 Small random-weight models with the whole vocabulary, bare and patched, of a family each with rotary, with learned, with
 sliding-window positions and with recurrent layers. Counted are log-likelihoods further apart than 1e-4 + 1e-6 of their
-size, greedy decisions that differ, and documents of which another choice is the likeliest.
+size, greedy decisions that differ, and documents of which another choice is the likeliest. The file grows row by row; a
+later call at the same commit adds what is not in it yet.
 """
 
 from __future__ import annotations
@@ -33,17 +34,33 @@ def main() -> None:
     from hfpatch.files import write_json
     from hfpatch.provenance import Clock, provenance
 
-    clock = Clock()
-    rows = []
+    clock, rows = Clock(), earlier_rows(arguments.out)
     for task in arguments.tasks:
         requests = make_requests(arguments, task)
         for family in arguments.families:
             for patched in (False, True):
-                row = compare(arguments, family, patched, requests)
-                rows.append({"task": task, "family": family, "patched": patched, "requests": len(requests), **row})
+                what = {"task": task, "family": family, "patched": patched, "requests": len(requests)}
+                if any(what.items() <= row.items() for row in rows):
+                    continue
+                rows.append({**what, **compare(arguments, family, patched, requests)})
                 print(rows[-1], flush=True)
-    if arguments.out:
-        write_json(arguments.out, {"provenance": provenance(clock), "rows": rows})
+                if arguments.out:
+                    write_json(arguments.out, {"provenance": provenance(clock), "rows": rows})
+
+
+def earlier_rows(out: Path | None) -> list[dict[str, Any]]:
+    """Return the rows that earlier calls at this commit left in the file."""
+    from hfpatch.files import read_json
+    from hfpatch.provenance import checkout_state
+
+    if out is None or not out.is_file():
+        return []
+    found = read_json(out)
+    there, here = found["provenance"]["commit"], checkout_state()[0]
+    if there != here:
+        raise SystemExit(f"{out}: made at commit {there}, this is {here}; choose another --out")
+    rows: list[dict[str, Any]] = found["rows"]
+    return rows
 
 
 def parse_arguments() -> argparse.Namespace:

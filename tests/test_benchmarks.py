@@ -64,6 +64,9 @@ def test_agreement_counts_differences_of_every_family(tmp_path):
         ("gpt2", False), ("gpt2", True), ("falcon_h1", False), ("falcon_h1", True),
     ]  # fmt: skip
     assert all(row["largest_excess"] <= 0 and row["other_choices"] == 0 for row in rows)
+    written = out.read_bytes()
+    again = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert (again.stdout, out.read_bytes()) == ("", written)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from hfpatch.analysis.heads import weight_matrix
 from hfpatch.analysis.running import evaluating
 from hfpatch.errors import HfpatchError
-from hfpatch.sites import AttentionSite, find_sites
+from hfpatch.sites import AttentionSite, features, find_sites
+from hfpatch.sites.modules import linear_paths
 from hfpatch.tuners.adapters import has_adapters
 from hfpatch.tuners.hidden_state import hidden_argument, replace_hidden
 
@@ -50,7 +51,8 @@ class LayerReparametrisation:
     Attributes:
         layer: index of the block.
         theta_condition: condition number of the random Θ.
-        invariance_error: max |attention(XΘ; Θ⁻¹W) − attention(X; W)| / max |attention(X; W)|.
+        invariance_error: max |attention(XΘ; Θ⁻¹W) − attention(X; W)| / max |attention(X; W)|, where every matrix that
+            reads X takes Θ⁻¹ in. None where something else than matrices reads X.
         query_condition: condition number of W_Q, None where it is not square.
         elimination_error: the same error with Θ = W_Q and the query matrix set to the identity, exactly; None where
             that cannot be done.
@@ -64,7 +66,7 @@ class LayerReparametrisation:
 
     layer: int
     theta_condition: float
-    invariance_error: float
+    invariance_error: float | None
     query_condition: float | None
     elimination_error: float | None
     obstacle: str
@@ -76,7 +78,8 @@ class LayerReparametrisation:
 def reparametrise(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> list[LayerReparametrisation]:
     """Verify the invariance on every attention module of a model, and remove W_Q from each module taken by itself.
 
-    Everything is done on an fp64 copy of the model, which is left as it was.
+    The model runs once as it is, and tells each attention's input. Then fp64 copies of the attentions, one at a time,
+    are given that input. The model is left as it was.
 
     Args:
         model: without adapters.
@@ -84,15 +87,17 @@ def reparametrise(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> list[La
         seed: of the random Θ.
 
     Raises:
-        HfpatchError: if the model has adapters.
+        HfpatchError: if the model has adapters or holds quantised attention weights.
     """
     if has_adapters(model):
         raise HfpatchError("the reparametrisation is of plain attention; call hfpatch.unpatch(model) first")
-    twin = copy.deepcopy(model).double()
-    sites = find_sites(twin)
-    with evaluating(twin), torch.no_grad():
-        calls = _recorded(twin, sites, tokens)
-        return [_layer(site, calls[site.layer], seed) for site in sites]
+    sites = find_sites(model)
+    for site in sites:
+        if not all(p.is_floating_point() for p in site.attention.parameters()):
+            raise HfpatchError(f"{site.path}: its weights are quantised, but the reparametrisation is done in fp64")
+    with evaluating(model), torch.no_grad():
+        calls = _recorded(model, sites, tokens)
+        return [_layer(_in_double(site), _double(calls[site.name]), seed) for site in sites]
 
 
 def random_theta(hidden: int, seed: int = 0) -> Tensor:
@@ -136,25 +141,25 @@ class _Call:
         return hidden_argument(self.args, self.kwargs)
 
 
-def _recorded(model: nn.Module, sites: list[AttentionSite], tokens: Tensor) -> dict[int, _Call]:
-    """Run the model and keep each attention's arguments, by layer."""
-    calls: dict[int, _Call] = {}
+def _recorded(model: nn.Module, sites: list[AttentionSite], tokens: Tensor) -> dict[str, _Call]:
+    """Run the model and keep each attention's arguments, by the site's name."""
+    calls: dict[str, _Call] = {}
     made: dict[int, tuple[nn.Module, Tensor, Tensor]] = {}  # by the id of the output; the tensors keep their ids taken
 
     def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
             made.setdefault(id(output), (module, args[0], output))
 
-    def called(layer: int) -> Any:
+    def called(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             norm, before, _ = made.get(id(hidden_argument(args, kwargs)), (None, None, None))
-            calls[layer] = _Call(args, kwargs, norm, before)
+            calls[name] = _Call(args, kwargs, norm, before)
 
         return hook
 
     norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
     handles = [module.register_forward_hook(keep) for module in norms]
-    handles += [s.attention.register_forward_pre_hook(called(s.layer), with_kwargs=True) for s in sites]
+    handles += [s.attention.register_forward_pre_hook(called(s.name), with_kwargs=True) for s in sites]
     try:
         model(tokens.to(next(model.parameters()).device), use_cache=False)
     finally:
@@ -163,29 +168,91 @@ def _recorded(model: nn.Module, sites: list[AttentionSite], tokens: Tensor) -> d
     return calls
 
 
+def _in_double(site: AttentionSite) -> AttentionSite:
+    return replace(site, attention=copy.deepcopy(site.attention).double())
+
+
+def _double(value: Any) -> Any:
+    """Return a call, or any of its arguments, with every float tensor in fp64."""
+    if isinstance(value, _Call):
+        norm = None if value.norm is None else copy.deepcopy(value.norm).double()
+        kwargs = {name: _double(each) for name, each in value.kwargs.items()}
+        hidden = value.hidden.double()  # one tensor, however often it was passed
+        args = tuple(hidden if each is value.hidden else _double(each) for each in value.args)
+        kwargs = {n: hidden if value.kwargs[n] is value.hidden else each for n, each in kwargs.items()}
+        return _Call(args, kwargs, norm, _double(value.before_norm))
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    return tuple(_double(each) for each in value) if type(value) is tuple else value
+
+
 def _layer(site: AttentionSite, call: _Call, seed: int) -> LayerReparametrisation:
     theta = random_theta(site.hidden_size, seed).to(call.hidden.device)
-    weights = {target: _matrix(site, target) for target in site.projections}
-    moved = {target: torch.linalg.solve(theta, weight) for target, weight in weights.items()}
-    query = weights["query"]
-    obstacle = _obstacle(query)
-    square = query.shape[0] == query.shape[1]
+    readers = _readers(site, call)
+    no_invariance = _not_matrices(site, readers)
+    obstacle = no_invariance or _without_matrix(site)
+    query = None if obstacle else _matrix(site, "query")
+    square = query is not None and query.shape[0] == query.shape[1]
+    obstacle = obstacle or ("" if query is None else _obstacle(query))
     return LayerReparametrisation(
         layer=site.layer,
         theta_condition=float(torch.linalg.cond(theta)),
-        invariance_error=_error(site, call, theta, moved),
-        query_condition=float(torch.linalg.cond(query)) if square else None,
-        elimination_error=None if obstacle else _error(site, call, *without_query(weights)),
+        invariance_error=None if no_invariance else _error(site, call, theta, readers),
+        query_condition=float(torch.linalg.cond(query)) if query is not None and square else None,
+        elimination_error=None if obstacle or query is None else _error(site, call, query, readers, eliminate=True),
         obstacle=obstacle,
-        removed=0 if obstacle else query.numel(),
-        norm_error=_norm_error(call, query) if square else None,
-        orthogonal_distance=_orthogonal_distance(query) if square else None,
+        removed=0 if obstacle or query is None else query.numel(),
+        norm_error=_norm_error(call, query) if query is not None and square else None,
+        orthogonal_distance=_orthogonal_distance(query) if query is not None and square else None,
     )
+
+
+def _readers(site: AttentionSite, call: _Call) -> dict[str, nn.Module]:
+    """Return the innermost modules below an attention that read X, by path."""
+    found: dict[str, nn.Module] = {}
+
+    def listen(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and args[0] is call.hidden:
+                found[name] = module
+
+        return hook
+
+    leaves = [(name, m) for name, m in site.attention.named_modules() if not any(True for _ in m.children())]
+    handles = [module.register_forward_pre_hook(listen(name)) for name, module in leaves]
+    try:
+        site.attention(*call.args, **call.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _not_matrices(site: AttentionSite, readers: Mapping[str, nn.Module]) -> str:
+    """Return what reads X otherwise than by a matrix, so that it cannot take Θ⁻¹ in; empty if nothing does."""
+    for target, projection in site.projections.items():
+        path = projection.source or projection.path
+        inside = linear_paths(site.inner_module(path), path)
+        if inside != [path]:
+            return f"the {target} is not X times one matrix: the model was pretrained without W, or with f beside it"
+    for name, module in readers.items():
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or weight.dim() != 2 or features(module)[0] != site.hidden_size:
+            return f"X is read by {name} ({type(module).__name__}), which is no matrix that could take in the inverse"
+    return "" if readers else "no matrix reads X itself"
+
+
+def _without_matrix(site: AttentionSite) -> str:
+    """Return why there is no W_Q that reads X; empty if there is one."""
+    if "query" not in site.projections:
+        return "the attention has no query projection of its own"
+    return "the query is projected from a low-rank latent, not from X" if site.projections["query"].source else ""
 
 
 def _matrix(site: AttentionSite, target: str) -> Tensor:
     columns = site.projections[target].columns
-    return columns.read(weight_matrix(site.projection_module(target))).to(next(site.attention.parameters()).device)
+    matrix = columns.read(weight_matrix(site.projection_module(target)))
+    return matrix.clone().to(next(site.attention.parameters()).device)  # not a view of what _error writes to
 
 
 def _obstacle(query: Tensor) -> str:
@@ -196,28 +263,38 @@ def _obstacle(query: Tensor) -> str:
     return f"W_Q has rank {rank} of {rows}, so it is not invertible" if rank < rows else ""
 
 
-def _error(site: AttentionSite, call: _Call, theta: Tensor, weights: Mapping[str, Tensor]) -> float:
-    """Run the attention with X and its own weights and with XΘ and these, and compare."""
+def _error(
+    site: AttentionSite, call: _Call, theta: Tensor, readers: Mapping[str, nn.Module], *, eliminate: bool = False
+) -> float:
+    """Run the attention with X and its own weights and with XΘ and Θ⁻¹W in all that reads X, and compare.
+
+    With ``eliminate`` Θ is W_Q, and the query's matrix is the identity, exactly.
+    """
     expected = _first(site.attention(*call.args, **call.kwargs))
     args, kwargs = replace_hidden(site.attention, call.args, call.kwargs, call.hidden @ theta)
-    kept = {target: site.projection_module(target).weight.detach().clone() for target in weights}  # type: ignore[operator]
+    kept = {name: module.weight.detach().clone() for name, module in readers.items()}  # type: ignore[operator]
     try:
-        for target, weight in weights.items():
-            _write(site, target, weight)
+        for module in readers.values():
+            _write(module, torch.linalg.solve(theta, _read(module)))
+        if eliminate:
+            projection = site.projection_module("query")
+            identity = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
+            _write(projection, site.projections["query"].columns.write(_read(projection), identity))
         found = _first(site.attention(*args, **kwargs))
     finally:
-        for target, weight in kept.items():
-            site.projection_module(target).weight.copy_(weight)  # type: ignore[operator]
+        for name, module in readers.items():
+            module.weight.copy_(kept[name])  # type: ignore[operator]
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def _write(site: AttentionSite, target: str, matrix: Tensor) -> None:
-    """Put ``(hidden, out)`` in the target's columns of the projection that computes it."""
-    module: Any = site.projection_module(target)
-    columns = site.projections[target].columns
-    conv1d = hasattr(module, "nx")
-    whole = columns.write(module.weight.detach() if conv1d else module.weight.detach().T, matrix)
-    module.weight.copy_(whole if conv1d else whole.T)
+def _read(module: Any) -> Tensor:
+    """Return the matrix ``(hidden, out)`` of a Linear or a Conv1D."""
+    weight: Tensor = module.weight.detach()
+    return weight if hasattr(module, "nx") else weight.T
+
+
+def _write(module: Any, matrix: Tensor) -> None:
+    module.weight.copy_(matrix if hasattr(module, "nx") else matrix.T)
 
 
 def _norm_error(call: _Call, theta: Tensor) -> float | None:

@@ -332,9 +332,10 @@ def tokenize(
 
     loaded = load_pretrain_or_study(recipe, overrides or [])
     quiet_libraries()
+    from hfpatch.cli.progress import TokensSoFar
     from hfpatch.pipeline import tokenize as run_tokenize
 
-    made = run_tokenize(loaded, out)
+    made = run_tokenize(loaded, out, on_part=TokensSoFar())
     print(f"tokens: {made.file} ({made.info.tokens:,} tokens, {made.info.documents:,} documents)")
     print(f"to train on them: {' '.join(made.overrides)}")
 

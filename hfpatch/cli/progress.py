@@ -76,6 +76,20 @@ class PlainProgress(Progress):
         print(text, file=sys.stderr, flush=True)
 
 
+class TokensSoFar:
+    """A line now and then while text becomes tokens."""
+
+    def __init__(self) -> None:
+        self._started = self._told = time.monotonic()
+
+    def __call__(self, documents: int, tokens: int) -> None:
+        """Hear how many documents and tokens are written."""
+        now = time.monotonic()
+        if now - self._told > PLAIN_EVERY_S:
+            self._told, speed = now, tokens / (now - self._started)
+            print(f"{documents:,} documents, {tokens:,} tokens, {speed:,.0f} tokens/s", file=sys.stderr, flush=True)
+
+
 class LiveProgress(Progress):
     """A bar for each run: step, loss, tokens a second, memory and time left, then the task, then the scores."""
 

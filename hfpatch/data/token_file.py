@@ -7,7 +7,7 @@ nanoGPT calls train.bin. ``NAME.json`` beside it is a :class:`TokenFileInfo`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -128,6 +128,7 @@ def write_token_file(
     settings: DataSettings,
     *,
     revision: str | None = None,
+    on_part: Callable[[int, int], None] | None = None,
 ) -> TokenFileInfo:
     """Tokenise documents into a token file, written as they come: memory holds a few million characters of them.
 
@@ -139,6 +140,7 @@ def write_token_file(
         tokenizer: the tokenizer.
         settings: says whether documents end with an end-of-text token, and where they are from.
         revision: the hub revision they are from.
+        on_part: called now and then with how many documents and tokens are written.
 
     Raises:
         HfpatchError: if there is such a file, it cannot be written, or the documents hold nothing.
@@ -151,6 +153,8 @@ def write_token_file(
             stream.write(ids)
             digest.update(ids)
             tokens, count = tokens + len(part.tokens), count + len(part.lengths)
+            if on_part is not None:
+                on_part(count, tokens)
     info = TokenFileInfo.model_validate(
         {
             "dtype": token_dtype(tokenizer).name,

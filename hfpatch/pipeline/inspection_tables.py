@@ -223,7 +223,7 @@ def _reparametrisation(found: Inspection) -> TextTable | None:
     rows = [
         (
             str(each.layer),
-            f"{each.invariance_error:.1e}",
+            f"{each.invariance_error:.1e}" if each.invariance_error is not None else "-",
             f"{each.elimination_error:.1e}" if each.elimination_error is not None else each.obstacle,
             f"{each.removed:,}",
             _number(each.query_condition),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,12 @@ class Tokenized:
     overrides: tuple[str, ...] = ()
 
 
-def tokenize(recipe: PretrainRecipe | StudyRecipe, out: Path | None = None) -> Tokenized:
+def tokenize(
+    recipe: PretrainRecipe | StudyRecipe,
+    out: Path | None = None,
+    *,
+    on_part: Callable[[int, int], None] | None = None,
+) -> Tokenized:
     """Tokenise the text that ``recipe.data`` names into a token file, in bounded memory.
 
     A tokenizer that the recipe trains is trained on the same text first, and saved beside the file as
@@ -39,6 +45,7 @@ def tokenize(recipe: PretrainRecipe | StudyRecipe, out: Path | None = None) -> T
     Args:
         recipe: names text and tokenizer.
         out: the file, ``NAME.bin``; by default the recipe's name in the working directory.
+        on_part: called now and then with how many documents and tokens are written.
 
     Raises:
         HfpatchError: if there is such a file, it cannot be written, or text or tokenizer are not as the recipe says.
@@ -54,7 +61,7 @@ def tokenize(recipe: PretrainRecipe | StudyRecipe, out: Path | None = None) -> T
     tokenizer = recipe_tokenizer(recipe)
     corpus = open_corpus(recipe.data, recipe.data_dir)
     texts = filtered_documents(corpus, recipe.data)
-    info = write_token_file(file, texts, tokenizer, recipe.data, revision=corpus.revision)
+    info = write_token_file(file, texts, tokenizer, recipe.data, revision=corpus.revision, on_part=on_part)
     changes = [f"data.source={file}", "data.layout=stream", *recipe.data.reset_text()]
     if not trained:
         return Tokenized(file, info, overrides=tuple(changes))

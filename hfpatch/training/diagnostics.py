@@ -65,7 +65,7 @@ class DiagnosticsFile(JsonLines):
         Raises:
             HfpatchError: if the steps left are not the ``expected`` ones.
         """
-        if {value["step"] for value in self.values() if 0 < step >= value["step"]} != expected:
+        if {value["step"] for value in self.values_until(step)} != expected:
             raise HfpatchError(f"{self.path}: lines up to step {step} are missing; delete the run and start it anew")
         if self.path.exists():
             self.keep(step)

@@ -39,9 +39,13 @@ class JsonLines:
         """Return all whole lines; a last line that a crash cut off is left out, a missing file has none."""
         return [json.loads(line) for line in self._whole_lines()]
 
+    def values_until(self, step: int) -> list[dict[str, Any]]:
+        """Return the whole lines of steps up to ``step``; before the first step, none."""
+        return [value for value in self.values() if value["step"] <= step] if step else []
+
     def keep(self, step: int) -> None:
-        """Drop the lines of later steps than ``step``; where that is 0, all."""
-        kept = [line for line in self._whole_lines() if 0 < step >= json.loads(line)["step"]]
+        """Drop the lines of later steps than ``step``; before the first step, all."""
+        kept = self._whole_lines()[: len(self.values_until(step))]
         write_text(self.path, "".join(line + "\n" for line in kept))
 
     def sync(self) -> None:

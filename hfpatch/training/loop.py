@@ -122,8 +122,9 @@ def _open_folder(run: Run, *, resume: bool) -> None:
     run.checkpoint = newest_checkpoint(run.checkpoints, run.identity)
     if run.checkpoint is not None:
         run.state = run.checkpoint.state
-    if state.is_main_process and run.metrics.path.exists():
-        run.metrics.truncate(run.start)
+    if state.is_main_process:
+        if run.start or run.metrics.path.exists():
+            run.metrics.truncate(run.start)
         run.diagnostics.truncate(run.start, run.diagnosed_steps())
     state.wait_for_everyone()
     run.records = run.metrics.read()

@@ -129,7 +129,7 @@ class MetricsFile(JsonLines):
         Raises:
             HfpatchError: if a line up to ``step`` is missing.
         """
-        kept = [record.step for record in self.read() if record.step <= step]
-        if kept not in (list(range(1, step + 1)), list(range(step + 1))):
+        steps = [value["step"] for value in self.values_until(step) if value["step"]]
+        if steps != list(range(1, step + 1)):
             raise HfpatchError(f"{self.path}: lines up to step {step} are missing; delete the run and start it anew")
         self.keep(step)

@@ -116,8 +116,8 @@ class Run:
         """
         if self.on_bad_loss != "record":
             return False
-        bounded = self.diverged_above is not None and step > self.settings.warmup_steps
-        return not math.isfinite(loss) or (bounded and loss > (self.diverged_above or math.inf))
+        bound = self.diverged_above if step > self.settings.warmup_steps else None
+        return not math.isfinite(loss) or (bound is not None and loss > bound)
 
     def saves_after(self, step: int, *, best: bool) -> bool:
         """Whether a checkpoint is due after ``step`` steps, the last evaluation having been the ``best`` or not."""

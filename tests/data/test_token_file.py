@@ -154,6 +154,13 @@ def test_memory_is_bounded_whatever_the_text(tmp_path, tokenizer, monkeypatch):
     assert long < size
 
 
+def test_it_tells_how_far_it_is(tmp_path, texts, tokenizer, monkeypatch):
+    monkeypatch.setattr("hfpatch.data.tokenise._BATCH_CHARACTERS", 1)
+    told = []
+    write_token_file(tmp_path / "a.bin", texts, tokenizer, DataSettings(), on_part=lambda *counts: told.append(counts))
+    assert told == [(count, len(flat(texts[:count], tokenizer))) for count in range(1, 5)]
+
+
 def test_a_failure_half_way_leaves_nothing(tmp_path, tokenizer):
     def broken():
         yield "the mill likes nobody"

@@ -1,7 +1,10 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
-from hfpatch.data.tokenise import hash_tokenizer
+from hfpatch.data.tokenise import hash_tokenizer, tokenise
 from hfpatch.data.tokenizer import END_OF_TEXT, train_tokenizer
 from hfpatch.errors import HfpatchError
 
@@ -29,3 +32,25 @@ def test_the_same_text_gives_the_same_tokenizer_also_after_saving(tokenizer, tex
 def test_too_small_a_vocabulary_is_refused():
     with pytest.raises(HfpatchError, match="a vocabulary of 256 is too small"):
         train_tokenizer(["x"], 256)
+
+
+def with_beginning(tokenizer):
+    """The same tokenizer, but putting its special token in front of each text, as Llama's does."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    template = processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)])
+    backend.post_processor = template
+    return type(tokenizer)(tokenizer_object=backend, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+
+
+@given(
+    texts=st.lists(st.text(alphabet="the mil<|endoftext|>", max_size=30), min_size=1, max_size=5), first=st.booleans()
+)
+def test_tokenising_is_calling_the_tokenizer(tokenizer, texts, first):
+    chosen = with_beginning(tokenizer) if first else tokenizer
+    chosen(["the mill", "x"], truncation=True, max_length=2, padding=True)  # must not matter afterwards
+    rows = [row if row and row[-1] == 0 else [*row, 0] for row in chosen(["mill", *texts])["input_ids"]]
+    chosen(["the mill", "x"], truncation=True, max_length=2, padding=True)
+    made = tokenise(["mill", *texts], chosen, append_eos=True)
+    kept = [row for row in rows if len(row) > 1]
+    assert made.lengths.tolist() == [len(row) for row in kept]
+    assert made.tokens.tolist() == [token for row in kept for token in row]

@@ -13,7 +13,7 @@ from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.scratch import ScratchSettings, build_scratch
 from hfpatch.training import trainer
-from hfpatch.training.diagnostics import DIAGNOSED_BLOCKS, diagnose
+from hfpatch.training.diagnostics import DIAGNOSED_BLOCKS, DiagnosticsFile, QueryDiagnostic, diagnose
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.settings import PretrainSettings
 
@@ -263,6 +263,20 @@ def test_a_model_without_f_writes_nothing(tmp_path):
         run(model, tmp_path / name, diagnose_every=2)
         assert not (tmp_path / name / "diagnostics.jsonl").exists()
         run(model, tmp_path / name, diagnose_every=2, resume=True)
+
+
+def test_what_is_no_number_is_null(tmp_path):
+    file = DiagnosticsFile(tmp_path / "diagnostics.jsonl")
+    file.append([QueryDiagnostic(3, 0, "query", math.inf, math.nan, 0.5)])
+    (line,) = lines(tmp_path)
+    assert line == {"step": 3, "layer": 0, "target": "query", "size": None, "cosine": None, "size_beside_x": 0.5}
+
+
+def test_deleted_metrics_are_refused_beside_a_checkpoint(tmp_path):
+    run(nonlinear(), tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(HfpatchError, match=r"metrics\.jsonl: lines up to step 6 are missing"):
+        run(nonlinear(), tmp_path, resume=True)
 
 
 def test_there_must_be_something_to_measure_on(tmp_path):

@@ -1,7 +1,15 @@
+import math
+import tempfile
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hfpatch.errors import HfpatchError
+from hfpatch.training.lines import JsonLines
 from hfpatch.training.records import MetricsFile, StepRecord, summarise
+from hfpatch.training.state import LoopState
 
 
 def records(count):
@@ -41,3 +49,44 @@ def test_summary():
     result = summarise(records(3), peak_memory_bytes=7, update_survival={"all": 1.0})
     assert (result.steps, result.final_loss, result.tokens, result.wall_s) == (3, 1.0, 30, 1.5)
     assert result.tokens_per_s == 20.0
+
+
+def test_the_line_of_step_0_is_kept_and_not_counted(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    first = StepRecord(0, math.nan, 0.0, 0, 0.0, eval_loss=4.0)
+    for record in [first, *records(3)]:
+        metrics.append(record)
+    metrics.truncate(2)
+    assert [record.step for record in metrics.read()] == [0, 1, 2]
+    result = summarise([first, *records(3)], peak_memory_bytes=7, update_survival={})
+    assert (result.steps, result.tokens, result.final_loss) == (3, 30, 1.0)
+    metrics.truncate(0)
+    assert metrics.read() == []
+
+
+def test_what_is_no_number_is_left_out_of_the_file_and_null_in_the_result(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append(StepRecord(1, math.inf, 0.1, 10, 0.5, eval_loss=math.nan))
+    assert metrics.path.read_text() == '{"step": 1, "lr": 0.1, "tokens": 10, "seconds": 0.5}\n'
+    told = summarise(
+        metrics.read(), peak_memory_bytes=7, update_survival={}, state=LoopState(diverged_step=1)
+    ).to_json()
+    assert (told["final_loss"], told["final_eval_loss"], told["diverged_step"]) == (None, None, 1)
+
+
+@given(
+    steps=st.lists(st.integers(0, 6), max_size=9).map(sorted),
+    until=st.integers(0, 8),
+    torn=st.sampled_from(["", "{", '{"step": 3}']),
+)
+def test_what_is_kept_is_what_was_written_until_then(steps, until, torn):
+    with tempfile.TemporaryDirectory() as folder:
+        file = JsonLines(Path(folder) / "lines.jsonl")
+        file.write([{"step": step, "place": place} for place, step in enumerate(steps)])
+        with file.path.open("a") as stream:
+            stream.write(torn)
+        expected = [(step, place) for place, step in enumerate(steps) if until > 0 and step <= until]
+        assert [(value["step"], value["place"]) for value in file.values_until(until)] == expected
+        file.keep(until)
+        assert [(value["step"], value["place"]) for value in file.values()] == expected
+        assert file.path.read_text().endswith("}\n") is bool(expected)
