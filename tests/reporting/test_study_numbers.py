@@ -46,7 +46,7 @@ def test_the_headline_counts_verdicts_and_tells_parameters(found):
     assert told.startswith(
         "Of 3 variants against linear: 1 is better beyond the noise of the seeds (nonlinear: 2.00 % [1.75, 2.25] lower "
         "loss with 0.02 % more parameters), 1 is worse beyond the noise of the seeds (wide: 2.00 % [1.75, 2.25] higher "
-        "loss with 12.50 % more parameters) and 1 is within noise."
+        "loss with 12.50 % more parameters) and 1 is within noise (identity)."
     )
     assert "3 seeds are few" in told
     assert "chosen on the evaluation text itself" in told
@@ -172,7 +172,7 @@ def test_missing_seeds_are_named_and_the_lowest_so_far_stands():
     found = read(raw | {"complete": False})
     assert found.chosen["nonlinear"].point == HIGH  # two seeds of three, against one
     assert "nonlinear, lr 0.001: seeds 1 and 2 have not run yet." in found.missing
-    assert cells(main_table(found), "best point")["nonlinear"] == "lr 0.002 (so far)"
+    assert cells(main_table(found), "best point")["nonlinear"] == "lr 0.002 (seeds diverged)"
     assert "it diverged at step 340 (seed 2)" in str(answer_of(found).against_baseline[0])
     assert answer_of(found).headline.endswith("The study is not complete.")
 
@@ -197,13 +197,43 @@ def test_a_baseline_without_a_loss_leaves_nothing_to_compare():
         each.update(improvement=None, improvement_by_step=[])
     raw["runs"] = runs_of(raw["rows"])
     found = read(raw)
-    assert answer_of(found).headline.startswith("Of 3 variants against linear: 3 are not compared.")
+    assert answer_of(found).headline.startswith(
+        "Of 3 variants against linear: 3 are not compared (nonlinear, identity and wide)."
+    )
     told = [str(finding) for finding in answer_of(found).against_baseline]
     assert told[0] == (
-        "nonlinear was not compared: linear has no loss to hold it against; it has 0.02 % more parameters."
+        "nonlinear was not compared: linear has no best point to hold it against yet; it has 0.02 % more parameters."
     )
-    assert "linear: no point has a mean over all seeds, so none is the best." in found.missing
     assert found.seed_values(found.chosen["nonlinear"]) == {}
+
+
+def test_a_variant_that_diverged_everywhere_has_no_best_point():
+    raw = study()
+    raw["rows"][6] = row("wide", LOW, {}, diverged={0: 50, 1: 50, 2: 50})
+    found = read(raw)
+    assert "wide: a seed diverged at every point, so none is the best." in cautions(found)
+    assert cells(main_table(found), "best point")["wide"] == "lr 0.001 (seeds diverged)"
+    assert found.missing == ()
+
+
+def test_while_the_baseline_has_no_best_point_nothing_is_compared():
+    """As in a sweep whose seeds are not all through."""
+    raw = study() | {"complete": False}
+    for each in raw["rows"]:
+        values = {0: 4.0}
+        each.update(best=False, loss={"mean": 4.0, "sd": None, "values": values}, improvement=None, diverged={})
+        each.update(missing=[1, 2], improvement_by_step=[])
+    found = read(raw)
+    answer = answer_of(found)
+    assert answer.headline.startswith(
+        "Of 3 variants against linear: 3 are not compared (nonlinear, identity and wide)."
+    )
+    assert "linear has no best point to hold it against yet" in str(answer.against_baseline[0])
+    assert cells(main_table(found), "best point")["nonlinear"] == "lr 0.001 (so far)"
+
+
+def test_a_study_without_evaluation_data_of_its_own_is_read():
+    assert "Evaluation data" not in dict(study_facts(read(study() | {"evaluation_data": None})))
 
 
 def test_cautions_name_what_weakens_the_study(found):

@@ -81,12 +81,9 @@ def _counts(study: StudyResults) -> str:
     ):
         names = [name for name, each in tones.items() if each == tone]
         if names:
-            told_names = (
-                f" ({listed([_brief(study, name) for name in names])})"
-                if tone not in ("within noise", "unknown")
-                else ""
-            )
-            parts.append(f"{len(names)} {'is' if len(names) == 1 else 'are'} {words}{told_names}")
+            plain = tone in ("within noise", "unknown")
+            named = listed(names if plain else [_brief(study, name) for name in names])
+            parts.append(f"{len(names)} {'is' if len(names) == 1 else 'are'} {words} ({named})")
     plural = "variant" if len(tones) == 1 else "variants"
     return f"Of {len(tones)} {plural} against {study.baseline}: {listed(parts)}."
 
@@ -170,6 +167,6 @@ def _why_not(study: StudyResults, row: Row | None) -> str:
     elif row.loss is None or not study.seed_values(row):
         missing = [f"{and_seeds(row.missing)} not run yet"] if row.missing else []
         reasons = [*([f"it {diverged_text(row.diverged)}"] if row.diverged else []), *missing]
-    if not reasons and (base is None or base.loss is None):
-        reasons = [f"{study.baseline} has no loss to hold it against"]
+    if not reasons and (base is None or not base.best):
+        reasons = [f"{study.baseline} has no best point to hold it against yet"]
     return f": {'; '.join(reasons)}" if reasons else ""

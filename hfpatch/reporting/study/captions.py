@@ -7,10 +7,10 @@ MAIN = (
     "Parameters: non-embedding, and how many more than the baseline has. Validation loss: nats per token on the fixed "
     "evaluation blocks after the last step, mean ± standard deviation over seeds. Improvement: (L of the baseline − L) "
     "/ L of the baseline, paired by seed, in per cent, with its 95 % interval by Student's t over seeds; above zero is "
-    f"better. {HOLM_MARK} The difference stands at 5 % after Holm's correction over the variants. Within noise: the "
-    f"seeds cannot tell the two apart, which is not a proof that they are equal. {FALLEN_MARK} The test alone finds a "
-    "difference, which does not stand after the correction. s/step: seconds an optimiser step takes, and how many "
-    "times the baseline's."
+    f"better. {HOLM_MARK} The difference stands at 5 % after Holm's correction over all that was tested. Within "
+    "noise: the seeds cannot tell the two apart, which is not a proof that they are equal. "
+    f"{FALLEN_MARK} The test alone finds a difference, which does not stand after the correction. s/step: seconds an "
+    "optimiser step takes, and how many times the baseline's."
 )
 SWEEP = (
     "Every point of every variant; the best of each is the one of lowest mean loss. Improvements are against the "
@@ -31,7 +31,7 @@ DIFFERENCES = (
 LOSS = (
     "Validation loss by step, each variant at its best point: the line is the mean over seeds, the band reaches from "
     "the smallest to the largest seed. Right: the second half, larger. A cross marks the last measurement of a seed "
-    "that diverged. A line far above all others leaves the right panel."
+    "that diverged, where the line of its variant ends too. A line far above all others leaves the right panel."
 )
 IMPROVEMENT = (
     "Relative improvement over the baseline at the same step, each variant at its best point; the band is the 95 % "

@@ -80,7 +80,10 @@ def _edge(values: list[Any], value: Any) -> str:
 
 
 def _divergence(study: StudyResults) -> Iterator[str]:
-    for row in study.chosen.values():
+    for name, row in study.chosen.items():
+        rows = [each for each in study.rows if each.variant == name]
+        if len(rows) > 1 and all(each.diverged for each in rows):
+            yield f"{name}: a seed diverged at every point, so none is the best."
         if row.diverged:
             kept = (
                 "its numbers are of the other seeds, which flatters it"

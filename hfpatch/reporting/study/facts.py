@@ -16,7 +16,7 @@ def study_facts(study: StudyResults) -> list[Fact]:
     facts = [
         ("Baseline", study.baseline),
         ("Data", data_text(study.data)),
-        ("Evaluation data", data_text(study.evaluation_data)),
+        ("Evaluation data", data_text(study.evaluation_data or {})),
         ("Tokens a run", _tokens(study)),
         ("Tokenizer", _tokenizer(study.tokenizer)),
         *((f"Batch plan, seed {seed}", f"SHA-256 {digest(plan)}") for seed, plan in study.plans.items()),

@@ -125,7 +125,7 @@ class StudyResults(_Read):
     description: str = ""
     provenance: dict[str, Any] = Field(default_factory=dict)
     data: dict[str, Any] = Field(default_factory=dict)
-    evaluation_data: dict[str, Any] = Field(default_factory=dict)
+    evaluation_data: dict[str, Any] | None = None
     tokenizer: dict[str, Any] = Field(default_factory=dict)
     plans: dict[str, Any] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
@@ -250,8 +250,6 @@ def _missing(study: StudyResults) -> Iterator[str]:
                 yield f"{_where(row)}: {and_seeds(row.missing)} not run yet."
             if row.loss is None and not row.missing and not row.diverged:
                 yield f"{_where(row)}: no validation loss."
-        if rows and not any(row.best for row in rows) and not any(row.missing for row in rows):
-            yield f"{name}: no point has a mean over all seeds, so none is the best."
     measured = {run.variant for run in study.runs if run.diagnostics}
     ran = {run.variant for run in study.runs}
     for name, variant in study.variants.items():

@@ -159,7 +159,9 @@ def _main_row(study: StudyResults, name: str, *, points: bool) -> TextRow:
 def _point(row: Row | None) -> str:
     if row is None:
         return NOTHING
-    return point_text(row.point) + ("" if row.best else " (so far)")
+    if row.best:
+        return point_text(row.point)
+    return f"{point_text(row.point)} ({'seeds diverged' if row.diverged else 'so far'})"
 
 
 def _verdict(row: Row | None, tone: Tone | None) -> str:
