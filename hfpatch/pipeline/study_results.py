@@ -31,8 +31,8 @@ def collect_study(bench: StudyBench) -> dict[str, Any]:
 
         r_s = (L_baseline,s - L_s) / L_baseline,s,
 
-    whose mean over seeds has a 95 % interval and a p-value from Student's t; the p-values are corrected over rows by
-    Holm's method.
+    whose mean over seeds has a 95 % interval and a p-value from Student's t. The p-values of the variants' best rows are
+    corrected for their number by Holm's method.
     """
     recipe, corpus = bench.recipe, bench.corpus
     planned = list(planned_runs(recipe, bench.out))
@@ -192,7 +192,8 @@ def improvement(baseline: Mapping[str, float], losses: Mapping[str, float]) -> d
 
 
 def _correct(rows: Sequence[dict[str, Any]]) -> None:
-    """Put in the p-values that are corrected over all rows that were tested."""
-    tested = [row["improvement"] for row in rows if row["improvement"] and row["improvement"]["p"] is not None]
+    """Put in the corrected p-values of the variants, each at its best point."""
+    found = [row["improvement"] for row in rows if row["best"] and row["improvement"]]
+    tested = [each for each in found if each["p"] is not None]
     for each, p in zip(tested, holm([each["p"] for each in tested]), strict=True):
         each["p_holm"] = p
