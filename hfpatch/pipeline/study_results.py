@@ -31,8 +31,8 @@ def collect_study(bench: StudyBench) -> dict[str, Any]:
 
         r_s = (L_baseline,s - L_s) / L_baseline,s,
 
-    whose mean over seeds has a 95 % interval and a p-value from Student's t. The p-values of the variants' best rows are
-    corrected for their number by Holm's method.
+    whose mean over seeds has a 95 % interval and a p-value from Student's t. The p-values of the variants' best rows
+    are corrected for their number by Holm's method.
     """
     recipe, corpus = bench.recipe, bench.corpus
     planned = list(planned_runs(recipe, bench.out))
