@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, model_validator
 
-from hfpatch.data.settings import DataSettings
+from hfpatch.data.settings import DataSettings, overlap_mistake
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation.settings import EvaluationSettings
 from hfpatch.resources import recipes_dir
@@ -105,7 +105,7 @@ class PretrainRecipe(Section):
     data: DataSettings
     """The training text."""
     evaluation_data: DataSettings | None = None
-    """Text whose loss is measured; None measures none."""
+    """Text whose loss is measured, only what it holds out if it does so; None takes what ``data`` holds out."""
     training: PretrainSettings = PretrainSettings()
     """The optimiser and its schedule."""
     seed: Annotated[NonNegativeInt, Field(lt=_SEED_LIMIT)] = 0
@@ -117,7 +117,8 @@ class PretrainRecipe(Section):
     def _no_contradiction(self) -> PretrainRecipe:
         measured = self.data.held_out is not None or self.evaluation_data is not None
         loop = _loop_mistake(self.training) or _held_out_mistake(self.training, measured=measured)
-        for mistake in (_name_mistake(self.name), loop):
+        overlap = overlap_mistake(self.data, self.evaluation_data) if self.evaluation_data else None
+        for mistake in (_name_mistake(self.name), loop, overlap):
             if mistake:
                 raise ValueError(mistake)
         return self

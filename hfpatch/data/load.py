@@ -52,6 +52,22 @@ def load_blocks(
     return load_splits(settings, tokenizer, data_dir=data_dir, cache_dir=cache_dir).train
 
 
+def load_evaluation(
+    settings: DataSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+) -> TokenBlocks:
+    """Return the blocks to measure the loss on: the held-out documents if ``settings`` hold some out, else all.
+
+    So an evaluation section may name the text that is trained on, with a layout or block size of its own; see
+    :func:`hfpatch.data.settings.overlap_mistake`. Otherwise as `load_splits`.
+    """
+    splits = load_splits(settings, tokenizer, data_dir=data_dir, cache_dir=cache_dir)
+    return splits.held_out or splits.train
+
+
 def load_splits(
     settings: DataSettings,
     tokenizer: PreTrainedTokenizerBase,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hfpatch.data.load import default_cache, load_blocks, load_splits
+from hfpatch.data.load import default_cache, load_evaluation, load_splits
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.files import write_json, write_text
@@ -48,7 +48,7 @@ def pretrain(recipe: PretrainRecipe, out: Path, *, resume: bool = False, progres
     load = {"tokenizer": tokenizer, "data_dir": recipe.data_dir, "cache_dir": default_cache()}
     with state.local_main_process_first():  # the others find the tokens in the cache
         splits = load_splits(recipe.data, **load)
-        evaluation = load_blocks(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
+        evaluation = load_evaluation(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
     blocks = splits.train
     check_blocks(model, blocks, evaluation)
     plan = draw_plan(blocks=len(blocks), steps=settings.steps, batch_size=settings.batch_size, seed=recipe.seed)
