@@ -1,5 +1,7 @@
+import errno
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+import hfpatch.data.load
+import hfpatch.files
 from hfpatch.data.load import load_blocks, load_evaluation, load_splits
 from hfpatch.data.settings import DataSettings
 from hfpatch.errors import HfpatchError
@@ -139,6 +143,36 @@ def test_a_stream_without_a_cache_to_write_to(tmp_path, text_file, tokenizer):
     assert blocks.to_json() == load_blocks(chosen, tokenizer).to_json()
     load_blocks(DataSettings(max_documents=5, block_size=16, layout="stream"), tokenizer, cache_dir=tmp_path / "c")
     assert [path for path in (tmp_path / "c").rglob("*") if path.is_file()] == []
+
+
+def test_two_runs_that_tokenise_the_same_stream_at_once(tmp_path, text_file, tokenizer, monkeypatch):
+    chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
+    write = hfpatch.data.load.write_token_file
+
+    def beaten(*args, **kwargs):
+        with monkeypatch.context() as other:
+            other.setattr("hfpatch.data.load.write_token_file", write)
+            load_blocks(chosen, tokenizer, cache_dir=cache)
+        return write(*args, **kwargs)
+
+    swap, full = hfpatch.files._swap, []
+
+    def refusing(new, path):
+        if full or path.exists():
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        swap(new, path)
+
+    monkeypatch.setattr("hfpatch.data.load.write_token_file", beaten)
+    expected = load_blocks(chosen, tokenizer, cache_dir=cache).to_json()
+    shutil.rmtree(cache)
+    monkeypatch.setattr("hfpatch.files._swap", refusing)
+    assert load_blocks(chosen, tokenizer, cache_dir=cache).to_json() == expected
+    assert len(list(cache.iterdir())) == 1
+    shutil.rmtree(cache)
+    full.append(True)
+    with pytest.raises(HfpatchError, match=r"cannot be written \(Directory not empty\)"):
+        load_blocks(chosen, tokenizer, cache_dir=cache)
+    assert list(cache.iterdir()) == []
 
 
 def test_held_out_documents_of_a_stream_are_those_of_the_other_layouts(text_file, texts, tokenizer):
