@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
-from hfpatch.data.settings import DataSettings
+from hfpatch.data.settings import DataSettings, overlap_mistake
 from hfpatch.errors import nearest
 from hfpatch.recipe import SEED_LIMIT, find_recipe, held_out_mistake, load_as, loop_mistake, name_mistake
 from hfpatch.settings import Section
@@ -53,7 +53,7 @@ class _Pretraining(Section):
     data: DataSettings
     """The training text."""
     evaluation_data: DataSettings | None = None
-    """Text whose loss is measured; None measures that of ``data.held_out``, if there is any."""
+    """Text whose loss is measured, only what it holds out if it does so; None takes what ``data`` holds out."""
     evaluation_blocks: PositiveInt | None = None
     """Measure the loss on so many blocks of that text, drawn once for all runs; None takes all of it."""
     training: PretrainSettings = PretrainSettings()
@@ -80,7 +80,8 @@ class PretrainRecipe(_Pretraining):
     @model_validator(mode="after")
     def _no_contradiction(self) -> PretrainRecipe:
         loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=self.measured)
-        for mistake in (name_mistake(self.name), loop, _diagnostics_mistake(self)):
+        overlap = overlap_mistake(self.data, self.evaluation_data) if self.evaluation_data else None
+        for mistake in (name_mistake(self.name), loop, overlap, _diagnostics_mistake(self)):
             if mistake:
                 raise ValueError(mistake)
         return self

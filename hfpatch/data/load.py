@@ -52,6 +52,22 @@ def load_blocks(
     return load_splits(settings, tokenizer, data_dir=data_dir, cache_dir=cache_dir).train
 
 
+def load_evaluation(
+    settings: DataSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+) -> TokenBlocks:
+    """Return the blocks to measure the loss on: the held-out documents if ``settings`` hold some out, else all.
+
+    So an evaluation section may name the text that is trained on, with a layout or block size of its own; see
+    :func:`hfpatch.data.settings.overlap_mistake`. Otherwise as `load_splits`.
+    """
+    splits = load_splits(settings, tokenizer, data_dir=data_dir, cache_dir=cache_dir)
+    return splits.held_out or splits.train
+
+
 def load_splits(
     settings: DataSettings,
     tokenizer: PreTrainedTokenizerBase,
@@ -134,14 +150,24 @@ def _stream(
         with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
             return _write_stream(Path(temporary), corpus, settings, tokenizer)
     folder = cache_dir / _cache_key(corpus, settings.describe_text(), tokenizer)
-    if folder.is_dir():
-        try:
-            return open_token_file(folder / _STREAM, tokenizer)
-        except HfpatchError as error:
-            _warn_of_damage(folder, error)
-    with atomic_directory(folder) as temporary:
-        _write_stream(temporary, corpus, settings, tokenizer)
+    if (kept := _kept_stream(folder, tokenizer)) is not None:
+        return kept
+    try:
+        with atomic_directory(folder) as temporary:
+            _write_stream(temporary, corpus, settings, tokenizer)
+    except HfpatchError:
+        if (kept := _kept_stream(folder, tokenizer)) is None:
+            raise
+        return kept  # another run was quicker
     return open_token_file(folder / _STREAM, tokenizer)
+
+
+def _kept_stream(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile | None:
+    try:
+        return open_token_file(folder / _STREAM, tokenizer) if folder.is_dir() else None
+    except HfpatchError as error:
+        _warn_of_damage(folder, error)
+        return None
 
 
 def _write_stream(

@@ -74,6 +74,11 @@ class DataSettings(Section):
         """Whether the source is a file of token ids rather than text."""
         return self.source.endswith(TOKEN_FILE)
 
+    @property
+    def text_id(self) -> tuple[str | None, ...]:
+        """What names the text, whichever of its documents are chosen."""
+        return self.source, self.config, self.split, self.revision
+
     def describe_text(self) -> dict[str, Any]:
         """Return the settings that decide which tokens there are, and not how they are laid out in blocks."""
         return self.model_dump(mode="json", include=set(_TEXT))
@@ -95,3 +100,21 @@ class DataSettings(Section):
     def _changed(self) -> list[str]:
         names = [name for name in (*_TEXT, "streaming") if name != "source"]
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+
+
+def overlap_mistake(training: DataSettings, evaluation: DataSettings) -> str | None:
+    """Return what is wrong where documents that are trained on would be evaluated on too, as far as settings tell."""
+    if training.text_id != evaluation.text_id:
+        return None
+    if evaluation.held_out is None:
+        return (
+            f"evaluation_data is {evaluation.source}, the text that is trained on; set data.held_out in its place, or "
+            "give both sections the same held_out"
+        )
+    same = training.describe_text() == evaluation.describe_text()
+    if not same or (training.held_out or 0) < evaluation.held_out:
+        return (
+            f"evaluation_data holds out {evaluation.held_out} documents of {evaluation.source}, and data may train on "
+            f"some of them; set data.held_out={evaluation.held_out} and choose the documents alike"
+        )
+    return None

@@ -39,7 +39,8 @@ class TokenFileInfo(Section):
     vocabulary_size: PositiveInt
     """The size of the tokenizer's vocabulary; every id is below it."""
     end_of_text: NonNegativeInt | None
-    """The id that ends every document; None where none does."""
+    """The id that ends every document; None where none does. Text that holds it itself counts as several documents
+    where the last ones are looked for."""
     tokenizer_sha256: str
     """The tokenizer, see :func:`hfpatch.data.tokenise.hash_tokenizer`."""
     source: str
@@ -99,6 +100,8 @@ class TokenFile:
                 f"data.held_out: the documents of {self.info.source} have no end-of-text between them, so the last "
                 "ones cannot be found; tokenise them with data.append_eos on, or name an evaluation_data"
             )
+        if documents >= self.info.documents:
+            raise HfpatchError(none_left(documents, self.info.documents))
         wanted = documents + 1
         for start, part in self._chunks_from_the_end():
             ends = np.flatnonzero(part == self.info.end_of_text)

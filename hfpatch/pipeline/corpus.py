@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from hfpatch.bases import load_tokenizer
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.corpora import filtered_documents, open_corpus
-from hfpatch.data.load import default_cache, load_blocks, load_splits
+from hfpatch.data.load import default_cache, load_evaluation, load_splits
 from hfpatch.data.plan import draw_evaluation
 from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenizer import train_tokenizer
@@ -42,7 +42,7 @@ def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
         tokenizer = recipe_tokenizer(recipe)
         load = {"tokenizer": tokenizer, "data_dir": recipe.data_dir, "cache_dir": default_cache()}
         splits = load_splits(recipe.data, **load)
-        evaluation = load_blocks(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
+        evaluation = load_evaluation(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
     if evaluation is not None and recipe.evaluation_blocks is not None:
         evaluation = draw_evaluation(evaluation, recipe.evaluation_blocks)
     return Corpus(tokenizer, splits.train, evaluation)

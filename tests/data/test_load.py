@@ -1,8 +1,19 @@
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from hfpatch.data.load import load_blocks, load_splits
+import hfpatch.data.load
+import hfpatch.files
+from hfpatch.data.load import load_blocks, load_evaluation, load_splits
 from hfpatch.data.settings import DataSettings
 from hfpatch.errors import HfpatchError
 
@@ -134,6 +145,36 @@ def test_a_stream_without_a_cache_to_write_to(tmp_path, text_file, tokenizer):
     assert [path for path in (tmp_path / "c").rglob("*") if path.is_file()] == []
 
 
+def test_two_runs_that_tokenise_the_same_stream_at_once(tmp_path, text_file, tokenizer, monkeypatch):
+    chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
+    write = hfpatch.data.load.write_token_file
+
+    def beaten(*args, **kwargs):
+        with monkeypatch.context() as other:
+            other.setattr("hfpatch.data.load.write_token_file", write)
+            load_blocks(chosen, tokenizer, cache_dir=cache)
+        return write(*args, **kwargs)
+
+    swap, full = hfpatch.files._swap, []
+
+    def refusing(new, path):
+        if full or path.exists():
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        swap(new, path)
+
+    monkeypatch.setattr("hfpatch.data.load.write_token_file", beaten)
+    expected = load_blocks(chosen, tokenizer, cache_dir=cache).to_json()
+    shutil.rmtree(cache)
+    monkeypatch.setattr("hfpatch.files._swap", refusing)
+    assert load_blocks(chosen, tokenizer, cache_dir=cache).to_json() == expected
+    assert len(list(cache.iterdir())) == 1
+    shutil.rmtree(cache)
+    full.append(True)
+    with pytest.raises(HfpatchError, match=r"cannot be written \(Directory not empty\)"):
+        load_blocks(chosen, tokenizer, cache_dir=cache)
+    assert list(cache.iterdir()) == []
+
+
 def test_held_out_documents_of_a_stream_are_those_of_the_other_layouts(text_file, texts, tokenizer):
     stream = DataSettings(source=str(text_file), block_size=16, layout="stream", held_out=1)
     padded = stream.model_copy(update={"layout": "padded", "block_size": 64})
@@ -142,3 +183,31 @@ def test_held_out_documents_of_a_stream_are_those_of_the_other_layouts(text_file
     assert tokenizer.decode(whole[:-1]) == texts[-1]
     assert ours.held_out.rows.reshape(-1).tolist() == whole[: len(whole) // 16 * 16].tolist()
     assert (ours.train.documents, ours.held_out.documents) == (3, 1)
+
+
+def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tokenizer):
+    chosen = DataSettings(source=str(text_file), block_size=16, layout="stream", held_out=1)
+    assert load_evaluation(chosen, tokenizer).sha256 == load_splits(chosen, tokenizer).held_out.sha256
+    whole = chosen.model_copy(update={"held_out": None})
+    assert load_evaluation(whole, tokenizer).sha256 == load_blocks(whole, tokenizer).sha256
+
+
+@pytest.mark.slow
+def test_one_of_several_processes_tokenises_and_the_others_map_what_it_wrote(tmp_path, text_file, tokenizer):
+    tests = Path(__file__).parent.parent
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    arguments = [tests / "tokenise_on_processes.py", text_file, tmp_path / "tokenizer", tmp_path]
+    paths = os.pathsep.join([str(tests.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert (first.pop("calls"), second.pop("calls")) == (["tokenise", "write_token_file"], [])
+    assert first == second
+    assert all(first[layout]["mapped"] for layout in ("packed", "stream"))

@@ -1,0 +1,45 @@
+"""A program for several processes: each loads the same text, and notes how often it tokenised and what it got.
+
+torchrun --nproc-per-node 2 tokenise_on_processes.py TEXT TOKENIZER OUT
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from hfpatch.data import load
+from hfpatch.data.settings import DataSettings
+from hfpatch.training.processes import start_processes
+
+
+def run(text: str, tokenizer: str, out: Path) -> None:
+    """Load the text in both ways, the first process of the machine before the others."""
+    state, calls = start_processes(), []
+    for name in ("tokenise", "write_token_file"):
+        setattr(load, name, noting(getattr(load, name), calls))
+    found = {}
+    for layout in ("packed", "stream"):
+        settings = DataSettings(source=text, layout=layout, block_size=8)
+        with state.local_main_process_first():
+            blocks = load.load_blocks(settings, AutoTokenizer.from_pretrained(tokenizer), cache_dir=out / "cache")
+        rows = blocks.rows if isinstance(blocks.rows, np.memmap) else blocks.rows.base
+        found[layout] = {"sha256": blocks.sha256, "mapped": isinstance(rows, np.memmap)}
+    (out / f"{state.process_index}.json").write_text(json.dumps({"calls": calls, **found}))
+    state.wait_for_everyone()
+
+
+def noting(function, calls):
+    """Return the function, which notes its name when it is called."""
+
+    def wrapped(*args, **kwargs):
+        calls.append(function.__name__)
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
