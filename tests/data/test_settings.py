@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from hfpatch.data.settings import DataSettings, overlap_mistake
-from hfpatch.recipe import PretrainRecipe
+from hfpatch.pretraining_recipe import PretrainRecipe
 
 
 def test_bounds():
