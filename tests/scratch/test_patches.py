@@ -116,7 +116,11 @@ def without_compile(monkeypatch):
     monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] != "torch.compile"])
 
 
-ALTERNATING = [(case, path, (i + j) % 2) for i, case in enumerate(CASES) for j, path in enumerate(PATHS)]
+ALTERNATING = [  # each method in every architecture and on every path; the second half where time is no matter
+    pytest.param(case, path, (i + j) % 2, marks=[pytest.mark.slow] if (i + j // 2) % 2 else [])
+    for i, case in enumerate(CASES)
+    for j, path in enumerate(PATHS)
+]
 
 
 @pytest.mark.parametrize(("case", "path", "method"), ALTERNATING)
