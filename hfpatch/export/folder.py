@@ -19,6 +19,7 @@ from hfpatch.export.parts import describe
 from hfpatch.export.source import FILE, class_names, modelling_source
 from hfpatch.files import atomic_directory, read_json, write_text
 from hfpatch.patch_files import MANIFEST, load_patch
+from hfpatch.scratch import take_apart
 from hfpatch.tuners.adapters import base_parameters
 
 _PROBE_TOKENS = 16
@@ -57,6 +58,11 @@ def export_patch(
         raise HfpatchError(f"{out}: exists already; choose another --out")
     name = model or _named_base(patch)
     base = load_base(name, revision=revision, dtype=dtype)
+    if take_apart(base.model.config) is not None:
+        raise HfpatchError(
+            f"{name}: was pretrained with a query path of its own and carries its own modelling file; only patches of "
+            "stock models can be exported (save_patch and load_patch work on it)"
+        )
     load_patch(base.model, patch)
     description, tensors = describe(base.model)
     with atomic_directory(out) as folder:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, find_sites
 from hfpatch.analysis.heads import head_weights
+from hfpatch.analysis.norms import query_sizes
 from hfpatch.bases import hash_weights
 from hfpatch.budget import attention_modules, count_added, lora_parameters_per_rank
 from hfpatch.cli.app import app
@@ -115,7 +116,11 @@ def without_compile(monkeypatch):
     monkeypatch.setattr(run, "PROMISES", [entry for entry in run.PROMISES if entry[0] != "torch.compile"])
 
 
-ALTERNATING = [(case, path, (i + j) % 2) for i, case in enumerate(CASES) for j, path in enumerate(PATHS)]
+ALTERNATING = [  # each method in every architecture and on every path; the second half where time is no matter
+    pytest.param(case, path, (i + j) % 2, marks=[pytest.mark.slow] if (i + j // 2) % 2 else [])
+    for i, case in enumerate(CASES)
+    for j, path in enumerate(PATHS)
+]
 
 
 @pytest.mark.parametrize(("case", "path", "method"), ALTERNATING)
@@ -185,3 +190,18 @@ def test_check_on_the_folder(tmp_path, monkeypatch):
         assert found.exit_code == 0, found.output
         assert found.output.count("ok  ") == 26, found.output
         assert "FAIL" not in found.output
+    hfpatch.save_patch(hfpatch.patch(build("gpt_neox", anchor="weight"), STACK), tmp_path / "patch")
+    line = CliRunner().invoke(app, ["export", str(tmp_path / "patch"), "--model", str(tmp_path)])
+    assert isinstance(line.exception, HfpatchError)
+    assert "only patches of stock models can be exported" in str(line.exception)
+    assert not (tmp_path / "patch-standalone").exists()
+
+
+@pytest.mark.parametrize("path", ["residual", "weight", "fused"])
+def test_the_size_of_the_models_own_f_is_heard_through_lora(path):
+    model, batch = build("gpt2", **PATHS[path][0]), {"input_ids": make_tokens()}
+    before = query_sizes(model, [batch])
+    hfpatch.patch(model, lora(model))
+    assert query_sizes(model, [batch]) == before
+    perturb(model)
+    assert [each.size for each in query_sizes(model, [batch])] != [each.size for each in before]

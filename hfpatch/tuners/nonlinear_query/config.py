@@ -26,7 +26,8 @@ class NonlinearQueryConfig(SurgeryConfig):
         activation: g: gelu, relu, relu2, silu, or identity (the capacity-matched linear control).
         input_norm: norm before W_1: rmsnorm, layernorm or none.
         output_norm: norm after W_2: layernorm, rmsnorm or none.
-        anchor: ``weight`` is A(x) = x W_Q (+ b_Q), frozen; ``identity`` is A(x) = x, needs d_q = d and
+        anchor: ``weight`` is A(x) = x W_Q (+ b_Q), frozen, or whatever else the model itself takes for its query (one
+            that was pretrained without W_Q, or with an f beside it); ``identity`` is A(x) = x, needs d_q = d and
             ``form="literal"``.
         form: ``preserving`` is Q = (2·x W_Q + f(x))/2, an exact no-op at init; ``literal`` is Q = (x W_Q + f(x))/2 as
             the paper writes it, which halves a pretrained model's attention logits at step 0.
