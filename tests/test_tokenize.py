@@ -54,14 +54,14 @@ def own_cache(tmp_path, monkeypatch):
 def test_training_on_a_token_file_is_training_on_its_text(tmp_path):
     made = tokenize(recipe(), tmp_path / "tiny.bin")
     assert (made.tokenizer, made.info.documents) == (tmp_path / "tiny-tokenizer", 60)
-    straight = pretrain(recipe(), tmp_path / "straight")
-    again = pretrain(from_file(made), tmp_path / "again")
-    ours, theirs = (load_file(model / "model.safetensors") for model in (again, straight))
+    pretrain(recipe(), tmp_path / "straight")
+    pretrain(from_file(made), tmp_path / "again")
+    ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("again", "straight"))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     found = [read_json(tmp_path / name / "result.json") for name in ("straight", "again")]
     assert found[0]["data"] == found[1]["data"]
     assert found[0]["train"]["final_eval_loss"] == found[1]["train"]["final_eval_loss"] > 0
-    text = load_base(str(again)).tokenizer.decode(np.fromfile(made.file, dtype="<u2"))
+    text = load_base(str(tmp_path / "again" / "model")).tokenizer.decode(np.fromfile(made.file, dtype="<u2"))
     assert text == "".join(document + "<|endoftext|>" for document in documents("base", count=60))
 
 
