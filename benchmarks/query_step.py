@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import platform
 import random
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
+from hfpatch.files import write_json
+from hfpatch.provenance import Clock, provenance
 from hfpatch.scratch import GPT2_SMALL, non_embedding_parameters
 from hfpatch.training.architecture import build_model
 
@@ -40,8 +41,10 @@ VARIANTS = {
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments, clock = parse_arguments(), Clock()
     torch.manual_seed(0)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     tokens = torch.randint(arguments.vocabulary, (arguments.rows, arguments.length), device=arguments.device)
     steps: dict[str, Callable[[], None]] = {}
     parameters: dict[str, int] = {}
@@ -55,7 +58,7 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for name in order.sample(list(steps), len(steps)):
             seconds[name].append(timed(steps[name], arguments))
-    report(seconds, parameters, arguments)
+    report(seconds, parameters, arguments, clock)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -70,7 +73,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cpu-time", action="store_true", help="time of this process, not wall time, on a busy machine"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--threads", type=int, help="threads of torch; all cores if not given")
+    parser.add_argument("--out", type=Path, help="a JSON file")
     return parser.parse_args()
 
 
@@ -109,7 +113,9 @@ def timed(step: Callable[[], None], arguments: argparse.Namespace) -> float:
     return clock() - start
 
 
-def report(seconds: dict[str, list[float]], parameters: dict[str, int], arguments: argparse.Namespace) -> None:
+def report(
+    seconds: dict[str, list[float]], parameters: dict[str, int], arguments: argparse.Namespace, clock: Clock
+) -> None:
     rows = []
     for name, times in seconds.items():
         ratios = [own / other for own, other in zip(times, seconds[PEER], strict=True)]
@@ -123,10 +129,9 @@ def report(seconds: dict[str, list[float]], parameters: dict[str, int], argument
                 "highest": max(ratios),
             }
         )
-    if arguments.json:
-        where = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-        print(json.dumps({"settings": vars(arguments), "environment": where, "rows": rows}, indent=2))
-        return
+    if arguments.out:
+        settings = {key: value for key, value in vars(arguments).items() if key != "out"}
+        write_json(arguments.out, {"provenance": provenance(clock), "settings": settings, "rows": rows})
     print(f"{'variant':<20}{'parameters':>12}{'s / step':>10}   ratio to {PEER} [lowest, highest]")
     for row in rows:
         figures = f"{row['seconds']:>10.4f}   {row['ratio']:.3f} [{row['lowest']:.3f}, {row['highest']:.3f}]"

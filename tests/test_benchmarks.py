@@ -108,11 +108,14 @@ def test_precision_makes_a_row_for_each_method_and_dtype():
 
 
 @pytest.mark.slow
-def test_query_step_gives_a_ratio_for_every_query_path():
+def test_query_step_gives_a_ratio_for_every_query_path(tmp_path):
     script = Path(__file__).parent.parent / "benchmarks" / "query_step.py"
-    command = [sys.executable, str(script), *SIZES, "--rounds", "2", "--json"]
-    printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    rows = {row["variant"]: row for row in printed["rows"]}
+    out = tmp_path / "step.json"
+    command = [sys.executable, str(script), *SIZES, "--rounds", "2", "--threads", "1", "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["provenance"]["threads"] == found["settings"]["threads"] == 1
+    rows = {row["variant"]: row for row in found["rows"]}
     assert rows["linear"]["ratio"] == 1
     assert rows["linear"]["parameters"] == 12 * 32 * 32 + 3 * 32
     assert rows["nonlinear"]["parameters"] == rows["nonlinear_fused"]["parameters"] == 12 * 32 * 32 + 5 * 32
