@@ -1,5 +1,8 @@
 """What DeepSpeed would do, on a stand-in of its interface; FSDP2 itself runs in test_processes."""
 
+import os
+import socket
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,6 +83,30 @@ def run(model, folder, *, resume=False, **values):
     settings = TrainingSettings(steps=4, batch_size=4, warmup_steps=1, **values)
     plan = draw_plan(blocks=len(blocks), steps=4, batch_size=4, seed=3)
     return train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder, resume=resume)
+
+
+@pytest.mark.parametrize("name", ["ddp-cpu", "fsdp2-cpu"])
+def test_the_launcher_starts_two_processes_on_cpus(name, tmp_path):
+    script = tmp_path / "count.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from hfpatch.training.processes import start_processes\n"
+        "state = start_processes()\n"
+        f"(Path({str(tmp_path)!r}) / f'{{state.process_index}}-of-{{state.num_processes}}').touch()\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    config = next(path for path in CONFIGS if path.stem == name)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    subprocess.run(
+        [*launch, "--main_process_port", port, str(script)], check=True, env=environment, capture_output=True
+    )
+    assert sorted(path.name for path in tmp_path.glob("*-of-*")) == ["0-of-2", "1-of-2"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
