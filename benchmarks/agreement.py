@@ -81,7 +81,7 @@ def compare(arguments: argparse.Namespace, family: str, patched: bool, requests:
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(arguments))
     model = make_model(family, patched, len(tokenizer))
-    ours, theirs = (make_scorer(name, model, tokenizer)(requests) for name in (OWN, peer_name(8)))
+    ours, theirs = (make_scorer(name, model, tokenizer)(requests) for name in (OWN, peer_name("8")))
     return {**agreement(ours, theirs), "other_choices": other_choices(requests, ours, theirs)}
 
 

@@ -2,16 +2,20 @@
 
     python benchmarks/evaluation.py --data-dir DATA --out results/evaluation-speed.json
     python benchmarks/evaluation.py --data-dir DATA --shapes 70m --requests 32 --rounds 1
+    python benchmarks/evaluation.py --data-dir DATA --device cuda --dtype bfloat16 --shapes 160m,1.4b --requests 4000
 
-Random-weight Pythia shapes in fp32 on real texts. Machines are noisy, so that what counts is the ratio within a round;
-the median, smallest and largest ratio over the rounds are given, by wall time and by processor time. Also measured:
+Random-weight Pythia shapes on real texts, in fp32 if nothing else is asked. On a GPU lm-eval's model class also looks
+for its batch size itself (``auto``), at each call as it does in use, and only the wall time counts. Machines are
+noisy, so that what counts is the ratio within a round; the median, smallest and largest ratio over the rounds are
+given, by wall time and by processor time. Also measured:
 
-- the ratio to the arithmetic bound: the operations that no scorer can avoid (each distinct token of a context and its
-  endings through the body once, attention to what precedes it, the head at scored positions), over the rate of a
-  (512, d) x (d, 4d) product measured between the rounds;
+- the ratio to the arithmetic bound: the operations of each distinct token of a context and its endings through the
+  body once, attention to what precedes it, and the head at scored positions, over the rate of a (tokens of a batch, d)
+  x (d, 4d) product measured between the rounds. Of the last block's MLP only scored positions are needed, so that less
+  than the bound is possible;
 - peak memory above the loaded model, each method in a process of its own;
 - the time to start, against ``import torch``;
-- whether the two scorers agree.
+- whether the two scorers agree, and how far lm-eval's own is from itself at another batch size.
 """
 
 from __future__ import annotations
@@ -30,9 +34,10 @@ SHAPES = {
     "tiny": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
     "70m": {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8},
     "160m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "1.4b": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16},
 }
-PEERS = (1, 8, 16)
-PEER_OF_MEMORY = 8
+PEERS = {"cpu": ["1", "8", "16"], "cuda": ["auto", "8", "32", "128"]}
+PEER_OF_MEMORY = "8"
 OWN = "hfpatch"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 STARTS = {
@@ -58,7 +63,7 @@ def main() -> None:
     found = {
         "settings": {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()},
         "scoring": [measure(arguments, shape, task) for shape in arguments.shapes for task in arguments.tasks],
-        "start": start_times(arguments.rounds) if arguments.start else [],
+        "start": start_times(arguments.rounds) if arguments.start and arguments.device == "cpu" else [],
     }
     report(found)
     if arguments.out:
@@ -74,26 +79,32 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", **names, default=["lambada_openai", "hellaswag", "arc_easy"])
     parser.add_argument("--requests", type=int, default=256, help="the first so many requests of each task")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", choices=sorted(PEERS), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--peers", **names, help="lm-eval's batch sizes; what suits the device if not given")
     parser.add_argument("--threads", type=int, help="threads of torch; all cores if not given")
     parser.add_argument("--out", type=Path, help="a JSON file")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave peak memory out")
     parser.add_argument("--no-start", dest="start", action="store_false", help="leave the time to start out")
     parser.add_argument("--peak", help=argparse.SUPPRESS)  # one method's peak memory, in a process of its own
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.peers = arguments.peers or PEERS[arguments.device]
+    return arguments
 
 
 def measure(arguments: argparse.Namespace, shape: str, task: str) -> dict[str, Any]:
     """Return everything about one shape and task."""
     model, tokenizer = make_model(arguments, shape)
     requests = make_requests(arguments, task)
-    scorers = {name: make_scorer(name, model, tokenizer) for name in (OWN, *map(peer_name, PEERS))}
+    peers = list(map(peer_name, arguments.peers))
+    scorers = {name: make_scorer(name, model, tokenizer) for name in (OWN, *peers)}
     answers = {name: scorer(requests) for name, scorer in scorers.items()}  # warm-up
     seconds = {name: {clock: [] for clock in CLOCKS} for name in scorers}
     rates: Times = {clock: [] for clock in CLOCKS}
     for _ in range(arguments.rounds):
         for name, scorer in scorers.items():
             take(seconds[name], lambda scorer=scorer: scorer(requests))
-        for clock, rate in matrix_rate(model.config.hidden_size).items():
+        for clock, rate in matrix_rate(model).items():
             rates[clock].append(rate)
     operations = bound_operations(model, tokenizer, requests)
     result = {
@@ -101,8 +112,10 @@ def measure(arguments: argparse.Namespace, shape: str, task: str) -> dict[str, A
         "task": task,
         "requests": len(requests),
         **{clock: compare(seconds, operations, rates, clock) for clock in CLOCKS},
+        "dtype": arguments.dtype,
         "operations": operations,
-        "agreement": agreement(answers[OWN], answers[peer_name(PEER_OF_MEMORY)]),
+        "agreement": agreement(answers[OWN], answers[peers[0]]),
+        "agreement_of_peers": agreement(answers[peers[-1]], answers[peers[0]]),
     }
     if arguments.memory:
         result["peak_bytes"] = {
@@ -125,7 +138,8 @@ def make_model(arguments: argparse.Namespace, shape: str) -> tuple[Any, Any]:
     config = GPTNeoXConfig(
         **sizes, intermediate_size=4 * sizes["hidden_size"], vocab_size=vocabulary, initializer_range=0.05
     )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), tokenizer
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    return model.to(device=arguments.device, dtype=getattr(torch, arguments.dtype)), tokenizer
 
 
 def tokenizer_of(arguments: argparse.Namespace) -> str:
@@ -150,7 +164,7 @@ def make_requests(arguments: argparse.Namespace, name: str) -> list[Any]:
     return [request for request in requests if request.doc_id <= last]
 
 
-def peer_name(batch_size: int) -> str:
+def peer_name(batch_size: str) -> str:
     return f"hflm-{batch_size}"
 
 
@@ -164,7 +178,7 @@ def make_scorer(name: str, model: Any, tokenizer: Any) -> Callable[[list[Any]], 
     from hfpatch.evaluation.quiet import quiet
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    batch_size = int(name.partition("-")[2] or 1)
+    batch_size = name.partition("-")[2] or 1
     scorer = (HfpatchLM if name == OWN else HFLM)(model, tokenizer=tokenizer, batch_size=batch_size)
 
     def answer(requests: list[Any]) -> list[tuple[float, bool]]:
@@ -175,21 +189,31 @@ def make_scorer(name: str, model: Any, tokenizer: Any) -> Callable[[list[Any]], 
 
 
 def take(seconds: Times, run: Callable[[], object]) -> None:
-    """Append the time that a call takes by every clock."""
+    """Append the time that a call takes by every clock, until a GPU is done with it too."""
+    import torch
+
+    finish = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    finish()
     before = {clock: read() for clock, read in CLOCKS.items()}
     run()
+    finish()
     for clock, read in CLOCKS.items():
         seconds[clock].append(read() - before[clock])
 
 
-def matrix_rate(hidden: int, repeats: int = 40) -> dict[str, float]:
-    """Return the operations a second of a (512, hidden) x (hidden, 4 hidden) product in fp32, by every clock."""
+def matrix_rate(model: Any, repeats: int = 40) -> dict[str, float]:
+    """Return the operations a second of a (tokens of a batch, d) x (d, 4d) product as the model does it."""
     import torch
 
-    left, right = torch.randn(512, hidden), torch.randn(4 * hidden, hidden)
+    from hfpatch.evaluation.scorer.budget import Budget
+
+    hidden, tokens = model.config.hidden_size, Budget.usual(model.device).tokens
+    kind = {"device": model.device, "dtype": model.dtype}
+    left, right = torch.randn(tokens, hidden, **kind), torch.randn(4 * hidden, hidden, **kind)
+    torch.nn.functional.linear(left, right)
     seconds: Times = {clock: [] for clock in CLOCKS}
     take(seconds, lambda: [torch.nn.functional.linear(left, right) for _ in range(repeats)])
-    return {clock: repeats * 2 * 512 * 4 * hidden**2 / taken[0] for clock, taken in seconds.items()}
+    return {clock: repeats * 2 * tokens * 4 * hidden**2 / taken[0] for clock, taken in seconds.items()}
 
 
 def bound_operations(model: Any, tokenizer: Any, requests: list[Any]) -> float:
@@ -215,7 +239,7 @@ def bound_operations(model: Any, tokenizer: Any, requests: list[Any]) -> float:
 def compare(seconds: dict[str, dict[str, list[float]]], operations: float, rates: Times, clock: str) -> dict[str, Any]:
     """Return the figures by one clock; the best batch size is the one with the smallest median."""
     medians = {name: statistics.median(taken[clock]) for name, taken in seconds.items()}
-    best = min(map(peer_name, PEERS), key=medians.__getitem__)
+    best = min((name for name in seconds if name != OWN), key=medians.__getitem__)
     ratios = [peer / own for peer, own in zip(seconds[best][clock], seconds[OWN][clock], strict=True)]
     rate = statistics.median(rates[clock])
     return {
@@ -241,6 +265,7 @@ def agreement(ours: Sequence[tuple[float, bool]], theirs: Sequence[tuple[float, 
 
 def peak_in_own_process(arguments: argparse.Namespace, shape: str, task: str, name: str) -> int:
     own = ["--shapes", shape, "--tasks", task, "--requests", str(arguments.requests), "--peak", name]
+    own += ["--device", arguments.device, "--dtype", arguments.dtype]
     options = {"--data-dir": arguments.data_dir, "--tokenizer": arguments.tokenizer, "--threads": arguments.threads}
     given = [text for key, value in options.items() if value for text in (key, str(value))]
     command = [sys.executable, __file__, *own, *given]
@@ -249,11 +274,21 @@ def peak_in_own_process(arguments: argparse.Namespace, shape: str, task: str, na
 
 
 def peak_memory(arguments: argparse.Namespace) -> int:
-    """Return by how many bytes this process grows above its loaded model while it scores (Linux only)."""
+    """Return by how many bytes this process grows above its loaded model while it scores.
+
+    On a GPU that is what torch allocates there, on a CPU the whole process (Linux only).
+    """
     model, tokenizer = make_model(arguments, arguments.shapes[0])
     requests = make_requests(arguments, arguments.tasks[0])
     scorer = make_scorer(arguments.peak, model, tokenizer)
     scorer(requests[:1])  # what is allocated once does not count
+    if arguments.device == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        scorer(requests)
+        return torch.cuda.max_memory_allocated() - held
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = memory_line("VmRSS")
     scorer(requests)
@@ -290,7 +325,7 @@ def report(found: dict[str, Any]) -> None:
             ratio = f"{figures['times_faster']:.2f} [{figures['lowest']:.2f}, {figures['highest']:.2f}]"
             print(f"{row['shape']:<6}{row['task']:<18}{clock:<6}{figures['best_peer']:<10}{ratio:>24}"
                   f"{figures['ratio_to_bound']:>9.2f}{memory(row):>22}")  # fmt: skip
-        print(f"      agreement: {row['agreement']}")
+        print(f"      agreement: {row['agreement']}; of lm-eval's with itself: {row['agreement_of_peers']}")
     for row in found["start"]:
         print(f"{row['what']:<42}{row['seconds']:>7.2f} s {row['ratio']:>6.2f} x import torch")
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.documents import read_documents
 from hfpatch.resources import eval_dir
 from hfpatch.settings import Section
 from hfpatch.strict import read_yaml, validate
 
 if TYPE_CHECKING:
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
 
 Stamp = tuple[tuple[int, int], ...]
 
@@ -56,7 +57,30 @@ def local_stamp(data: LocalData, data_dir: Path) -> Stamp:
 
 def _load(data: LocalData, data_dir: Path, **_: Any) -> DatasetDict:
     """Read all splits; lm-eval passes the task's metadata, which does not matter here."""
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
 
     files = {split: data_dir / name for split, name in data.data_files.items()}
-    return DatasetDict({split: Dataset.from_list(read_documents(file, data.fields)) for split, file in files.items()})
+    return DatasetDict({split: _dataset(file, data.fields) for split, file in files.items()})
+
+
+def _dataset(file: Path, fields: Sequence[str]) -> Dataset:
+    from datasets import Dataset
+
+    documents = read_documents(file, fields)
+    try:
+        return Dataset.from_list(documents)
+    except (ValueError, TypeError) as error:  # pyarrow's errors are of these kinds
+        odd = next((n for n, other in enumerate(documents) if not _alike(documents[0], other)), 0)
+        raise HfpatchError(
+            f"{file}, document {odd} (counted from 0): a field has another type than in document 0 ({error})"
+        ) from error
+
+
+def _alike(first: dict[str, Any], other: dict[str, Any]) -> bool:
+    from datasets import Dataset
+
+    try:
+        Dataset.from_list([first, other])
+    except (ValueError, TypeError):
+        return False
+    return True

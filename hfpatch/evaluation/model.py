@@ -257,11 +257,16 @@ class HfpatchLM(HFLM):
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer that has tokens without an embedding.
+    """Refuse a tokenizer that has tokens without an embedding, or no tokens.
 
     Raises:
-        HfpatchError: naming both numbers.
+        HfpatchError: saying which.
     """
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise HfpatchError(
+            "the tokenizer has no tokens but special ones, as one has that transformers makes where a model's folder "
+            "holds none; save the model's own tokenizer beside the model"
+        )
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise HfpatchError(

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.answers import model_key, open_answers
 from hfpatch.evaluation.metrics import metric_named, primary_metric, ratio_error
+from hfpatch.evaluation.mistakes import first_unfit_document
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.quiet import quiet
 from hfpatch.evaluation.results import TaskResult
@@ -99,8 +100,16 @@ def _run(scorer: HfpatchLM, name: str, task: Any, limit: int | None) -> Mapping[
         raise HfpatchError(f"task {name}: holds no documents; its data or its filter is empty")
     try:
         output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
-    except TemplateError as error:
-        raise HfpatchError(f"task {name}: one of its templates does not fit its documents ({error})") from error
+    except HfpatchError:
+        raise
+    except Exception as error:
+        unfit = first_unfit_document(task, limit)
+        if unfit is None and not isinstance(error, TemplateError):
+            raise
+        place, reason = (f", document {unfit[0]}", unfit[1]) if unfit else ("", error)
+        raise HfpatchError(
+            f"task {name}{place}: does not fit the task's templates ({type(reason).__name__}: {reason})"
+        ) from error
     return output
 
 

@@ -13,6 +13,7 @@ from lm_eval.tasks import TaskManager
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation.local import Stamp, local_data, local_overrides, local_stamp
+from hfpatch.evaluation.mistakes import refuse_broken_file, refuse_unknown_metrics
 from hfpatch.evaluation.quiet import quiet
 from hfpatch.resources import eval_dir
 
@@ -73,6 +74,7 @@ def _build(name: str, overrides: dict[str, Any]) -> Any:
         ) from error
     except Exception as error:
         raise HfpatchError(f"task {name} ({entry.yaml_path}): cannot be built ({_first_line(error)})") from error
+    refuse_unknown_metrics(task, f"task {name} ({entry.yaml_path})")
     _process_documents_once(task)
     return task
 
@@ -100,12 +102,17 @@ def _manager(name: str) -> TaskManager:
         manager = _index(folders)
         if name in manager.task_index:
             return manager
+    refuse_broken_file(name, [*_own_files(), *_files()])
     hint = nearest(name, [*own.task_index, *_folders()])
     raise HfpatchError(f"unknown task {name!r}{hint}; give one of lm-eval's or hfpatch's task names")
 
 
 def _index(folders: Sequence[Path]) -> TaskManager:
     return TaskManager(include_defaults=False, include_path=list(folders))
+
+
+def _own_files() -> list[Path]:
+    return [file for folder in _OWN for file in sorted((eval_dir() / folder).rglob("*.yaml"))]
 
 
 @cache

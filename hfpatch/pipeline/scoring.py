@@ -13,7 +13,7 @@ from accelerate import PartialState
 
 from hfpatch.bases import Base, load_base
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import TaskResult, check_known_scores
+from hfpatch.evaluation import TaskResult, check_known_scores, load_tasks
 from hfpatch.evaluation import evaluate as run_tasks
 from hfpatch.evaluation.settings import EvaluationSettings
 from hfpatch.files import write_json
@@ -108,6 +108,7 @@ def evaluate(
     """
     _check_output(output)
     clock, listener = Clock(), progress or Progress()
+    load_tasks(settings.tasks, data_dir=data_dir, num_fewshot=settings.num_fewshot)  # mistakes show before the model
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     base.model.to(PartialState().device)
     labels: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}

@@ -4,6 +4,8 @@ import re
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, evaluate
@@ -187,6 +189,12 @@ def test_a_tokenizer_of_another_model_is_refused(support, tokenizer, data_dir):
         evaluate(model, tokenizer, settings=settings("lambada_openai"), data_dir=data_dir)
 
 
+def test_a_tokenizer_without_tokens_is_refused(support, data_dir):
+    bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), eos_token="<|endoftext|>")
+    with pytest.raises(HfpatchError, match="no tokens but special ones"):
+        evaluate(support.gpt_neox(), bare, settings=settings("lambada_openai"), data_dir=data_dir)
+
+
 def test_a_task_without_documents_is_one_line(taught, tokenizer, own_data_dir, support):
     support.write_rows(own_data_dir / "wikitext/wikitext-2-raw-v1/validation.jsonl", [{"text": "short"}])
     with pytest.raises(HfpatchError, match="task paper_wikitext"):
@@ -198,8 +206,29 @@ def test_a_template_that_does_not_fit_is_one_line(taught, tokenizer, data_dir, m
 
     (task,) = run.load_tasks(("lambada_openai",), data_dir=data_dir).values()
     monkeypatch.setattr(task.config, "doc_to_text", "{{wrong.name}}")
-    with pytest.raises(HfpatchError, match=r"task lambada_openai: .* template.*'wrong' is undefined"):
+    with pytest.raises(HfpatchError, match=r"lambada_openai, document 0: .* template.*'wrong' is undefined"):
         evaluate(taught, tokenizer, settings=settings("lambada_openai"), data_dir=data_dir)
+
+
+def test_a_document_that_does_not_fit_is_named(taught, tokenizer, own_data_dir, support):
+    path = own_data_dir / "ai2_arc" / "ARC-Easy" / "test.jsonl"
+    rows = support.arc(20, 0)
+    rows[3]["answerKey"] = "Z"
+    support.write_rows(path, rows)
+    with pytest.raises(HfpatchError, match=r"task arc_easy, document 3: .* templates \(ValueError: 'Z' is not in list"):
+        evaluate(taught, tokenizer, settings=settings("arc_easy", limit=8), data_dir=own_data_dir)
+    evaluate(taught, tokenizer, settings=settings("arc_easy", limit=3), data_dir=own_data_dir)
+
+
+def test_what_is_no_mistake_in_a_document_is_not_hidden(taught, tokenizer, data_dir, monkeypatch):
+    from hfpatch.evaluation import run
+
+    def fail(*_arguments, **_options):
+        raise ZeroDivisionError("a mistake in the code")
+
+    monkeypatch.setattr(run, "run_lm_eval", fail)
+    with pytest.raises(ZeroDivisionError):
+        evaluate(taught, tokenizer, settings=settings("lambada_openai", limit=2), data_dir=data_dir)
 
 
 def test_each_template_is_compiled_once_and_only_while_an_evaluation_runs(taught, tokenizer, data_dir, monkeypatch):

@@ -1,5 +1,6 @@
 import gzip
 import json
+import shutil
 
 import pytest
 from lm_eval.tasks import TaskManager
@@ -138,6 +139,36 @@ def test_bad_data_is_one_line(own_data_dir, task, file, content, message):
     with pytest.raises(HfpatchError, match=message) as caught:
         load_tasks((task,), data_dir=own_data_dir)
     assert "\n" not in str(caught.value)
+
+
+def test_a_field_of_another_type_names_the_document(own_data_dir, support):
+    rows = support.lambada()
+    rows[5]["text"] = 7
+    support.write_rows(own_data_dir / "lambada_openai" / "test.jsonl", rows)
+    with pytest.raises(HfpatchError, match=r"test\.jsonl, document 5 \(counted from 0\): a field has another type"):
+        load_tasks(("lambada_openai",), data_dir=own_data_dir)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: f"{text}\nbad: [\n", r"tinyworld_cloze\.yaml, line \d+: not YAML"),
+        (lambda text: f"{text}\nnonsense: 3\n", r"tinyworld_cloze\.yaml\): cannot be built .*'nonsense'"),
+        (lambda text: f"{text}\nprocess_docs: !function nowhere.f\n", r"tinyworld_cloze\.yaml\): cannot be built"),
+        (lambda text: text.replace("metric: acc", "metric: accc"), r"tinyworld_cloze\.yaml\): .*no metric 'accc'"),
+    ],
+)
+def test_a_mistake_in_a_task_file_is_one_line(tmp_path, monkeypatch, change, message):
+    folder = tmp_path / "eval"
+    shutil.copytree(tasks.eval_dir(), folder)
+    path = next(folder.rglob("tinyworld_cloze.yaml"))
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+    monkeypatch.setattr(tasks, "eval_dir", lambda: folder)
+    tasks._task.cache_clear()
+    with pytest.raises(HfpatchError, match=message) as caught:
+        load_tasks(("tinyworld_cloze",))
+    assert "\n" not in str(caught.value)
+    tasks._task.cache_clear()
 
 
 def test_real_hellaswag_is_prepared_as_published(shared_data):

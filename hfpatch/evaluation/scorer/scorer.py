@@ -43,13 +43,14 @@ class Scorer:
         with torch.no_grad():
             probe = _probe_tokens(model, min(_PROBE_TOKENS, max_length))
             self.parts: Parts = tell_apart(model, probe)
+            sound = not self.parts.features(probe).isnan().any()
             self.trimmable: Modules = find_trimmable(model, self.parts, probe)
             self.sharing: Sharing = (
                 find_sharing(model, self.parts, max_length, probe)
                 if max_length >= _PROBE_TOKENS
                 else Sharing(0, "its rows are too short to try")
             )
-        for line in self._limits():
+        for line in self._limits() if sound else ():  # of a broken model a probe tells nothing
             _say_once(line)
 
     def score(self, requests: Sequence[TokenRequest], on_answers: OnAnswers, *, known: Collection[int] = ()) -> None:
@@ -89,8 +90,8 @@ class Scorer:
             if not _is_memory(error):
                 raise
             raise HfpatchError(
-                f"out of memory, even with {less.tokens} tokens at once; give a smaller max_length, a smaller dtype or "
-                "more memory (what was scored is kept)"
+                f"out of memory, even with {less.tokens} tokens at once; give a smaller token_budget, max_length or "
+                "dtype, or more memory (nothing scored before is lost)"
             ) from error
 
     @torch.no_grad()

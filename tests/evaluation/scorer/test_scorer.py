@@ -201,6 +201,14 @@ def test_the_log_says_why_endings_do_not_share_a_row(make, caplog):
         assert [why in record.getMessage() for record in caplog.records] == ([True] if why else [])
 
 
+def test_of_a_broken_model_the_log_says_nothing_wrong(make, caplog):
+    model = make("gpt_neox")
+    torch.nn.init.constant_(model.gpt_neox.layers[0].mlp.dense_h_to_4h.weight, float("nan"))
+    scorer._say_once.cache_clear()
+    Scorer(model, LONGEST)
+    assert not caplog.records
+
+
 def test_known_requests_are_left_out_and_the_others_stay_bit_equal(make, monkeypatch):
     model = make("gpt_neox")
     requests = encoded(model)
