@@ -107,9 +107,9 @@ def expected(model, case, form, blocks):
         ("llama", "fused"),
     ],
 )
-@pytest.mark.parametrize("packing", [True, False])
-def test_it_is_the_formula_on_what_the_layer_reads(case, form, packing):
-    model, blocks = build(case, form), make_blocks(packing=packing, documents=30)
+@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
+def test_it_is_the_formula_on_what_the_layer_reads(case, form, layout):
+    model, blocks = build(case, form), make_blocks(layout=layout, documents=30)
     assert len(blocks) > DIAGNOSED_BLOCKS
     found = diagnose(model, blocks, step=7, batch_size=3)
     wanted = expected(model, case, form, blocks)
@@ -135,7 +135,7 @@ def test_several_targets_are_told_apart_and_nothing_stays_behind():
 
 @pytest.mark.parametrize("size", [1, 5, 8])
 def test_the_batch_size_is_a_matter_of_memory(size):
-    model, blocks = build("gpt2", "fused"), make_blocks(packing=False)
+    model, blocks = build("gpt2", "fused"), make_blocks(layout="padded")
     found, whole = (diagnose(model, blocks, step=0, batch_size=each) for each in (size, 7))
     for one, other in zip(found, whole, strict=True):
         assert (one.size, one.cosine) == pytest.approx((other.size, other.cosine), rel=1e-5)

@@ -37,7 +37,7 @@ def run(model, folder, **values):
         "steps": STEPS, "batch_size": BATCH, "warmup_steps": WARMUP, "lr": LR, "min_lr_ratio": FLOOR,
         "weight_decay": DECAY, "betas": (0.9, 0.95), "max_grad_norm": CLIP, **values,
     }  # fmt: skip
-    blocks = make_blocks(packing=False)
+    blocks = make_blocks(layout="padded")
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=0)
     pretrain(model, settings=PretrainSettings(**settings), blocks=blocks, plan=plan, seed=0, run_dir=folder)
     return blocks, plan, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
