@@ -88,6 +88,7 @@ def numbers(results):
     for row in values[0]:
         del row["seconds_per_step"]
     for run in values[1]:
+        del run["seconds_per_step"], run["commit"]
         for key in ("wall_s", "tokens_per_s", "peak_memory_bytes", "mfu"):
             del run["train"][key]
     return values
@@ -103,6 +104,8 @@ def test_every_run_leaves_its_files_and_the_rows_follow_from_them(straight):
         lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         losses[run.variant, run.seed] = lines[-1]["eval_loss"]
         assert lines[-1]["step"] == 6
+        entry = next(each for each in results["runs"] if (each["variant"], each["seed"]) == (run.variant, run.seed))
+        assert entry["seconds_per_step"] == pytest.approx(np.median([line["seconds"] for line in lines[1:]]))
         model = load_scratch(run.folder / "model")
         assert not (run.folder / "checkpoints").exists()
         assert model.num_parameters() == results["variants"][run.variant]["parameters"]["total"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ def _run(run: PlannedRun) -> dict[str, Any]:
         "seed": run.seed,
         "outcome": "complete" if step is None else "diverged",
         "diverged_step": step,
+        "commit": result["provenance"]["commit"],
+        "seconds_per_step": statistics.median(record.seconds for record in records if record.step),
         "train": result["train"],
         "evaluation": [[record.step, record.eval_loss] for record in records if record.eval_loss is not None],
         "diagnostics": _json_lines(run.folder / "diagnostics.jsonl"),
@@ -127,7 +130,7 @@ def _row(variant: str, point: Point, seeds: Sequence[int], runs: Sequence[Mappin
         "improvement": None,
         "curve": [[step, float(np.mean(losses)), min(losses), max(losses)] for step, losses in _by_step(curves)],
         "improvement_by_step": [],
-        "seconds_per_step": _seconds_per_step(runs),
+        "seconds_per_step": statistics.median(run["seconds_per_step"] for run in runs) if runs else None,
         "curves": curves,
     }
 
@@ -139,11 +142,6 @@ def _loss(values: Mapping[str, float]) -> dict[str, Any] | None:
     losses = list(values.values())
     sd = float(np.std(losses, ddof=1)) if len(losses) > 1 else None
     return {"mean": float(np.mean(losses)), "sd": sd, "values": dict(values)}
-
-
-def _seconds_per_step(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    steps = sum(run["train"]["steps"] for run in runs)
-    return sum(run["train"]["wall_s"] for run in runs) / steps if steps else None
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

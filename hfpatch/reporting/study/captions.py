@@ -9,8 +9,8 @@ MAIN = (
     "/ L of the baseline, paired by seed, in per cent, with its 95 % interval by Student's t over seeds; above zero is "
     f"better. {HOLM_MARK} The difference stands at 5 % after Holm's correction over all that was tested. Within "
     "noise: the seeds cannot tell the two apart, which is not a proof that they are equal. "
-    f"{FALLEN_MARK} The test alone finds a difference, which does not stand after the correction. s/step: seconds an "
-    "optimiser step takes, and how many times the baseline's."
+    f"{FALLEN_MARK} The test alone finds a difference, which does not stand after the correction. s/step: the "
+    "median seconds of an optimiser step, and how many times the baseline's."
 )
 SWEEP = (
     "Every point of every variant; the best of each is the one of lowest mean loss. Improvements are against the "

@@ -24,6 +24,7 @@ def study_facts(study: StudyResults) -> list[Fact]:
         ("Training", settings_text(study.training)),
         ("Sweep", _sweep(study)),
         ("Seeds", ", ".join(map(str, study.seeds))),
+        ("Trained at commit", ", ".join(dict.fromkeys(run.commit for run in study.runs if run.commit))),
     ]
     return [(label, value) for label, value in facts if value]
 

@@ -78,7 +78,7 @@ class Row(_Read):
         improvement: against the baseline's best point; None where there is nothing to compare.
         curve: validation loss by step; low and high are the smallest and largest seed.
         improvement_by_step: the improvement at each evaluation.
-        seconds_per_step: duration of an optimiser step.
+        seconds_per_step: duration of an optimiser step, the median.
     """
 
     variant: str
@@ -111,6 +111,7 @@ class StudyRun(_Read):
     seed: int
     outcome: Literal["complete", "diverged"]
     diverged_step: int | None = None
+    commit: str | None = None
     train: TrainOutcome | None = None
     evaluation: tuple[tuple[int, float | None], ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
