@@ -65,12 +65,14 @@ def pretrain_study(
     if state.is_main_process:
         _write_plans(bench)
     for run in planned_runs(recipe, out):
-        if variant in (None, run.variant):
+        if variant in (None, run.variant) and not run.result.is_file():
             _complete(run, bench, progress=listener)
-        if state.is_main_process:
-            write_json(out / "results.json", collect_study(bench))
-    if state.is_main_process and variant is None:
-        write_report(out)
+            if state.is_main_process:
+                write_json(out / "results.json", collect_study(bench))
+    if state.is_main_process:
+        write_json(out / "results.json", collect_study(bench))  # also of runs that other calls completed
+        if variant is None:
+            write_report(out)
     state.wait_for_everyone()
     results: dict[str, Any] = read_json(out / "results.json")
     return results
@@ -109,16 +111,14 @@ def _tried(recipe: StudyRecipe, variant: str, corpus: Corpus) -> dict[str, int]:
 
 
 def _write_plans(bench: StudyBench) -> None:
-    """Write the recipe and the plans, unless the folder has them already."""
-    if (bench.out / "recipe.yaml").is_file():
-        return
-    write_text(bench.out / "plan.json", json.dumps({seed: plan.to_json() for seed, plan in bench.plans.items()}))
-    write_text(bench.out / "recipe.yaml", bench.recipe.to_yaml())
+    """Write the recipe, first, as it marks the folder as a study, and the plans, unless they are there already."""
+    plans = {seed: plan.to_json() for seed, plan in bench.plans.items()}
+    for name, text in (("recipe.yaml", bench.recipe.to_yaml()), ("plan.json", json.dumps(plans))):
+        if not (bench.out / name).is_file():
+            write_text(bench.out / name, text)
 
 
 def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None:
-    if run.result.is_file():
-        return
     single = bench.recipe.single(run.variant, run.point, run.seed)
     plan = bench.plans[run.seed]
     try:
