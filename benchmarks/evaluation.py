@@ -13,7 +13,8 @@ given, by wall time and by processor time. Also measured:
   body once, attention to what precedes it, and the head at scored positions, over the rate of a (tokens of a batch, d)
   x (d, 4d) product measured between the rounds. Of the last block's MLP only scored positions are needed, so that less
   than the bound is possible;
-- peak memory above the loaded model, each method in a process of its own;
+- peak memory above the loaded model, each method in a process of its own, which gives back at once what it frees:
+  otherwise what the allocator happens to keep makes half of it;
 - the time to start, against ``import torch``;
 - whether the two scorers agree, and how far lm-eval's own is from itself at another batch size.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -48,6 +50,7 @@ STARTS = {
     "hfpatch eval of one tinyworld document": "import sys; from hfpatch.__main__ import main; "
     "sys.argv = 'hfpatch eval --model tinyworld/gpt-neox --tasks tinyworld_cloze --limit 1'.split(); main()",
 }
+GIVING_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}  # of glibc
 Times = dict[str, list[float]]
 
 
@@ -212,7 +215,12 @@ def matrix_rate(model: Any, repeats: int = 40) -> dict[str, float]:
     left, right = torch.randn(tokens, hidden, **kind), torch.randn(4 * hidden, hidden, **kind)
     torch.nn.functional.linear(left, right)
     seconds: Times = {clock: [] for clock in CLOCKS}
-    take(seconds, lambda: [torch.nn.functional.linear(left, right) for _ in range(repeats)])
+
+    def multiply() -> None:
+        for _ in range(repeats):
+            torch.nn.functional.linear(left, right)  # kept by nobody, so that all products go to the same memory
+
+    take(seconds, multiply)
     return {clock: repeats * 2 * tokens * 4 * hidden**2 / taken[0] for clock, taken in seconds.items()}
 
 
@@ -269,7 +277,7 @@ def peak_in_own_process(arguments: argparse.Namespace, shape: str, task: str, na
     options = {"--data-dir": arguments.data_dir, "--tokenizer": arguments.tokenizer, "--threads": arguments.threads}
     given = [text for key, value in options.items() if value for text in (key, str(value))]
     command = [sys.executable, __file__, *own, *given]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **GIVING_BACK})
     return int(json.loads(done.stdout.splitlines()[-1])["peak_bytes"])
 
 
