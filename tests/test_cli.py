@@ -334,6 +334,44 @@ def test_eval_prints_a_table_or_json(capsys):
     assert 0 <= scores["tinyworld_cloze"]["metrics"]["acc"] <= 1
 
 
+def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
+    from hfpatch.evaluation.scorer import Scorer
+
+    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path))
+    scored = []
+    score = Scorer._features
+    monkeypatch.setattr(Scorer, "_features", lambda self, batch, *rest: scored.append(1) or score(self, batch, *rest))
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "8", "--json"]
+
+    def scores(*options):
+        scored.clear()
+        assert main([*arguments, *options]) == 0
+        return json.loads(capsys.readouterr().out)["variants"]["base"]["scores"], len(scored)
+
+    first, cost = scores()
+    assert cost > 0
+    assert len(list((tmp_path / "answers").iterdir())) == 1
+    assert scores() == (first, 0)
+    assert scores("--no-cache") == (first, cost)
+    assert scores("--dtype", "bfloat16")[1] == cost
+
+
+def test_an_interrupted_eval_says_what_is_kept(capsys, monkeypatch, tmp_path):
+    from hfpatch.pipeline import scoring
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(scoring, "run_tasks", interrupt)
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze"]
+    for options, kept in (((), "answers"), (("--output", str(tmp_path / "out")), "out")):
+        assert main([*arguments, *options]) == 130
+        assert f"the same command goes on from what is in {tmp_path / kept}" in capsys.readouterr().err
+    assert main([*arguments, "--no-cache"]) == 130
+    assert "nothing is kept with --no-cache" in capsys.readouterr().err
+
+
 @pytest.fixture
 def two_patches(tmp_path):
     """Two patches of the tiny world's GPT-NeoX: one that changes nothing and one that spoils it."""

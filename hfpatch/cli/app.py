@@ -114,6 +114,12 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option(help="A folder for results and records; the same command resumes there.")
     ] = None,
+    include_path: Annotated[
+        Path | None, typer.Option(help="A folder with more task files; code that they name is run.")
+    ] = None,
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="Without --output: keep answers for the next call, and use them.")
+    ] = True,
     allow_unknown_base: Annotated[
         bool, typer.Option("--allow-unknown-base", help="Go on where the base scores outside its published score.")
     ] = False,
@@ -132,6 +138,7 @@ def evaluate(
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     given = {
         "tasks": names,
+        "include_path": include_path,
         "limit": limit,
         "num_fewshot": num_fewshot,
         "max_length": max_length,
@@ -141,12 +148,13 @@ def evaluate(
     }
     settings = validate(given, EvaluationSettings, "hfpatch eval")
     quiet_libraries()
-    from hfpatch.cli.evaluation import print_evaluation, says_how_to_go_on
+    from hfpatch.cli.evaluation import answer_cache, print_evaluation, says_how_to_go_on
     from hfpatch.cli.progress import choose_progress
     from hfpatch.pipeline import evaluate as run_evaluate
 
     base = _model_settings(model, revision, dtype)
-    with says_how_to_go_on(output), choose_progress() as progress:
+    kept = answer_cache() if cache and output is None else None
+    with says_how_to_go_on(output or kept), choose_progress() as progress:
         found = run_evaluate(
             base,
             patches=patch or [],
@@ -154,6 +162,7 @@ def evaluate(
             settings=settings,
             data_dir=data_dir,
             output=output,
+            cache_dir=kept,
             progress=progress,
         )
     if as_json:

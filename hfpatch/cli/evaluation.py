@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hfpatch.cache import cache_folder, is_writable
 from hfpatch.cli.tables import print_scores
 
 if TYPE_CHECKING:
@@ -47,12 +48,18 @@ def _comparisons(comparisons: list[Comparison]) -> Table:
     return table
 
 
+def answer_cache() -> Path | None:
+    """Return the folder of answers that no ``--output`` keeps, if it takes files."""
+    folder = cache_folder("answers")
+    return folder if is_writable(folder, "the answers") else None
+
+
 @contextmanager
-def says_how_to_go_on(output: Path | None) -> Iterator[None]:
-    """Turn Ctrl-C into one line that says what is kept."""
+def says_how_to_go_on(kept: Path | None) -> Iterator[None]:
+    """Turn Ctrl-C into one line that says where answers are kept."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = f"the same command goes on in {output}" if output else "nothing is kept without --output"
-        print(f"hfpatch: interrupted; {kept}", file=sys.stderr)
+        means = f"the same command goes on from what is in {kept}" if kept else "nothing is kept with --no-cache"
+        print(f"hfpatch: interrupted; {means}", file=sys.stderr)
         raise typer.Exit(130) from None

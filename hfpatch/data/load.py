@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from hfpatch.cache import is_writable
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
 from hfpatch.data.corpora import Corpus, filtered_documents, open_corpus
 from hfpatch.data.settings import DataSettings
@@ -34,11 +34,6 @@ class Splits:
 
     train: TokenBlocks
     held_out: TokenBlocks | None = None
-
-
-def default_cache() -> Path:
-    """Return the folder of the token cache: ``$HFPATCH_CACHE/tokens``, by default ``~/.cache/hfpatch/tokens``."""
-    return Path(os.environ.get("HFPATCH_CACHE", "~/.cache/hfpatch")).expanduser() / "tokens"
 
 
 def load_blocks(
@@ -146,7 +141,7 @@ def _stream(
 
     A mapped file is read as before after it was removed.
     """
-    if cache_dir is None or not corpus.cacheable or not _is_writable(cache_dir):
+    if cache_dir is None or not corpus.cacheable or not is_writable(cache_dir, "the tokens"):
         with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
             return _write_stream(Path(temporary), corpus, settings, tokenizer)
     folder = cache_dir / _cache_key(corpus, settings.describe_text(), tokenizer)
@@ -176,16 +171,6 @@ def _write_stream(
     texts = filtered_documents(corpus, settings)
     write_token_file(folder / _STREAM, texts, tokenizer, settings, revision=corpus.revision)
     return open_token_file(folder / _STREAM, tokenizer)
-
-
-def _is_writable(cache_dir: Path) -> bool:
-    try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=cache_dir):
-            return True
-    except OSError as error:
-        warnings.warn(f"the tokens are not kept for the next run: {cache_dir}: {error.strerror}", stacklevel=2)
-        return False
 
 
 def _warn_of_damage(folder: Path, error: Exception) -> None:

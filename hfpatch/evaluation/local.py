@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,7 +51,11 @@ def local_overrides(data: LocalData, data_dir: Path) -> dict[str, Any]:
 
 def local_stamp(data: LocalData, data_dir: Path) -> Stamp:
     """Return the time and size of each file at hand, which change when a file does."""
-    files = (data_dir / name for name in data.data_files.values())
+    return file_stamp(data_dir / name for name in data.data_files.values())
+
+
+def file_stamp(files: Iterable[Path]) -> Stamp:
+    """Return the time and size of each file that there is."""
     return tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file())
 
 

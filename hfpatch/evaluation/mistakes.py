@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
+from lm_eval.api.registry import get_metric_aggregation
 
 from hfpatch.errors import HfpatchError
 
@@ -42,6 +43,21 @@ def refuse_unknown_metrics(task: Any, where: str) -> None:
     for metric, function in getattr(task, "_metric_fn_list", {}).items():
         if function is None:
             raise HfpatchError(f"{where}: there is no metric {metric!r}; give one that lm-eval has, such as 'acc'")
+
+
+def refuse_metrics_without_aggregation(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a task configuration with a metric that says nowhere how documents are taken together.
+
+    Raises:
+        HfpatchError: naming the metric.
+    """
+    for metric in config.get("metric_list") or ():
+        name = metric.get("metric")
+        if isinstance(name, str) and "aggregation" not in metric and get_metric_aggregation(name) is None:
+            raise HfpatchError(
+                f"{where}: there is no metric {name!r} with an aggregation of its own; give one that lm-eval has, such "
+                "as 'acc', or an aggregation, such as 'mean'"
+            )
 
 
 def first_unfit_document(task: Any, limit: int | None) -> tuple[int, Exception] | None:

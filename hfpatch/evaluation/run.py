@@ -71,7 +71,7 @@ def evaluate(
     try:
         with quiet(), templates_compiled_once():
             scorer = _scorer(model, tokenizer, settings)
-            tasks = load_tasks(settings.tasks, data_dir=data_dir, num_fewshot=settings.num_fewshot)
+            tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)
             key = model_key(model, base_sha256) if answers_dir is not None else {}
             results = {}
             for name, task in tasks.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import lm_eval.tasks
 from lm_eval.tasks import TaskManager
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.evaluation.local import Stamp, local_data, local_overrides, local_stamp
-from hfpatch.evaluation.mistakes import refuse_broken_file, refuse_unknown_metrics
+from hfpatch.evaluation.local import Stamp, file_stamp, local_data, local_overrides, local_stamp
+from hfpatch.evaluation.mistakes import refuse_broken_file, refuse_metrics_without_aggregation, refuse_unknown_metrics
 from hfpatch.evaluation.quiet import quiet
 from hfpatch.resources import eval_dir
 
@@ -21,35 +22,72 @@ _OWN = ("tinyworld", "paper")
 _FEWSHOT_SEED = 1234  # the seed that lm-eval draws few-shot examples with
 
 
-def load_tasks(names: Sequence[str], *, data_dir: Path | None = None, num_fewshot: int | None = None) -> dict[str, Any]:
+def load_tasks(
+    names: Sequence[str],
+    *,
+    data_dir: Path | None = None,
+    num_fewshot: int | None = None,
+    include_path: Path | None = None,
+) -> dict[str, Any]:
     """Return lm-eval task objects by name, in the order given.
 
     Only the folder that a task lives in is indexed: indexing all of lm-eval's tasks takes seconds. A task is built once
-    in a process and shared by the calls that ask for it again, unless its local data has changed in between.
+    in a process and shared by the calls that ask for it again, unless its local data or its folder below
+    ``include_path`` has changed in between.
 
     Args:
         names: lm-eval's task names and hfpatch's own (``eval/``).
         data_dir: a folder with local copies of hub data; tasks that ``eval/local`` does not know use the hub.
         num_fewshot: examples before each question; None takes each task's number. A task that fixes it at 0 keeps 0.
+        include_path: a folder with more task files of lm-eval's kind, which count before others of the same name.
+            Code that a task file names there is run.
 
     Raises:
         HfpatchError: if a name is unknown or a group, the data cannot be had, or a task file has an error.
     """
     local = local_data() if data_dir is not None else {}
+    added = _added_folder(include_path) if include_path is not None else AddedFolder()
     tasks = {}
     with quiet():
         for name in names:
-            folder = data_dir if name in local else None
+            folder = data_dir if name in local and name not in added.names else None
             stamp = local_stamp(local[name], folder) if folder is not None else ()
-            tasks[name] = _task(name, folder, num_fewshot, stamp)
+            tasks[name] = _task(name, folder, num_fewshot, added, stamp)
             tasks[name].set_fewshot_seed(_FEWSHOT_SEED)
     return tasks
 
 
+@dataclass(frozen=True)
+class AddedFolder:
+    """A folder of task files beside lm-eval's and hfpatch's own; the default is none.
+
+    Attributes:
+        path: the folder.
+        names: the tasks in it.
+        stamp: changes when a file in it does.
+    """
+
+    path: Path | None = None
+    names: frozenset[str] = frozenset()
+    stamp: Stamp = ()
+
+    @property
+    def files(self) -> list[Path]:
+        """The task files."""
+        return sorted(self.path.rglob("*.yaml")) if self.path is not None else []
+
+
+def _added_folder(path: Path) -> AddedFolder:
+    if not path.is_dir():
+        raise HfpatchError(f"{path}: no such folder; include_path is a folder with task files")
+    files = (file for file in sorted(path.rglob("*")) if file.suffix in (".yaml", ".py"))
+    return AddedFolder(path.absolute(), frozenset(_index([path]).task_index), file_stamp(files))
+
+
 @lru_cache(maxsize=32)
-def _task(name: str, data_dir: Path | None, num_fewshot: int | None, stamp: Stamp) -> Any:
+def _task(name: str, data_dir: Path | None, num_fewshot: int | None, added: AddedFolder, stamp: Stamp) -> Any:
     """Build a task; ``stamp`` only tells the cache when the data has changed."""
-    task = _build(name, local_overrides(local_data()[name], data_dir) if data_dir is not None else {})
+    task = _build(name, added, local_overrides(local_data()[name], data_dir) if data_dir is not None else {})
     fixed = task.get_config("num_fewshot")
     if num_fewshot is not None and fixed != 0:
         task.set_config("num_fewshot", num_fewshot)
@@ -58,11 +96,12 @@ def _task(name: str, data_dir: Path | None, num_fewshot: int | None, stamp: Stam
     return task
 
 
-def _build(name: str, overrides: dict[str, Any]) -> Any:
-    manager = _manager(name)
+def _build(name: str, added: AddedFolder, overrides: dict[str, Any]) -> Any:
+    manager = _manager(name, added)
     entry = manager.task_index[name]
     if entry.kind.name not in ("TASK", "PY_TASK"):
         raise HfpatchError(f"{name!r} is a {entry.kind.name.lower()} of tasks; name the tasks themselves")
+    where = f"task {name} ({entry.yaml_path})"
     try:
         # A group of one is lm-eval's way of loading a task with some of its keys replaced.
         task = manager.load({"group": "hfpatch", "task": [{"task": name, **overrides}]})["tasks"][name]
@@ -73,8 +112,9 @@ def _build(name: str, overrides: dict[str, Any]) -> Any:
             f"task {name}: its data cannot be had ({_first_line(error)}); go online or give a data folder"
         ) from error
     except Exception as error:
-        raise HfpatchError(f"task {name} ({entry.yaml_path}): cannot be built ({_first_line(error)})") from error
-    refuse_unknown_metrics(task, f"task {name} ({entry.yaml_path})")
+        refuse_metrics_without_aggregation(entry.cfg or {}, where)
+        raise HfpatchError(f"{where}: cannot be built ({_first_line(error)})") from error
+    refuse_unknown_metrics(task, where)
     _process_documents_once(task)
     return task
 
@@ -93,8 +133,10 @@ def _process_documents_once(task: Any) -> None:
     task.set_config("process_docs", None)
 
 
-def _manager(name: str) -> TaskManager:
+def _manager(name: str, added: AddedFolder) -> TaskManager:
     """Return a task manager whose index holds ``name``, made from as few folders as possible."""
+    if added.path is not None and name in added.names:
+        return _index([added.path])
     own = _index([eval_dir() / folder for folder in _OWN])
     if name in own.task_index:
         return own
@@ -102,8 +144,8 @@ def _manager(name: str) -> TaskManager:
         manager = _index(folders)
         if name in manager.task_index:
             return manager
-    refuse_broken_file(name, [*_own_files(), *_files()])
-    hint = nearest(name, [*own.task_index, *_folders()])
+    refuse_broken_file(name, [*added.files, *_own_files(), *_files()])
+    hint = nearest(name, [*added.names, *own.task_index, *_folders()])
     raise HfpatchError(f"unknown task {name!r}{hint}; give one of lm-eval's or hfpatch's task names")
 
 

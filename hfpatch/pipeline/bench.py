@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from hfpatch.bases import Base, hash_weights, load_base
 from hfpatch.budget import meta_twin
+from hfpatch.cache import cache_folder
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.load import default_cache, load_splits
+from hfpatch.data.load import load_splits
 from hfpatch.data.plan import BatchPlan, draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json, write_text
@@ -86,7 +87,7 @@ def set_up(recipe: Recipe) -> Bench:
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
     sizes = {name: _measure(base, method) for name, method in methods.items()}
     with PartialState().local_main_process_first():  # the others find the tokens in the cache
-        splits = load_splits(recipe.data, base.tokenizer, data_dir=recipe.data_dir, cache_dir=default_cache())
+        splits = load_splits(recipe.data, base.tokenizer, data_dir=recipe.data_dir, cache_dir=cache_folder("tokens"))
     blocks, training = splits.train, recipe.training
     plans = {
         seed: draw_plan(blocks=len(blocks), steps=training.steps, batch_size=training.batch_size, seed=seed)

@@ -11,9 +11,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.bases import load_tokenizer
+from hfpatch.cache import cache_folder
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.corpora import filtered_documents, open_corpus
-from hfpatch.data.load import default_cache, load_evaluation, load_splits
+from hfpatch.data.load import load_evaluation, load_splits
 from hfpatch.data.plan import draw_evaluation
 from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenizer import train_tokenizer
@@ -40,7 +41,7 @@ def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
     """
     with start_processes().local_main_process_first():
         tokenizer = recipe_tokenizer(recipe)
-        load = {"tokenizer": tokenizer, "data_dir": recipe.data_dir, "cache_dir": default_cache()}
+        load = {"tokenizer": tokenizer, "data_dir": recipe.data_dir, "cache_dir": cache_folder("tokens")}
         splits = load_splits(recipe.data, **load)
         evaluation = load_evaluation(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
     if evaluation is not None and recipe.evaluation_blocks is not None:
@@ -71,7 +72,7 @@ def _trained_tokenizer(data: DataSettings, data_dir: Path | None, size: int) -> 
     if not corpus.cacheable:
         return train_tokenizer(filtered_documents(corpus, data), size)
     text = [corpus.digest, corpus.revision, data.max_documents, data.min_characters, data.text_column, size]
-    kept = default_cache() / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"
+    kept = cache_folder("tokens") / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"
     if not kept.is_dir():
         trained = train_tokenizer(filtered_documents(corpus, data), size)
         try:

@@ -88,6 +88,7 @@ def evaluate(
     settings: EvaluationSettings,
     data_dir: Path | None = None,
     output: Path | None = None,
+    cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Evaluate a base with each of several patches on the tasks of ``settings``; the base is loaded once.
@@ -99,7 +100,8 @@ def evaluate(
         settings: the tasks.
         data_dir: a folder that holds local copies of hub data sets.
         output: a folder for results.json, a folder of records for each variant, and the answers as they come, from
-            which the same call goes on after an interruption; None keeps nothing.
+            which the same call goes on after an interruption.
+        cache_dir: where answers are kept without an ``output``; None keeps none.
         progress: hears of every task; None tells nobody.
 
     Raises:
@@ -108,7 +110,7 @@ def evaluate(
     """
     _check_output(output)
     clock, listener = Clock(), progress or Progress()
-    load_tasks(settings.tasks, data_dir=data_dir, num_fewshot=settings.num_fewshot)  # mistakes show before the model
+    load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     base.model.to(PartialState().device)
     labels: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
@@ -125,7 +127,7 @@ def evaluate(
                     settings=settings,
                     data_dir=data_dir,
                     records_dir=folder / label,
-                    answers_dir=output / ANSWERS if output is not None else None,
+                    answers_dir=output / ANSWERS if output is not None else cache_dir,
                     base_sha256=base.sha256,
                     on_task=lambda task, label=label: listener.evaluating(label, task),  # type: ignore[misc]
                     on_scored=lambda task, done, of, label=label: listener.scored(label, task, done, of),  # type: ignore[misc]

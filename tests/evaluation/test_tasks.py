@@ -109,7 +109,7 @@ def test_unknown_names_and_groups():
 @pytest.mark.usefixtures("no_full_index")
 def test_a_task_whose_file_has_another_name_is_found():
     assert "cola" not in tasks._folders()
-    manager = tasks._manager("cola")
+    manager = tasks._manager("cola", tasks.AddedFolder())
     assert manager.task_index["cola"].kind.name == "TASK"
     assert len(manager.task_index) < 100
 
@@ -169,6 +169,81 @@ def test_a_mistake_in_a_task_file_is_one_line(tmp_path, monkeypatch, change, mes
         load_tasks(("tinyworld_cloze",))
     assert "\n" not in str(caught.value)
     tasks._task.cache_clear()
+
+
+RIDDLE = """task: riddle
+dataset_path: json
+dataset_kwargs:
+  data_files: {data}
+test_split: train
+output_type: multiple_choice
+doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{gold}}}}"
+metric_list:
+  - metric: acc
+"""
+
+
+@pytest.fixture
+def own_tasks(tmp_path, support):
+    """A folder with a task of one's own, and its data elsewhere."""
+    data = tmp_path / "data" / "riddles.jsonl"
+    rows = [{"question": f"What is {n}?", "choices": ["a", "b"], "gold": n % 2} for n in range(4)]
+    support.write_rows(data, rows)
+    folder = tmp_path / "tasks"
+    (folder / "deeper").mkdir(parents=True)
+    (folder / "deeper" / "riddle.yaml").write_text(RIDDLE.format(data=data), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.usefixtures("no_full_index")
+def test_tasks_of_ones_own(own_tasks, data_dir):
+    loaded = load_tasks(("riddle", "lambada_openai"), data_dir=data_dir, include_path=own_tasks)
+    assert len(loaded["riddle"].eval_docs) == 4
+    assert loaded["riddle"].doc_to_text(loaded["riddle"].eval_docs[2]) == "Question: What is 2?\nAnswer:"
+    assert loaded["lambada_openai"].get_config("output_type") == "loglikelihood"
+    again = load_tasks(("riddle",), include_path=own_tasks)["riddle"]
+    assert again is loaded["riddle"]
+    file = own_tasks / "deeper" / "riddle.yaml"
+    file.write_text(file.read_text(encoding="utf-8").replace("Question:", "A question:"), encoding="utf-8")
+    changed = load_tasks(("riddle",), include_path=own_tasks)["riddle"]
+    assert changed.doc_to_text(changed.eval_docs[2]).startswith("A question:")
+
+
+@pytest.mark.usefixtures("no_full_index")
+def test_a_task_of_ones_own_takes_the_place_of_another(own_tasks, data_dir):
+    file = own_tasks / "deeper" / "riddle.yaml"
+    file.write_text(file.read_text(encoding="utf-8").replace("task: riddle", "task: hellaswag"), encoding="utf-8")
+    (task,) = load_tasks(("hellaswag",), data_dir=data_dir, include_path=own_tasks).values()
+    assert len(task.eval_docs) == 4
+    (task,) = load_tasks(("hellaswag",), data_dir=data_dir).values()
+    assert len(task.eval_docs) == 24
+
+
+@pytest.mark.usefixtures("no_full_index")
+@pytest.mark.parametrize(
+    ("change", "name", "message"),
+    [
+        (("", ""), "ridle", r"unknown task 'ridle' \(did you mean 'riddle'"),
+        (("metric_list:", "metric_list: ["), "riddle", r"riddle\.yaml, line \d+: not YAML"),
+        (("metric: acc", "metric: accc"), "riddle", r"riddle\.yaml\): there is no metric 'accc'"),
+        (("metric: acc", "metric: accc\n    aggregation: mean"), "riddle", r"riddle\.yaml\): .*no metric 'accc'"),
+        (("test_split: train", "test_split: nowhere"), "riddle", r"riddle\.yaml\): cannot be built .*nowhere"),
+        (("riddles.jsonl", "gone.jsonl"), "riddle", r"task riddle: its data cannot be had .*gone\.jsonl"),
+    ],
+)
+def test_a_mistake_in_a_task_of_ones_own_is_one_line(own_tasks, change, name, message):
+    file = own_tasks / "deeper" / "riddle.yaml"
+    file.write_text(file.read_text(encoding="utf-8").replace(*change), encoding="utf-8")
+    with pytest.raises(HfpatchError, match=message) as caught:
+        load_tasks((name,), include_path=own_tasks)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_tasks_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(HfpatchError, match=r"nowhere: no such folder; include_path"):
+        load_tasks(("arc_easy",), include_path=tmp_path / "nowhere")
 
 
 def test_real_hellaswag_is_prepared_as_published(shared_data):
