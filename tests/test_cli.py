@@ -356,6 +356,14 @@ def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
     assert scores("--dtype", "bfloat16")[1] == cost
 
 
+def test_a_cache_that_takes_no_files_is_one_line(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "file"))
+    assert main(["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "4"]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("hfpatch: warning: the answers are not kept for the next run: ")
+
+
 def test_an_interrupted_eval_says_what_is_kept(capsys, monkeypatch, tmp_path):
     from hfpatch.pipeline import scoring
 

@@ -23,7 +23,7 @@ from hfpatch.training.settings import TrainingSettings
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
-    *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "analysis"),
+    *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "evaluation", "analysis"),
     "adding-an-architecture",
     *("architectures", "reproducing-the-papers", "faq"),
 ]

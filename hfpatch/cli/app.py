@@ -138,7 +138,7 @@ def evaluate(
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     given = {
         "tasks": names,
-        "include_path": include_path,
+        "include_path": str(include_path) if include_path else None,
         "limit": limit,
         "num_fewshot": num_fewshot,
         "max_length": max_length,

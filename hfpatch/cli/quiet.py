@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
+from typing import Any
 
 
 def quiet_libraries() -> None:
@@ -17,3 +19,9 @@ def quiet_libraries() -> None:
     for name in ("bitsandbytes", "torchao"):  # say at import which of their kernels this machine lacks
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(?!hfpatch)")
+    warnings.showwarning = _show  # type: ignore[assignment]  # as Python's documentation has it
+
+
+def _show(message: Warning | str, *_: Any) -> None:
+    """Print a warning in one line; where in the code it was given says nothing to who runs a command."""
+    print(f"hfpatch: warning: {' '.join(str(message).split())}", file=sys.stderr)
