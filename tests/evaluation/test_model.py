@@ -56,6 +56,16 @@ def test_lm_eval_finds_the_model_by_name():
     assert get_model("hf") is HFLM
 
 
+def test_one_text_split_at_two_places(model, tokenizer):
+    """lm-eval 0.4.13 answers such a pair together, and gives the shorter continuation the longer one's first scores."""
+    text = "Anna took the lamp to the garden. In the garden"
+    made = requests("loglikelihood", [(text[:cut], text[cut:]) for cut in (20, 34)])
+    apart = [HFLM(model, tokenizer=tokenizer).loglikelihood([request])[0] for request in made]
+    together = HfpatchLM(model, tokenizer=tokenizer).loglikelihood(made)
+    assert [value for value, _ in together] == pytest.approx([value for value, _ in apart], rel=1e-6, abs=1e-4)
+    assert [greedy for _, greedy in together] == [greedy for _, greedy in apart]
+
+
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_loglikelihoods_equal_hflm(model, tokenizer, batch_size, pairs, support):
     options = {"tokenizer": tokenizer, "batch_size": batch_size, "max_length": 64}
