@@ -40,6 +40,7 @@ def main() -> None:
         for family in arguments.families:
             for patched in (False, True):
                 what = {"task": task, "family": family, "patched": patched, "requests": len(requests)}
+                what["peer"] = peer_name(arguments.peer)
                 if any(what.items() <= row.items() for row in rows):
                     continue
                 rows.append({**what, **compare(arguments, family, patched, requests)})
@@ -71,6 +72,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", **names, default=["lambada_openai", "hellaswag", "arc_easy"])
     parser.add_argument("--families", **names, default=list(FAMILIES))
     parser.add_argument("--requests", type=int, default=10**9, help="the first so many requests of each task; all")
+    parser.add_argument("--peer", default="1", help="lm-eval's batch size; with 1 it pads nothing")
     parser.add_argument("--out", type=Path, help="a JSON file")
     return parser.parse_args()
 
@@ -81,7 +83,7 @@ def compare(arguments: argparse.Namespace, family: str, patched: bool, requests:
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(arguments))
     model = make_model(family, patched, len(tokenizer))
-    ours, theirs = (make_scorer(name, model, tokenizer)(requests) for name in (OWN, peer_name("8")))
+    ours, theirs = (make_scorer(name, model, tokenizer)(requests) for name in (OWN, peer_name(arguments.peer)))
     return {**agreement(ours, theirs), "other_choices": other_choices(requests, ours, theirs)}
 
 
