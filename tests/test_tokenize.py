@@ -14,6 +14,7 @@ from hfpatch.data.load import load_blocks
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json
 from hfpatch.pipeline import pretrain, tokenize
+from hfpatch.pipeline.corpus import recipe_tokenizer
 from hfpatch.pretraining_recipe import PretrainRecipe, load_pretrain_recipe
 from hfpatch.tinyworld import documents
 
@@ -49,6 +50,21 @@ def one_thread():
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_trained_tokenizer_has_not_seen_the_held_out_documents(tmp_path):
+    source = tmp_path / "text.jsonl"
+    lines = [json.dumps({"text": text}) + "\n" for text in [*documents("base", count=20), "zyxw " * 500]]
+    vocabularies = []
+    for held_out in (None, 1):
+        source.write_text("".join(lines))
+        chosen = recipe({"train_vocab_size": 400}, source=str(source), max_documents=None, held_out=held_out)
+        vocabularies.append(recipe_tokenizer(chosen).get_vocab())
+    source.write_text("".join(lines[:-1]))
+    without = recipe({"train_vocab_size": 400}, source=str(source), max_documents=None, held_out=None)
+    assert recipe_tokenizer(without).get_vocab() == vocabularies[1]
+    assert "zyxw" in vocabularies[0]
+    assert "zyxw" not in vocabularies[1]
 
 
 def test_training_on_a_token_file_is_training_on_its_text(tmp_path):

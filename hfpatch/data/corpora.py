@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -85,6 +86,15 @@ def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
             f"data.source {settings.source}: no document has {settings.min_characters} characters; "
             "lower data.min_characters or choose another source"
         )
+
+
+def training_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
+    """Yield `filtered_documents` without the last ``held_out`` ones, which alone are kept in memory."""
+    waiting: deque[str] = deque()
+    for text in filtered_documents(corpus, settings):
+        waiting.append(text)
+        if len(waiting) > (settings.held_out or 0):
+            yield waiting.popleft()
 
 
 def documents(settings: DataSettings, *, data_dir: Path | None = None) -> Iterator[str]:

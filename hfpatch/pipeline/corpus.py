@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from hfpatch.bases import load_tokenizer
 from hfpatch.cache import cache_folder
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.corpora import filtered_documents, open_corpus
+from hfpatch.data.corpora import open_corpus, training_documents
 from hfpatch.data.load import load_evaluation, load_splits
 from hfpatch.data.plan import draw_evaluation
 from hfpatch.data.settings import DataSettings
@@ -67,14 +67,15 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
 
 
 def _trained_tokenizer(data: DataSettings, data_dir: Path | None, size: int) -> PreTrainedTokenizerBase:
-    """Train a tokenizer, or take from the cache the one that was trained on the same text."""
+    """Train a tokenizer on what models are trained on, or take from the cache one that was trained on the same text."""
     corpus = open_corpus(data, data_dir)
     if not corpus.cacheable:
-        return train_tokenizer(filtered_documents(corpus, data), size)
-    text = [corpus.digest, corpus.revision, data.max_documents, data.min_characters, data.text_column, size]
+        return train_tokenizer(training_documents(corpus, data), size)
+    text = [corpus.digest, corpus.revision, data.max_documents, data.min_characters]
+    text += [data.text_column, data.held_out, size]
     kept = cache_folder("tokens") / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"
     if not kept.is_dir():
-        trained = train_tokenizer(filtered_documents(corpus, data), size)
+        trained = train_tokenizer(training_documents(corpus, data), size)
         try:
             with atomic_directory(kept) as temporary:
                 trained.save_pretrained(temporary)

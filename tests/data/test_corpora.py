@@ -6,7 +6,7 @@ import datasets
 import huggingface_hub
 import pytest
 
-from hfpatch.data.corpora import documents, filtered_documents, open_corpus
+from hfpatch.data.corpora import documents, filtered_documents, open_corpus, training_documents
 from hfpatch.data.settings import DataSettings
 from hfpatch.errors import HfpatchError
 from hfpatch.tinyworld.language import documents as tinyworld_documents
@@ -33,6 +33,14 @@ def test_a_folder_is_read_file_by_file_and_filters_apply(tmp_path):
     settings = DataSettings(source=str(tmp_path), min_characters=5)
     assert list(documents(settings)) == ["first one", "second one", "third one"]
     assert list(documents(settings.model_copy(update={"max_documents": 2}))) == ["first one", "second one"]
+
+
+@pytest.mark.parametrize("held_out", [None, 1, 3, 4])
+def test_training_documents_leave_out_the_held_out(tmp_path, held_out):
+    texts = ["one", "two", "three"]
+    settings = DataSettings(source=str(write_jsonl(tmp_path / "a.jsonl", *texts)), held_out=held_out)
+    found = list(training_documents(open_corpus(settings), settings))
+    assert found == texts[: max(0, 3 - (held_out or 0))]
 
 
 @pytest.mark.parametrize(("config", "path"), [("c-1", "set/c-1/train.jsonl"), (None, "set/train.jsonl.gz")])
