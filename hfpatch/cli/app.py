@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hfpatch.cli import sharing
+from hfpatch.cli import options, sharing
+from hfpatch.cli.options import AsJson, DataDir, DtypeOption, Out, Overrides, RecipeArgument, Resume, Revision
 from hfpatch.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
@@ -26,17 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or a name such as quickstart.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as training.steps=60.")
-]
-Out = Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe name> if not given.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Skip what is complete, continue what is not.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DataDir = Annotated[Path | None, typer.Option(help="A folder that holds local copies of hub data sets.")]
-Revision = Annotated[str | None, typer.Option(help="The model's hub revision.")]
-DtypeOption = Annotated[str, typer.Option(help="The dtype to load the model in: float32, bfloat16 or float16.")]
 
 
 @app.command()
@@ -95,34 +85,18 @@ def train(
 @app.command("eval")
 def evaluate(
     model: Annotated[str, typer.Option(help="A hub id, a local folder, or tinyworld/gpt-neox.")],
-    tasks: Annotated[str, typer.Option(help="lm-eval task names, separated by commas.")],
-    patch: Annotated[
-        list[Path] | None, typer.Option(help="A folder written by save_patch, or a PEFT adapter; may be repeated.")
-    ] = None,
-    baseline: Annotated[
-        bool, typer.Option("--baseline", help="Evaluate the bare model too, and hold every patch against it.")
-    ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first documents of each task.")] = None,
-    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Longest row in tokens; the model's if left out.")
-    ] = None,
-    token_budget: Annotated[
-        int | None, typer.Option(min=1, help="Tokens scored at once; what suits the device if left out.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of one batch in text generation.")] = 16,
-    output: Annotated[
-        Path | None, typer.Option(help="A folder for results and records; the same command resumes there.")
-    ] = None,
-    include_path: Annotated[
-        Path | None, typer.Option(help="A folder with more task files; code that they name is run.")
-    ] = None,
-    cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="Without --output: keep answers for the next call, and use them.")
-    ] = True,
-    allow_unknown_base: Annotated[
-        bool, typer.Option("--allow-unknown-base", help="Go on where the base scores outside its published score.")
-    ] = False,
+    tasks: options.Tasks,
+    include_path: options.IncludePath = None,
+    patch: options.Patches = None,
+    baseline: options.Baseline = False,
+    limit: options.Limit = None,
+    num_fewshot: options.NumFewshot = None,
+    max_length: options.MaxLength = None,
+    token_budget: options.TokenBudget = None,
+    batch_size: options.BatchSize = 16,
+    output: options.Output = None,
+    cache: options.Cache = True,
+    allow_unknown_base: options.AllowUnknownBase = False,
     data_dir: DataDir = None,
     revision: Revision = None,
     dtype: DtypeOption = "float32",

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +130,8 @@ def evaluate(
                     records_dir=folder / label,
                     answers_dir=output / ANSWERS if output is not None else cache_dir,
                     base_sha256=base.sha256,
-                    on_task=lambda task, label=label: listener.evaluating(label, task),  # type: ignore[misc]
-                    on_scored=lambda task, done, of, label=label: listener.scored(label, task, done, of),  # type: ignore[misc]
+                    on_task=partial(listener.evaluating, label),
+                    on_scored=partial(listener.scored, label),
                 )
                 variants[label] = Variant(patch, _added(base, patch), scores)
             listener.finished(label, "")
