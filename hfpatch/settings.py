@@ -12,4 +12,4 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 class Section(BaseModel):
     """A section of a recipe. An unknown key is an error, and a section never changes after it was read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)

@@ -346,14 +346,17 @@ def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
     def scores(*options):
         scored.clear()
         assert main([*arguments, *options]) == 0
-        return json.loads(capsys.readouterr().out)["variants"]["base"]["scores"], len(scored)
+        result = json.loads(capsys.readouterr().out)["variants"]["base"]["scores"]["tinyworld_cloze"]
+        return result.pop("reused"), len(scored), result
 
-    first, cost = scores()
-    assert cost > 0
+    reused, cost, first = scores()
+    assert reused == 0 < cost
     assert len(list((tmp_path / "answers").iterdir())) == 1
-    assert scores() == (first, 0)
-    assert scores("--no-cache") == (first, cost)
-    assert scores("--dtype", "bfloat16")[1] == cost
+    assert scores() == (8, 0, first)
+    assert scores("--no-cache") == (0, cost, first)
+    assert scores("--dtype", "bfloat16")[:2] == (0, cost)
+    assert main(arguments[:-1]) == 0
+    assert "8 answers were kept from an earlier call" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_cache_that_takes_no_files_is_one_line(capsys, monkeypatch, tmp_path):

@@ -29,6 +29,9 @@ def print_evaluation(found: Evaluation) -> None:
         )
     if found.comparisons:
         console.print(_comparisons(found.comparisons))
+    reused = sum(score.reused for variant in found.variants.values() for score in variant.scores.values())
+    if reused:
+        console.print(f"· {reused} answers were kept from an earlier call and not scored again", highlight=False)
     for line in found.warnings:
         console.print(f"· {line}", highlight=False, markup=False)
 

@@ -61,6 +61,7 @@ class HfpatchLM(HFLM):
 
     Attributes:
         answers: where answers are kept as they come and taken from where they are known; None keeps none.
+        reused: how many answers were taken from there so far.
         on_scored: called with the number of requests that are scored and of all, as scoring goes on.
 
     Raises:
@@ -91,6 +92,7 @@ class HfpatchLM(HFLM):
 
             load_patch(self.model, Path(patch))
         self.answers: Answers | None = None
+        self.reused = 0
         self.on_scored: Callable[[int, int], None] | None = None
         self._token_budget = token_budget
         self._encoded: dict[str, list[int]] = {}
@@ -186,6 +188,7 @@ class HfpatchLM(HFLM):
         if self.answers is not None:
             found = ((index, self.answers.find(request)) for index, request in enumerate(asked))
             answers = {index: answer for index, answer in found if answer is not None}
+            self.reused += len(answers)
 
         def take(batch: Sequence[tuple[int, Answer]]) -> None:
             new = [(index, answer) for index, answer in batch if index not in answers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -21,6 +21,7 @@ class TaskResult:
         num_fewshot: examples before each question.
         data_sha256: hash of the scored documents, in order.
         version: the task definition's version.
+        reused: requests whose answers were kept from an earlier evaluation and not scored again.
     """
 
     task: str
@@ -32,6 +33,7 @@ class TaskResult:
     num_fewshot: int
     data_sha256: str
     version: str
+    reused: int = field(default=0, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as what JSON can hold."""

@@ -78,6 +78,7 @@ def evaluate(
                 if on_task is not None:
                     on_task(name)
                 scorer.answers = open_answers(answers_dir, name, key) if answers_dir is not None else None
+                scorer.reused = 0
                 scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
                 results[name] = _score(scorer, name, task, settings.limit, records_dir)
             return results
@@ -132,6 +133,7 @@ def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_d
         num_fewshot=task.get_config("num_fewshot"),
         data_sha256=hashlib.sha256("\n".join(record["doc_hash"] for record in records).encode()).hexdigest(),
         version=str(task.VERSION),
+        reused=scorer.reused,
     )
 
 
