@@ -3,10 +3,10 @@
     python benchmarks/agreement.py --data-dir DATA --out results/evaluation-agreement.json
     python benchmarks/agreement.py --data-dir DATA --families gpt_neox --requests 32
 
-Small random-weight models with the whole vocabulary, bare and patched, of a family each with rotary, with learned, with
-sliding-window positions and with recurrent layers. Counted are log-likelihoods further apart than 1e-4 + 1e-6 of their
-size, greedy decisions that differ, and documents of which another choice is the likeliest. The file grows row by row; a
-later call at the same commit adds what is not in it yet.
+Small random-weight models with the tokenizer's whole vocabulary, bare and patched, of a family each with rotary, with
+learned, with sliding-window positions and with recurrent layers. Counted are log-likelihoods further apart than
+1e-4 + 1e-6 of their size, greedy decisions that differ, and documents of which another choice is the likeliest. The
+file grows row by row; a later call at the same commit adds what is not in it yet.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def main() -> None:
         for family in arguments.families:
             for patched in (False, True):
                 what = {"task": task, "family": family, "patched": patched, "requests": len(requests)}
-                what["peer"] = peer_name(arguments.peer)
+                what |= {
+                    "peer": peer_name(arguments.peer),
+                    "tokenizer": Path(arguments.tokenizer or tokenizer_of(arguments)).name,
+                }
                 if any(what.items() <= row.items() for row in rows):
                     continue
                 rows.append({**what, **compare(arguments, family, patched, requests)})
@@ -68,7 +71,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = {"type": lambda text: text.split(","), "metavar": "A,B"}
     parser.add_argument("--data-dir", type=Path, help="a folder with local copies of hub data; the hub if not given")
-    parser.add_argument("--tokenizer", help="an id or folder; DATA_DIR/gpt-neox-tokenizer if not given")
+    parser.add_argument("--tokenizer", help="an id, a folder or tinyworld; DATA_DIR/gpt-neox-tokenizer")
     parser.add_argument("--tasks", **names, default=["lambada_openai", "hellaswag", "arc_easy"])
     parser.add_argument("--families", **names, default=list(FAMILIES))
     parser.add_argument("--requests", type=int, default=10**9, help="the first so many requests of each task; all")
