@@ -21,7 +21,8 @@ class TaskResult:
         num_fewshot: examples before each question.
         data_sha256: hash of the scored documents, in order.
         version: the task definition's version.
-        reused: requests whose answers were kept from an earlier evaluation and not scored again.
+        reused: requests whose answers were kept from an earlier evaluation and not scored again. It belongs to how the
+            result was come by: a result is the same without it.
     """
 
     task: str
@@ -36,8 +37,8 @@ class TaskResult:
     reused: int = field(default=0, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as what JSON can hold."""
-        return asdict(self)
+        """Return the result as what JSON can hold, but for ``reused``: a resumed run ends with equal results."""
+        return {name: value for name, value in asdict(self).items() if name != "reused"}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskResult:
