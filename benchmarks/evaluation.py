@@ -48,7 +48,7 @@ STARTS = {
     "hfpatch's model class": "from hfpatch.evaluation.model import HfpatchLM",
     "transformers' GPT-NeoX class": "from transformers import AutoTokenizer, GPTNeoXForCausalLM",
     "hfpatch eval of one tinyworld document": "import sys; from hfpatch.__main__ import main; "
-    "sys.argv = 'hfpatch eval --model tinyworld/gpt-neox --tasks tinyworld_cloze --limit 1'.split(); main()",
+    "sys.argv = 'hfpatch eval --model tinyworld/gpt-neox --tasks tinyworld_cloze --limit 1 --no-cache'.split(); main()",
 }
 GIVING_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}  # of glibc
 Times = dict[str, list[float]]

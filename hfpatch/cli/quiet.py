@@ -19,9 +19,9 @@ def quiet_libraries() -> None:
     for name in ("bitsandbytes", "torchao"):  # say at import which of their kernels this machine lacks
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(?!hfpatch)")
-    warnings.showwarning = _show  # type: ignore[assignment]  # as Python's documentation has it
+    warnings.showwarning = _show
 
 
-def _show(message: Warning | str, *_: Any) -> None:
+def _show(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning in one line; where in the code it was given says nothing to who runs a command."""
     print(f"hfpatch: warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -118,22 +118,12 @@ def evaluate(
     labels |= dict(zip(label_patches(patches), patches, strict=True))
     if len(labels) > 1:
         _try_patches(base, patches)
+    answers_dir = output / ANSWERS if output is not None else cache_dir
+    given: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "answers_dir": answers_dir}
     variants: dict[str, Variant] = {}
     with _records_folder(output) as folder:
         for label, patch in labels.items():
-            with _patched(base, patch):
-                scores = run_tasks(
-                    base.model,
-                    base.tokenizer,
-                    settings=settings,
-                    data_dir=data_dir,
-                    records_dir=folder / label,
-                    answers_dir=output / ANSWERS if output is not None else cache_dir,
-                    base_sha256=base.sha256,
-                    on_task=partial(listener.evaluating, label),
-                    on_scored=partial(listener.scored, label),
-                )
-                variants[label] = Variant(patch, _added(base, patch), scores)
+            variants[label] = _score(base, label, patch, listener, records_dir=folder / label, **given)
             listener.finished(label, "")
             warnings = _known_scores(model, variants, settings, more=label != [*labels][-1])
         found = Evaluation(
@@ -172,6 +162,20 @@ def _try_patches(base: Base, patches: Sequence[Path]) -> None:
     for patch in patches:
         with _patched(base, patch):
             pass
+
+
+def _score(base: Base, label: str, patch: Path | None, listener: Progress, **given: Any) -> Variant:
+    """Put a patch in, run the tasks as `given` says, and take it out again."""
+    with _patched(base, patch):
+        scores = run_tasks(
+            base.model,
+            base.tokenizer,
+            base_sha256=base.sha256,
+            on_task=partial(listener.evaluating, label),
+            on_scored=partial(listener.scored, label),
+            **given,
+        )
+        return Variant(patch, _added(base, patch), scores)
 
 
 @contextmanager
