@@ -19,6 +19,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.finite import first_not_finite
 from hfpatch.evaluation.scorer import Answer, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.budget import Budget
+from hfpatch.nn.matmul import fast_matmul
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -214,7 +215,8 @@ class HfpatchLM(HFLM):
         if len(known) == len(asked):
             return
         mixed = self.mixed_precision_dtype
-        with torch.autocast(self.device.type, dtype=mixed) if mixed is not None else nullcontext():
+        autocast = torch.autocast(self.device.type, dtype=mixed) if mixed is not None else nullcontext()
+        with autocast, fast_matmul(self.model):
             self._scorer().score(asked, take, known=list(known))
 
     def _scorer(self) -> Scorer:

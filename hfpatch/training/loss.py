@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy, pad
 
 from hfpatch.data.blocks import IGNORE
+from hfpatch.nn.matmul import active_library, linear
 
 _CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _FEWEST_ROWS = 64
@@ -60,7 +61,8 @@ def loss_from_hidden(
 
     Positions that predict nothing do not reach the head. The gradient is computed together with the loss, so no logits
     are kept for the backward pass. Liger's kernel does the work on CUDA where it is installed, else torch's
-    ``linear_cross_entropy`` where torch has it, the head is float32 and the logits are not capped, else `ChunkedLoss`.
+    ``linear_cross_entropy`` where torch has it, the head is float32, the logits are not capped and MKL is the faster
+    library (see `hfpatch.nn.matmul`), else `ChunkedLoss`.
     The sum is float32 whatever the head's dtype.
 
     Args:
@@ -97,7 +99,8 @@ def _summed_loss(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
         loss: Tensor = liger(rows, weight, targets, bias=bias, reduction="sum", softcap=tail.cap)
         return loss
     exact = rows.dtype == weight.dtype == torch.float32  # torch returns the sum in the dtype of its input
-    if tail.cap is None and exact and hasattr(functional, "linear_cross_entropy"):
+    ours = active_library() == "onednn"  # torch's function takes MKL
+    if tail.cap is None and exact and not ours and hasattr(functional, "linear_cross_entropy"):
         options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=size)
         return functional.linear_cross_entropy(
             rows, weight, targets, linear_bias=bias, reduction="sum", options=options
@@ -147,7 +150,7 @@ def _chunk(
         for value, want in zip((rows, weight, bias), wanted, strict=True)
     ]
     with torch.enable_grad():
-        logits = functional.linear(leaves[0], leaves[1], leaves[2]).float()  # type: ignore[arg-type]
+        logits = linear(leaves[0], leaves[1], leaves[2]).float()  # type: ignore[arg-type]
         loss = cross_entropy(Tail(cap=cap)(logits), targets, reduction="sum")
     asked = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
     found = iter(torch.autograd.grad(loss, asked) if asked else ())

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hfpatch.nn.matmul import active_library, linear
+
 _CAPS = ("final_logit_softcapping", "logits_soft_cap")
 _SMALLEST_SLICE = 256
 
@@ -74,8 +76,11 @@ class BodyAndHead:
         memory = features.new_empty(len(features) * min(step, len(weight)))
         for start in range(0, len(weight), step):
             part = weight[start : start + step]
-            logits = memory[: len(features) * len(part)].view(len(features), len(part))
-            torch.mm(features, part.t(), out=logits)
+            if active_library() == "onednn":
+                logits = linear(features, part)
+            else:
+                logits = memory[: len(features) * len(part)].view(len(features), len(part))
+                torch.mm(features, part.t(), out=logits)
             yield start, self._finished(logits if bias is None else logits.add_(bias[start : start + step]))
 
     def guess(self, features: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:

@@ -1,0 +1,161 @@
+"""The products of linear layers by either library, against the formula in fp64."""
+
+import copy
+import time
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn import matmul
+from hfpatch.nn.matmul import active_library, choose_library, fast_matmul, linear
+
+onednn = pytest.mark.skipif(not matmul.available(), reason="this build of torch has no oneDNN")
+INPUTS = {
+    "a vector": lambda: torch.randn(32),
+    "rows": lambda: torch.randn(3, 32),
+    "batch": lambda: torch.randn(2, 5, 32),
+    "transposed": lambda: torch.randn(32, 7).t(),
+    "expanded": lambda: torch.randn(1, 32).expand(5, 32),
+    "strided": lambda: torch.randn(5, 64)[:, ::2],
+    "batch of one column": lambda: torch.randn(2, 5, 32)[:, :1],
+}
+WEIGHTS = {
+    "plain": lambda: torch.randn(48, 32),
+    "transposed": lambda: torch.randn(32, 48).t(),
+    "strided": lambda: torch.randn(48, 64)[:, ::2],
+}
+BIASES = {"no bias": lambda: None, "bias": lambda: torch.randn(48), "strided bias": lambda: torch.randn(96)[::2]}
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 48), nn.Tanh(), Conv1D(16, 48), nn.Linear(16, 8, bias=False))
+
+
+@onednn
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("x", INPUTS)
+def test_products_and_gradients_are_those_of_the_formula(x, weight, bias):
+    torch.manual_seed(0)
+    values = [INPUTS[x](), WEIGHTS[weight](), BIASES[bias]()]
+    own = [None if value is None else value.requires_grad_() for value in values]
+    exact = [None if value is None else value.detach().double().requires_grad_() for value in values]
+    with fast_matmul(nn.Linear(1, 1), library="onednn"):
+        found = linear(*own)
+    expected = exact[0] @ exact[1].T if exact[2] is None else exact[0] @ exact[1].T + exact[2]
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    outer = torch.randn(found.shape)
+    found.backward(outer)
+    expected.backward(outer.double())
+    for value, reference in zip(own, exact, strict=True):
+        if value is not None:
+            torch.testing.assert_close(value.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
+
+
+@onednn
+def test_a_model_computes_the_same_inside_and_is_as_before_afterwards():
+    net, x = model(), torch.randn(2, 5, 32)
+    net[0].weight.requires_grad_(False)
+    seen = []
+    net[3].register_forward_hook(lambda module, args, output: seen.append(active_library()) or output * 2)
+    net(x).sum().backward()
+    stock, gradients = net(x), [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    with fast_matmul(net, library="onednn") as library:
+        assert library == active_library() == "onednn"
+        assert all("forward" in vars(module) for module in net if not isinstance(module, nn.Tanh))
+        inside = net(x)
+        inside.sum().backward()
+    torch.testing.assert_close(inside, stock, rtol=1e-5, atol=1e-5)
+    assert seen == ["mkl", "mkl", "onednn"]  # hooks act as before
+    for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+        assert (parameter.grad is None) == (gradient is None)
+        if gradient is not None:
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-5)
+    assert active_library() == "mkl"
+    assert not any("forward" in vars(module) for module in net)
+
+
+@onednn
+def test_oneDNN_really_computes_the_products(monkeypatch):
+    asked = []
+    stock = matmul._onednn
+    monkeypatch.setattr(matmul, "_onednn", lambda *values: asked.append(values[0].shape) or stock(*values))
+    net = model().requires_grad_(False)
+    with fast_matmul(net, library="onednn"), torch.no_grad():
+        net(torch.randn(4, 32))
+    assert asked == [(4, 32), (4, 48), (4, 16)]
+
+
+@onednn
+def test_what_is_not_plain_computes_as_before(monkeypatch):
+    def fail(*_):
+        raise AssertionError("oneDNN was called")
+
+    class Other(nn.Linear):
+        pass
+
+    replaced = nn.Linear(32, 32)
+    replaced.forward = lambda x: x + 1
+    parametrized = torch.nn.utils.parametrizations.weight_norm(nn.Linear(32, 32))
+    net = nn.ModuleList([Other(32, 32), replaced, parametrized, nn.Linear(32, 32).bfloat16(), nn.Linear(32, 32)])
+    x = torch.randn(3, 32)
+    monkeypatch.setattr(matmul, "_onednn", fail)
+    with fast_matmul(net, library="onednn"):
+        for module in net[:3]:
+            module(x)
+        net[3](x.bfloat16())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert net[4](x).dtype == torch.bfloat16
+        net[4](x[:0])
+        with pytest.raises(AssertionError, match="oneDNN was called"):
+            net[4](x)
+
+
+def test_a_copy_made_inside_is_of_its_own():
+    net = model()
+    with fast_matmul(net, library="onednn" if matmul.available() else "mkl"):
+        twin = copy.deepcopy(net)
+        with torch.no_grad():
+            twin[0].weight.zero_()
+            twin[0].bias.zero_()
+        assert not twin[0](torch.ones(32)).any()
+        assert net[0](torch.ones(32)).any()
+
+
+@onednn
+@pytest.mark.parametrize(("gain", "chosen"), [(1.5, "onednn"), (1.05, "mkl")])
+def test_a_gain_of_a_tenth_decides(monkeypatch, gain, chosen):
+    monkeypatch.delenv("HFPATCH_MATMUL", raising=False)
+    monkeypatch.setattr(matmul, "measured_gain", lambda shapes, threads: gain)
+    assert choose_library(nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 128))) == chosen
+    assert choose_library(nn.Linear(8, 8)) == "mkl"  # too small for a gain
+    assert choose_library(nn.Linear(8, 8, device="meta")) is None
+
+
+@onednn
+def test_measuring_is_short_and_done_once():
+    net = nn.Sequential(nn.Linear(768, 3072), nn.Linear(3072, 768), nn.Linear(768, 2304), nn.Linear(768, 50304))
+    matmul.measured_gain.cache_clear()
+    begin = time.process_time()
+    shapes = matmul._expensive_shapes(net)
+    first = matmul.measured_gain(shapes, torch.get_num_threads())
+    assert time.process_time() - begin < 0.3 * max(2, torch.get_num_threads())
+    assert matmul.measured_gain(shapes, torch.get_num_threads()) == first > 0
+
+
+def test_the_variable_decides_by_hand(monkeypatch):
+    monkeypatch.setenv("HFPATCH_MATMUL", "mkl")
+    assert choose_library(nn.Linear(4, 4)) == "mkl"
+    monkeypatch.setenv("HFPATCH_MATMUL", "fastest")
+    with pytest.raises(HfpatchError, match=r"^HFPATCH_MATMUL is 'fastest'; give mkl, onednn or auto$"):
+        choose_library(nn.Linear(4, 4))
+    monkeypatch.setenv("HFPATCH_MATMUL", "onednn")
+    monkeypatch.setattr(matmul, "available", lambda: False)
+    with pytest.raises(HfpatchError, match="does not have"):
+        choose_library(nn.Linear(4, 4))
