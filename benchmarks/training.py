@@ -59,6 +59,7 @@ from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenise import TokenStream
 from hfpatch.files import write_json
 from hfpatch.methods import build_method
+from hfpatch.nn.matmul import fast_matmul
 from hfpatch.patching import patch, patch_summary
 from hfpatch.provenance import Clock, provenance
 from hfpatch.training.head import loss_in_forward
@@ -312,7 +313,7 @@ def run_forward(
     model.eval()
     for _ in range(steps):
         callback.on_step_begin(None, None, None)
-        with torch.no_grad():
+        with torch.no_grad(), fast_matmul(model):
             for batch in batches:
                 model(**batch, use_cache=False)
         callback.on_step_end(None, None, None)

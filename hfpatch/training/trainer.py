@@ -15,6 +15,7 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.collate import collate
 from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
+from hfpatch.nn.matmul import fast_matmul
 from hfpatch.training.callbacks import RunCallback, StepOutcome, SurvivalCallback, Tools
 from hfpatch.training.diagnostics import QueryDiagnostic, diagnose
 from hfpatch.training.interruption import SigtermWatch
@@ -185,12 +186,13 @@ def _clear_about_trackers(names: tuple[str, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
-    """Switch checkpointing on where asked, and put back what training changes about the model besides its weights."""
+    """Switch checkpointing on where asked and let products take the faster library; put all of that back afterwards."""
     training, use_cache = model.training, getattr(model.config, "use_cache", None)
     if run.settings.gradient_checkpointing:
         switch_checkpointing(model, on=True)
     try:
-        yield
+        with fast_matmul(model, library=run.matmul):
+            yield
     finally:
         if run.settings.gradient_checkpointing:
             switch_checkpointing(model, on=False)
