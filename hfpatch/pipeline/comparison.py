@@ -8,12 +8,13 @@ from typing import Any
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.evaluation import check_comparable
 from hfpatch.files import read_json, write_json
 from hfpatch.pipeline.bench import Bench, set_up, write_plans
 from hfpatch.pipeline.cautions import known_score_surprises
 from hfpatch.pipeline.folder import RunFolder, open_folder, write_recipe
 from hfpatch.pipeline.progress import Progress
-from hfpatch.pipeline.results import collect, planned_runs
+from hfpatch.pipeline.results import aggregations, baseline_scores, collect, planned_runs
 from hfpatch.pipeline.runs import evaluate_run, run_name, train_run
 from hfpatch.provenance import Clock
 from hfpatch.recipe import Recipe
@@ -119,11 +120,16 @@ def _complete_run(bench: Bench, folder: RunFolder, method: str, seed: int, *, re
         result = evaluate_run(bench, method, seed, paths, progress=progress)
     progress.finished(run, _summary(result))
     if method == bench.recipe.baseline:
-        _gate(bench.recipe, result)
+        _gate(bench.recipe, result, paths.evaluations)
 
 
-def _gate(recipe: Recipe, result: dict[str, Any]) -> None:
-    """Stop before any training if the base scores outside what is known of it, unless the recipe allows that."""
+def _gate(recipe: Recipe, result: dict[str, Any], records: Path) -> None:
+    """Stop before any training if the base scores outside what is known of it, unless the recipe allows that.
+
+    Likewise if a task's metric is one by which no methods can be compared.
+    """
+    scores = baseline_scores(result)
+    check_comparable(records, scores, aggregations(recipe, scores))
     surprises = known_score_surprises(recipe, result)
     if surprises and not recipe.evaluation.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true goes on all the same")

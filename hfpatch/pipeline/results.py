@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hfpatch.evaluation import TaskResult
+from hfpatch.evaluation import TaskResult, load_tasks, primary_aggregations
 from hfpatch.evaluation import compare as compare_records
+from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.files import read_json
 from hfpatch.pipeline.bench import Bench
 from hfpatch.pipeline.cautions import cautions, form_of
 from hfpatch.pipeline.folder import RunFolder
 from hfpatch.pipeline.references import references
 from hfpatch.provenance import Clock, provenance
+from hfpatch.recipe import Recipe
 
 SCHEMA = 1
 
@@ -90,7 +92,26 @@ def _tasks(methods: dict[str, Any]) -> dict[str, Any]:
 def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
     records: dict[str, dict[int, Path]] = {}
     for method, seed in planned_runs(bench):
-        records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
-    scores = read_json(folder.run(bench.recipe.baseline, 0).result)["evaluation"]
-    tasks = {task: TaskResult.from_json(score) for task, score in scores.items()}
-    return [each.to_json() for each in compare_records(records, tasks=tasks, references=references(bench.recipe))]
+        if folder.run(method, seed).result.is_file():
+            records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
+    recipe = bench.recipe
+    scores = baseline_scores(read_json(folder.run(recipe.baseline, 0).result))
+    found = compare_records(
+        records,
+        tasks=scores,
+        references=references(recipe),
+        baseline=recipe.baseline,
+        aggregations=aggregations(recipe, scores),
+    )
+    return [each.to_json() for each in found]
+
+
+def baseline_scores(result: dict[str, Any]) -> dict[str, TaskResult]:
+    """Return the scores in a run's result.json, by task."""
+    return {task: TaskResult.from_json(score) for task, score in result["evaluation"].items()}
+
+
+def aggregations(recipe: Recipe, scores: dict[str, TaskResult]) -> dict[str, Aggregation]:
+    """Return the function from documents to the primary score of each of a recipe's tasks."""
+    tasks = load_tasks(recipe.evaluation.tasks, data_dir=recipe.data_dir, **recipe.evaluation.task_options)
+    return primary_aggregations(tasks, scores)

@@ -111,7 +111,7 @@ def evaluate(
     """
     _check_output(output)
     clock, listener = Clock(), progress or Progress()
-    load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
+    tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     base.model.to(PartialState().device)
     labels: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
@@ -126,11 +126,13 @@ def evaluate(
             variants[label] = _score(base, label, patch, listener, records_dir=folder / label, **given)
             listener.finished(label, "")
             warnings = _known_scores(model, variants, settings, more=label != [*labels][-1])
+            if label == BASE and len(labels) > 1:
+                _check_comparable(folder, variants[BASE].scores, tasks)
         found = Evaluation(
             model=_describe(model, base),
             settings=settings,
             variants=variants,
-            comparisons=_compare(folder, variants),
+            comparisons=_compare(folder, variants, tasks),
             warnings=warnings,
             provenance=provenance(clock),
         )
@@ -232,6 +234,13 @@ def _known_scores(
     return surprises
 
 
+def _check_comparable(folder: Path, scores: dict[str, TaskResult], tasks: Mapping[str, Any]) -> None:
+    """Refuse metrics by which no patch can be compared, before the first patch is evaluated."""
+    from hfpatch.evaluation import check_comparable, primary_aggregations
+
+    check_comparable(folder / BASE, scores, primary_aggregations(tasks, scores))
+
+
 def _describe(model: ModelSettings, base: Base) -> dict[str, Any]:
     return {
         "name": base.name,
@@ -242,11 +251,16 @@ def _describe(model: ModelSettings, base: Base) -> dict[str, Any]:
     }
 
 
-def _compare(folder: Path, variants: Mapping[str, Variant]) -> list[Comparison]:
+def _compare(folder: Path, variants: Mapping[str, Variant], tasks: Mapping[str, Any]) -> list[Comparison]:
     others = [label for label in variants if label != BASE]
     if BASE not in variants or not others:
         return []
-    from hfpatch.evaluation import compare
+    from hfpatch.evaluation import compare, primary_aggregations
 
-    records = {label: {0: folder / label} for label in variants}
-    return compare(records, tasks=variants[BASE].scores, references={label: [BASE] for label in others})
+    return compare(
+        {label: {0: folder / label} for label in variants},
+        tasks=variants[BASE].scores,
+        references={label: [BASE] for label in others},
+        baseline=BASE,
+        aggregations=primary_aggregations(tasks, variants[BASE].scores),
+    )

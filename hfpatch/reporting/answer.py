@@ -67,7 +67,7 @@ def _headline(findings: Sequence[Finding], baseline: str | None) -> str:
         (tones.count("mixed"), "better on one task and worse on another"),
         (tones.count("worse"), "worse on at least one task and better on none"),
         (tones.count("within noise"), "within noise on every task"),
-        (tones.count("unknown"), "not compared"),
+        (tones.count("unknown"), "without a verdict"),
     ]
     parts = [f"{number} {'is' if number == 1 else 'are'} {what}" for number, what in told if number]
     plural = "method" if len(findings) == 1 else "methods"
@@ -81,9 +81,9 @@ def _finding(results: Results, method: MethodOutcome, reference: str | None, *, 
     if not comparisons:
         return Finding(method.name, f"was not compared with {reference or 'a baseline'}{at}.", "unknown")
     against = None if budget else reference
-    better, worse, noise = (
+    better, worse, noise, untested = (
         [comparison for comparison in comparisons if comparison.verdict == verdict]
-        for verdict in ("better", "worse", "within noise")
+        for verdict in ("better", "worse", "within noise", "too few documents")
     )
     fallen = [comparison for comparison in noise if comparison.falls_to_correction]
     unseen = [comparison for comparison in noise if not comparison.falls_to_correction]
@@ -94,20 +94,22 @@ def _finding(results: Results, method: MethodOutcome, reference: str | None, *, 
         clauses.append(f"it {_seen(results, fallen)}, which does not stand after Holm's correction")
     if unseen:
         clauses.append(_unseen(results, unseen))
+    if untested:
+        tasks, sizes = listed([one.task for one in untested]), listed(_once([count(one.n) for one in untested]))
+        clauses.append(f"on {tasks} there are too few documents for a verdict (n = {sizes})")
     if not better and not worse:
         clauses[0] = f"shows nothing certain{at}: {clauses[0]}"
     else:
         clauses[0] += at
-    return Finding(method.name, "; ".join(clauses) + ".", _tone([*better, *worse]), against)
+    return Finding(method.name, "; ".join(clauses) + ".", _tone([*better, *worse, *noise]), against)
 
 
 def _tone(seen: Sequence[Comparison]) -> Tone:
     verdicts = {comparison.verdict for comparison in seen}
-    if not verdicts:
-        return "within noise"
-    if len(verdicts) == 2:
+    if {"better", "worse"} <= verdicts:
         return "mixed"
-    return "better" if "better" in verdicts else "worse"
+    tones: tuple[Tone, ...] = ("better", "worse", "within noise")
+    return next((tone for tone in tones if tone in verdicts), "unknown")
 
 
 def _seen(results: Results, comparisons: Sequence[Comparison]) -> str:

@@ -7,8 +7,8 @@ from hfpatch.reporting.tables import FALLEN_MARK, HOLM_MARK
 MAIN_TABLE = (
     "Each cell: the mean over seeds (the baseline with its standard error over documents), the paired difference to "
     "the baseline with its 95 % interval in the unit that the heading gives in brackets, and the verdict. "
-    f"{HOLM_MARK} The difference stands at 5 % after Holm's correction over the tasks of a method. Within noise: the "
-    "test cannot tell the two apart, which is not a proof that they are equal. "
+    f"{HOLM_MARK} The difference stands at 5 % after Holm's correction over all methods and tasks of this table. Within noise: the "
+    "test cannot tell the two apart, which is not a proof that they are equal. Too few documents: nothing was tested. "
     f"{FALLEN_MARK} The test alone finds a difference, which does not stand after the correction."
 )
 DIFFERENCES = (
@@ -25,8 +25,10 @@ TRAINING = (
     "way, its loss stands in a panel of its own."
 )
 PAIRED = (
-    "Every paired comparison: method less reference, in the told unit and in the metric's own. Visible from: the "
-    "true difference that had four chances in five to be found at this number of documents, before correction."
+    "Every paired comparison: method less reference, in the told unit and in the metric's own. Holm's correction goes "
+    "over all comparisons with the baseline, and apart from them over all comparisons between methods. Visible from: "
+    "the true difference that had about four chances in five to be found with these documents and seeds, before "
+    "correction; none where no difference would be."
 )
 LAYERS = (
     "Layer by layer, the mean over seeds. Norms are Frobenius norms of what training left in the saved patch; of "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,7 +17,7 @@ from hfpatch.reporting.salvage import salvage
 SCHEMA = 1
 """The newest ``results.json`` layout that this version reads."""
 
-Verdict = Literal["better", "worse", "within noise"]
+Verdict = Literal["better", "worse", "within noise", "too few documents"]
 
 
 def plain(value: Any) -> Any:
@@ -99,7 +100,10 @@ class MethodOutcome(_Read):
 
 
 class Comparison(_Read):
-    """A paired comparison of one method with another on one task; all numbers in the metric's own unit."""
+    """A paired comparison of one method with another on one task; all numbers in the metric's own unit.
+
+    Where there are too few documents for an interval, it is unbounded.
+    """
 
     method: str
     reference: str
@@ -108,8 +112,8 @@ class Comparison(_Read):
     n: int | None = None
     seeds: int | None = None
     difference: float
-    low: float
-    high: float
+    low: Annotated[float, BeforeValidator(lambda end: -inf if end is None else end)]
+    high: Annotated[float, BeforeValidator(lambda end: inf if end is None else end)]
     p: float | None = None
     p_holm: float | None = None
     test: str = ""
