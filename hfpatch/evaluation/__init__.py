@@ -15,7 +15,7 @@ from hfpatch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.evaluation.comparison import Comparison, check_comparable, compare
-    from hfpatch.evaluation.known_scores import check_known_scores
+    from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
     from hfpatch.evaluation.results import TaskResult
     from hfpatch.evaluation.run import evaluate, primary_aggregations
@@ -31,6 +31,7 @@ __all__ = [
     "evaluate",
     "load_tasks",
     "primary_aggregations",
+    "unknown_base",
 ]
 
 _HOMES = {
@@ -43,6 +44,7 @@ _HOMES = {
     "evaluate": "run",
     "load_tasks": "tasks",
     "primary_aggregations": "run",
+    "unknown_base": "known_scores",
 }
 
 import_module("lm_eval.models")  # lm-eval fills its registry only while that is empty

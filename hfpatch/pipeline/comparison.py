@@ -11,10 +11,10 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation import check_comparable
 from hfpatch.files import read_json, write_json
 from hfpatch.pipeline.bench import Bench, set_up, write_plans
-from hfpatch.pipeline.cautions import known_score_surprises
+from hfpatch.pipeline.cautions import known_score_surprises, scores_of
 from hfpatch.pipeline.folder import RunFolder, open_folder, write_recipe
 from hfpatch.pipeline.progress import Progress
-from hfpatch.pipeline.results import aggregations, baseline_scores, collect, planned_runs
+from hfpatch.pipeline.results import aggregations, collect, planned_runs
 from hfpatch.pipeline.runs import evaluate_run, run_name, train_run
 from hfpatch.provenance import Clock
 from hfpatch.recipe import Recipe
@@ -128,7 +128,7 @@ def _gate(recipe: Recipe, result: dict[str, Any], records: Path) -> None:
 
     Likewise if a task's metric is one by which no methods can be compared.
     """
-    scores = baseline_scores(result)
+    scores = scores_of(result)
     check_comparable(records, scores, aggregations(recipe, scores))
     surprises = known_score_surprises(recipe, result)
     if surprises and not recipe.evaluation.allow_unknown_base:

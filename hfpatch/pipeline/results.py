@@ -10,7 +10,7 @@ from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.files import read_json
 from hfpatch.pipeline.bench import Bench
-from hfpatch.pipeline.cautions import cautions, form_of
+from hfpatch.pipeline.cautions import cautions, form_of, scores_of
 from hfpatch.pipeline.folder import RunFolder
 from hfpatch.pipeline.references import references
 from hfpatch.provenance import Clock, provenance
@@ -95,7 +95,7 @@ def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
         if folder.run(method, seed).result.is_file():
             records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
     recipe = bench.recipe
-    scores = baseline_scores(read_json(folder.run(recipe.baseline, 0).result))
+    scores = scores_of(read_json(folder.run(recipe.baseline, 0).result))
     found = compare_records(
         records,
         tasks=scores,
@@ -104,11 +104,6 @@ def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
         aggregations=aggregations(recipe, scores),
     )
     return [each.to_json() for each in found]
-
-
-def baseline_scores(result: dict[str, Any]) -> dict[str, TaskResult]:
-    """Return the scores in a run's result.json, by task."""
-    return {task: TaskResult.from_json(score) for task, score in result["evaluation"].items()}
 
 
 def aggregations(recipe: Recipe, scores: dict[str, TaskResult]) -> dict[str, Aggregation]:

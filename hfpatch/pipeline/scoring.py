@@ -14,7 +14,7 @@ from accelerate import PartialState
 
 from hfpatch.bases import Base, load_base
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import TaskResult, check_known_scores, load_tasks
+from hfpatch.evaluation import TaskResult, check_known_scores, load_tasks, unknown_base
 from hfpatch.evaluation import evaluate as run_tasks
 from hfpatch.evaluation.settings import EvaluationSettings
 from hfpatch.files import write_json
@@ -231,7 +231,8 @@ def _known_scores(
     surprises = check_known_scores(model.name, model.revision, model.dtype, variants[BASE].scores)
     if surprises and more and not settings.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base goes on all the same")
-    return surprises
+    unknown = unknown_base(model.name, model.revision, model.dtype, variants[BASE].scores)
+    return [*surprises, unknown] if unknown and (more or len(variants) > 1) else surprises
 
 
 def _check_comparable(folder: Path, scores: dict[str, TaskResult], tasks: Mapping[str, Any]) -> None:
