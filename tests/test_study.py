@@ -244,6 +244,12 @@ def test_improvements_use_common_seeds_alone():
     assert improvement({"0": 4.0, "1": 9.0}, {"0": 3.0, "2": 1.0})["mean"] == 0.25
 
 
+def test_seeds_that_do_not_differ_say_nothing_of_how_much_seeds_differ():
+    same = improvement({"0": 4.0, "1": 4.0}, {"0": 3.0, "1": 3.0})
+    assert same == {"mean": 0.25, "low": None, "high": None, "p": None, "p_holm": None}
+    assert improvement({"0": 4.0, "1": 5.0}, {"0": 4.0, "1": 5.0})["p"] == 1
+
+
 def test_the_intervals_cover_at_their_rate():
     rng = np.random.default_rng(0)
     covered = 0

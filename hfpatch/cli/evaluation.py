@@ -37,7 +37,9 @@ def print_evaluation(found: Evaluation) -> None:
 
 
 def _comparisons(comparisons: list[Comparison]) -> Table:
-    table = Table(title="against the bare model, paired by document, corrected over patches and tasks", title_justify="left")
+    table = Table(
+        title="against the bare model, paired by document, corrected over patches and tasks", title_justify="left"
+    )
     for column in ("patch", "task", "metric"):
         table.add_column(column)
     for column in ("difference", "95 % interval", "p (Holm)", "smallest visible"):

@@ -209,7 +209,7 @@ def _paired(records: Mapping[str, Runs], method: str, reference: str, *, untrain
     if untrained or len(ours) == len(theirs) == 1:
         return _Pairing(ours, theirs)
     if len(shared) > 1:
-        return _Pairing(*([records[name][seed] for seed in shared] for name in (method, reference)))
+        return _Pairing([records[method][seed] for seed in shared], [records[reference][seed] for seed in shared])
     return _Pairing(ours, theirs, paired=False)
 
 
@@ -290,8 +290,9 @@ def _test_aggregate(
         for side in (runs.method, runs.reference)
     ]
     differences = replicates[0] - replicates[1]
-    if not np.isfinite(differences).all():
-        return None
+    unchanged = bool((differences == differences[0]).all())
+    if not np.isfinite(differences).all() or (unchanged and differences[0] != 0):
+        return None  # no draw says how much the difference varies
     documents = Part(float(differences.std(ddof=1)), min(len(values[runs.method[0]]), RESAMPLES) - 1)
     seeds = over_seeds(scores[0], scores[1], paired=runs.paired)
     estimate = Estimate(float(scores[0].mean() - scores[1].mean()), (documents, *([seeds] if seeds else [])))

@@ -126,14 +126,12 @@ def unknown_base(model_name: str, revision: str | None, dtype: str, results: Map
         return None
     where = f" (revision {revision})" if revision else ""
     return (
-        f"hfpatch knows no published score of {model_name}{where} on these tasks, so nothing shows that the base scores "
-        "what it should."
+        f"hfpatch knows no published score of {model_name}{where} on these tasks, so that whether the base scores what "
+        "it should was not checked."
     )
 
 
-def _known(
-    model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]
-) -> list[KnownScore]:
+def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]) -> list[KnownScore]:
     """Return the published scores that these results can be compared with."""
     model, revisions = _identify(model_name, revision)
     return [

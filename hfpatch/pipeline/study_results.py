@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hfpatch.data.tokenise import hash_tokenizer
-from hfpatch.evaluation.stats import Estimate, holm, student_interval, student_p
+from hfpatch.evaluation.stats import Estimate, holm, over_seeds
 from hfpatch.files import read_json
 from hfpatch.pipeline.study_bench import PlannedRun, StudyBench, planned_runs
 from hfpatch.pretraining_recipe import Point
@@ -176,16 +176,17 @@ def improvement(baseline: Mapping[str, float], losses: Mapping[str, float]) -> d
         losses: the other's.
 
     Returns:
-        ``mean``; ``low``, ``high`` (95 %) and ``p``, which are None with one seed; ``p_holm``, None until corrected.
+        ``mean``; ``low``, ``high`` (95 %) and ``p``, which are None with one seed, or
+        where seeds do not differ at all; ``p_holm``, None until corrected.
     """
     ratios = np.array([(baseline[seed] - losses[seed]) / baseline[seed] for seed in losses if seed in baseline])
     if len(ratios) == 0:
         return None
     low = high = p = None
-    if len(ratios) > 1:
-        error = float(np.std(ratios, ddof=1) / np.sqrt(len(ratios)))
-        estimate = Estimate(float(ratios.mean()), error, len(ratios) - 1)
-        (low, high), p = student_interval(estimate), student_p(estimate)
+    part = over_seeds(ratios, np.zeros(1), paired=True)
+    if part is not None and (part.error > 0 or ratios[0] == 0):
+        estimate = Estimate(float(ratios.mean()), (part,))
+        (low, high), p = estimate.interval, estimate.p
     return {"mean": float(ratios.mean()), "low": low, "high": high, "p": p, "p_holm": None}
 
 

@@ -7,8 +7,9 @@ from hfpatch.reporting.tables import FALLEN_MARK, HOLM_MARK
 MAIN_TABLE = (
     "Each cell: the mean over seeds (the baseline with its standard error over documents), the paired difference to "
     "the baseline with its 95 % interval in the unit that the heading gives in brackets, and the verdict. "
-    f"{HOLM_MARK} The difference stands at 5 % after Holm's correction over all methods and tasks of this table. Within noise: the "
-    "test cannot tell the two apart, which is not a proof that they are equal. Too few documents: nothing was tested. "
+    f"{HOLM_MARK} The difference stands at 5 % after Holm's correction over all methods and tasks of this table. "
+    "Within noise: the test cannot tell the two apart, which is not a proof that they are equal. Too few documents: "
+    "nothing was tested. "
     f"{FALLEN_MARK} The test alone finds a difference, which does not stand after the correction."
 )
 DIFFERENCES = (

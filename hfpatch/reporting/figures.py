@@ -87,7 +87,9 @@ def differences(results: Results, *, title: bool = False) -> Figure | None:
             _parameter_column(ax, results, methods)
     if title:
         figure.suptitle(_summary_title(results), x=0.012, ha="left", fontsize=10.5, color=INK)
-    figure.legend(handles=_forest_key(results), loc="outside lower center", ncols=4, handletextpad=0.5, columnspacing=1.8)
+    figure.legend(
+        handles=_forest_key(results), loc="outside lower center", ncols=4, handletextpad=0.5, columnspacing=1.8
+    )
     return figure
 
 

@@ -94,7 +94,9 @@ def test_equal_models_are_within_noise(records):
         assert comparison.difference == 0
         assert (comparison.p, comparison.p_holm, comparison.verdict) == (1, 1, "within noise")
     assert (novel.low, novel.high) == (0, 0)
-    assert quiz.high == -quiz.low == pytest.approx(1.972 * math.sqrt(2 / 202 / 201), rel=1e-3)  # some might have changed
+    assert (
+        quiz.high == -quiz.low == pytest.approx(1.972 * math.sqrt(2 / 202 / 201), rel=1e-3)
+    )  # some might have changed
     assert quiz.smallest_visible == pytest.approx(6 / 200)
 
 
@@ -199,7 +201,7 @@ def test_what_no_difference_could_show_is_not_called_visible(tmp_path):
 
 @pytest.mark.parametrize(("seeds", "control"), [(2, 0), (3, 0), (3, 1)])
 def test_seeds_that_vary_do_not_make_equal_methods_different(tmp_path, seeds, control):
-    """Seeds vary four times as much as the mean over documents; where ``control`` is 1, so does a control's only one."""
+    """Seeds vary four times as much as the mean over documents; with ``control`` 1, so does a control's only one."""
     rng = np.random.default_rng(5)
     found = []
     for _ in range(200):

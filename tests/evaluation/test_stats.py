@@ -180,7 +180,9 @@ def test_holm_by_hand():
 def test_the_smallest_visible_difference_is_found_four_times_out_of_five(documents):
     rng = np.random.default_rng(8)
     tables = rng.normal(size=(4000, documents))
-    visible = Estimate(0.0, (stats.over_documents(tables[0] / tables[0].std(ddof=1), ones(documents)),)).smallest_visible
+    visible = Estimate(
+        0.0, (stats.over_documents(tables[0] / tables[0].std(ddof=1), ones(documents)),)
+    ).smallest_visible
     errors = tables.std(axis=1, ddof=1) / math.sqrt(documents)
     found = Estimate(tables.mean(axis=1) + visible, (Part(errors, documents - 1),))
     assert 0.77 < np.mean(np.abs(found.difference) > found.reach(0.05)) < 0.84
