@@ -8,6 +8,7 @@ import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
 from peft import LoraConfig
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2LMHeadModel
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
@@ -17,6 +18,7 @@ from hfpatch.evaluation.scorer.budget import Budget
 from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
 
 LONGEST = 40
+PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm, torch.ops.aten.linear}
 SMALL = Budget(tokens=160, logits=1 << 14)
 MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 MORE = {
@@ -153,6 +155,34 @@ def test_virtual_tokens_in_front(make, tokenizer):
     assert_equal(ours(model, requests), expected)
     assert isinstance(Scorer(model, LONGEST).parts, WholeModel)
     assert abs(expected[0][0] - ours(make("llama"), requests)[0][0]) > 1e-3
+
+
+class RoundedProducts(TorchDispatchMode):
+    """Rounds what matrix products take to TF32's 10 bits of mantissa."""
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        if operator.overloadpacket in PRODUCTS:
+            arguments = [self.rounded(each) for each in arguments]
+        return operator(*arguments, **(options or {}))
+
+    @staticmethod
+    def rounded(value):
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+            return value
+        return (value.detach().contiguous().view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
+
+
+def test_decisions_are_those_of_the_products_that_the_model_computes(make, tokenizer):
+    model = make("gpt_neox")
+    requests = [(texts, context, ending[-1:]) for texts, context, ending in encoded(model, contexts=20)]
+    exact = theirs(model, tokenizer, requests)
+    with RoundedProducts():
+        expected = theirs(model, tokenizer, requests)
+        got = ours(model, requests)
+    changed = [abs(value - other) for (value, _), (other, _) in zip(exact, expected, strict=True)]
+    assert max(changed) > 1e-3
+    assert [greedy for _, greedy in got] == [greedy for _, greedy in expected]
+    assert sum(greedy for _, greedy in got) >= 20
 
 
 def test_neither_order_nor_budget_changes_a_decision(make):
