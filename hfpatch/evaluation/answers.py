@@ -26,6 +26,12 @@ from hfpatch.provenance import installed_versions
 from hfpatch.with_peft import peft_is_imported
 
 FORMAT = 1
+_OF_TRAINING = ("training", "gradient_checkpointing")
+_REDUCED = (
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_accumulation",
+)
 _STATES = ("active_adapters", "disable_adapters", "merged_adapters")
 
 
@@ -106,7 +112,10 @@ def open_answers(folder: Path, task: str, key: Mapping[str, Any]) -> Answers:
 def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
     """Return what decides a model's log-likelihoods of given tokens.
 
-    Hooks and other changes made by hand to a model in memory are not seen; do not keep answers of such a model.
+    That is the parameters; the buffers, saved with the model (a router's bias) or not (rotary frequencies, VeRA's
+    projections); the classes of the modules and the numbers that they hold (a scale, an epsilon); the configuration,
+    the adapters; and how products are computed. Hooks and methods replaced by hand on a model in memory are not seen;
+    do not keep answers of such a model.
 
     Args:
         model: a causal language model, with adapters or without.
@@ -115,12 +124,15 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
     return {
         "base_sha256": base_sha256 or hash_weights(model),
         "adapters_sha256": _hash_adapters(model),
+        "buffers_sha256": _hash_tensors(dict(model.named_buffers())).hexdigest(),
+        "modules_sha256": _hash_modules(model),
         "config_sha256": hashlib.sha256(model.config.to_json_string(use_diff=False).encode()).hexdigest(),
         "class": type(model).__name__,
         "dtype": str(model.dtype),
         "attention": str(model.config._attn_implementation),
         "device": model.device.type,
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "precision": _precision(),
         "versions": installed_versions(),
         "code_sha256": code_hash(),
     }
@@ -151,11 +163,54 @@ def _hash_adapters(model: nn.Module) -> str | None:
         for name, module in model.named_modules()
         if isinstance(module, AdapterWrapper)
     ]
-    digest = hashlib.sha256(json.dumps([configs, states], sort_keys=True, default=_plain).encode())
-    for name, parameter in sorted(parameters.items()):
-        digest.update(f"{name} {parameter.dtype}".encode())
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    digest = _hash_tensors(parameters)
+    digest.update(json.dumps([configs, states], sort_keys=True, default=_plain).encode())
     return digest.hexdigest()
+
+
+def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest
+
+
+def _hash_modules(model: nn.Module) -> str:
+    """Return the SHA-256 of every module's class and of the numbers among its attributes."""
+    listing = [
+        (
+            path,
+            type(module).__qualname__,
+            {name: each for name, each in vars(module).items() if _is_setting(name, each)},
+        )
+        for path, module in model.named_modules()
+    ]
+    return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    return not name.startswith("_") and name not in _OF_TRAINING and _is_numeric(value)
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_numeric(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_numeric, value))
+    return isinstance(value, bool | int | float)
+
+
+def _precision() -> dict[str, Any]:
+    """Return how torch rounds in the products of matrices, and the dtype of autocast where it is on."""
+    backends = torch.backends
+    fp32 = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return {
+        "fp32": [backend.fp32_precision for backend in fp32],
+        "reduced": [getattr(backends.cuda.matmul, name) for name in _REDUCED],
+        "autocast": {device: str(torch.get_autocast_dtype(device)) for device in devices},
+    }
 
 
 def _plain(value: Any) -> Any:
