@@ -178,19 +178,13 @@ def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> hashlib._Hash:
 
 def _hash_modules(model: nn.Module) -> str:
     """Return the SHA-256 of every module's class and of the numbers among its attributes."""
-    listing = [
-        (
-            path,
-            type(module).__qualname__,
-            {name: each for name, each in vars(module).items() if _is_setting(name, each)},
-        )
-        for path, module in model.named_modules()
-    ]
+    listing = [(path, type(module).__qualname__, _settings(module)) for path, module in model.named_modules()]
     return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
 
 
-def _is_setting(name: str, value: Any) -> bool:
-    return not name.startswith("_") and name not in _OF_TRAINING and _is_numeric(value)
+def _settings(module: nn.Module) -> dict[str, Any]:
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return {name: value for name, value in public.items() if name not in _OF_TRAINING and _is_numeric(value)}
 
 
 def _is_numeric(value: Any) -> bool:
