@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -44,19 +45,22 @@ class Answers:
     Args:
         path: the file; it and its folder are made when the first answer is added.
         key: the description of the model, see `model_key`.
+        optional: go on with a warning, and without a file, where it cannot be read or written.
 
     Raises:
-        HfpatchError: if the file cannot be read or written.
+        HfpatchError: if the file cannot be read or written and is not optional.
     """
 
-    def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, key: Mapping[str, Any], *, optional: bool = False) -> None:
         self.path = path
+        self._optional = optional
+        self._usable = True
         self._header = json.dumps({"format": FORMAT, "key": key}, sort_keys=True)
         self._known: dict[str, Answer] = {}
         try:
             self._read()
         except OSError as error:
-            raise self._unusable(error) from error
+            self._give_up(error)
 
     def find(self, request: TokenRequest) -> Answer | None:
         """Return the answer to a request if it is there."""
@@ -65,16 +69,20 @@ class Answers:
     def add(self, answers: Sequence[tuple[TokenRequest, Answer]]) -> None:
         """Append answers; when this returns they survive the end of the process."""
         rows = {_digest(request): answer for request, answer in answers}
-        try:
-            new = not self.path.is_file()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as stream:
-                if new:
-                    stream.write(self._header + "\n")
-                stream.writelines(json.dumps([digest, *answer]) + "\n" for digest, answer in rows.items())
-        except OSError as error:
-            raise self._unusable(error) from error
+        if self._usable:
+            try:
+                self._write(rows)
+            except OSError as error:
+                self._give_up(error)
         self._known.update(rows)
+
+    def _write(self, rows: Mapping[str, Answer]) -> None:
+        new = not self.path.is_file()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as stream:
+            if new:
+                stream.write(self._header + "\n")
+            stream.writelines(json.dumps([digest, *answer]) + "\n" for digest, answer in rows.items())
 
     def _read(self) -> None:
         if not self.path.is_file():
@@ -99,14 +107,18 @@ class Answers:
             return  # a damaged line is as good as none: its request is scored again
         self._known[str(digest)] = answer
 
-    def _unusable(self, error: OSError) -> HfpatchError:
-        return HfpatchError(f"{self.path}: answers cannot be kept ({error.strerror or error}); choose another folder")
+    def _give_up(self, error: OSError) -> None:
+        line = f"{self.path}: answers cannot be kept ({error.strerror or error})"
+        if not self._optional:
+            raise HfpatchError(f"{line}; free space or choose another folder") from error
+        warnings.warn(f"{line}; the evaluation goes on without", stacklevel=2)
+        self._usable = False
 
 
-def open_answers(folder: Path, task: str, key: Mapping[str, Any]) -> Answers:
+def open_answers(folder: Path, task: str, key: Mapping[str, Any], *, optional: bool = False) -> Answers:
     """Return the answers of a model to a task in a folder that may hold those of other models."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return Answers(folder / f"{task.replace('/', '-')}-{name}.jsonl", key)
+    return Answers(folder / f"{task.replace('/', '-')}-{name}.jsonl", key, optional=optional)
 
 
 def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
