@@ -108,10 +108,10 @@ class Answers:
         self._known[str(digest)] = answer
 
     def _give_up(self, error: OSError) -> None:
-        line = f"{self.path}: answers cannot be kept ({error.strerror or error})"
+        why = f"answers cannot be kept ({error.strerror or error})"
         if not self._optional:
-            raise HfpatchError(f"{line}; free space or choose another folder") from error
-        warnings.warn(f"{line}; the evaluation goes on without", stacklevel=2)
+            raise HfpatchError(f"{self.path}: {why}; free space or choose another folder") from error
+        warnings.warn(f"{self.path.parent}: {why}; the evaluation goes on without", stacklevel=2)  # once a folder
         self._usable = False
 
 

@@ -1,5 +1,7 @@
 import json
+import warnings
 from functools import partial
+from pathlib import Path
 
 import families
 import pytest
@@ -92,6 +94,49 @@ def test_the_key_changes_with_all_that_changes_an_answer():
     louder = get_peft_model(families.make_model("llama"), LoraConfig(target_modules=["q_proj"], lora_alpha=9)).eval()
     keys.append(model_key(louder))
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
+
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full, which stands for a full disk")
+
+
+@needs_full
+def test_a_full_disk_ends_an_evaluation_where_answers_are_asked_for_and_warns_where_they_are_not():
+    with pytest.raises(HfpatchError, match=r"answers cannot be kept .*free space or choose another folder"):
+        Answers(FULL, {}).add([(FIRST, (-1.0, True))])
+    kept = Answers(FULL, {}, optional=True)
+    with pytest.warns(UserWarning, match="answers cannot be kept"):
+        kept.add([(FIRST, (-1.0, True))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept.add([(SECOND, (-2.0, True))])
+    assert kept.find(SECOND) == (-2.0, True)
+
+
+@needs_full
+def test_an_evaluation_goes_on_where_the_default_cache_is_full(capsys, tmp_path, monkeypatch):
+    from hfpatch.__main__ import main
+    from hfpatch.evaluation import run
+
+    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "cache"))
+    arguments = [
+        "eval",
+        "--model",
+        "tinyworld/gpt-neox",
+        "--tasks",
+        "tinyworld_cloze,tinyworld_endings",
+        "--limit",
+        "9",
+    ]
+    assert main([*arguments, "--no-cache", "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(run, "open_answers", lambda folder, task, key, **options: Answers(FULL, key, **options))
+    assert main([*arguments, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["variants"] == expected["variants"]
+    assert sum("cannot be kept" in line for line in shown.err.splitlines()) == 1
+    assert main([*arguments, "--output", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("hfpatch: error: /dev/full: answers cannot be kept")
 
 
 def lora_model(config=None):
