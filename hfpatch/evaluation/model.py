@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_POSITIONS = re.compile(r"pos|wpe")
+_OFFSETS = 8  # rows that some tables have in front
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
@@ -83,10 +86,13 @@ class HfpatchLM(HFLM):
             from hfpatch.bases import locate_base
 
             pretrained = locate_base(pretrained)
+        elif not pretrained.config.is_encoder_decoder:  # of BART and its kin lm-eval takes the type, not the class
+            options.setdefault("backend", "causal")
         super().__init__(pretrained, device=device, softmax_dtype="float32", **options)
         if self.backend != "causal":
             raise HfpatchError(f"{type(self.model).__name__} is no causal language model; hfpatch scores no other")
         check_tokenizer(self.model, self.tokenizer)
+        check_positions(self.model, options.get("max_length"))
         if patch is not None:
             from hfpatch.patch_files import load_patch
 
@@ -274,6 +280,24 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
     if len(tokenizer) > rows:
         raise HfpatchError(
             f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings; use the model's own tokenizer"
+        )
+
+
+def check_positions(model: Any, max_length: int | None) -> None:
+    """Refuse rows that are longer than the model's table of positions; rotary positions have none.
+
+    Raises:
+        HfpatchError: saying how long a row may be.
+    """
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if max_length is None or longest is None or max_length <= longest:
+        return
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    tables = (tensor for name, tensor in tensors if _POSITIONS.search(name) and tensor.dim() == 2)
+    if any(longest <= len(table) < longest + _OFFSETS for table in tables):
+        raise HfpatchError(
+            f"max_length is {max_length}, and {type(model).__name__} has a table of {longest} positions; "
+            "take a max_length up to that"
         )
 
 

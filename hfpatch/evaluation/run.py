@@ -42,6 +42,7 @@ def evaluate(
     data_dir: Path | None = None,
     records_dir: Path | None = None,
     answers_dir: Path | None = None,
+    answers_optional: bool = False,
     base_sha256: str | None = None,
     on_task: OnTask | None = None,
     on_scored: OnScored | None = None,
@@ -57,6 +58,7 @@ def evaluate(
             ``doc_hash``, ``target``, ``doc`` and each metric's value, a number or a pair (log-likelihood, count).
         answers_dir: where the model's answers are kept as they come. What is there is not scored again, be it from an
             interrupted evaluation or from one with a smaller limit; see `hfpatch.evaluation.answers`.
+        answers_optional: go on without keeping answers where that folder takes none (the disk is full).
         base_sha256: the hash of the base's weights where it is known; answers are kept by it.
         on_task: called with each task's name before it is scored.
         on_scored: called with a task's name, its scored requests and all of them, as scoring goes on.
@@ -78,7 +80,8 @@ def evaluate(
             for name, task in tasks.items():
                 if on_task is not None:
                     on_task(name)
-                scorer.answers = open_answers(answers_dir, name, key) if answers_dir is not None else None
+                if answers_dir is not None:
+                    scorer.answers = open_answers(answers_dir, name, key, optional=answers_optional)
                 scorer.reused = 0
                 scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
                 results[name] = _score(scorer, name, task, settings.limit, records_dir)

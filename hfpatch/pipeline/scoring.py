@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, check_known_scores, load_tasks, unknown_base
 from hfpatch.evaluation import evaluate as run_tasks
 from hfpatch.evaluation.settings import EvaluationSettings
-from hfpatch.files import write_json
+from hfpatch.files import read_json, sha256_file, write_json
+from hfpatch.pipeline.folder import flatten
 from hfpatch.pipeline.progress import Progress
 from hfpatch.provenance import Clock, provenance
 from hfpatch.recipe import ModelSettings
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
 
 BASE = "base"
 RESULTS = "results.json"
+IDENTITY = "evaluation.json"  # what the folder's evaluation is of, written before its first answer
 ANSWERS = "answers"
+_NOT_IDENTITY = ("allow_unknown_base", "batch_size", "token_budget")  # change no number, but for rounding
+_PATCH_FILES = ("adapter_config.json", "patch.json")
 
 
 @dataclass(frozen=True)
@@ -109,17 +114,22 @@ def evaluate(
         HfpatchError: if the model, a patch, a task or its data cannot be had; or if the base scores outside what is
             known of it, there are patches to compare with it and the settings do not allow that.
     """
-    _check_output(output)
+    identity = _identity(model, settings, labels_of(patches, baseline=baseline))
+    _check_output(output, identity)
     clock, listener = Clock(), progress or Progress()
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     base.model.to(PartialState().device)
-    labels: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
-    labels |= dict(zip(label_patches(patches), patches, strict=True))
+    labels = labels_of(patches, baseline=baseline)
     if len(labels) > 1:
         _try_patches(base, patches)
+    if output is not None:
+        identity["model"]["sha256"] = base.sha256
+        _check_output(output, identity)
+        write_json(output / IDENTITY, identity)
     answers_dir = output / ANSWERS if output is not None else cache_dir
-    given: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "answers_dir": answers_dir}
+    given: dict[str, Any] = {"settings": settings, "data_dir": data_dir}
+    given |= {"answers_dir": answers_dir, "answers_optional": output is None}
     variants: dict[str, Variant] = {}
     with _records_folder(output) as folder:
         for label, patch in labels.items():
@@ -139,6 +149,12 @@ def evaluate(
     if output is not None:
         write_json(output / RESULTS, found.to_json())
     return found
+
+
+def labels_of(patches: Sequence[Path], *, baseline: bool) -> dict[str, Path | None]:
+    """Return what is evaluated, by label: the bare base, as None, where it is asked for or there is no patch."""
+    bare: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
+    return bare | dict(zip(label_patches(patches), patches, strict=True))
 
 
 def label_patches(patches: Sequence[Path]) -> list[str]:
@@ -213,13 +229,41 @@ def _records_folder(output: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _check_output(output: Path | None) -> None:
-    if output is None or not output.exists():
+def _identity(model: ModelSettings, settings: EvaluationSettings, labels: Mapping[str, Path | None]) -> dict[str, Any]:
+    """Return what makes two evaluations the same one, as far as it is known before the base is loaded."""
+    return {
+        "model": model.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json", exclude=set(_NOT_IDENTITY)),
+        "variants": {label: None if patch is None else _hash_patch(patch) for label, patch in labels.items()},
+    }
+
+
+def _hash_patch(patch: Path) -> str:
+    """Return a hash of what of a patch decides its scores, whatever its cards say."""
+    files = (path for path in sorted(patch.rglob("*")) if path.suffix == ".safetensors" or path.name in _PATCH_FILES)
+    listing = "".join(f"{path.relative_to(patch).as_posix()} {sha256_file(path)}\n" for path in files)
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds something else than this evaluation, or cannot be one."""
+    if output is None:
         return
-    if not output.is_dir():
-        raise HfpatchError(f"{output}: is a file, not a folder; choose another --output")
-    if any(output.iterdir()) and not ((output / RESULTS).is_file() or (output / ANSWERS).is_dir()):
+    for place in (output, *output.parents):
+        if place.exists() and not place.is_dir():
+            raise HfpatchError(f"{place}: is a file, not a folder; choose another --output")
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not (output / IDENTITY).is_file():
         raise HfpatchError(f"{output}: is not empty and holds no evaluation of hfpatch; choose another --output")
+    stored = read_json(output / IDENTITY)
+    old, new = flatten(stored if isinstance(stored, dict) else {}), flatten(identity)
+    for key in [*new, *(key for key in old if key not in new and key != "model.sha256")]:
+        there, here = old.get(key, "absent"), new.get(key, "absent")
+        if there != here:
+            raise HfpatchError(
+                f"{output}: holds another evaluation ({key} is {there!r} there, {here!r} here); choose another --output"
+            )
 
 
 def _known_scores(

@@ -17,6 +17,9 @@ from hfpatch.reporting.salvage import salvage
 SCHEMA = 1
 """The newest ``results.json`` layout that this version reads."""
 
+_OWN = {"schema", "methods"}
+"""One of these keys is in every ``results.json`` of a run."""
+
 Verdict = Literal["better", "worse", "within noise", "too few documents"]
 
 
@@ -199,13 +202,17 @@ def read_results(run_dir: Path) -> Results:
     ``results.json`` that can be read, the files of the single runs are.
 
     Raises:
-        HfpatchError: if there is no run in the folder or a pretraining study, ``results.json`` is not a JSON object, or
-            a newer version of hfpatch wrote it.
+        HfpatchError: if there is no run in the folder, or a pretraining study or an evaluation; ``results.json`` is
+            not a JSON object or not hfpatch's, or a newer version of hfpatch wrote it.
     """
     path = run_dir / "results.json"
     raw, broken = _raw(run_dir)
     if raw.get("kind") == "pretraining":
         raise HfpatchError(f"{run_dir}: is a pretraining study, no comparison; hfpatch report writes its report")
+    if "variants" in raw:
+        raise HfpatchError(f"{run_dir}: is an evaluation, which has no report; its scores are in {path}")
+    if not raw.keys() & _OWN:
+        raise HfpatchError(f"{path}: is not what hfpatch compare writes; give the folder of a run")
     schema = raw.get("schema", SCHEMA)
     if not isinstance(schema, int) or schema > SCHEMA:
         raise HfpatchError(f"{path}: layout {schema!r} is not known to this version (up to {SCHEMA}); update hfpatch")

@@ -152,7 +152,7 @@ def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlo
     """
     check_context(model, blocks, held_out)
     several = len(blocks.sizes) > len(blocks)
-    if blocks.layout == "packed" and several and not packing_is_exact(model):
+    if blocks.layout == "packed" and several and not packing_is_exact(model, blocks.block_size):
         raise HfpatchError(
             f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
             "next; set data.layout=padded"

@@ -90,7 +90,7 @@ def test_held_out_loss_has_a_panel_where_it_was_measured(results):
 
 
 def test_nothing_to_draw_is_no_figure(draw, build):
-    empty = build({})
+    empty = build({"schema": 1})
     assert draw(differences, empty) is None
     assert draw(quality, empty) is None
     assert draw(training, empty, {}) is None
