@@ -34,6 +34,8 @@ class AttentionSite:
         norm: the module whose output is the hidden state, where it has to be changed there; else None.
         host_path: path, from the model, of the module that added modules are put under.
         input_gradients: whether training needs gradients for what enters the first block.
+        block_path: path of the block, from the model.
+        block: the block; everything above is called inside its forward.
         refusals: what cannot be done here, with the reason.
     """
 
@@ -52,6 +54,8 @@ class AttentionSite:
     norm: nn.Module | None
     host_path: str
     input_gradients: bool
+    block_path: str
+    block: nn.Module
     refusals: Mapping[str, str] = field(default_factory=dict)
 
     def projection_module(self, target: str) -> nn.Module:
@@ -113,6 +117,8 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         norm=None if family.norm is None else submodule(block, family.norm, of=of),
         host_path=path if family.host is None else joined(at, family.host),
         input_gradients=family.input_gradients,
+        block_path=at,
+        block=block,
         refusals=refusals if factor else {**refusals, "content_skip": "the branch is multiplied by 0"},
     )
 

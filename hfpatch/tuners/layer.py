@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
+from hfpatch.nn.calls import HookedModule
 from hfpatch.sites import AttentionSite
 
 NOT_MERGEABLE = (
@@ -19,7 +21,7 @@ NOT_MERGEABLE = (
 )
 
 
-class SurgeryLayer(nn.Module, BaseTunerLayer):
+class SurgeryLayer(HookedModule, BaseTunerLayer):
     """A tuner layer registered as a child of the attention module (the site's host), acting by forward hooks around it.
 
     The attention module is not replaced: names of base parameters stay as they were, other adapters can be injected
@@ -27,7 +29,7 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
     ``ModuleDict``s keyed by adapter name, as PEFT expects. The hooks step aside when adapters are disabled or none of
     this layer's adapters is active.
 
-    Hooks are bound methods, so that a deep copy of the model acts on its own layers.
+    No call leaves anything on a layer: see :class:`hfpatch.nn.calls.HookedModule`.
 
     Args:
         site: the attention branch to change.
@@ -40,15 +42,21 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
     def __init__(self, site: AttentionSite) -> None:
         super().__init__()
         self.site_name = site.name
+        self.hidden_size = site.hidden_size
         self.configs: dict[str, Any] = {}
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
         # In a tuple, so that it is not registered as a child a second time.
         self._anchor = (_first_with_weights(site),)
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         for name in self.adapter_layer_names:
             setattr(self, name, nn.ModuleDict())
+        host = site.host_path.removeprefix(site.block_path)
+        self.hook_into(site.block, f"{host}.{self.child_name}".lstrip("."), partial(self.register, site))
+
+    @abstractmethod
+    def register(self, site: AttentionSite) -> None:
+        """Register this layer's hooks on the modules of a site."""
 
     def get_base_layer(self) -> nn.Module:
         """Return the module whose device the adapter follows: the first projection with weights."""
@@ -95,18 +103,8 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
 
     def detach(self, host: nn.Module) -> None:
         """Remove every hook, and this layer from the module that holds it."""
-        for handle in self._hooks:
-            handle.remove()
-        self._hooks.clear()
+        self.unhook()
         delattr(host, self.child_name)
-
-    def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Call ``hook(module, args, kwargs)`` before every forward of ``module``."""
-        self._hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-
-    def after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Call ``hook(module, args, kwargs, output)`` after every forward of ``module``."""
-        self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def _device(self) -> torch.device:
         """Return the device on which the base computes; an offloaded module keeps its weights elsewhere meanwhile."""
