@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,11 +18,12 @@ from hfpatch.sites import find_sites, survey
 from hfpatch.tuners.adapters import (
     adapter_parameters,
     base_parameters,
+    changes_base,
     has_adapters,
     keep_mode,
     remove_adapters,
+    require_distinct_names,
     require_matrices,
-    rewrites_base,
 )
 from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.tuners.model import unreached_layers
@@ -67,14 +68,16 @@ def patch(
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first, or patch with one list")
     if any(isinstance(part, SurgeryConfig) for part in configs):
         find_sites(model)  # an unknown architecture is refused before PEFT records the adapter
-    _require_untouched_base(configs)
+    require_untouched_base(configs)
     for part in configs:
         require_matrices(model, part)
     setattr(model, _TRAINABLE_BEFORE, {name for name, p in model.named_parameters() if p.requires_grad})
     try:
         for name, part in zip(names, configs, strict=True):
             _inject(model, copy.deepcopy(part), name, seed)
+        require_distinct_names(model, names)
         activate(model)
+        _require_frozen_base(model)
     except BaseException as error:
         unpatch(model)
         if isinstance(error, ValueError | TypeError | NotImplementedError):
@@ -108,10 +111,19 @@ def stack(model: nn.Module) -> dict[str, PeftConfig]:
     return dict(getattr(model, "peft_config", None) or {})
 
 
-def activate(model: nn.Module, *, trainable: bool = True, upcast: bool = True) -> None:
-    """Make every adapter of the stack active, trainable or not, and (``upcast``) in fp32 whatever the base's dtype."""
+def activate(
+    model: nn.Module, names: Sequence[str] | None = None, *, trainable: bool = True, upcast: bool = True
+) -> None:
+    """Make adapters of the stack active, trainable or not, and (``upcast``) in fp32 whatever the base's dtype.
+
+    Args:
+        model: a patched model.
+        names: the adapters; None means all. Others are neither active nor trainable.
+        trainable: whether the active ones are trained.
+        upcast: give adapters in half precision fp32.
+    """
     if stack(model):
-        model.set_adapter(list(stack(model)))  # type: ignore[operator]
+        model.set_adapter(list(stack(model)) if names is None else list(names))  # type: ignore[operator]
     for parameter in adapter_parameters(model).values():
         if upcast and parameter.dtype in (torch.float16, torch.bfloat16):
             parameter.data = parameter.data.float()
@@ -232,13 +244,24 @@ def _name_parts(model: nn.Module) -> set[str]:
     return {part for name, _ in model.named_parameters() for part in name.split(".")}
 
 
-def _require_untouched_base(configs: Sequence[PeftConfig]) -> None:
+def require_untouched_base(configs: Iterable[PeftConfig]) -> None:
+    """Refuse configurations that change the base: its weights, which parameters are trained, or its layers.
+
+    Raises:
+        HfpatchError: naming the option.
+    """
     for config in configs:
-        if rewrites_base(config):
-            raise HfpatchError(
-                f"init_lora_weights={getattr(config, 'init_lora_weights', None)!r} rewrites the weights of the base, "
-                "which a patch must leave as they are; use init_lora_weights=True or 'gaussian'"
-            )
+        if why := changes_base(config):
+            raise HfpatchError(why)
+
+
+def _require_frozen_base(model: nn.Module) -> None:
+    trained = [name for name, parameter in base_parameters(model).items() if parameter.requires_grad]
+    if trained:
+        raise HfpatchError(
+            f"a configuration trains {len(trained)} parameters of the base, such as {trained[0]}, which a patch must "
+            "leave as they are"
+        )
 
 
 def _require_plain(model: nn.Module) -> None:
