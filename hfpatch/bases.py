@@ -201,7 +201,7 @@ class _Place:
         hook = getattr(self.module, "_hf_hook", None)
         for one in getattr(hook, "hooks", [hook]):
             if self.key in (getattr(one, "weights_map", None) or {}):
-                return cast("Tensor", one.weights_map[self.key])  # type: ignore[union-attr]
+                return cast("Tensor", one.weights_map[self.key])
         raise HfpatchError(f"{self.name} is on the meta device and has no values; load the model's weights first")
 
 
@@ -215,7 +215,7 @@ def _places(model: nn.Module) -> Iterator[_Place]:
 def _base_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
     """Return the modules of the base by name, without importing PEFT where there can be no adapter."""
     if not peft_is_imported():
-        return model.named_modules()
+        return list(model.named_modules())
     from hfpatch.tuners.adapters import base_modules
 
     return base_modules(model)
@@ -234,7 +234,7 @@ def _digests(model: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
             rounded = kind != "exact" and flat.is_floating_point()
             dtype = getattr(torch, kind) if rounded else flat.dtype
             digest.update(f"{place.name} {tuple(place.tensor.shape)} {dtype} ".encode())
-            for piece in flat.split(_PIECE):
+            for piece in torch.split(flat, _PIECE):
                 digest.update(bytes_of(piece.to(dtype)))
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
 

@@ -85,6 +85,7 @@ def evaluate(
     model: ModelSettings,
     *,
     patches: Sequence[Path] = (),
+    allow_other_base: bool = False,
     baseline: bool = False,
     settings: EvaluationSettings,
     data_dir: Path | None = None,
@@ -97,6 +98,7 @@ def evaluate(
     Args:
         model: the base.
         patches: folders that `save_patch` or PEFT wrote; without any, the bare base is evaluated.
+        allow_other_base: take patches whose base had other weights.
         baseline: evaluate the bare base too, first, and hold every patch against it.
         settings: the tasks.
         data_dir: a folder that holds local copies of hub data sets.
@@ -117,13 +119,15 @@ def evaluate(
     labels: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
     labels |= dict(zip(label_patches(patches), patches, strict=True))
     if len(labels) > 1:
-        _try_patches(base, patches)
+        _try_patches(base, patches, allow_other_base)
     answers_dir = output / ANSWERS if output is not None else cache_dir
     given: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "answers_dir": answers_dir}
     variants: dict[str, Variant] = {}
     with _records_folder(output) as folder:
         for label, patch in labels.items():
-            variants[label] = _score(base, label, patch, listener, records_dir=folder / label, **given)
+            variants[label] = _score(
+                base, label, patch, listener, allow_other_base, records_dir=folder / label, **given
+            )
             listener.finished(label, "")
             warnings = _known_scores(model, variants, settings, more=label != [*labels][-1])
         found = Evaluation(
@@ -157,16 +161,18 @@ def label_patches(patches: Sequence[Path]) -> list[str]:
     return [f"{label} (patch)" if label in (BASE, ANSWERS) else label for label in labels]
 
 
-def _try_patches(base: Base, patches: Sequence[Path]) -> None:
+def _try_patches(base: Base, patches: Sequence[Path], allow_other_base: bool) -> None:
     """Put every patch in and take it out again, so that one that does not fit shows before anything is scored."""
     for patch in patches:
-        with _patched(base, patch):
+        with _patched(base, patch, allow_other_base):
             pass
 
 
-def _score(base: Base, label: str, patch: Path | None, listener: Progress, **given: Any) -> Variant:
+def _score(
+    base: Base, label: str, patch: Path | None, listener: Progress, allow_other_base: bool, **given: Any
+) -> Variant:
     """Put a patch in, run the tasks as `given` says, and take it out again."""
-    with _patched(base, patch):
+    with _patched(base, patch, allow_other_base):
         scores = run_tasks(
             base.model,
             base.tokenizer,
@@ -179,14 +185,14 @@ def _score(base: Base, label: str, patch: Path | None, listener: Progress, **giv
 
 
 @contextmanager
-def _patched(base: Base, patch: Path | None) -> Iterator[None]:
+def _patched(base: Base, patch: Path | None, allow_other_base: bool) -> Iterator[None]:
     if patch is None:
         yield
         return
     from hfpatch.patch_files import load_patch
     from hfpatch.patching import unpatch
 
-    load_patch(base.model, patch)
+    load_patch(base.model, patch, allow_other_base=allow_other_base)
     try:
         yield
     finally:

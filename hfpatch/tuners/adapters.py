@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import cast
 
 from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
@@ -45,7 +46,7 @@ def base_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Mod
         yield from base_modules(model.original_module, name)
     elif isinstance(model, BaseTunerLayer):
         if hasattr(model, "base_layer"):  # ours is a child of the base and wraps nothing
-            yield from base_modules(model.base_layer, name)
+            yield from base_modules(cast("nn.Module", model.base_layer), name)
     else:
         yield name, model
         for child, module in model.named_children():

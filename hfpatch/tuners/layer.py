@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from hfpatch.sites import AttentionSite
+
+Layer = TypeVar("Layer", bound="SurgeryLayer")
 
 NOT_MERGEABLE = (
     "a nonlinear branch cannot be folded into the weights of a linear projection, so {method} cannot be merged; "
@@ -119,6 +121,12 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
         for name in self.adapter_layer_names:
             if adapter_name in self.held(name):
                 self.held(name)[adapter_name].to(device or self._device())
+
+
+def surgery_layer(site: AttentionSite, kind: type[Layer]) -> Layer | None:
+    """Return the tuner layer of a kind at a site, or None where nothing was injected."""
+    layer = getattr(site.host, kind.child_name, None)
+    return layer if isinstance(layer, kind) else None
 
 
 def _first_with_weights(site: AttentionSite) -> nn.Module:
