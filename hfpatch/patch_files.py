@@ -28,7 +28,7 @@ from hfpatch.bases import bytes_of, difference, fingerprint
 from hfpatch.card import patch_card
 from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_directory, read_json, sha256_file, write_json, write_text
-from hfpatch.patching import activate, method_name, patch, require_untouched_base, stack, unpatch
+from hfpatch.patching import activate, patch, require_untouched_base, stack, unpatch
 from hfpatch.tuners.adapters import (
     active_adapters,
     adapter_parameters,
@@ -36,6 +36,7 @@ from hfpatch.tuners.adapters import (
     has_adapters,
     wrappers_of_others,
 )
+from hfpatch.tuners.config import method_name
 
 Model = TypeVar("Model", bound=nn.Module)
 _Identity = tuple[tuple[int, ...], torch.dtype, str]

@@ -7,13 +7,14 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from peft import PeftConfig, PeftModel
 from torch import nn
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, whole_number
+from hfpatch.nn.initialization import seeded_generator
 from hfpatch.sites import find_sites, survey
 from hfpatch.tuners.adapters import (
     adapter_parameters,
@@ -25,7 +26,7 @@ from hfpatch.tuners.adapters import (
     require_distinct_names,
     require_matrices,
 )
-from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.config import SurgeryConfig, drawn_as, method_name, with_python_values
 from hfpatch.tuners.model import unreached_layers
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -52,7 +53,8 @@ def patch(
         model: a transformers causal language model; not a ``PeftModel``.
         config: one configuration or the stack of them; they are copied.
         names: adapter names; by default the method's name (``pre_projection``, ``lora``, ``lora_2``, ...).
-        seed: seed of every part's initialisation; None keeps each hfpatch configuration's own and takes 0 for others.
+        seed: seed of every part's initialisation; None keeps each hfpatch configuration's own and takes 0 for others. A
+            part's initial values depend on it and on the part's name (the first of each kind draws by the seed alone).
 
     Returns:
         The same model.
@@ -61,6 +63,8 @@ def patch(
         HfpatchError: if the model or a configuration is unfit; the model is then as it was.
     """
     configs = [config] if isinstance(config, PeftConfig) else list(config)
+    if seed is not None:
+        seed = whole_number("seed", seed, at_least=0)
     _require_plain(model)
     names = _adapter_names(model, configs, names)
     _require_free_names(model, names)
@@ -74,7 +78,7 @@ def patch(
     setattr(model, _TRAINABLE_BEFORE, {name for name, p in model.named_parameters() if p.requires_grad})
     try:
         for name, part in zip(names, configs, strict=True):
-            _inject(model, copy.deepcopy(part), name, seed)
+            _inject(model, with_python_values(copy.deepcopy(part)), name, seed)
         require_distinct_names(model, names)
         activate(model)
         _require_frozen_base(model)
@@ -198,8 +202,9 @@ def _skipped(model: nn.Module) -> dict[int, str]:
 def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -> None:
     if isinstance(config, SurgeryConfig) and seed is not None:
         config.seed = seed
+    drawn = drawn_as(name, config)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        torch.manual_seed(0 if seed is None else seed)
+        torch.manual_seed(seeded_generator(seed or 0, drawn).initial_seed() if drawn else seed or 0)
         warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")  # a stack is intended
         model.add_adapter(config, adapter_name=name)  # type: ignore[operator]
 
@@ -216,12 +221,6 @@ def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Seque
         if list(names).count(name) > 1 or not re.fullmatch(r"\w+", name):
             raise HfpatchError(f"adapter name {name!r} must be unique, and of letters, digits and underscores")
     return list(names)
-
-
-def method_name(config: PeftConfig) -> str:
-    """Return the name of a configuration's method in lower case: ``pre_projection``, ``lora``, ..."""
-    kind: Any = config.peft_type
-    return str(kind.value).lower()
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:

@@ -12,6 +12,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from hfpatch.sites import AttentionSite
+from hfpatch.tuners.config import drawn_as
 
 Layer = TypeVar("Layer", bound="SurgeryLayer")
 
@@ -59,7 +60,7 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
     def update_layer(self, adapter_name: str, config: Any, *, inference_mode: bool = False) -> None:
         """Add an adapter to this layer, initialised, in fp32, on the device of the base."""
         with torch.device(self._device()), _default_dtype(torch.float32):
-            for what, module in self.build(config).items():
+            for what, module in self.build(config, self.site_name + drawn_as(adapter_name, config)).items():
                 self.held(what)[adapter_name] = module
         self.configs[adapter_name] = config
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
@@ -73,8 +74,13 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
         return cast("nn.Linear", self.held(what)[adapter_name])
 
     @abstractmethod
-    def build(self, config: Any) -> dict[str, nn.Module]:
-        """Return the initialised modules of one adapter, by the name of the ``ModuleDict`` that holds them."""
+    def build(self, config: Any, name: str) -> dict[str, nn.Module]:
+        """Return the initialised modules of one adapter, by the name of the ``ModuleDict`` that holds them.
+
+        Args:
+            config: the adapter's configuration.
+            name: what initial values are drawn by, together with the seed and the tensor's name.
+        """
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""
