@@ -136,9 +136,10 @@ def _yaml(value: Any) -> str:
 
 
 def _base_facts(base: Mapping[str, Any], name: str, licence: str | None) -> list[tuple[str, str]]:
+    mark = base.get("fingerprint", "not recorded")
     return [
         ("Model", f"{name} ({base['class']})"),
-        ("Fingerprint", str(base.get("fingerprint", "not recorded"))),
+        ("Fingerprint", str(mark["exact"] if isinstance(mark, Mapping) else mark)),
         ("Licence", licence or "not stated where this patch was made"),
     ]
 

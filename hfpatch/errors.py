@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
 from collections.abc import Iterable
+from typing import Any
 
 
 class HfpatchError(ValueError):
@@ -12,6 +15,18 @@ class HfpatchError(ValueError):
     The command line prints the message without a traceback and exits with code 2. Library users catch it as any
     other exception.
     """
+
+
+def whole_number(name: str, value: Any, *, at_least: int) -> int:
+    """Return a value as Python's ``int``, also where it is numpy's or a float without a fraction.
+
+    Raises:
+        HfpatchError: if it is none, or below ``at_least`` or above 2^63 - 1.
+    """
+    number = value if isinstance(value, numbers.Real) and math.isfinite(value) else None
+    if number is None or number != int(number) or not at_least <= number < 2**63:
+        raise HfpatchError(f"{name}={value!r} must be a whole number of at least {at_least}")
+    return int(number)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

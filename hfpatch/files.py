@@ -22,9 +22,12 @@ _CHUNK_BYTES = 1 << 20
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success sync it and rename it to ``path``, on failure remove it.
 
+    A link is followed: what it names is replaced, not the link.
+
     Raises:
         HfpatchError: if the folder cannot be written or the disk is full.
     """
+    path = path.resolve() if path.is_symlink() else path
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,9 +45,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``; on success it takes the place of ``path``, on failure it is removed.
 
+    A link is followed: the folder that it names is replaced, not the link.
+
     Raises:
         HfpatchError: if the folder cannot be written or the disk is full.
     """
+    path = path.resolve() if path.is_symlink() else path
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         if path.exists() and not path.is_dir():

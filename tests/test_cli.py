@@ -440,6 +440,27 @@ def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys,
     assert main([*compared, "--allow-unknown-base"]) == 0
 
 
+@pytest.mark.parametrize("command", ["eval", "inspect", "export"])
+def test_a_patch_of_another_base_needs_an_option(capsys, tmp_path, command):
+    from hfpatch import PreProjectionConfig, patch, save_patch
+    from hfpatch.bases import load_base
+
+    model = load_base("tinyworld/gpt-neox").model
+    model.gpt_neox.layers[1].mlp.dense_4h_to_h.weight.data.view(-1)[1234] += 1e-3
+    folder = str(save_patch(patch(model, PreProjectionConfig()), tmp_path / "patch"))
+    name = "tinyworld/gpt-neox"
+    arguments = {
+        "eval": ["eval", "--model", name, "--tasks", "tinyworld_cloze", "--limit", "2", "--patch", folder],
+        "inspect": ["inspect", name, "--tokens", "32", "--patch", folder],
+        "export": ["export", folder, "--model", name],
+    }[command]
+    message = refused(capsys, *arguments)
+    assert "made for another base" in message
+    assert "its weights differ" in message
+    assert "--allow-other-base" in message
+    assert main([*arguments, "--allow-other-base"]) == 0
+
+
 def test_inspect_shows_every_site_and_the_counts(capsys):
     assert main(["inspect", "tinyworld/gpt-neox"]) == 0
     out = capsys.readouterr().out

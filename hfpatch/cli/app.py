@@ -97,6 +97,7 @@ def evaluate(
     output: options.Output = None,
     cache: options.Cache = True,
     allow_unknown_base: options.AllowUnknownBase = False,
+    allow_other_base: options.AllowOtherBase = False,
     data_dir: DataDir = None,
     revision: Revision = None,
     dtype: DtypeOption = "float32",
@@ -132,6 +133,7 @@ def evaluate(
         found = run_evaluate(
             base,
             patches=patch or [],
+            allow_other_base=allow_other_base,
             baseline=baseline,
             settings=settings,
             data_dir=data_dir,
@@ -211,6 +213,7 @@ def check(
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")],
     patch: Annotated[Path | None, typer.Option(help="A folder written by save_patch, or a PEFT adapter.")] = None,
+    allow_other_base: options.AllowOtherBase = False,
     text: Annotated[
         str | None,
         typer.Option(help="Text to measure on, as data.source in a recipe; best what the patch was not trained on."),
@@ -236,7 +239,15 @@ def inspect(
     quiet_libraries()
     from hfpatch.pipeline import inspect as run_inspect
 
-    found = run_inspect(base, patch, text=text, tokens=tokens, data_dir=data_dir, reparametrisation=reparametrisation)
+    found = run_inspect(
+        base,
+        patch,
+        allow_other_base=allow_other_base,
+        text=text,
+        tokens=tokens,
+        data_dir=data_dir,
+        reparametrisation=reparametrisation,
+    )
     if as_html:
         from hfpatch.files import write_text
         from hfpatch.pipeline.inspection_page import inspection_page

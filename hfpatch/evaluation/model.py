@@ -58,6 +58,7 @@ class HfpatchLM(HFLM):
     Args:
         pretrained: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``, or a model.
         patch: a folder that `hfpatch.save_patch` wrote; it is put on the model.
+        allow_other_base: take a patch whose base had other weights.
         device: where an id or folder is loaded to; None takes a GPU if there is one.
         token_budget: tokens that are scored at once; None takes what suits the device.
         **options: all other arguments of ``HFLM``, such as ``tokenizer``, ``dtype``, ``peft``, ``max_length``.
@@ -76,6 +77,7 @@ class HfpatchLM(HFLM):
         pretrained: str | PreTrainedModel,
         *,
         patch: str | Path | None = None,
+        allow_other_base: bool = False,
         device: str | None = None,
         token_budget: int | None = None,
         **options: Any,
@@ -96,7 +98,7 @@ class HfpatchLM(HFLM):
         if patch is not None:
             from hfpatch.patch_files import load_patch
 
-            load_patch(self.model, Path(patch))
+            load_patch(self.model, Path(patch), allow_other_base=allow_other_base)
         self.answers: Answers | None = None
         self.reused = 0
         self.on_scored: Callable[[int, int], None] | None = None

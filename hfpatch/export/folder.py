@@ -35,7 +35,13 @@ class Export:
 
 
 def export_patch(
-    patch: Path, out: Path, *, model: str | None = None, revision: str | None = None, dtype: str = "float32"
+    patch: Path,
+    out: Path,
+    *,
+    model: str | None = None,
+    revision: str | None = None,
+    dtype: str = "float32",
+    allow_other_base: bool = False,
 ) -> Export:
     """Write a base with a patch as one folder that transformers alone loads, with ``trust_remote_code=True``.
 
@@ -48,6 +54,7 @@ def export_patch(
         model: the base; None takes the one that the patch names.
         revision: the base's hub revision.
         dtype: the dtype that the base is loaded and written in; the patch keeps its own.
+        allow_other_base: take a patch whose base had other weights.
 
     Raises:
         HfpatchError: if the base or the patch cannot be had, a part cannot be exported, or ``out`` is not free.
@@ -63,7 +70,7 @@ def export_patch(
             f"{name}: was pretrained with a query path of its own and carries its own modelling file; only patches of "
             "stock models can be exported (save_patch and load_patch work on it)"
         )
-    load_patch(base.model, patch)
+    load_patch(base.model, patch, allow_other_base=allow_other_base)
     description, tensors = describe(base.model)
     with atomic_directory(out) as folder:
         copy = _write_model(base.model, description, tensors, folder)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.nonlinear import bottleneck_rank
 from hfpatch.sites import AttentionSite, find_sites
-from hfpatch.tuners.layer import SurgeryLayer
+from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
 from hfpatch.tuners.nonlinear_query.layer import PARTS, NonlinearQueryLayer
 from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
 
@@ -31,11 +31,10 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
     found: Description = {"pre_projections": [], "queries": [], "loras": []}
     tensors: Tensors = {}
     for site in find_sites(model):
-        for child in site.attention.children():
-            if isinstance(child, PreProjectionLayer):
-                found["pre_projections"].append(_pre_projections(site, child, tensors))
-            elif isinstance(child, NonlinearQueryLayer):
-                found["queries"] += _queries(site, child, tensors)
+        if (pre := surgery_layer(site, PreProjectionLayer)) is not None:
+            found["pre_projections"].append(_pre_projections(site, pre, tensors))
+        if (query := surgery_layer(site, NonlinearQueryLayer)) is not None:
+            found["queries"] += _queries(site, query, tensors)
     found["loras"] = [_lora(name, module, tensors) for name, module in _loras(model)]
     return found, tensors
 

@@ -19,7 +19,6 @@ from hfpatch.pipeline.progress import Progress
 from hfpatch.provenance import checkout_state
 from hfpatch.training.probe import train_probe
 from hfpatch.training.records import TrainResult
-from hfpatch.training.saved import check_saved
 
 
 def train_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, resume: bool, progress: Progress) -> None:
@@ -30,7 +29,6 @@ def train_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, resume: 
         outcome = _train(bench, model, method, seed, paths, resume=resume, progress=progress)
         if state.is_main_process:
             save_patch(model, paths.patch)
-            check_saved(model, paths.patch)
             write_json(paths.training, outcome.to_json())
         state.wait_for_everyone()
 

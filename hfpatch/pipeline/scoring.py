@@ -90,6 +90,7 @@ def evaluate(
     model: ModelSettings,
     *,
     patches: Sequence[Path] = (),
+    allow_other_base: bool = False,
     baseline: bool = False,
     settings: EvaluationSettings,
     data_dir: Path | None = None,
@@ -102,6 +103,7 @@ def evaluate(
     Args:
         model: the base.
         patches: folders that `save_patch` or PEFT wrote; without any, the bare base is evaluated.
+        allow_other_base: take patches whose base had other weights.
         baseline: evaluate the bare base too, first, and hold every patch against it.
         settings: the tasks.
         data_dir: a folder that holds local copies of hub data sets.
@@ -122,7 +124,7 @@ def evaluate(
     base.model.to(PartialState().device)
     labels = labels_of(patches, baseline=baseline)
     if len(labels) > 1:
-        _try_patches(base, patches)
+        _try_patches(base, patches, allow_other_base)
     if output is not None:
         identity["model"]["sha256"] = base.sha256
         _check_output(output, identity)
@@ -133,7 +135,9 @@ def evaluate(
     variants: dict[str, Variant] = {}
     with _records_folder(output) as folder:
         for label, patch in labels.items():
-            variants[label] = _score(base, label, patch, listener, records_dir=folder / label, **given)
+            variants[label] = _score(
+                base, label, patch, listener, allow_other_base, records_dir=folder / label, **given
+            )
             listener.finished(label, "")
             warnings = _known_scores(model, variants, settings, more=label != [*labels][-1])
             if label == BASE and len(labels) > 1:
@@ -175,16 +179,18 @@ def label_patches(patches: Sequence[Path]) -> list[str]:
     return [f"{label} (patch)" if label in (BASE, ANSWERS) else label for label in labels]
 
 
-def _try_patches(base: Base, patches: Sequence[Path]) -> None:
+def _try_patches(base: Base, patches: Sequence[Path], allow_other_base: bool) -> None:
     """Put every patch in and take it out again, so that one that does not fit shows before anything is scored."""
     for patch in patches:
-        with _patched(base, patch):
+        with _patched(base, patch, allow_other_base):
             pass
 
 
-def _score(base: Base, label: str, patch: Path | None, listener: Progress, **given: Any) -> Variant:
+def _score(
+    base: Base, label: str, patch: Path | None, listener: Progress, allow_other_base: bool, **given: Any
+) -> Variant:
     """Put a patch in, run the tasks as `given` says, and take it out again."""
-    with _patched(base, patch):
+    with _patched(base, patch, allow_other_base):
         scores = run_tasks(
             base.model,
             base.tokenizer,
@@ -197,14 +203,14 @@ def _score(base: Base, label: str, patch: Path | None, listener: Progress, **giv
 
 
 @contextmanager
-def _patched(base: Base, patch: Path | None) -> Iterator[None]:
+def _patched(base: Base, patch: Path | None, allow_other_base: bool) -> Iterator[None]:
     if patch is None:
         yield
         return
     from hfpatch.patch_files import load_patch
     from hfpatch.patching import unpatch
 
-    load_patch(base.model, patch)
+    load_patch(base.model, patch, allow_other_base=allow_other_base)
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -14,6 +14,9 @@ from torch import nn
 
 from hfpatch.nn.calls import HookedModule
 from hfpatch.sites import AttentionSite
+from hfpatch.tuners.config import drawn_as
+
+Layer = TypeVar("Layer", bound="SurgeryLayer")
 
 NOT_MERGEABLE = (
     "a nonlinear branch cannot be folded into the weights of a linear projection, so {method} cannot be merged; "
@@ -65,7 +68,7 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
     def update_layer(self, adapter_name: str, config: Any, *, inference_mode: bool = False) -> None:
         """Add an adapter to this layer, initialised, in fp32, on the device of the base."""
         with torch.device(self._device()), _default_dtype(torch.float32):
-            for what, module in self.build(config).items():
+            for what, module in self.build(config, self.site_name + drawn_as(adapter_name, config)).items():
                 self.held(what)[adapter_name] = module
         self.configs[adapter_name] = config
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
@@ -79,8 +82,13 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
         return cast("nn.Linear", self.held(what)[adapter_name])
 
     @abstractmethod
-    def build(self, config: Any) -> dict[str, nn.Module]:
-        """Return the initialised modules of one adapter, by the name of the ``ModuleDict`` that holds them."""
+    def build(self, config: Any, name: str) -> dict[str, nn.Module]:
+        """Return the initialised modules of one adapter, by the name of the ``ModuleDict`` that holds them.
+
+        Args:
+            config: the adapter's configuration.
+            name: what initial values are drawn by, together with the seed and the tensor's name.
+        """
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""
@@ -117,6 +125,12 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
         for name in self.adapter_layer_names:
             if adapter_name in self.held(name):
                 self.held(name)[adapter_name].to(device or self._device())
+
+
+def surgery_layer(site: AttentionSite, kind: type[Layer]) -> Layer | None:
+    """Return the tuner layer of a kind at a site, or None where nothing was injected."""
+    layer = getattr(site.host, kind.child_name, None)
+    return layer if isinstance(layer, kind) else None
 
 
 def _first_with_weights(site: AttentionSite) -> nn.Module:

@@ -39,7 +39,7 @@ class NonlinearQueryLayer(SurgeryLayer):
         for module, targets in by_module.items():
             self.after(module, NonlinearQueryLayer._project, tuple(targets))
 
-    def build(self, config: NonlinearQueryConfig) -> dict[str, nn.Module]:
+    def build(self, config: NonlinearQueryConfig, name: str) -> dict[str, nn.Module]:
         """Return the norms and matrices of f for every target."""
         modules: dict[str, nn.Module] = {}
         for target in config.targets:
@@ -55,7 +55,7 @@ class NonlinearQueryLayer(SurgeryLayer):
                 norm_out=norm_out,
                 silent=config.form == "preserving",
                 seed=config.seed,
-                name=f"{self.site_name}.nonlinear_{target}",
+                name=f"{name}.nonlinear_{target}",
             )
             parts = zip(PARTS, (norm_in, up, down, norm_out), strict=True)
             modules |= {f"nonlinear_{target}_{part}": module for part, module in parts}

@@ -40,13 +40,13 @@ class PreProjectionLayer(SurgeryLayer):
             self.after(site.entries[0], PreProjectionLayer._remember)
             self.after(site.exit, PreProjectionLayer._leave_behind)
 
-    def build(self, config: PreProjectionConfig) -> dict[str, nn.Module]:
+    def build(self, config: PreProjectionConfig, name: str) -> dict[str, nn.Module]:
         """Return W_up, W_down and, where asked for, W_gate and W_skip."""
         inner = inner_width(self.hidden_size, config.expansion)
         up = nn.Linear(self.hidden_size, inner, bias=False)
         down = nn.Linear(inner, self.hidden_size, bias=False)
         gate = nn.Linear(self.hidden_size, inner, bias=False) if config.gated else None
-        name = f"{self.site_name}.preproj"
+        name = f"{name}.preproj"
         init_pre_projection(up=up, down=down, gate=gate, init=config.init, seed=config.seed, name=name)
         modules: dict[str, nn.Module] = {"preproj_up": up, "preproj_down": down}
         if gate is not None:
