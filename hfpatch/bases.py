@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -135,10 +136,15 @@ def locate_base(name: str) -> str:
 
 def hash_weights(model: nn.Module) -> str:
     """Return the SHA-256 over the names and the bytes of all base parameters, adapters left out."""
+    return hash_tensors(_base_parameters(model))
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 over the names and the bytes of tensors, in the order of their names."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(_base_parameters(model).items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

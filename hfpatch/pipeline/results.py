@@ -13,13 +13,13 @@ from hfpatch.pipeline.cautions import cautions, form_of
 from hfpatch.pipeline.folder import RunFolder
 from hfpatch.pipeline.references import references
 from hfpatch.provenance import Clock, provenance
+from hfpatch.recipe import Recipe
 
 SCHEMA = 1
 
 
-def planned_runs(bench: Bench) -> list[tuple[str, int]]:
+def planned_runs(recipe: Recipe) -> list[tuple[str, int]]:
     """Return every (method, seed), the baseline first and once: nothing in it depends on a seed."""
-    recipe = bench.recipe
     others = [name for name in recipe.methods if name != recipe.baseline]
     return [(recipe.baseline, 0), *((name, seed) for seed in recipe.training.seeds for name in others)]
 
@@ -52,7 +52,7 @@ def _data(bench: Bench) -> dict[str, Any]:
 
 def _method(bench: Bench, folder: RunFolder, name: str) -> dict[str, Any]:
     size, match = bench.sizes[name], bench.methods[name].match
-    paths = {seed: folder.run(method, seed).result for method, seed in planned_runs(bench) if method == name}
+    paths = {seed: folder.run(method, seed).result for method, seed in planned_runs(bench.recipe) if method == name}
     parts = bench.recipe.methods[name]
     return {
         "parts": parts,
@@ -89,7 +89,7 @@ def _tasks(methods: dict[str, Any]) -> dict[str, Any]:
 
 def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
     records: dict[str, dict[int, Path]] = {}
-    for method, seed in planned_runs(bench):
+    for method, seed in planned_runs(bench.recipe):
         records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
     scores = read_json(folder.run(bench.recipe.baseline, 0).result)["evaluation"]
     tasks = {task: TaskResult.from_json(score) for task, score in scores.items()}

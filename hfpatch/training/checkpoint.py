@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,16 @@ def newest_checkpoint(folder: Path, identity: Mapping[str, Any]) -> Checkpoint |
     if damage is not None:
         raise HfpatchError(f"{damage}; no whole checkpoint is left: delete the run and start it anew")
     return None
+
+
+def stored_origins(folder: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield each readable checkpoint's state file and the ``origin`` in its identity, None where it names none."""
+    for path in sorted(folder.glob(f"step-*/{_STATE}")):
+        try:
+            origin = read_json(path)["identity"].get("origin")
+        except (HfpatchError, KeyError, TypeError, AttributeError):
+            continue  # damaged, which matters where the run is resumed from it
+        yield path, origin
 
 
 def checkpoint_at(folder: Path, step: int) -> Checkpoint:
