@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hfpatch.errors import HfpatchError
+from hfpatch.files import write_manifest
 from hfpatch.training.checkpoint import (
     checkpoint_at,
     load_optimizer,
@@ -87,7 +88,7 @@ def test_misfits_are_refused(saved):
         load_trainables(checkpoint, {"0.weight": build()[0]["0.weight"]})
 
 
-FILES = ["trainable.safetensors", "optimizer.safetensors", "state.json"]
+FILES = ["trainable.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
 
 
 def cut(path):
@@ -104,7 +105,32 @@ def remove(path):
     path.unlink()
 
 
-DAMAGE = [(name, damage) for name in FILES for damage in (cut, flip, remove) if (name, damage) != ("state.json", flip)]
+def change_a_digit(path):
+    """A number that is as good as the one before, so that nothing but a hash can tell."""
+    text = path.read_text()
+    changed = text.replace("0.9,", "0.8,", 1)
+    assert changed != text
+    path.write_text(changed)
+
+
+def empty(path):
+    path.write_text("{}")
+
+
+def sign_an_empty_state(path):
+    """What its own manifest says, and no state."""
+    empty(path)
+    (path.parent / "manifest.json").unlink()
+    write_manifest(path.parent)
+
+
+DAMAGE = [
+    *((name, damage) for name in FILES for damage in (cut, flip, remove)),
+    ("state.json", change_a_digit),
+    ("state.json", empty),
+    ("state.json", sign_an_empty_state),
+    ("manifest.json", empty),
+]
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGE)
