@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hfpatch.data.plan import BatchPlan, draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json, write_json, write_text
+from hfpatch.files import read_json, write_json
 from hfpatch.pipeline.corpus import Corpus, load_corpus
 from hfpatch.pipeline.folder import check_same_recipe, holds_run
 from hfpatch.pipeline.identity import (
@@ -66,7 +66,6 @@ def pretrain(
         identity = identify_run(recipe, corpus, plan)
         check_shared(out, identity, {})
         check_run(out, identity)
-        write_shared(out, recipe.to_yaml(), identity, {})
     return pretrain_on(corpus, plan, recipe, out, resume=resume, progress=progress or Progress(), name=recipe.name)
 
 
@@ -88,7 +87,7 @@ def pretrain_on(
     check_settings(recipe.training, model)
     parameters = parameter_counts(model)
     if state.is_main_process:
-        write_text(out / "recipe.yaml", recipe.to_yaml())
+        write_shared(out, recipe.to_yaml(), identity, {})
     progress.started(name, recipe.training.steps)
     outcome = run_pretraining(
         model,
