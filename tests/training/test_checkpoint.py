@@ -3,6 +3,7 @@ import shutil
 import pytest
 import torch
 
+from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.files import write_manifest
 from hfpatch.training.checkpoint import (
@@ -14,6 +15,7 @@ from hfpatch.training.checkpoint import (
     save_checkpoint,
 )
 from hfpatch.training.optim import build_optimizer, build_scheduler
+from hfpatch.training.probe import train_probe
 from hfpatch.training.settings import TrainingSettings
 from hfpatch.training.state import LoopState
 
@@ -174,3 +176,19 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
             identity={}, state=LoopState(), keep=1,
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("origin", [None, {"base_weights": "a", "method": "b"}])
+def test_a_run_does_not_go_on_with_another_base_or_method(patched, blocks, tmp_path, origin):
+    def run(model, **options):
+        plan = draw_plan(blocks=len(blocks), steps=2, batch_size=4, seed=3)
+        settings = TrainingSettings(steps=2, batch_size=4, lr=1e-2, warmup_steps=1)
+        train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=tmp_path, **options)
+
+    run(patched(), origin=origin)
+    run(patched(), origin=origin, resume=True)
+    other = patched()
+    next(value for value in other.parameters() if not value.requires_grad).data[3, 5] += 0.25
+    changed, name = ({**origin, "method": "c"}, "method") if origin else (None, "frozen")
+    with pytest.raises(HfpatchError, match=rf"step-00000002: the checkpoint is of a run with another origin.{name} \("):
+        run(other, origin=changed, resume=True)
