@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -138,15 +138,21 @@ def locate_base(name: str) -> str:
 
 def hash_weights(model: nn.Module) -> str:
     """Return the SHA-256 over the names and the bytes of all base parameters, adapters and ties left out."""
-    digest, tied = hashlib.sha256(), dict(getattr(model, "all_tied_weights_keys", {}))
+    tied = dict(getattr(model, "all_tied_weights_keys", {}))
     places: dict[int, _Place] = {}
     for place in _places(model):
         is_tie = place.tensor.is_meta and place.name in tied  # ties are not seen once accelerate has offloaded them
         if isinstance(place.tensor, nn.Parameter) and not is_tie:
             places.setdefault(id(place.tensor), place)
-    for place in sorted(places.values(), key=lambda place: place.name):
-        digest.update(place.name.encode())
-        digest.update(bytes_of(place.value()))
+    return hash_tensors({place.name: place.value for place in places.values()})
+
+
+def hash_tensors(tensors: Mapping[str, Tensor | Callable[[], Tensor]]) -> str:
+    """Return the SHA-256 over the names and the bytes of tensors, or what gives them, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(bytes_of(tensor if isinstance(tensor, Tensor) else tensor()))
     return digest.hexdigest()
 
 

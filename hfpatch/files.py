@@ -15,7 +15,8 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError
 
-_CHUNK_BYTES = 1 << 20
+MANIFEST = "manifest.json"
+_CHUNK_BYTES = 1 << 18
 
 
 @contextmanager
@@ -96,11 +97,35 @@ def read_json(path: Path) -> Any:
 
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes as 64 hex digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as stream:
+        while size := stream.readinto(buffer):
+            digest.update(buffer[:size])
     return digest.hexdigest()
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the SHA-256 of every file of a folder to its manifest.json, the last file to be written there."""
+    write_json(folder / MANIFEST, {name: sha256_file(folder / name) for name in _files_in(folder)})
+
+
+def check_manifest(folder: Path) -> None:
+    """Compare every file of a folder with its manifest.json.
+
+    Raises:
+        HfpatchError: naming the first file that is missing, changed or not in the manifest.
+    """
+    expected = read_json(folder / MANIFEST)
+    if not isinstance(expected, dict):
+        raise HfpatchError(f"{folder / MANIFEST}: damaged, as it is no JSON object")
+    for name in sorted({*expected, *_files_in(folder)}):
+        if not (folder / name).is_file() or sha256_file(folder / name) != expected.get(name):
+            raise HfpatchError(f"{folder / name}: damaged, as its hash is not the one in {MANIFEST}")
+
+
+def _files_in(folder: Path) -> list[str]:
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return sorted(path.as_posix() for path in paths if path.name != MANIFEST and not path.name.startswith("."))
 
 
 def _swap(new: Path, path: Path) -> None:

@@ -20,9 +20,9 @@ from hfpatch.data.settings import DataSettings
 from hfpatch.data.token_file import TokenFile, none_left, open_token_file, write_token_file
 from hfpatch.data.tokenise import TokenStream, hash_tokenizer, tokenise
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_directory, read_json, write_json
+from hfpatch.files import atomic_directory, check_manifest, read_json, write_json, write_manifest
 
-_CACHE_FORMAT = 3
+_CACHE_FORMAT = 4
 _STREAM = "tokens.bin"
 _ARRAYS = ("rows", "sizes", "offsets")
 _SCALARS = ("layout", "documents", "source", "revision", "sha256")
@@ -191,11 +191,13 @@ def _write_cache(folder: Path, splits: Splits) -> None:
             for name in _ARRAYS:
                 np.save(temporary / split / f"{name}.npy", getattr(blocks, name), allow_pickle=False)
             write_json(temporary / split / "blocks.json", {name: getattr(blocks, name) for name in _SCALARS})
+        write_manifest(temporary)
 
 
 def _read_cache(folder: Path) -> Splits | None:
-    """Map what `_write_cache` wrote; None where it is damaged."""
+    """Map what `_write_cache` wrote, after comparing all of it with its hashes; None where it is damaged."""
     try:
+        check_manifest(folder)
         return Splits(**{path.name: _read_split(path) for path in folder.iterdir() if path.is_dir()})
     except (HfpatchError, ValueError, TypeError, OSError, EOFError) as error:
         _warn_of_damage(folder, error)

@@ -53,7 +53,7 @@ def tokenise_in_parts(
     eos = tokenizer.eos_token_id
     if append_eos and eos is None:
         raise HfpatchError("the tokenizer has no end-of-text token; set data.append_eos=false or give it one")
-    dtype, found = token_dtype(tokenizer), False
+    largest, dtype, found = largest_id(tokenizer), token_dtype(tokenizer), False
     for batch in _batches(documents):
         rows = _encode(batch, tokenizer)
         for row in rows:
@@ -61,17 +61,27 @@ def tokenise_in_parts(
                 row.append(eos)
         rows = [row for row in rows if len(row) > 1]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        tokens: TokenArray = np.empty(int(lengths.sum()), dtype)
-        tokens[:] = np.fromiter(chain.from_iterable(rows), np.uint32, len(tokens))
+        ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+        if len(ids) and ids.max() > largest:
+            raise HfpatchError(
+                f"the tokenizer gives the id {ids.max()}, beyond {largest}, the largest of its vocabulary; its files "
+                "do not belong together, so load it again"
+            )
         found = found or len(rows) > 0
+        tokens: TokenArray = ids.astype(dtype)
         yield TokenStream(tokens, lengths)
     if not found:
         raise HfpatchError("no document has two tokens, so there is nothing to predict; choose another data.source")
 
 
 def token_dtype(tokenizer: PreTrainedTokenizerBase) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
-    """Return the type that holds the tokenizer's ids: uint16 where its vocabulary allows it, else uint32."""
-    return np.dtype("<u2") if len(tokenizer) <= np.iinfo(np.uint16).max + 1 else np.dtype("<u4")
+    """Return the type that holds the tokenizer's ids: uint16 where the largest one allows it, else uint32."""
+    return np.dtype("<u2") if largest_id(tokenizer) <= np.iinfo(np.uint16).max else np.dtype("<u4")
+
+
+def largest_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the largest id of a tokenizer's vocabulary, which may have gaps; its size says less."""
+    return max(tokenizer.get_vocab().values())
 
 
 def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -10,9 +10,10 @@ from accelerate import PartialState
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation import check_comparable
 from hfpatch.files import read_json, write_json
-from hfpatch.pipeline.bench import Bench, set_up, write_plans
+from hfpatch.pipeline.bench import Bench, set_up
 from hfpatch.pipeline.cautions import known_score_surprises, scores_of
-from hfpatch.pipeline.folder import RunFolder, open_folder, write_recipe
+from hfpatch.pipeline.folder import RunFolder, open_folder
+from hfpatch.pipeline.identity import check_run, check_shared, write_shared
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pipeline.results import aggregations, collect, planned_runs
 from hfpatch.pipeline.runs import evaluate_run, run_name, train_run
@@ -49,7 +50,7 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
         return folder.read_results()
     clock = _clock(folder)
     bench = _prepare(recipe, folder)
-    for method, seed in planned_runs(bench):
+    for method, seed in planned_runs(recipe):
         _complete_run(bench, folder, method, seed, resume=resume, progress=listener)
         write_json(folder.results, collect(bench, folder, clock, complete=False))
     results = collect(bench, folder, clock, complete=True)
@@ -93,11 +94,13 @@ def train(
 
 
 def _prepare(recipe: Recipe, folder: RunFolder) -> Bench:
-    """Set the bench up and, when all is well, write the recipe and the plans."""
+    """Set the bench up and, when nothing in the folder comes from something else, write what its runs share."""
     bench = set_up(recipe)
     if PartialState().is_main_process:
-        write_recipe(folder, recipe)
-        write_plans(folder, bench.plans)
+        check_shared(folder.root, bench.shared, bench.plans)
+        for method, seed in planned_runs(recipe):
+            check_run(folder.run(method, seed).root, bench.identify(method, seed))
+        write_shared(folder.root, recipe.to_yaml(), bench.shared, bench.plans)
     return bench
 
 

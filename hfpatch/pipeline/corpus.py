@@ -6,6 +6,7 @@ import hashlib
 import json
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -20,6 +21,7 @@ from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_directory
+from hfpatch.pipeline.identity import Identity, identify_data
 from hfpatch.pretraining_recipe import PretrainRecipe, StudyRecipe
 from hfpatch.training.processes import start_processes
 
@@ -31,6 +33,11 @@ class Corpus:
     tokenizer: PreTrainedTokenizerBase
     train: TokenBlocks
     evaluation: TokenBlocks | None
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The hashes of all three."""
+        return identify_data(self.tokenizer, self.train, self.evaluation)
 
 
 def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:

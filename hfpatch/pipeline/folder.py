@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json, write_text
+from hfpatch.files import read_json
 from hfpatch.recipe import Recipe, load_recipe
 from hfpatch.training import settings as training_settings
 
@@ -143,12 +143,6 @@ def check_same_recipe(out: Path, stored: BaseModel, recipe: BaseModel) -> None:
             raise HfpatchError(
                 f"{out}: holds a run of another recipe ({key} is {there!r} there, {here!r} here); choose another --out"
             )
-
-
-def write_recipe(folder: RunFolder, recipe: Recipe) -> None:
-    """Write the resolved recipe, unless the folder has it already."""
-    if not folder.recipe.is_file():
-        write_text(folder.recipe, recipe.to_yaml())
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

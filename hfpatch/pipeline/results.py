@@ -19,9 +19,8 @@ from hfpatch.recipe import Recipe
 SCHEMA = 1
 
 
-def planned_runs(bench: Bench) -> list[tuple[str, int]]:
+def planned_runs(recipe: Recipe) -> list[tuple[str, int]]:
     """Return every (method, seed), the baseline first and once: nothing in it depends on a seed."""
-    recipe = bench.recipe
     others = [name for name in recipe.methods if name != recipe.baseline]
     return [(recipe.baseline, 0), *((name, seed) for seed in recipe.training.seeds for name in others)]
 
@@ -54,7 +53,7 @@ def _data(bench: Bench) -> dict[str, Any]:
 
 def _method(bench: Bench, folder: RunFolder, name: str) -> dict[str, Any]:
     size, match = bench.sizes[name], bench.methods[name].match
-    paths = {seed: folder.run(method, seed).result for method, seed in planned_runs(bench) if method == name}
+    paths = {seed: folder.run(method, seed).result for method, seed in planned_runs(bench.recipe) if method == name}
     parts = bench.recipe.methods[name]
     return {
         "parts": parts,
@@ -91,7 +90,7 @@ def _tasks(methods: dict[str, Any]) -> dict[str, Any]:
 
 def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
     records: dict[str, dict[int, Path]] = {}
-    for method, seed in planned_runs(bench):
+    for method, seed in planned_runs(bench.recipe):
         if folder.run(method, seed).result.is_file():
             records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
     recipe = bench.recipe

@@ -29,7 +29,7 @@ def train_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, resume: 
         outcome = _train(bench, model, method, seed, paths, resume=resume, progress=progress)
         if state.is_main_process:
             save_patch(model, paths.patch)
-            write_json(paths.training, outcome.to_json())
+            write_json(paths.training, {**outcome.to_json(), "identity": bench.identify(method, seed)})
         state.wait_for_everyone()
 
 
@@ -48,6 +48,7 @@ def _train(
             held_out=bench.held_out,
             resume=resume,
             on_step=lambda record: progress.stepped(run, record),
+            origin=bench.identify(method, seed),
         )
     except HfpatchError as error:
         raise HfpatchError(f"{run}: {error}") from error
@@ -69,9 +70,11 @@ def evaluate_run(bench: Bench, method: str, seed: int, paths: RunPaths, *, progr
             on_task=lambda task: progress.evaluating(run, task),
             on_scored=lambda task, done, total: progress.scored(run, task, done, total),
         )
+    trained = read_json(paths.training) if paths.training.is_file() else None
     result = {
         "commit": checkout_state()[0],
-        "train": read_json(paths.training) if paths.training.is_file() else None,
+        "identity": bench.identify(method, seed),
+        "train": trained and {key: value for key, value in trained.items() if key != "identity"},
         "evaluation": {task: score.to_json() for task, score in scores.items()},
     }
     write_json(paths.result, result)

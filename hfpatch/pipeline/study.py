@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import torch
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.files import read_json, write_json, write_text
+from hfpatch.files import read_json, write_json
 from hfpatch.pipeline.corpus import Corpus, load_corpus
-from hfpatch.pipeline.pretraining import check_folder, draw_batches, parameter_counts, pretrain_on
+from hfpatch.pipeline.identity import check_run, check_shared, write_shared
+from hfpatch.pipeline.pretraining import check_folder, draw_batches, identify_run, parameter_counts, pretrain_on
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pipeline.study_bench import PlannedRun, StudyBench, planned_runs, study_clock
 from hfpatch.pipeline.study_results import collect_study
@@ -63,7 +63,7 @@ def pretrain_study(
     state.wait_for_everyone()
     bench = _set_up(recipe, out)
     if state.is_main_process:
-        _write_plans(bench)
+        _begin(bench)
     for run in planned_runs(recipe, out):
         if variant in (None, run.variant) and not run.result.is_file():
             _complete(run, bench, progress=listener)
@@ -110,12 +110,13 @@ def _tried(recipe: StudyRecipe, variant: str, corpus: Corpus) -> dict[str, int]:
     return parameter_counts(model)
 
 
-def _write_plans(bench: StudyBench) -> None:
-    """Write the recipe, first, as it marks the folder as a study, and the plans, unless they are there already."""
-    plans = {seed: plan.to_json() for seed, plan in bench.plans.items()}
-    for name, text in (("recipe.yaml", bench.recipe.to_yaml()), ("plan.json", json.dumps(plans))):
-        if not (bench.out / name).is_file():
-            write_text(bench.out / name, text)
+def _begin(bench: StudyBench) -> None:
+    """Write what all runs share, when nothing in the folder comes from something else."""
+    check_shared(bench.out, bench.corpus.identity, bench.plans)
+    for run in planned_runs(bench.recipe, bench.out):
+        single = bench.recipe.single(run.variant, run.point, run.seed)
+        check_run(run.folder, identify_run(single, bench.corpus, bench.plans[run.seed]))
+    write_shared(bench.out, bench.recipe.to_yaml(), bench.corpus.identity, bench.plans)
 
 
 def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from hfpatch.pretraining_recipe import Point
 from hfpatch.provenance import provenance
 from hfpatch.scratch.describe import describe_query
 from hfpatch.scratch.settings import split_architecture
+from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import MetricsFile
 
 Curve = dict[int, float]
@@ -86,13 +85,8 @@ def _run(run: PlannedRun) -> dict[str, Any]:
         "seconds_per_step": statistics.median(record.seconds for record in records if record.step),
         "train": result["train"],
         "evaluation": [[record.step, record.eval_loss] for record in records if record.eval_loss is not None],
-        "diagnostics": _json_lines(run.folder / "diagnostics.jsonl"),
+        "diagnostics": DiagnosticsFile(run.folder / "diagnostics.jsonl").values(),
     }
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def _rows(bench: StudyBench, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,6 +37,7 @@ def pretrain(
     run_dir: Path,
     resume: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
+    origin: Mapping[str, str | None] | None = None,
 ) -> TrainResult:
     """Train all of ``model`` in float32, in place, and save it as a Hugging Face folder.
 
@@ -59,6 +60,8 @@ def pretrain(
         run_dir: the run's own folder.
         resume: go on from the newest checkpoint in ``run_dir``; with none there, start anew.
         on_step: called after each step, on the main process.
+        origin: hashes of the tokenizer and of the architecture, kept in every checkpoint; a run only resumes with the
+            same ones.
 
     Raises:
         HfpatchError: as :func:`hfpatch.training.probe.train_probe`, though never for a loss; if
@@ -75,6 +78,7 @@ def pretrain(
         plan=plan,
         seed=seed,
         folder=run_dir,
+        origin=origin or {},
         held_out=evaluation_blocks,
         on_step=on_step,
         measure_survival=False,

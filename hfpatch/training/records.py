@@ -120,16 +120,28 @@ class MetricsFile(JsonLines):
         self.write([{name: value for name, value in as_json(asdict(record)).items() if value is not None}])
 
     def read(self) -> list[StepRecord]:
-        """Return all whole lines; a last line that a crash cut off is left out."""
-        return [StepRecord(**{"loss": math.nan, **value}) for value in self.values()]
+        """Return all whole lines; a last line that a crash cut off is left out.
+
+        Raises:
+            HfpatchError: if a line is damaged.
+        """
+        records = []
+        for number, value in enumerate(self.values(), start=1):
+            try:
+                records.append(StepRecord(**{"loss": math.nan, **value}))
+            except TypeError as error:
+                raise self.damaged(number) from error
+        return records
 
     def truncate(self, step: int) -> None:
         """Drop what was written after ``step``; before the first step, everything.
 
         Raises:
-            HfpatchError: if a line up to ``step`` is missing.
+            HfpatchError: if a line up to ``step`` is missing or damaged.
         """
         steps = [value["step"] for value in self.values_until(step) if value["step"]]
         if steps != list(range(1, step + 1)):
-            raise HfpatchError(f"{self.path}: lines up to step {step} are missing; delete the run and start it anew")
+            raise HfpatchError(
+                f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
+            )
         self.keep(step)

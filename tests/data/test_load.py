@@ -119,6 +119,24 @@ def test_a_stream_is_kept_once_whatever_the_blocks(tmp_path, text_file, tokenize
     assert len(list(cache.iterdir())) == 2
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
+def test_kept_tokens_are_what_they_were(tmp_path, text_file, tokenizer, layout):
+    """Ids that are as good as those before, so that nothing but a hash can tell, size and time of the file the same."""
+    chosen, cache = DataSettings(source=str(text_file), block_size=16, layout=layout), tmp_path / "cache"
+    fresh = load_splits(chosen, tokenizer, cache_dir=cache).train
+    ids = fresh.rows.copy()
+    file = next(path for pattern in ("*/tokens.bin", "*/train/rows.npy") for path in cache.glob(pattern))
+    content, times = bytearray(file.read_bytes()), file.stat()
+    content[-40] ^= 1
+    file.unlink()  # not written over: it is mapped
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.warns(UserWarning, match="cannot be read .* made anew"):
+        again = load_splits(chosen, tokenizer, cache_dir=cache).train
+    assert np.array_equal(again.rows, ids)
+    assert again.to_json() == fresh.to_json()
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone", "sidecar"])
 def test_a_damaged_stream_is_made_anew(tmp_path, text_file, tokenizer, damage):
     chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
