@@ -6,7 +6,7 @@ import gc
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -201,9 +201,12 @@ def check(
     part = None if method is None else {**dict(read_override(option) for option in options or []), "type": method}
     base = _model_settings(model, revision, dtype)
     quiet_libraries()
+    from hfpatch.cli.progress import choose_progress
     from hfpatch.pipeline import check as run_check
+    from hfpatch.pipeline.progress import Progress
 
-    outcome = run_check(base, part, config_only=config_only)
+    with nullcontext(Progress()) if as_json else choose_progress() as progress:
+        outcome = run_check(base, part, config_only=config_only, progress=progress)
     print(json.dumps(outcome.to_json(), indent=2) if as_json else str(outcome))
     if not outcome.passed:
         raise typer.Exit(1)

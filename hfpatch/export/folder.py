@@ -137,5 +137,7 @@ def _fill(copy: nn.Module, tensors: dict[str, Tensor]) -> None:
 @torch.no_grad()
 def _require_equal(model: Any, copy: Any) -> None:
     tokens = torch.arange(_PROBE_TOKENS)[None] % model.config.vocab_size
+    for each in (model, copy):
+        each.requires_grad_(False)  # torch picks kernels by these flags
     if not torch.equal(model(tokens).logits, copy(tokens).logits):
         raise HfpatchError("the export does not compute what the patched model computes; nothing was written")

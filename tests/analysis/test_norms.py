@@ -18,14 +18,6 @@ from hfpatch.twins import twin
 HIDDEN = 32
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def model_of(kind):
     small = {"vocab_size": 64, "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4}
     extra = {"intermediate_size": 64} if kind != "gpt2" else {}

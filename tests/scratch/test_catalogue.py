@@ -126,7 +126,7 @@ import torch
 from transformers import AutoModelForCausalLM
 tokens, answers = torch.tensor(json.loads(sys.argv[1])), []
 for folder in sys.argv[2:]:
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval().requires_grad_(False)
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -143,7 +143,7 @@ import torch
 from hfpatch.scratch import load_scratch
 tokens, answers = torch.tensor(json.loads(sys.argv[1])), []
 for folder in sys.argv[2:]:
-    model = load_scratch(folder)
+    model = load_scratch(folder).requires_grad_(False)
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
