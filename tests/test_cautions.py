@@ -42,7 +42,9 @@ def make_results(sizes: dict[str, int], *, survival: float = 1.0, n: int = 2000)
     return {
         "tasks": {"cloze": {"primary": "acc", "n": n}},
         "methods": {name: method(name, size) for name, size in sizes.items()},
-        "comparisons": [{"task": "cloze", "smallest_visible": visible} for visible in (0.02, 0.03, None)],
+        "comparisons": [
+            {"task": "cloze", "smallest_visible": visible, "verdict": "within noise"} for visible in (0.02, 0.03, None)
+        ],
     }
 
 
@@ -91,6 +93,13 @@ def test_one_seed_few_documents_and_half_precision_are_named():
     assert "One seed only" in seeds
     assert all(part in documents for part in ("0.03 (cloze, acc, 999 documents)", "noise"))
     assert "bfloat16" in dtype
+
+
+def test_tasks_without_enough_documents_for_a_test_are_named():
+    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
+    for comparison in results["comparisons"]:
+        comparison.update(smallest_visible=None, verdict="too few documents")
+    assert told(recipe, results) == ["Too few documents to test any difference: cloze."]
 
 
 def test_the_literal_form_is_named():

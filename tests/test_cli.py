@@ -428,9 +428,7 @@ def test_eval_holds_several_patches_against_one_base(capsys, tmp_path, two_patch
 def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys, monkeypatch, two_patches):
     from hfpatch.evaluation import known_scores
 
-    known = known_scores.KnownScore(
-        "tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 0.1, 0.01, ("float32",), "x"
-    )
+    known = known_scores.KnownScore("tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 0.1, 200, "x")
     monkeypatch.setattr(known_scores, "KNOWN_SCORES", (known,))
     bare = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "40"]
     assert main(bare) == 0

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import hfpatch.files
 import hfpatch.pipeline.cautions
 import hfpatch.pipeline.comparison
+import hfpatch.pipeline.results
 import hfpatch.pipeline.runs
 from hfpatch.bases import load_base
 from hfpatch.data.tokenizer import train_tokenizer
@@ -361,6 +362,13 @@ def test_a_base_off_its_known_score_stops_before_any_training(recipe, model_fold
     allowed = {**recipe.evaluation.model_dump(), "allow_unknown_base": True}
     results = compare(make_recipe(model_folder, evaluation=allowed), tmp_path / "out", resume=True)
     assert "The base scores too low." in results["warnings"]
+
+
+def test_a_metric_that_compares_nothing_stops_before_any_training(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(hfpatch.pipeline.results, "primary_aggregations", lambda *_: {"tinyworld_cloze": len})
+    with pytest.raises(HfpatchError, match="task tinyworld_cloze: its metric acc does not follow from"):
+        compare(recipe, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "runs").iterdir()] == ["baseline"]
 
 
 def test_a_method_that_changes_the_base_is_refused(model_folder, tmp_path):

@@ -29,6 +29,8 @@ from hfpatch.evaluation.stats import (
 FEWEST_DOCUMENTS = 20
 """Below this no difference is tested: the intervals are known to hold from here on."""
 RESAMPLES = 200
+CORRECTION = "methods and tasks"
+"""What Holm's correction goes over; results name it, as earlier versions corrected over tasks alone."""
 _FEWEST_DISCORDANT = 6  # with 5 documents all changed one way, the exact McNemar p is still 0.0625
 
 Runs = Mapping[int, Path]

@@ -28,7 +28,7 @@ _TURNED = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.05}
 """Share of answers that the dtype and the kernels may turn. Evaluations of Pythia-70M, 160M and 410M on LAMBADA that
 others published differ from EleutherAI's by 0.0004, 0.002 and 0.002; f = 0.02 allows 0.006."""
 _ROUNDING = 0.0005
-_DOCUMENTS = {"lambada_openai": 5153, "arc_easy": 2376, "hellaswag": 10042}
+_LAMBADA, _ARC_EASY, _HELLASWAG = ("lambada_openai", 5153), ("arc_easy", 2376), ("hellaswag", 10042)
 _SNAPSHOT = re.compile(r"models--([^/\\]+)--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
 
 
@@ -42,6 +42,7 @@ class KnownScore:
         task: lm-eval task.
         metric: lm-eval metric.
         value: the score.
+        documents: how many the test set has.
         source: where it was published.
     """
 
@@ -50,41 +51,48 @@ class KnownScore:
     task: str
     metric: str
     value: float
+    documents: int
     source: str
 
     def tolerance(self, documents: int, dtype: str) -> float:
         """Return how far a sound evaluation on the first ``documents`` of the test set may lie from the score."""
-        missing = max(0.0, 1 / documents - 1 / _DOCUMENTS[self.task])
+        missing = max(0.0, 1 / documents - 1 / self.documents)
         variance = _TURNED[dtype] / documents + self.value * (1 - self.value) * missing
         return _ROUNDING + _SIGMAS * math.sqrt(variance)
 
 
-def _pythia(size: str, revisions: tuple[str, ...], **accuracies: float) -> list[KnownScore]:
+def _known_score(
+    model: str, revisions: tuple[str, ...], test_set: tuple[str, int], value: float, source: str, metric: str = "acc"
+) -> KnownScore:
+    task, documents = test_set
+    return KnownScore(model, revisions, task, metric, value, documents, source)
+
+
+def _pythia(size: str, revisions: tuple[str, ...], test_set: tuple[str, int], value: float) -> KnownScore:
     source = f"EleutherAI/pythia, evals/pythia-v1/pythia-{size}/zero-shot/{size}_{revisions[0]}.json"
-    model = f"EleutherAI/pythia-{size}"
-    return [KnownScore(model, revisions, task, "acc", value, source) for task, value in accuracies.items()]
+    return _known_score(f"EleutherAI/pythia-{size}", revisions, test_set, value, source)
 
 
 _LAST = ("step143000", "main")
 _70M = (*_LAST, "a39f36b100fe8a5377810d56c3f4789b9c53ac42")
 _160M = (*_LAST, "50f5173d932e8e61f858120bcb800b97af589f46")
 _410M = (*_LAST, "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f")
+_160M_SOURCE = "EleutherAI/pythia, issue 118, citing the evaluations of step143000; in bfloat16 it may fall to 0.12"
 _GPT2 = ("openai-community/gpt2", ("main", "607a30d783dfa663caf39e06633721c8d4cfcd7e"))
+_GPT2_SOURCE = "karpathy/llm.c, dev/data/hellaswag.py, citing lm-eval"
 
 KNOWN_SCORES = (
-    *_pythia("70m", _70M, lambada_openai=0.18455, arc_easy=0.37374),
-    *_pythia("160m", ("step123000",), lambada_openai=0.33107, arc_easy=0.43056),
-    KnownScore(
-        "EleutherAI/pythia-160m",
-        _160M,
-        *("lambada_openai", "acc", 0.328),
-        "EleutherAI/pythia, issue 118, citing the evaluations of step143000; in bfloat16 it may fall to 0.12",
-    ),
-    *_pythia("410m", _410M, lambada_openai=0.51620, arc_easy=0.52104),
-    *_pythia("1.4b-deduped", _LAST, lambada_openai=0.61867),
-    KnownScore(*_GPT2, "lambada_openai", "acc", 0.3256, "EleutherAI/lm-evaluation-harness, issue 2159"),
-    KnownScore(*_GPT2, "hellaswag", "acc", 0.2892, "karpathy/llm.c, dev/data/hellaswag.py, citing lm-eval"),
-    KnownScore(*_GPT2, "hellaswag", "acc_norm", 0.3114, "karpathy/llm.c, dev/data/hellaswag.py, citing lm-eval"),
+    _pythia("70m", _70M, _LAMBADA, 0.18455),
+    _pythia("70m", _70M, _ARC_EASY, 0.37374),
+    _pythia("160m", ("step123000",), _LAMBADA, 0.33107),
+    _pythia("160m", ("step123000",), _ARC_EASY, 0.43056),
+    _known_score("EleutherAI/pythia-160m", _160M, _LAMBADA, 0.328, _160M_SOURCE),
+    _pythia("410m", _410M, _LAMBADA, 0.51620),
+    _pythia("410m", _410M, _ARC_EASY, 0.52104),
+    _pythia("1.4b-deduped", _LAST, _LAMBADA, 0.61867),
+    _known_score(*_GPT2, _LAMBADA, 0.3256, "EleutherAI/lm-evaluation-harness, issue 2159"),
+    _known_score(*_GPT2, _HELLASWAG, 0.2892, _GPT2_SOURCE),
+    _known_score(*_GPT2, _HELLASWAG, 0.3114, _GPT2_SOURCE, metric="acc_norm"),
 )
 _SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
 

@@ -103,6 +103,9 @@ def _seeds(recipe: Recipe) -> Iterable[str]:
 
 
 def _documents(results: Mapping[str, Any]) -> Iterable[str]:
+    untested = [each["task"] for each in results["comparisons"] if each["verdict"] == "too few documents"]
+    if untested:
+        yield f"Too few documents to test any difference: {', '.join(dict.fromkeys(untested))}."
     limits = []
     for task, facts in results["tasks"].items():
         visible = [each["smallest_visible"] for each in results["comparisons"] if each["task"] == task]

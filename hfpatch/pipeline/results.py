@@ -7,6 +7,7 @@ from typing import Any
 
 from hfpatch.evaluation import TaskResult, load_tasks, primary_aggregations
 from hfpatch.evaluation import compare as compare_records
+from hfpatch.evaluation.comparison import CORRECTION
 from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.files import read_json
 from hfpatch.pipeline.bench import Bench
@@ -42,6 +43,7 @@ def collect(bench: Bench, folder: RunFolder, clock: Clock, *, complete: bool) ->
         "tasks": _tasks(methods),
         "methods": methods,
         "comparisons": _comparisons(bench, folder) if complete else [],
+        "correction": CORRECTION,
     }
     return {**results, "warnings": cautions(bench.recipe, results, references(bench.recipe)) if complete else []}
 

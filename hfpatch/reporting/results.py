@@ -155,6 +155,8 @@ class Results(_Read):
     tasks: dict[str, TaskInfo] = Field(default_factory=dict)
     methods: dict[str, MethodOutcome] = Field(default_factory=dict)
     comparisons: tuple[Comparison, ...] = ()
+    correction: str = "tasks"
+    """What the comparisons are corrected over; earlier versions, which corrected over tasks alone, wrote nothing."""
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
@@ -277,7 +279,7 @@ def _parse(raw: dict[str, Any]) -> tuple[Results, list[str]]:
     reader = _Reader()
     sections = ("provenance", "model", "data", "plan", "training", "evaluation")
     fields: dict[str, Any] = {name: reader.mapping(raw.get(name), name) for name in sections}
-    fields.update({name: str(raw[name]) for name in ("name", "description", "protocol") if raw.get(name)})
+    fields.update({name: str(raw[name]) for name in ("name", "description", "protocol", "correction") if raw.get(name)})
     tasks = reader.mapping(raw.get("tasks"), "tasks").items()
     fields["tasks"] = _present({name: reader.read(TaskInfo, value, f"task {name}") for name, value in tasks})
     methods = reader.mapping(raw.get("methods"), "methods").items()

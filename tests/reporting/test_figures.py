@@ -96,6 +96,13 @@ def test_nothing_to_draw_is_no_figure(draw, build):
     assert draw(training, empty, {}) is None
 
 
+def test_a_row_without_an_interval_is_drawn_and_named(draw, build, raw):
+    untested = {"low": None, "high": None, "p": None, "smallest_visible": None, "verdict": "too few documents"}
+    assert "too few documents" not in texts(draw(differences, build(raw)))
+    raw["comparisons"][0].update(untested)
+    assert "too few documents" in texts(draw(differences, build(raw)))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])
 def test_numbers_that_are_none_are_drawn_somehow(draw, build, raw, value):
     for item in raw["comparisons"][:3]:
