@@ -174,3 +174,24 @@ def test_whoever_waits_goes_on_when_the_lock_is_released(tmp_path):
 
 def test_a_run_is_named_by_its_folder(tmp_path):
     assert run_lock(tmp_path, tmp_path / "runs" / "wide" / "lr=0.1" / "seed-3") == "wide@lr=0.1@seed-3"
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_folder(tmp_path):
+    tests = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(tests / "share_a_folder.py"), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["train"] == [0, 0]  # two methods at once
+    assert told["first_trained"] == ["lora · seed 0"]  # what they trained was not trained again
+    assert told["second"] == [2]
+    assert f"runs/baseline/seed-0 is in use by process {told['holder']} on " in told["refused"]
+    assert told["third"] == [0]  # at once after the first was killed
+    assert len(told["losses"][0]) == 4
+    assert told["losses"][0] == told["losses"][1]
+    assert told["results"] == ["baseline", "lora", "skip"]
+    assert told["study"] == [0, 0]
+    assert told["rows"] == 2
+    assert told["locks"] == []

@@ -103,9 +103,7 @@ def train(
 
 
 def _locks(folder: RunFolder, runs: Sequence[tuple[str, int]]) -> list[str]:
-    """Return the locks of the runs that are still to be written."""
-    paths = [folder.run(method, seed) for method, seed in runs]
-    return [run_lock(folder.root, each.root) for each in paths if not each.result.is_file()]
+    return [run_lock(folder.root, folder.run(method, seed).root) for method, seed in runs]
 
 
 def _prepare(recipe: Recipe, folder: RunFolder, *, resume: bool, method: str | None = None) -> Bench:

@@ -64,7 +64,7 @@ def pretrain_study(
     with ExitStack() as stack:
         if state.is_main_process:
             _check_folder(out, recipe, variant, resume=resume)
-            stack.enter_context(hold(out, [run_lock(out, run.folder) for run in planned if not run.result.is_file()]))
+            stack.enter_context(hold(out, [run_lock(out, run.folder) for run in planned]))
         state.wait_for_everyone()
         bench = _set_up(recipe, out)
         if state.is_main_process:
