@@ -68,7 +68,8 @@ def tokenise_in_parts(
                 "do not belong together, so load it again"
             )
         found = found or len(rows) > 0
-        tokens: TokenArray = ids.astype(dtype)
+        tokens: TokenArray = np.empty(len(ids), dtype)
+        tokens[:] = ids
         yield TokenStream(tokens, lengths)
     if not found:
         raise HfpatchError("no document has two tokens, so there is nothing to predict; choose another data.source")
@@ -81,7 +82,8 @@ def token_dtype(tokenizer: PreTrainedTokenizerBase) -> np.dtype[np.uint16] | np.
 
 def largest_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the largest id of a tokenizer's vocabulary, which may have gaps; its size says less."""
-    return max(tokenizer.get_vocab().values())
+    ids: dict[str, int] = tokenizer.get_vocab()
+    return max(ids.values())
 
 
 def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:

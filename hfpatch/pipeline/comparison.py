@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hfpatch.pipeline.bench import Bench, set_up
 from hfpatch.pipeline.cautions import known_score_surprises, scores_of
 from hfpatch.pipeline.folder import RunFolder, open_folder
 from hfpatch.pipeline.identity import check_run, check_shared, write_shared
+from hfpatch.pipeline.locks import hold, hold_shared, run_lock
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pipeline.results import aggregations, collect, planned_runs
 from hfpatch.pipeline.runs import evaluate_run, run_name, train_run
@@ -48,14 +51,19 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
     if folder.is_complete():
         write_report(out)
         return folder.read_results()
+    with hold(out, _locks(folder, planned_runs(recipe))):
+        return _compare(recipe, folder, resume=resume, progress=listener)
+
+
+def _compare(recipe: Recipe, folder: RunFolder, *, resume: bool, progress: Progress) -> dict[str, Any]:
     clock = _clock(folder)
-    bench = _prepare(recipe, folder)
+    bench = _prepare(recipe, folder, resume=resume)
     for method, seed in planned_runs(recipe):
-        _complete_run(bench, folder, method, seed, resume=resume, progress=listener)
+        _complete_run(bench, folder, method, seed, resume=resume, progress=progress)
         write_json(folder.results, collect(bench, folder, clock, complete=False))
     results = collect(bench, folder, clock, complete=True)
     write_json(folder.results, results)
-    write_report(out)
+    write_report(folder.root)
     return results
 
 
@@ -83,24 +91,32 @@ def train(
     if method == recipe.baseline:
         raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
     state, listener = start_processes(), progress or Progress()
-    folder = RunFolder(out)
-    if state.is_main_process:
-        folder = open_folder(out, recipe, resume=resume, method=method)
-    state.wait_for_everyone()
-    bench = _prepare(recipe, folder)
-    for seed in recipe.training.seeds:
-        _trained(bench, folder, method, seed, resume=resume, progress=listener)
-    return [folder.run(method, seed).patch for seed in recipe.training.seeds]
+    folder, runs = RunFolder(out), [(method, seed) for seed in recipe.training.seeds]
+    with ExitStack() as stack:
+        if state.is_main_process:
+            open_folder(out, recipe, resume=resume, method=method)
+            stack.enter_context(hold(out, _locks(folder, runs)))
+        state.wait_for_everyone()
+        bench = _prepare(recipe, folder, resume=resume, method=method)
+        for _, seed in runs:
+            _trained(bench, folder, method, seed, resume=resume, progress=listener)
+    return [folder.run(method, seed).patch for _, seed in runs]
 
 
-def _prepare(recipe: Recipe, folder: RunFolder) -> Bench:
+def _locks(folder: RunFolder, runs: Sequence[tuple[str, int]]) -> list[str]:
+    return [run_lock(folder.root, folder.run(method, seed).root) for method, seed in runs]
+
+
+def _prepare(recipe: Recipe, folder: RunFolder, *, resume: bool, method: str | None = None) -> Bench:
     """Set the bench up and, when nothing in the folder comes from something else, write what its runs share."""
     bench = set_up(recipe)
     if PartialState().is_main_process:
-        check_shared(folder.root, bench.shared, bench.plans)
-        for method, seed in planned_runs(recipe):
-            check_run(folder.run(method, seed).root, bench.identify(method, seed))
-        write_shared(folder.root, recipe.to_yaml(), bench.shared, bench.plans)
+        with hold_shared(folder.root):
+            open_folder(folder.root, recipe, resume=resume, method=method)  # another process may have begun meanwhile
+            check_shared(folder.root, bench.shared, bench.plans)
+            for name, seed in planned_runs(recipe):
+                check_run(folder.run(name, seed).root, bench.identify(name, seed))
+            write_shared(folder.root, recipe.to_yaml(), bench.shared, bench.plans)
     return bench
 
 

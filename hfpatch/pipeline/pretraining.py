@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hfpatch.pipeline.identity import (
     identify_training,
     write_shared,
 )
+from hfpatch.pipeline.locks import WHOLE, hold
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pretraining_recipe import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 from hfpatch.provenance import Clock, provenance
@@ -60,13 +62,15 @@ def pretrain(
     if (out / "result.json").is_file():
         finished: dict[str, Any] = read_json(out / "result.json")
         return finished
-    corpus = load_corpus(recipe)
-    plan = draw_batches(recipe, corpus, recipe.seed)
-    if state.is_main_process:
-        identity = identify_run(recipe, corpus, plan)
-        check_shared(out, identity, {})
-        check_run(out, identity)
-    return pretrain_on(corpus, plan, recipe, out, resume=resume, progress=progress or Progress(), name=recipe.name)
+    with hold(out, [WHOLE]) if state.is_main_process else nullcontext():
+        state.wait_for_everyone()
+        corpus = load_corpus(recipe)
+        plan = draw_batches(recipe, corpus, recipe.seed)
+        if state.is_main_process:
+            identity = identify_run(recipe, corpus, plan)
+            check_shared(out, identity, {})
+            check_run(out, identity)
+        return pretrain_on(corpus, plan, recipe, out, resume=resume, progress=progress or Progress(), name=recipe.name)
 
 
 def pretrain_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.files import read_json, write_json
 from hfpatch.pipeline.corpus import Corpus, load_corpus
 from hfpatch.pipeline.identity import check_run, check_shared, write_shared
+from hfpatch.pipeline.locks import hold, hold_shared, run_lock
 from hfpatch.pipeline.pretraining import check_folder, draw_batches, identify_run, parameter_counts, pretrain_on
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pipeline.study_bench import PlannedRun, StudyBench, planned_runs, study_clock
@@ -58,24 +60,25 @@ def pretrain_study(
         hint = nearest(variant, recipe.variants) or f"; there are {', '.join(recipe.variants)}"
         raise HfpatchError(f"no variant {variant!r} in the recipe{hint}")
     state, listener = start_processes(), progress or Progress()
-    if state.is_main_process:
-        _check_folder(out, recipe, variant, resume=resume)
-    state.wait_for_everyone()
-    bench = _set_up(recipe, out)
-    if state.is_main_process:
-        _begin(bench)
-    for run in planned_runs(recipe, out):
-        if variant in (None, run.variant) and not run.result.is_file():
-            _complete(run, bench, progress=listener)
-            if state.is_main_process:
-                write_json(out / "results.json", collect_study(bench))
-    if state.is_main_process:
-        write_json(out / "results.json", collect_study(bench))  # also of runs that other calls completed
-        if variant is None:
+    planned = [run for run in planned_runs(recipe, out) if variant in (None, run.variant)]
+    with ExitStack() as stack:
+        if state.is_main_process:
+            _check_folder(out, recipe, variant, resume=resume)
+            stack.enter_context(hold(out, [run_lock(out, run.folder) for run in planned]))
+        state.wait_for_everyone()
+        bench = _set_up(recipe, out)
+        if state.is_main_process:
+            _begin(bench, variant, resume=resume)
+        for run in planned:
+            if not run.result.is_file():
+                _complete(run, bench, progress=listener)
+                _collect(bench)
+        _collect(bench)  # also what other calls completed
+        if state.is_main_process and variant is None:
             write_report(out)
-    state.wait_for_everyone()
-    results: dict[str, Any] = read_json(out / "results.json")
-    return results
+        state.wait_for_everyone()
+        results: dict[str, Any] = read_json(out / "results.json")
+        return results
 
 
 def _check_folder(out: Path, recipe: StudyRecipe, variant: str | None, *, resume: bool) -> None:
@@ -110,13 +113,22 @@ def _tried(recipe: StudyRecipe, variant: str, corpus: Corpus) -> dict[str, int]:
     return parameter_counts(model)
 
 
-def _begin(bench: StudyBench) -> None:
+def _begin(bench: StudyBench, variant: str | None, *, resume: bool) -> None:
     """Write what all runs share, when nothing in the folder comes from something else."""
-    check_shared(bench.out, bench.corpus.identity, bench.plans)
-    for run in planned_runs(bench.recipe, bench.out):
-        single = bench.recipe.single(run.variant, run.point, run.seed)
-        check_run(run.folder, identify_run(single, bench.corpus, bench.plans[run.seed]))
-    write_shared(bench.out, bench.recipe.to_yaml(), bench.corpus.identity, bench.plans)
+    with hold_shared(bench.out):
+        _check_folder(bench.out, bench.recipe, variant, resume=resume)  # another process may have begun meanwhile
+        check_shared(bench.out, bench.corpus.identity, bench.plans)
+        for run in planned_runs(bench.recipe, bench.out):
+            single = bench.recipe.single(run.variant, run.point, run.seed)
+            check_run(run.folder, identify_run(single, bench.corpus, bench.plans[run.seed]))
+        write_shared(bench.out, bench.recipe.to_yaml(), bench.corpus.identity, bench.plans)
+
+
+def _collect(bench: StudyBench) -> None:
+    """Write results.json, of what all processes that share the study have completed."""
+    if start_processes().is_main_process:
+        with hold_shared(bench.out):
+            write_json(bench.out / "results.json", collect_study(bench))
 
 
 def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None:

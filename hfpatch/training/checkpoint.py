@@ -98,8 +98,13 @@ def save_checkpoint(
         save_file({name: value.contiguous() for name, value in moments.items()}, temporary / _OPTIMIZER)
         write_json(temporary / _STATE, content)
         write_manifest(temporary)
-    for old in sorted(folder.glob("step-*"))[:-keep]:
-        if state.best_step is None or old.name != _name(state.best_step):
+    remove_old(folder, step, best_step=state.best_step, keep=keep)
+
+
+def remove_old(folder: Path, step: int, *, best_step: int | None, keep: int) -> None:
+    """Remove the checkpoints up to ``step`` but for the ``keep`` newest and the best."""
+    for old in sorted(path for path in folder.glob("step-*") if path.name <= _name(step))[:-keep]:
+        if best_step is None or old.name != _name(best_step):
             shutil.rmtree(old)
 
 

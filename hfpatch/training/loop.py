@@ -15,7 +15,13 @@ from hfpatch.data.exactness import packing_is_exact
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.hidden import HiddenProjection
 from hfpatch.scratch.listening import paths_with_f
-from hfpatch.training.checkpoint import checkpoint_at, load_trainables, newest_checkpoint, remove_leftovers
+from hfpatch.training.checkpoint import (
+    checkpoint_at,
+    load_trainables,
+    newest_checkpoint,
+    remove_leftovers,
+    remove_old,
+)
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch
 from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory
@@ -123,6 +129,9 @@ def _open_folder(run: Run, *, resume: bool) -> None:
     if run.checkpoint is not None:
         run.state = run.checkpoint.state
     if state.is_main_process:
+        if run.start:  # a kill may have left some of what was to be removed
+            keep = run.settings.keep_checkpoints
+            remove_old(run.checkpoints, run.start, best_step=run.state.best_step, keep=keep)
         if run.start or run.metrics.path.exists():
             run.metrics.truncate(run.start)
         run.diagnostics.truncate(run.start, run.diagnosed_steps())

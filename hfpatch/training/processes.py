@@ -8,14 +8,18 @@ import torch
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
+from hfpatch.training.interruption import end_with_launcher
 
 
 def start_processes() -> PartialState:
     """Join the other processes, if the launcher started any; later calls return the same state.
 
+    From then on this process ends when the launcher does.
+
     Raises:
         HfpatchError: if the address and port by which they meet cannot be used.
     """
+    end_with_launcher()
     try:
         return PartialState(cpu=runs_on_cpu())
     except (torch.distributed.DistError, ConnectionError, RuntimeError) as error:

@@ -186,7 +186,9 @@ def test_a_run_does_not_go_on_with_another_base_or_method(patched, blocks, tmp_p
         train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=tmp_path, **options)
 
     run(patched(), origin=origin)
+    (tmp_path / "checkpoints" / "step-00000001").mkdir()  # a kill while it was removed, after the last save
     run(patched(), origin=origin, resume=True)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
     other = patched()
     next(value for value in other.parameters() if not value.requires_grad).data[3, 5] += 0.25
     changed, name = ({**origin, "method": "c"}, "method") if origin else (None, "frozen")
