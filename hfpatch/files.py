@@ -88,6 +88,18 @@ def read_json(path: Path) -> Any:
         raise HfpatchError(f"{path}: cannot be read as JSON ({error})") from error
 
 
+def check_data_dir(folder: Path | None) -> None:
+    """Refuse a folder of local data that is not there.
+
+    Raises:
+        HfpatchError: if it is not.
+    """
+    if folder is not None and not folder.is_dir():
+        raise HfpatchError(
+            f"data_dir: {folder} is not a folder; name one that holds copies of data sets, or leave it out"
+        )
+
+
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes as 64 hex digits."""
     digest = hashlib.sha256()

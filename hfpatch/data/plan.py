@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.settings import plan_mistake
 from hfpatch.errors import HfpatchError
 
 
@@ -100,15 +101,17 @@ def draw_plan(*, blocks: int, steps: int, batch_size: int, seed: int) -> BatchPl
     Every block is seen once before any is seen again. The generator is numpy's PCG64.
 
     Raises:
-        HfpatchError: if the blocks do not fill one batch.
+        HfpatchError: if the blocks do not fill one batch, or the plan would be too long.
     """
+    if mistake := plan_mistake(steps, batch_size):
+        raise HfpatchError(mistake)
     if blocks < batch_size:
         raise HfpatchError(
             f"the data gives {blocks} blocks, fewer than one batch of {batch_size}; "
             "take more documents, a smaller data.block_size or a smaller training.batch_size"
         )
     generator = np.random.Generator(np.random.PCG64(seed))
-    epochs = -(-steps * batch_size // blocks)
-    order = np.concatenate([generator.permutation(blocks) for _ in range(epochs)])
-    indices = order[: steps * batch_size].astype(np.int64).reshape(steps, batch_size)
-    return BatchPlan(indices=indices, blocks=blocks, seed=seed)
+    order = np.empty(steps * batch_size, dtype=np.int64)
+    for start in range(0, len(order), blocks):
+        order[start : start + blocks] = generator.permutation(blocks)[: len(order) - start]
+    return BatchPlan(indices=order.reshape(steps, batch_size), blocks=blocks, seed=seed)

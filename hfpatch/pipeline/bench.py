@@ -19,7 +19,7 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.load import load_splits
 from hfpatch.data.plan import BatchPlan, draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json, write_text
+from hfpatch.files import check_data_dir, read_json, write_text
 from hfpatch.methods import Method, build_method, validate_methods
 from hfpatch.patching import PatchSummary, patch, patch_summary, unpatch
 from hfpatch.pipeline.folder import RunFolder
@@ -82,6 +82,7 @@ def set_up(recipe: Recipe) -> Bench:
     Raises:
         HfpatchError: if the base, the data or a method cannot be had as the recipe says.
     """
+    check_data_dir(recipe.data_dir)
     validate_methods(recipe.methods)
     base = load_base(recipe.model.name, revision=recipe.model.revision, dtype=recipe.model.dtype)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}

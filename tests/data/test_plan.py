@@ -47,6 +47,8 @@ def test_a_seed_fixes_the_plan_and_more_steps_only_extend_it():
 def test_bad_plans_are_refused():
     with pytest.raises(HfpatchError, match="gives 3 blocks, fewer than one batch of 4"):
         draw_plan(blocks=3, steps=1, batch_size=4, seed=0)
+    with pytest.raises(HfpatchError, match=r"training.steps is 10{15}; .* at most 16777216 are possible"):
+        draw_plan(blocks=40, steps=10**15, batch_size=16, seed=0)
     plan = draw_plan(blocks=10, steps=2, batch_size=3, seed=0)
     with pytest.raises(HfpatchError, match="drawn for 10 blocks and the data has 11"):
         plan.check(11)

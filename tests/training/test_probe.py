@@ -339,6 +339,13 @@ def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):
         assert logs["peak_memory_bytes"] > 10**7
 
 
+def test_the_precision_is_the_recipes_and_never_the_launchers(patched, blocks, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(HfpatchError, match=r"set training\.autocast=bfloat16"):
+        run(patched(), blocks, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_tracker_is_one_clear_error(patched, blocks, tmp_path):
     with pytest.raises(HfpatchError, match=r"training.report_to: made_up cannot be used \(.*"):
         run(patched(), blocks, tmp_path, report_to=["made_up"])
