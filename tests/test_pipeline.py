@@ -15,6 +15,7 @@ import hfpatch.pipeline.cautions
 import hfpatch.pipeline.comparison
 import hfpatch.pipeline.runs
 from hfpatch.bases import load_base
+from hfpatch.cli.tables import print_comparison
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json
@@ -371,9 +372,53 @@ def test_a_method_that_changes_the_base_is_refused(model_folder, tmp_path):
     assert not (tmp_path / "out" / "runs" / "lora" / "seed-0" / "result.json").exists()
 
 
-def test_a_run_that_diverges_is_named(model_folder, tmp_path):
-    diverging = make_recipe(model_folder, training={"steps": 9, "warmup_steps": 1, "batch_size": 4, "lr": 1e30})
-    message = refused(compare, diverging, tmp_path / "out")
+def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp_path, capsys):
+    """One method's tensors have an absurd learning rate."""
+    steps = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]}
+    chosen = make_recipe(model_folder, training={**steps, "learning_rates": {"pre_projection": 1e30}})
+    out, log = tmp_path / "out", Log()
+    with pytest.warns(UserWarning, match=r"pre_projection · seed 1: diverged at step 3: it has no patch"):
+        results = compare(chosen, out, progress=log)
+    assert results["complete"] is True
+    bad, good = (results["methods"][name]["runs"] for name in ("pre_projection", "lora"))
+    assert [(run["train"]["diverged_step"], run["evaluation"]) for run in bad.values()] == [(3, {}), (3, {})]
+    assert all(run["train"]["diverged_step"] is None and len(run["evaluation"]) == 2 for run in good.values())
+    assert {(each["method"], each["reference"]) for each in results["comparisons"]} == {("lora", "baseline")}
+    assert not (out / "runs" / "pre_projection" / "seed-0" / "patch").exists()
+    assert [name for name in log.evaluated if name.startswith("pre_projection")] == []
+    told = "pre_projection, seed 0: diverged at step 3; it has no scores, and no comparison counts it."
+    assert told in results["warnings"]
+    report = (out / "report.md").read_text()
+    assert told in report
+    assert "diverged at step 3 (seed 0) and 3 (seed 1): it was not compared with baseline" in report
+    assert "no result on" not in report
+    assert "diverged at step 3" in (out / "report.html").read_text()
+    before, again = files(out), Log()
+    assert numbers(compare(chosen, out, resume=True, progress=again)) == numbers(results)
+    assert (again.trained, again.evaluated, files(out)) == ([], [], before)
+    print_comparison(out)
+    assert "diverged" in capsys.readouterr().out
+
+
+def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp_path, monkeypatch, no_report):
+    real = hfpatch.pipeline.runs.train_probe
+
+    def spoilt(model, *, settings, run_dir, **values):
+        if run_dir.parts[-2:] == ("lora", "seed-1"):
+            settings = settings.model_copy(update={"lr": 1e30})
+        return real(model, settings=settings, run_dir=run_dir, **values)
+
+    monkeypatch.setattr(hfpatch.pipeline.runs, "train_probe", spoilt)
+    with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 3"):
+        results = compare(recipe, tmp_path / "out")
+    seeds = {(each["method"], each["reference"]): each["seeds"] for each in results["comparisons"]}
+    assert seeds[("lora", "baseline")] == 1
+    assert seeds[("pre_projection", "baseline")] == 2
+
+
+def test_a_run_that_is_to_stop_at_divergence_is_named(model_folder, tmp_path):
+    steps = {"steps": 9, "warmup_steps": 1, "batch_size": 4, "lr": 1e30, "on_bad_loss": "stop"}
+    message = refused(compare, make_recipe(model_folder, training=steps), tmp_path / "out")
     assert message.startswith("pre_projection · seed 0: step ")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hfpatch.pipeline.cautions import known_score_surprises
 from hfpatch.pipeline.folder import RunFolder, open_folder, write_recipe
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pipeline.results import collect, planned_runs
-from hfpatch.pipeline.runs import evaluate_run, run_name, train_run
+from hfpatch.pipeline.runs import diverged_step, evaluate_run, run_name, train_run
 from hfpatch.provenance import Clock
 from hfpatch.recipe import Recipe
 from hfpatch.reporting import write_report
@@ -25,7 +26,8 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
     """Train and evaluate every method of a recipe with every seed, hold them against each other and report.
 
     The base is evaluated first, and held against its known scores before anything is trained. Each run leaves its
-    result when it is complete; with ``resume`` such runs are not repeated.
+    result when it is complete; with ``resume`` such runs are not repeated. A run that diverges is a result like others,
+    without scores: the reports name its step, and the comparisons leave it out.
 
     Args:
         recipe: what to compare.
@@ -70,7 +72,7 @@ def train(
         progress: hears of every step; None tells nobody.
 
     Returns:
-        The folder of each seed's patch.
+        The folder of each seed's patch; a seed that diverged has none.
 
     Raises:
         HfpatchError: as `compare`, and if there is no such method or nothing in it to train.
@@ -88,7 +90,8 @@ def train(
     bench = _prepare(recipe, folder)
     for seed in recipe.training.seeds:
         _trained(bench, folder, method, seed, resume=resume, progress=listener)
-    return [folder.run(method, seed).patch for seed in recipe.training.seeds]
+    trained = [folder.run(method, seed) for seed in recipe.training.seeds]
+    return [paths.patch for paths in trained if diverged_step(read_json(paths.training)) is None]
 
 
 def _prepare(recipe: Recipe, folder: RunFolder) -> Bench:
@@ -133,9 +136,18 @@ def _trained(bench: Bench, folder: RunFolder, method: str, seed: int, *, resume:
     paths = folder.run(method, seed)
     if not paths.training.is_file():
         train_run(bench, method, seed, paths, resume=resume, progress=progress)
+    step = diverged_step(read_json(paths.training))
+    if step is not None and PartialState().is_main_process:
+        warnings.warn(
+            f"{run_name(method, seed)}: diverged at step {step}: it has no patch and no scores, and no comparison "
+            "counts it; a lower learning rate may help, and training.on_bad_loss=stop names the blocks of the step",
+            stacklevel=2,
+        )
 
 
 def _summary(result: dict[str, Any]) -> str:
-    """Return each task's primary metric, in one line."""
+    """Return each task's primary metric, in one line, or that the run diverged."""
+    if (step := diverged_step(result["train"])) is not None:
+        return f"diverged at step {step}"
     scores = result["evaluation"].items()
     return ", ".join(f"{task} {score['primary']} {score['metrics'][score['primary']]:.4g}" for task, score in scores)

@@ -12,6 +12,7 @@ from hfpatch.pipeline.bench import Bench
 from hfpatch.pipeline.cautions import cautions, form_of
 from hfpatch.pipeline.folder import RunFolder
 from hfpatch.pipeline.references import references
+from hfpatch.pipeline.runs import diverged_step
 from hfpatch.provenance import Clock, provenance
 
 SCHEMA = 1
@@ -90,7 +91,13 @@ def _tasks(methods: dict[str, Any]) -> dict[str, Any]:
 def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
     records: dict[str, dict[int, Path]] = {}
     for method, seed in planned_runs(bench):
-        records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
+        if diverged_step(read_json(folder.run(method, seed).result)["train"]) is None:
+            records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
+    held_against = {
+        method: [other for other in others if other in records]
+        for method, others in references(bench.recipe).items()
+        if method in records
+    }
     scores = read_json(folder.run(bench.recipe.baseline, 0).result)["evaluation"]
     tasks = {task: TaskResult.from_json(score) for task, score in scores.items()}
-    return [each.to_json() for each in compare_records(records, tasks=tasks, references=references(bench.recipe))]
+    return [each.to_json() for each in compare_records(records, tasks=tasks, references=held_against)]

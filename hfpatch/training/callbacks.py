@@ -44,7 +44,7 @@ class Tools:
 
     Attributes:
         take_outcome: returns the step's outcome, the same on every process, and forgets it.
-        evaluate: returns the loss on the run's held-out blocks.
+        evaluate: returns the loss on the run's held-out blocks; without any, on the first block trained on.
         diagnose: measures the query paths after so many steps.
         log: sends figures to the trackers.
     """
@@ -167,6 +167,8 @@ class RunCallback(TrainerCallback):
         if run.evaluates_after(step):
             record = replace(record, eval_loss=self._tools.evaluate())
             best = self._judge(step, record.eval_loss or 0.0)
+        elif step == run.plan.steps and run.diverges(step, self._tools.evaluate()):  # the last update, seen by no loss
+            run.state.diverged_step = run.state.diverged_step or step
         self._keep(record, write=state.is_world_process_zero)
         self._tools.log(record)
         terminate = self._outcome.terminate and step < run.plan.steps

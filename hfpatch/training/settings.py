@@ -80,9 +80,10 @@ class TrainingSettings(LoopSettings):
     """AdamW's decay rates."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
-    on_bad_loss: Literal["stop", "skip"] = "stop"
-    """What happens at a loss or a gradient that is NaN or infinite: stop before the update and name the batch, or
-    leave the update out and count it."""
+    on_bad_loss: Literal["record", "skip", "stop"] = "record"
+    """What a loss or a gradient that is NaN or infinite does. ``record``: the run ends there and counts as diverged,
+    which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted.
+    ``stop``: an error that names the blocks of the step."""
     trainable_dtype: Dtype = "float32"
     """The dtype of what is trained. bfloat16 loses most small updates; it is here to reproduce results that used it."""
     trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)

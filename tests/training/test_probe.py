@@ -247,7 +247,18 @@ def test_a_loss_of_nan_stops_and_names_step_and_blocks(patched, blocks, tmp_path
     model.get_input_embeddings().weight.data[63] = float("nan")
     blocks_named = str(plan.indices[first - 1].tolist()).replace("[", r"\[").replace("]", r"\]")
     with pytest.raises(HfpatchError, match=f"step {first}: the loss is nan, on blocks {blocks_named}"):
-        run(model, bad, tmp_path, save_every=1)
+        run(model, bad, tmp_path / "stop", save_every=1, on_bad_loss="stop")
+    result = run(model, bad, tmp_path / "record")
+    assert result.diverged_step == result.steps == first
+    again = run(patched(), bad, tmp_path / "record", resume=True, on_step=lambda _: pytest.fail("trained again"))
+    assert again.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
+
+
+def test_a_last_update_that_breaks_the_model_counts_as_divergence(patched, blocks, tmp_path):
+    """Its own loss was finite: the first step has a learning rate of zero, and there is no third."""
+    result = run(patched(), blocks, tmp_path, steps=2, warmup_steps=1, lr=1e30)
+    assert all(math.isfinite(loss) for loss in losses(tmp_path))
+    assert (len(losses(tmp_path)), result.diverged_step) == (2, 2)
 
 
 def test_what_cannot_be_trained_is_refused(patched, base, blocks, tmp_path):
