@@ -6,16 +6,20 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from hfpatch.errors import HfpatchError
+from hfpatch.leftovers import temporary_path
 
 _CHUNK_BYTES = 1 << 20
+_IO_ERROR = re.compile(r"I/O error: (.*?)(?: \(os error \d+\))?$")
 
 
 @contextmanager
@@ -25,7 +29,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     Raises:
         HfpatchError: if the folder cannot be written or the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = temporary_path(path, "tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -45,7 +49,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     Raises:
         HfpatchError: if the folder cannot be written or the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = temporary_path(path, "tmp")
     try:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "a file is in the way")
@@ -57,6 +61,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         _swap(temporary, path)
     except OSError as error:
         raise _write_error(path, error) from error
+    except SafetensorError as error:
+        if (reason := _IO_ERROR.search(str(error))) is None:
+            raise
+        raise _write_error(path, OSError(reason[1])) from error
     except HfpatchError as error:
         if isinstance(error.__cause__, OSError):  # from an atomic file inside: name the folder, not the temporary one
             raise _write_error(path, error.__cause__) from error
@@ -114,7 +122,7 @@ def _swap(new: Path, path: Path) -> None:
     if not path.exists():
         new.replace(path)
         return
-    old = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
+    old = temporary_path(path, "old")
     path.replace(old)
     try:
         new.replace(path)

@@ -107,6 +107,9 @@ def _save_part(model: nn.Module, name: str, config: PeftConfig, folder: Path) ->
         raise OSError(str(error)) from error
     saved = copy.deepcopy(config)
     saved.inference_mode = True
+    for key, value in vars(saved).items():
+        if isinstance(value, set):  # which PEFT would write in an order that changes from process to process
+            setattr(saved, key, sorted(value))
     saved.save_pretrained(str(folder))
     card = [{"name": name, "method": method_name(config), "sha256": sha256_file(folder / TENSORS)}]
     write_text(folder / "README.md", patch_card(_describe_base(model), card))

@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -254,7 +255,7 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
     assert numbers(results) == numbers(read_json(straight / "results.json"))
     assert files(out, "runs") == files(straight, "runs")
     for path in files(out, "runs"):
-        if path.endswith(".safetensors") and "checkpoints" not in path:
+        if path.endswith(".safetensors"):
             ours, theirs = load_file(out / path), load_file(straight / path)
             assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
         if "evaluations" in path:
@@ -420,6 +421,62 @@ def test_a_run_that_is_to_stop_at_divergence_is_named(model_folder, tmp_path):
     steps = {"steps": 9, "warmup_steps": 1, "batch_size": 4, "lr": 1e30, "on_bad_loss": "stop"}
     message = refused(compare, make_recipe(model_folder, training=steps), tmp_path / "out")
     assert message.startswith("pre_projection · seed 0: step ")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "report_to": ["made_up"]}},
+            "report_to: made_up",
+        ),
+        ({"evaluation": {"tasks": ["tinyworld_clozze"]}}, "tinyworld_clozze"),
+        ({"data_dir": "absent"}, "data_dir: absent is not a folder"),
+        ({"data": {"block_size": 1024, "max_documents": 90}}, "longer than the model's context"),
+    ],
+)
+@pytest.mark.parametrize("start", [compare, partial(train, method="lora")])
+def test_a_start_that_fails_leaves_no_folder_and_the_next_needs_no_resume(
+    model_folder, tmp_path, no_report, monkeypatch, sections, message, start
+):
+    out = tmp_path / "new" / "out"
+    if "evaluation" in sections and start is not compare:
+        return
+    monkeypatch.setattr(hfpatch.pipeline.runs, "train_probe", lambda *args, **kwargs: pytest.fail("trained"))
+    with pytest.raises(HfpatchError, match=message):
+        start(make_recipe(model_folder, **sections), out=out)
+    assert not out.exists()
+
+
+def test_a_failure_before_the_first_step_leaves_what_others_have_done(recipe, tmp_path, monkeypatch):
+    """Two methods are trained in one folder: the one that fails takes nothing away from the other."""
+    out = tmp_path / "out"
+    train(recipe, "lora", out)
+    before = files(out)
+
+    def fail(*args, **kwargs):
+        raise HfpatchError("no memory")
+
+    monkeypatch.setattr(hfpatch.pipeline.runs, "train_probe", fail)
+    with pytest.raises(HfpatchError, match="no memory"):
+        train(recipe, "pre_projection", out)
+    assert files(out) == before
+    with pytest.raises(HfpatchError, match="no memory"):
+        train(recipe, "pre_projection", tmp_path / "alone")
+    assert not (tmp_path / "alone").exists()
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / ".hidden").write_text("of someone else")
+    with pytest.raises(HfpatchError, match="no memory"):
+        train(recipe, "pre_projection", tmp_path / "alone")
+    assert files(tmp_path / "alone") == [".hidden"]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_checkpoints_go_when_a_run_is_complete_unless_the_recipe_keeps_them(model_folder, tmp_path, keep):
+    steps = {"steps": 2, "warmup_steps": 1, "batch_size": 4, "keep_finished": keep}
+    train(make_recipe(model_folder, training=steps), "lora", tmp_path / "out")
+    assert (tmp_path / "out" / "runs" / "lora" / "seed-0" / "checkpoints" / "step-00000002").is_dir() is keep
+    assert (tmp_path / "out" / "runs" / "lora" / "seed-0" / "patch").is_dir()
 
 
 @pytest.mark.parametrize("fatal", ["patch", "result.json", "results.json", "plan.json", "report.md"])

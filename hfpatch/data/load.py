@@ -21,6 +21,7 @@ from hfpatch.data.token_file import TokenFile, none_left, open_token_file, write
 from hfpatch.data.tokenise import TokenStream, hash_tokenizer, tokenise
 from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_directory, read_json, write_json
+from hfpatch.leftovers import remove_leftovers
 
 _CACHE_FORMAT = 3
 _STREAM = "tokens.bin"
@@ -89,6 +90,8 @@ def load_splits(
     if settings.is_token_file:
         return Splits(*open_token_file(Path(settings.source), tokenizer).cut(settings))
     corpus = open_corpus(settings, data_dir)
+    if cache_dir is not None:
+        remove_leftovers(cache_dir)
     if settings.layout == "stream":
         return Splits(*_stream(corpus, settings, tokenizer, cache_dir).cut(settings))
     if cache_dir is None or not corpus.cacheable:

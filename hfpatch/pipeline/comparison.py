@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.files import read_json, write_json
 from hfpatch.pipeline.bench import Bench, set_up, write_plans
 from hfpatch.pipeline.cautions import known_score_surprises
-from hfpatch.pipeline.folder import RunFolder, open_folder, write_recipe
+from hfpatch.pipeline.folder import RunFolder, no_false_start, open_folder, write_recipe
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pipeline.results import collect, planned_runs
 from hfpatch.pipeline.runs import diverged_step, evaluate_run, run_name, train_run
@@ -43,7 +44,11 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
     """
     if start_processes().num_processes > 1:
         raise HfpatchError("compare runs in one process; launch hfpatch train for each method, then compare --resume")
-    listener = progress or Progress()
+    with no_false_start(out):
+        return _compare(recipe, out, resume=resume, listener=progress or Progress())
+
+
+def _compare(recipe: Recipe, out: Path, *, resume: bool, listener: Progress) -> dict[str, Any]:
     folder = open_folder(out, recipe, resume=resume)
     if folder.is_complete():
         write_report(out)
@@ -82,8 +87,13 @@ def train(
         raise HfpatchError(f"no method {method!r} in the recipe{hint}")
     if method == recipe.baseline:
         raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
-    state, listener = start_processes(), progress or Progress()
-    folder = RunFolder(out)
+    start_processes()
+    with no_false_start(out):
+        return _train(recipe, method, out, resume=resume, listener=progress or Progress())
+
+
+def _train(recipe: Recipe, method: str, out: Path, *, resume: bool, listener: Progress) -> list[Path]:
+    state, folder = PartialState(), RunFolder(out)
     if state.is_main_process:
         folder = open_folder(out, recipe, resume=resume, method=method)
     state.wait_for_everyone()
@@ -133,11 +143,15 @@ def _gate(recipe: Recipe, result: dict[str, Any]) -> None:
 
 
 def _trained(bench: Bench, folder: RunFolder, method: str, seed: int, *, resume: bool, progress: Progress) -> None:
+    """Bring one run to its training.json; its checkpoints are of use to an interrupted training only."""
     paths = folder.run(method, seed)
     if not paths.training.is_file():
         train_run(bench, method, seed, paths, resume=resume, progress=progress)
-    step = diverged_step(read_json(paths.training))
-    if step is not None and PartialState().is_main_process:
+    if not PartialState().is_main_process:
+        return
+    if not bench.recipe.training.keep_finished:
+        shutil.rmtree(paths.checkpoints, ignore_errors=True)
+    if (step := diverged_step(read_json(paths.training))) is not None:
         warnings.warn(
             f"{run_name(method, seed)}: diverged at step {step}: it has no patch and no scores, and no comparison "
             "counts it; a lower learning rate may help, and training.on_bad_loss=stop names the blocks of the step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from transformers import PreTrainedModel
 from hfpatch.data.plan import BatchPlan, draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json, write_json, write_text
+from hfpatch.leftovers import remove_leftovers
 from hfpatch.pipeline.corpus import Corpus, load_corpus
-from hfpatch.pipeline.folder import check_same_recipe, holds_run
+from hfpatch.pipeline.folder import check_same_recipe, holds_run, no_false_start
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pretraining_recipe import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 from hfpatch.provenance import Clock, provenance
@@ -45,6 +47,12 @@ def pretrain(
     Raises:
         HfpatchError: if ``out`` may not take this run, or something the recipe names is not as it says.
     """
+    start_processes()
+    with no_false_start(out):
+        return _pretrain(recipe, out, resume=resume, progress=progress or Progress())
+
+
+def _pretrain(recipe: PretrainRecipe, out: Path, *, resume: bool, progress: Progress) -> dict[str, Any]:
     state = start_processes()
     if state.is_main_process:
         check_folder(out, recipe, resume=resume)
@@ -54,7 +62,7 @@ def pretrain(
         return finished
     corpus = load_corpus(recipe)
     plan = draw_batches(recipe, corpus, recipe.seed)
-    return pretrain_on(corpus, plan, recipe, out, resume=resume, progress=progress or Progress(), name=recipe.name)
+    return pretrain_on(corpus, plan, recipe, out, resume=resume, progress=progress, name=recipe.name)
 
 
 def pretrain_on(
@@ -97,6 +105,8 @@ def pretrain_on(
     }
     if state.is_main_process:
         write_json(out / "result.json", result)
+        if not recipe.training.keep_finished:  # they are of use to an interrupted run only
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
     state.wait_for_everyone()
     progress.finished(name, _summary(outcome))
     return result
@@ -120,6 +130,7 @@ def check_folder(out: Path, recipe: PretrainRecipe | StudyRecipe, *, resume: boo
         HfpatchError: if ``out`` is a file, holds something else or another recipe's run, or this recipe's and
             ``resume`` is not set.
     """
+    remove_leftovers(out)
     if not holds_run(out):
         return
     check_same_recipe(out, load_pretrain_or_study(out / "recipe.yaml"), recipe)

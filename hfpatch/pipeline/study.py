@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.files import read_json, write_json, write_text
 from hfpatch.pipeline.corpus import Corpus, load_corpus
+from hfpatch.pipeline.folder import no_false_start
 from hfpatch.pipeline.pretraining import check_folder, draw_batches, parameter_counts, pretrain_on
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pipeline.study_bench import PlannedRun, StudyBench, planned_runs, study_clock
@@ -57,7 +57,15 @@ def pretrain_study(
     if variant is not None and variant not in recipe.variants:
         hint = nearest(variant, recipe.variants) or f"; there are {', '.join(recipe.variants)}"
         raise HfpatchError(f"no variant {variant!r} in the recipe{hint}")
-    state, listener = start_processes(), progress or Progress()
+    start_processes()
+    with no_false_start(out):
+        return _run_study(recipe, out, resume=resume, variant=variant, listener=progress or Progress())
+
+
+def _run_study(
+    recipe: StudyRecipe, out: Path, *, resume: bool, variant: str | None, listener: Progress
+) -> dict[str, Any]:
+    state = start_processes()
     if state.is_main_process:
         _check_folder(out, recipe, variant, resume=resume)
     state.wait_for_everyone()
@@ -125,5 +133,3 @@ def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None
         pretrain_on(bench.corpus, plan, single, run.folder, resume=True, progress=progress, name=run.name)
     except HfpatchError as error:
         raise HfpatchError(f"{run.name}: {error}") from error
-    if start_processes().is_main_process:  # they are of use to an interrupted run only
-        shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)

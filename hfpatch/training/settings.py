@@ -13,7 +13,16 @@ _Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 NOT_IDENTITY = frozenset(
-    {"seeds", "micro_batch_size", "gradient_checkpointing", "compile", "save_every", "keep_checkpoints", "report_to"}
+    {
+        "seeds",
+        "micro_batch_size",
+        "gradient_checkpointing",
+        "compile",
+        "save_every",
+        "keep_checkpoints",
+        "keep_finished",
+        "report_to",
+    }
 )
 """Settings that may differ between a run and its continuation: they change the numbers by rounding at most."""
 
@@ -63,6 +72,8 @@ class LoopSettings(Section):
     """Write a checkpoint every so many steps; None writes none before the end."""
     keep_checkpoints: PositiveInt = 1
     """How many checkpoints to keep, the newest ones."""
+    keep_finished: bool = False
+    """Leave a finished run's checkpoints, which hold the optimiser's state; otherwise its command removes them."""
     report_to: tuple[str, ...] = ()
     """Trackers that ``transformers`` knows, such as tensorboard, wandb or trackio; each must be installed."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.collate import collate
@@ -166,6 +167,17 @@ class PlanTrainer(Trainer):
 def _counted_elsewhere(*_: Any, **__: Any) -> torch.Tensor:
     """Tell the stock Trainer that the loss is a mean over the whole step; `PlanTrainer.compute_loss` sees to that."""
     raise AssertionError("PlanTrainer.compute_loss computes the loss")
+
+
+def check_trackers(names: tuple[str, ...]) -> None:
+    """Refuse trackers that are unknown or not installed, by making each once, before anything runs.
+
+    Raises:
+        HfpatchError: naming them.
+    """
+    with _clear_about_trackers(names):
+        for tracker in get_reporting_integration_callbacks(list(names)):
+            tracker()
 
 
 @contextlib.contextmanager
