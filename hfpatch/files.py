@@ -22,6 +22,10 @@ _CHUNK_BYTES = 1 << 20
 _IO_ERROR = re.compile(r"I/O error: (.*?)(?: \(os error \d+\))?$")
 
 
+class _WriteError(HfpatchError):
+    reason: object
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success sync it and rename it to ``path``, on failure remove it.
@@ -31,12 +35,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """
     temporary = temporary_path(path, "tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        _sync(temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise _write_error(path, error) from error
+        with clear_about_writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            _sync(temporary)
+            temporary.replace(path)
     finally:
         with suppress(OSError):  # where its folder is none, there is nothing to remove
             temporary.unlink(missing_ok=True)
@@ -51,26 +54,32 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     """
     temporary = temporary_path(path, "tmp")
     try:
-        if path.exists() and not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "a file is in the way")
-        temporary.mkdir(parents=True)
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                _sync(file)
-        _swap(temporary, path)
+        with clear_about_writing(path):
+            if path.exists() and not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "a file is in the way")
+            temporary.mkdir(parents=True)
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _sync(file)
+            _swap(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def clear_about_writing(path: Path) -> Iterator[None]:
+    """Say in one line that ``path`` cannot be written and why, also where a file inside or safetensors fails."""
+    try:
+        yield
     except OSError as error:
-        raise _write_error(path, error) from error
+        raise _write_error(path, error.strerror or error) from error
     except SafetensorError as error:
         if (reason := _IO_ERROR.search(str(error))) is None:
             raise
-        raise _write_error(path, OSError(reason[1])) from error
-    except HfpatchError as error:
-        if isinstance(error.__cause__, OSError):  # from an atomic file inside: name the folder, not the temporary one
-            raise _write_error(path, error.__cause__) from error
-        raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        raise _write_error(path, reason[1]) from error
+    except _WriteError as error:  # name this path, not the temporary one
+        raise _write_error(path, error.reason) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -137,5 +146,7 @@ def _sync(path: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def _write_error(path: Path, error: OSError) -> HfpatchError:
-    return HfpatchError(f"{path}: cannot be written ({error.strerror or error}); free space or choose another folder")
+def _write_error(path: Path, reason: object) -> _WriteError:
+    error = _WriteError(f"{path}: cannot be written ({reason}); free space or choose another folder")
+    error.reason = reason
+    return error

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
 import torch
 from accelerate import PartialState
@@ -17,13 +16,12 @@ from hfpatch.budget import meta_twin
 from hfpatch.cache import cache_folder
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.load import load_splits
-from hfpatch.data.plan import BatchPlan, draw_plan
+from hfpatch.data.plan import PLAN, BatchPlan, draw_plan, read_plans, write_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.model import check_tokenizer
-from hfpatch.files import check_data_dir, read_json, write_text
+from hfpatch.files import check_data_dir
 from hfpatch.methods import Method, build_method, validate_methods
 from hfpatch.patching import PatchSummary, patch, patch_summary, unpatch
-from hfpatch.pipeline.folder import RunFolder
 from hfpatch.recipe import Recipe
 from hfpatch.training.loop import check_blocks
 from hfpatch.training.sharding import cuts_tensors
@@ -113,19 +111,19 @@ def _measure(base: Base, method: Method) -> PatchSummary:
     return patch_summary(patch(meta_twin(base.model), method.configs))
 
 
-def write_plans(folder: RunFolder, plans: dict[int, BatchPlan]) -> None:
-    """Write the batch plans, or hold them against those that the folder has.
+def keep_plans(out: Path, plans: dict[int, BatchPlan]) -> None:
+    """Write the batch plans of a run folder, or compare them with those that it has.
 
     Raises:
         HfpatchError: if the folder's plans are others, which means that the training text has changed.
     """
-    if not folder.plan.is_file():
-        write_text(folder.plan, json.dumps({str(seed): plan.to_json() for seed, plan in plans.items()}) + "\n")
+    if not (out / PLAN).is_file():
+        write_plans(out, plans)
         return
-    stored: dict[str, Any] = read_json(folder.plan)
+    stored = read_plans(out)
     for seed, plan in plans.items():
-        if str(seed) not in stored or BatchPlan.from_json(stored[str(seed)]).sha256 != plan.sha256:
+        if seed not in stored or stored[seed].sha256 != plan.sha256:
             raise HfpatchError(
-                f"{folder.plan}: the plan of seed {seed} is another: the training text or the tokenizer has changed "
+                f"{out / PLAN}: the plan of seed {seed} is another: the training text or the tokenizer has changed "
                 "since this run began; choose another --out"
             )

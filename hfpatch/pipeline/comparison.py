@@ -11,7 +11,7 @@ from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.files import read_json, write_json
-from hfpatch.pipeline.bench import Bench, set_up, write_plans
+from hfpatch.pipeline.bench import Bench, keep_plans, set_up
 from hfpatch.pipeline.cautions import known_score_surprises
 from hfpatch.pipeline.folder import RunFolder, no_false_start, open_folder, write_recipe
 from hfpatch.pipeline.progress import Progress
@@ -109,7 +109,7 @@ def _prepare(recipe: Recipe, folder: RunFolder) -> Bench:
     bench = set_up(recipe)
     if PartialState().is_main_process:
         write_recipe(folder, recipe)
-        write_plans(folder, bench.plans)
+        keep_plans(folder.root, bench.plans)
     return bench
 
 

@@ -37,11 +37,6 @@ class RunFolder:
         return self.root / "recipe.yaml"
 
     @property
-    def plan(self) -> Path:
-        """The batch plan of each seed."""
-        return self.root / "plan.json"
-
-    @property
     def results(self) -> Path:
         """Everything that was measured."""
         return self.root / "results.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.files import read_json, write_json, write_text
+from hfpatch.pipeline.bench import keep_plans
 from hfpatch.pipeline.corpus import Corpus, load_corpus
 from hfpatch.pipeline.folder import no_false_start
 from hfpatch.pipeline.pretraining import check_folder, draw_batches, parameter_counts, pretrain_on
@@ -120,10 +120,9 @@ def _tried(recipe: StudyRecipe, variant: str, corpus: Corpus) -> dict[str, int]:
 
 def _write_plans(bench: StudyBench) -> None:
     """Write the recipe, first, as it marks the folder as a study, and the plans, unless they are there already."""
-    plans = {seed: plan.to_json() for seed, plan in bench.plans.items()}
-    for name, text in (("recipe.yaml", bench.recipe.to_yaml()), ("plan.json", json.dumps(plans))):
-        if not (bench.out / name).is_file():
-            write_text(bench.out / name, text)
+    if not (bench.out / "recipe.yaml").is_file():
+        write_text(bench.out / "recipe.yaml", bench.recipe.to_yaml())
+    keep_plans(bench.out, bench.plans)
 
 
 def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None:
