@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,7 +111,7 @@ def _measure(base: Base, method: Method) -> PatchSummary:
     return patch_summary(patch(meta_twin(base.model), method.configs))
 
 
-def keep_plans(out: Path, plans: dict[int, BatchPlan]) -> None:
+def keep_plans(out: Path, plans: Mapping[int, BatchPlan]) -> None:
     """Write the batch plans of a run folder, or compare them with those that it has.
 
     Raises:

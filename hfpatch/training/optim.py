@@ -51,8 +51,8 @@ def build_scheduler(optimizer: torch.optim.Optimizer, settings: LoopSettings, *,
     """
     if settings.schedule == "wsd":
         decay = min(settings.decay_steps or max(1, steps // 10), max(1, steps - settings.warmup_steps))
-        shape = {"steps": steps, "warmup": settings.warmup_steps, "decay": decay, "floor": settings.min_lr_ratio}
-        return LambdaLR(optimizer, partial(_wsd, **shape))
+        floor, warmup = settings.min_lr_ratio, settings.warmup_steps
+        return LambdaLR(optimizer, partial(_wsd, steps=steps, warmup=warmup, decay=decay, floor=floor))
     scheduler: LRScheduler = get_scheduler(
         _SCHEDULERS[settings.schedule],
         optimizer,
