@@ -447,6 +447,16 @@ def test_a_start_that_fails_leaves_no_folder_and_the_next_needs_no_resume(
         assert not out.exists()
 
 
+def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_before_training(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    tokenizer = load_base(str(folder)).tokenizer
+    tokenizer.add_tokens(["<added>"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(HfpatchError, match="tokenizer has 301 tokens and the model 300 embeddings"):
+        train(make_recipe(folder), "lora", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_failure_before_the_first_step_leaves_what_others_have_done(recipe, tmp_path, monkeypatch):
     """Two methods are trained in one folder: the one that fails takes nothing away from the other."""
     out = tmp_path / "out"
