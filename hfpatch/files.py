@@ -6,17 +6,25 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from hfpatch.errors import HfpatchError
+from hfpatch.leftovers import temporary_path
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 18
+_IO_ERROR = re.compile(r"I/O error: (.*?)(?: \(os error \d+\))?$")
+
+
+class _WriteError(HfpatchError):
+    reason: object
 
 
 @contextmanager
@@ -29,14 +37,13 @@ def atomic_file(path: Path) -> Iterator[Path]:
         HfpatchError: if the folder cannot be written or the disk is full.
     """
     path = path.resolve() if path.is_symlink() else path
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = temporary_path(path, "tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        _sync(temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise _write_error(path, error) from error
+        with clear_about_writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            _sync(temporary)
+            temporary.replace(path)
     finally:
         with suppress(OSError):  # where its folder is none, there is nothing to remove
             temporary.unlink(missing_ok=True)
@@ -52,24 +59,34 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         HfpatchError: if the folder cannot be written or the disk is full.
     """
     path = path.resolve() if path.is_symlink() else path
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = temporary_path(path, "tmp")
     try:
-        if path.exists() and not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "a file is in the way")
-        temporary.mkdir(parents=True)
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                _sync(file)
-        _swap(temporary, path)
-    except OSError as error:
-        raise _write_error(path, error) from error
-    except HfpatchError as error:
-        if isinstance(error.__cause__, OSError):  # from an atomic file inside: name the folder, not the temporary one
-            raise _write_error(path, error.__cause__) from error
-        raise
+        with clear_about_writing(path):
+            if path.exists() and not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "a file is in the way")
+            temporary.mkdir(parents=True)
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _sync(file)
+            _swap(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def clear_about_writing(path: Path) -> Iterator[None]:
+    """Say in one line that ``path`` cannot be written and why, also where a file inside or safetensors fails."""
+    try:
+        yield
+    except OSError as error:
+        raise _write_error(path, error.strerror or error) from error
+    except SafetensorError as error:
+        if (reason := _IO_ERROR.search(str(error))) is None:
+            raise
+        raise _write_error(path, reason[1]) from error
+    except _WriteError as error:  # name this path, not the temporary one
+        raise _write_error(path, error.reason) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -93,6 +110,18 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise HfpatchError(f"{path}: cannot be read as JSON ({error})") from error
+
+
+def check_data_dir(folder: Path | None) -> None:
+    """Refuse a folder of local data that is not there.
+
+    Raises:
+        HfpatchError: if it is not.
+    """
+    if folder is not None and not folder.is_dir():
+        raise HfpatchError(
+            f"data_dir: {folder} is not a folder; name one that holds copies of data sets, or leave it out"
+        )
 
 
 def sha256_file(path: Path) -> str:
@@ -133,7 +162,7 @@ def _swap(new: Path, path: Path) -> None:
     if not path.exists():
         new.replace(path)
         return
-    old = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
+    old = temporary_path(path, "old")
     path.replace(old)
     try:
         new.replace(path)
@@ -148,5 +177,7 @@ def _sync(path: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def _write_error(path: Path, error: OSError) -> HfpatchError:
-    return HfpatchError(f"{path}: cannot be written ({error.strerror or error}); free space or choose another folder")
+def _write_error(path: Path, reason: object) -> _WriteError:
+    error = _WriteError(f"{path}: cannot be written ({reason}); free space or choose another folder")
+    error.reason = reason
+    return error

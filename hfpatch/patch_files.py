@@ -185,6 +185,9 @@ def _write_tensors(tensors: dict[str, Tensor], folder: Path, directory: Path) ->
 def _write_config(config: PeftConfig, base: dict[str, Any], entry: dict[str, str], folder: Path) -> None:
     saved = copy.deepcopy(config)
     saved.inference_mode = True
+    for key, value in vars(saved).items():
+        if isinstance(value, set):  # which PEFT would write in an order that changes from process to process
+            setattr(saved, key, sorted(value))
     saved.save_pretrained(str(folder))
     write_text(folder / CARD, patch_card(base, [entry]))
 

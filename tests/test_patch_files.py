@@ -167,6 +167,17 @@ def test_the_base_may_have_another_dtype(written):
             assert torch.equal(p, expected[name])
 
 
+@pytest.mark.parametrize("kind", [LoraConfig, IA3Config])
+def test_what_peft_keeps_as_a_set_is_written_in_order(tmp_path, kind):
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    extra = {"feedforward_modules": names[4:]} if kind is IA3Config else {}
+    model = hfpatch.patch(make_model("llama"), kind(target_modules=names, **extra))
+    (part,) = hfpatch.save_patch(model, tmp_path / "patch").glob(f"*/{CONFIG}")
+    written = json.loads(part.read_text())
+    assert written["target_modules"] == sorted(names)
+    assert not extra or written["feedforward_modules"] == sorted(names[4:])
+
+
 def test_an_existing_patch_is_replaced_as_a_whole(folder):
     model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
     hfpatch.save_patch(model, folder)

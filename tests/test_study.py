@@ -130,7 +130,7 @@ def test_runs_of_one_seed_share_batches_and_what_weights_they_can(straight):
     out, results = straight
     plan = json.loads((out / "plan.json").read_text())
     assert {seed: each["sha256"] for seed, each in plan.items()} == results["plans"]
-    assert plan["0"]["indices"] != plan["1"]["indices"]
+    assert plan["0"]["sha256"] != plan["1"]["sha256"]
     tokens = {
         run.seed: [json.loads(line)["tokens"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         for run in planned_runs(study(), out)

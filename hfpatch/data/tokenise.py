@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
+from hfpatch.files import clear_about_writing
 
 TokenArray: TypeAlias = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 _BATCH_CHARACTERS = 4_000_000
@@ -32,18 +34,24 @@ class TokenStream:
     lengths: npt.NDArray[np.int64]
 
 
-def tokenise(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, append_eos: bool) -> TokenStream:
+def tokenise(
+    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, file: Path, *, append_eos: bool
+) -> TokenStream:
     """Tokenise documents with the tokenizer's own special tokens, each ended by its end-of-text token.
 
-    Documents of fewer than two tokens hold nothing to predict and are left out.
+    Documents of fewer than two tokens hold nothing to predict and are left out. The ids are written to ``file`` as they
+    come and mapped; memory holds a few million characters, and eight bytes a document.
 
     Raises:
-        HfpatchError: if an end-of-text token is asked for and the tokenizer has none, or if nothing is left.
+        HfpatchError: if an end-of-text token is asked for and the tokenizer has none, nothing is left, or the file
+            cannot be written.
     """
-    parts = list(tokenise_in_parts(documents, tokenizer, append_eos=append_eos))
-    return TokenStream(
-        np.concatenate([part.tokens for part in parts]), np.concatenate([part.lengths for part in parts])
-    )
+    lengths = []
+    with clear_about_writing(file), file.open("wb") as stream:
+        for part in tokenise_in_parts(documents, tokenizer, append_eos=append_eos):
+            stream.write(part.tokens.data)
+            lengths.append(part.lengths)
+    return TokenStream(np.memmap(file, dtype=token_dtype(tokenizer), mode="r"), np.concatenate(lengths))
 
 
 def tokenise_in_parts(

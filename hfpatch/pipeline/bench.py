@@ -17,11 +17,15 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.load import load_splits
 from hfpatch.data.plan import BatchPlan, draw_plan
 from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.model import check_tokenizer
+from hfpatch.files import check_data_dir
 from hfpatch.methods import Method, build_method, validate_methods
 from hfpatch.patching import PatchSummary, patch, patch_summary, unpatch
 from hfpatch.pipeline.identity import Identity, identify_base, identify_data, identify_method, identify_training
 from hfpatch.recipe import Recipe
+from hfpatch.training.loop import check_blocks
 from hfpatch.training.sharding import cuts_tensors
+from hfpatch.training.trainer import check_trackers
 
 
 @dataclass(frozen=True)
@@ -90,14 +94,18 @@ def set_up(recipe: Recipe) -> Bench:
     Raises:
         HfpatchError: if the base, the data or a method cannot be had as the recipe says.
     """
+    check_data_dir(recipe.data_dir)
+    check_trackers(recipe.training.report_to)
     validate_methods(recipe.methods)
     base = load_base(recipe.model.name, revision=recipe.model.revision, dtype=recipe.model.dtype)
+    check_tokenizer(base.model, base.tokenizer)
     identity = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
     sizes = {name: _measure(base, method) for name, method in methods.items()}
     with PartialState().local_main_process_first():  # the others find the tokens in the cache
         splits = load_splits(recipe.data, base.tokenizer, data_dir=recipe.data_dir, cache_dir=cache_folder("tokens"))
     blocks, training = splits.train, recipe.training
+    check_blocks(base.model, blocks, splits.held_out)
     plans = {
         seed: draw_plan(blocks=len(blocks), steps=training.steps, batch_size=training.batch_size, seed=seed)
         for seed in training.seeds

@@ -91,6 +91,8 @@ def _cut_short(methods: Mapping[str, Any]) -> Iterable[str]:
     for name, method in methods.items():
         for seed, run in method["runs"].items():
             train = run["train"] or {}
+            if (step := train.get("diverged_step")) is not None:
+                yield f"{name}, seed {seed}: diverged at step {step}; it has no scores, and no comparison counts it."
             if skipped := train.get("skipped_steps"):
                 yield f"{name}, seed {seed}: {skipped} updates were left out, their loss or gradient not being finite."
             if train.get("stopped_early"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,12 +16,12 @@ from hfpatch.evaluation import check_comparable
 from hfpatch.files import read_json, write_json
 from hfpatch.pipeline.bench import Bench, set_up
 from hfpatch.pipeline.cautions import known_score_surprises, scores_of
-from hfpatch.pipeline.folder import RunFolder, open_folder
+from hfpatch.pipeline.folder import RunFolder, no_false_start, open_folder
 from hfpatch.pipeline.identity import check_run, check_shared, write_shared
 from hfpatch.pipeline.locks import hold, hold_shared, run_lock
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pipeline.results import aggregations, collect, planned_runs
-from hfpatch.pipeline.runs import evaluate_run, run_name, train_run
+from hfpatch.pipeline.runs import diverged_step, evaluate_run, run_name, train_run
 from hfpatch.provenance import Clock
 from hfpatch.recipe import Recipe
 from hfpatch.reporting import write_report
@@ -30,7 +32,8 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
     """Train and evaluate every method of a recipe with every seed, hold them against each other and report.
 
     The base is evaluated first, and held against its known scores before anything is trained. Each run leaves its
-    result when it is complete; with ``resume`` such runs are not repeated.
+    result when it is complete; with ``resume`` such runs are not repeated. A run that diverges is a result like others,
+    without scores: the reports name its step, and the comparisons leave it out.
 
     Args:
         recipe: what to compare.
@@ -46,13 +49,13 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
     """
     if start_processes().num_processes > 1:
         raise HfpatchError("compare runs in one process; launch hfpatch train for each method, then compare --resume")
-    listener = progress or Progress()
     folder = open_folder(out, recipe, resume=resume)
     if folder.is_complete():
         write_report(out)
         return folder.read_results()
-    with hold(out, _locks(folder, planned_runs(recipe))):
-        return _compare(recipe, folder, resume=resume, progress=listener)
+    locks = _locks(folder, planned_runs(recipe))
+    with hold(out, locks), no_false_start(out, locks):
+        return _compare(recipe, folder, resume=resume, progress=progress or Progress())
 
 
 def _compare(recipe: Recipe, folder: RunFolder, *, resume: bool, progress: Progress) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def train(
         progress: hears of every step; None tells nobody.
 
     Returns:
-        The folder of each seed's patch.
+        The folder of each seed's patch; a seed that diverged has none.
 
     Raises:
         HfpatchError: as `compare`, and if there is no such method or nothing in it to train.
@@ -92,15 +95,18 @@ def train(
         raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
     state, listener = start_processes(), progress or Progress()
     folder, runs = RunFolder(out), [(method, seed) for seed in recipe.training.seeds]
+    locks = _locks(folder, runs)
     with ExitStack() as stack:
         if state.is_main_process:
             open_folder(out, recipe, resume=resume, method=method)
-            stack.enter_context(hold(out, _locks(folder, runs)))
+            stack.enter_context(hold(out, locks))
+            stack.enter_context(no_false_start(out, locks))
         state.wait_for_everyone()
         bench = _prepare(recipe, folder, resume=resume, method=method)
         for _, seed in runs:
             _trained(bench, folder, method, seed, resume=resume, progress=listener)
-    return [folder.run(method, seed).patch for _, seed in runs]
+    trained = [folder.run(method, seed) for _, seed in runs]
+    return [paths.patch for paths in trained if diverged_step(read_json(paths.training)) is None]
 
 
 def _locks(folder: RunFolder, runs: Sequence[tuple[str, int]]) -> list[str]:
@@ -155,12 +161,25 @@ def _gate(recipe: Recipe, result: dict[str, Any], records: Path) -> None:
 
 
 def _trained(bench: Bench, folder: RunFolder, method: str, seed: int, *, resume: bool, progress: Progress) -> None:
+    """Bring one run to its training.json; its checkpoints are of use to an interrupted training only."""
     paths = folder.run(method, seed)
     if not paths.training.is_file():
         train_run(bench, method, seed, paths, resume=resume, progress=progress)
+    if not PartialState().is_main_process:
+        return
+    if not bench.recipe.training.keep_finished:
+        shutil.rmtree(paths.checkpoints, ignore_errors=True)
+    if (step := diverged_step(read_json(paths.training))) is not None:
+        warnings.warn(
+            f"{run_name(method, seed)}: diverged at step {step}: it has no patch and no scores, and no comparison "
+            "counts it; a lower learning rate may help, and training.on_bad_loss=stop names the blocks of the step",
+            stacklevel=2,
+        )
 
 
 def _summary(result: dict[str, Any]) -> str:
-    """Return each task's primary metric, in one line."""
+    """Return each task's primary metric, in one line, or that the run diverged."""
+    if (step := diverged_step(result["train"])) is not None:
+        return f"diverged at step {step}"
     scores = result["evaluation"].items()
     return ", ".join(f"{task} {score['primary']} {score['metrics'][score['primary']]:.4g}" for task, score in scores)

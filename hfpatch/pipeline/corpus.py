@@ -20,7 +20,7 @@ from hfpatch.data.plan import draw_evaluation
 from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_directory
+from hfpatch.files import atomic_directory, check_data_dir
 from hfpatch.pipeline.identity import Identity, identify_data
 from hfpatch.pretraining_recipe import PretrainRecipe, StudyRecipe
 from hfpatch.training.processes import start_processes
@@ -46,6 +46,7 @@ def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
     Raises:
         HfpatchError: if tokenizer or text cannot be had.
     """
+    check_data_dir(recipe.data_dir)
     with start_processes().local_main_process_first():
         tokenizer = recipe_tokenizer(recipe)
         load = {"tokenizer": tokenizer, "data_dir": recipe.data_dir, "cache_dir": cache_folder("tokens")}

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpatch.bases import Base, hash_tensors
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.plan import BatchPlan
+from hfpatch.data.plan import PLAN, BatchPlan, read_plans, write_plans
 from hfpatch.data.tokenise import hash_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json, write_json, write_text
@@ -103,8 +103,8 @@ def check_shared(out: Path, shared: Identity, plans: Mapping[int, BatchPlan]) ->
         _check(out / FILE, read_json(out / FILE), shared)
     elif (out / "runs").is_dir() and any((out / "runs").iterdir()):
         raise HfpatchError(_nameless(out))
-    if (out / "plan.json").is_file():
-        _check_plans(out / "plan.json", plans)
+    if (out / PLAN).is_file():
+        _check_plans(out, plans)
 
 
 def check_run(folder: Path, identity: Identity) -> None:
@@ -124,8 +124,8 @@ def write_shared(out: Path, recipe: str, shared: Identity, plans: Mapping[int, B
     """Write what all runs of a folder share, where it is missing; the recipe first, as it marks the folder as a run."""
     if not (out / "recipe.yaml").is_file():
         write_text(out / "recipe.yaml", recipe)
-    if plans and not (out / "plan.json").is_file():
-        write_text(out / "plan.json", json.dumps({str(seed): plan.to_json() for seed, plan in plans.items()}) + "\n")
+    if plans and not (out / PLAN).is_file():
+        write_plans(out, plans)
     if not (out / FILE).is_file():
         write_json(out / FILE, shared)
 
@@ -142,12 +142,12 @@ def _check(path: Path, stored: Any, identity: Identity) -> None:
             )
 
 
-def _check_plans(path: Path, plans: Mapping[int, BatchPlan]) -> None:
-    stored: dict[str, Any] = read_json(path)
+def _check_plans(out: Path, plans: Mapping[int, BatchPlan]) -> None:
+    stored = read_plans(out)
     for seed, plan in plans.items():
-        if str(seed) not in stored or BatchPlan.from_json(stored[str(seed)]).sha256 != plan.sha256:
+        if seed not in stored or stored[seed].sha256 != plan.sha256:
             raise HfpatchError(
-                f"{path}: the plan of seed {seed} is another: the training text or the tokenizer has changed "
+                f"{out / PLAN}: the plan of seed {seed} is another: the training text or the tokenizer has changed "
                 "since this run began; choose another --out"
             )
 

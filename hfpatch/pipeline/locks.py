@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timezone
 from functools import cache
@@ -86,6 +86,11 @@ def hold_shared(out: Path) -> AbstractContextManager[None]:
 def run_lock(out: Path, folder: Path) -> str:
     """Return the name of the lock on one run's folder."""
     return "@".join(folder.relative_to(out / "runs").parts)
+
+
+def held_by_others(out: Path, names: Collection[str]) -> bool:
+    """Return whether other processes hold locks on a folder, beside those of these names."""
+    return any(not path.name.startswith(".") and path.name not in names for path in (out / FOLDER).glob("*"))
 
 
 def _take(path: Path, holder: Holder, deadline: float) -> Path:

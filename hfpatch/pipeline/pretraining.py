@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from transformers import PreTrainedModel
 from hfpatch.data.plan import BatchPlan, draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json, write_json
+from hfpatch.leftovers import remove_leftovers
 from hfpatch.pipeline.corpus import Corpus, load_corpus
-from hfpatch.pipeline.folder import check_same_recipe, holds_run
+from hfpatch.pipeline.folder import check_same_recipe, holds_run, no_false_start
 from hfpatch.pipeline.identity import (
     Identity,
     check_run,
@@ -62,7 +64,10 @@ def pretrain(
     if (out / "result.json").is_file():
         finished: dict[str, Any] = read_json(out / "result.json")
         return finished
-    with hold(out, [WHOLE]) if state.is_main_process else nullcontext():
+    with ExitStack() as stack:
+        if state.is_main_process:
+            stack.enter_context(hold(out, [WHOLE]))
+            stack.enter_context(no_false_start(out, [WHOLE]))
         state.wait_for_everyone()
         corpus = load_corpus(recipe)
         plan = draw_batches(recipe, corpus, recipe.seed)
@@ -116,6 +121,8 @@ def pretrain_on(
     }
     if state.is_main_process:
         write_json(out / "result.json", result)
+        if not recipe.training.keep_finished:  # they are of use to an interrupted run only
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
     state.wait_for_everyone()
     progress.finished(name, _summary(outcome))
     return result
@@ -145,6 +152,7 @@ def check_folder(out: Path, recipe: PretrainRecipe | StudyRecipe, *, resume: boo
         HfpatchError: if ``out`` is a file, holds something else or another recipe's run, or this recipe's and
             ``resume`` is not set.
     """
+    remove_leftovers(out)
     if not holds_run(out):
         return
     check_same_recipe(out, load_pretrain_or_study(out / "recipe.yaml"), recipe)

@@ -14,6 +14,7 @@ from hfpatch.pipeline.bench import Bench
 from hfpatch.pipeline.cautions import cautions, form_of, scores_of
 from hfpatch.pipeline.folder import RunFolder
 from hfpatch.pipeline.references import references
+from hfpatch.pipeline.runs import diverged_step
 from hfpatch.provenance import Clock, provenance
 from hfpatch.recipe import Recipe
 
@@ -93,14 +94,19 @@ def _tasks(methods: dict[str, Any]) -> dict[str, Any]:
 def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
     records: dict[str, dict[int, Path]] = {}
     for method, seed in planned_runs(bench.recipe):
-        if folder.run(method, seed).result.is_file():
+        result = folder.run(method, seed).result
+        if result.is_file() and diverged_step(read_json(result)["train"]) is None:
             records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
     recipe = bench.recipe
     scores = scores_of(read_json(folder.run(recipe.baseline, 0).result))
     found = compare_records(
         records,
         tasks=scores,
-        references=references(recipe),
+        references={
+            method: [other for other in others if other in records]
+            for method, others in references(recipe).items()
+            if method in records
+        },
         baseline=recipe.baseline,
         aggregations=aggregations(recipe, scores),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.files import read_json, write_json
 from hfpatch.pipeline.corpus import Corpus, load_corpus
+from hfpatch.pipeline.folder import no_false_start
 from hfpatch.pipeline.identity import check_run, check_shared, write_shared
 from hfpatch.pipeline.locks import hold, hold_shared, run_lock
 from hfpatch.pipeline.pretraining import check_folder, draw_batches, identify_run, parameter_counts, pretrain_on
@@ -64,7 +64,9 @@ def pretrain_study(
     with ExitStack() as stack:
         if state.is_main_process:
             _check_folder(out, recipe, variant, resume=resume)
-            stack.enter_context(hold(out, [run_lock(out, run.folder) for run in planned]))
+            locks = [run_lock(out, run.folder) for run in planned]
+            stack.enter_context(hold(out, locks))
+            stack.enter_context(no_false_start(out, locks))
         state.wait_for_everyone()
         bench = _set_up(recipe, out)
         if state.is_main_process:
@@ -138,5 +140,3 @@ def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None
         pretrain_on(bench.corpus, plan, single, run.folder, resume=True, progress=progress, name=run.name)
     except HfpatchError as error:
         raise HfpatchError(f"{run.name}: {error}") from error
-    if start_processes().is_main_process:  # they are of use to an interrupted run only
-        shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hfpatch.reporting.numbers import Change, Scale, count, decimal, digits_for, interval, significant
+from hfpatch.reporting.numbers import (
+    Change,
+    Scale,
+    count,
+    decimal,
+    digits_for,
+    diverged_text,
+    interval,
+    listed,
+    significant,
+)
 from hfpatch.reporting.results import Comparison, MethodOutcome, Results
 from hfpatch.reporting.tables import told_change
 
@@ -79,7 +89,8 @@ def _finding(results: Results, method: MethodOutcome, reference: str | None, *, 
     comparisons = [comparison for comparison in made if comparison is not None]
     at = _budget(results, method) if budget else ""
     if not comparisons:
-        return Finding(method.name, f"was not compared with {reference or 'a baseline'}{at}.", "unknown")
+        why = f"{diverged_text(method.diverged)}: it " if method.diverged else ""
+        return Finding(method.name, f"{why}was not compared with {reference or 'a baseline'}{at}.", "unknown")
     against = None if budget else reference
     better, worse, noise, untested = (
         [comparison for comparison in comparisons if comparison.verdict == verdict]
@@ -184,8 +195,3 @@ def control_for(results: Results, method: MethodOutcome) -> MethodOutcome | None
 
 def _is_lora(method: MethodOutcome) -> bool:
     return bool(method.parts) and all(part.get("type") == "lora" for part in method.parts)
-
-
-def listed(items: Sequence[str]) -> str:
-    """Join as ``a``, ``a and b``, ``a, b and c``."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

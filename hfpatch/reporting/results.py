@@ -63,6 +63,7 @@ class TrainOutcome(_Read):
     tokens: int | None = None
     wall_s: float | None = None
     tokens_per_s: float | None = None
+    diverged_step: int | None = None
     peak_memory_bytes: float | None = None
     update_survival: Numbers = Field(default_factory=dict)
 
@@ -100,6 +101,12 @@ class MethodOutcome(_Read):
     match: Match | None = None
     form: str | None = None
     runs: dict[int, RunOutcome] = Field(default_factory=dict)
+
+    @property
+    def diverged(self) -> dict[int, int]:
+        """The seeds that diverged and the step of each."""
+        steps = {seed: run.train.diverged_step for seed, run in sorted(self.runs.items()) if run.train is not None}
+        return {seed: step for seed, step in steps.items() if step is not None}
 
 
 class Comparison(_Read):
@@ -338,6 +345,8 @@ def _absent_runs(results: Results, name: str, method: MethodOutcome) -> list[str
     absent = [seed for seed in results.seeds if seed not in method.runs] if method.parts else []
     found = [f"{name}: no finished run with seed {seed}." for seed in absent]
     for seed, run in sorted(method.runs.items()):
+        if seed in method.diverged:
+            continue
         tasks = [task for task, info in results.tasks.items() if info.primary not in _metrics(run, task)]
         found += [f"{name}, seed {seed}: no result on {', '.join(tasks)}."] if tasks else []
     return found

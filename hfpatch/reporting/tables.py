@@ -14,6 +14,7 @@ from hfpatch.reporting.numbers import (
     change,
     count,
     decimal,
+    diverged_text,
     memory,
     p_text,
     part_text,
@@ -189,7 +190,8 @@ def cell_of(results: Results, method: str, task: str) -> Cell:
         return Cell(_with_error(results, method, task, value, scale))
     comparison = results.comparison(method, task, results.baseline)
     if comparison is None:
-        return Cell(value)
+        diverged = results.methods[method].diverged
+        return Cell(diverged_text(diverged) if diverged and value == NOTHING else value)
     return Cell(value, told(told_change(results, comparison), unit=False), comparison.verdict, _marked(comparison))
 
 

@@ -15,7 +15,7 @@ from hfpatch.reporting.results import read_results
 Contents = dict[str, Path | bytes]
 """What goes to the hub: the path there, and the file or the bytes that it gets."""
 
-_REPORT = ("recipe.yaml", "plan.json", "results.json", "results.csv", "report.html", "report.md")
+_REPORT = ("recipe.yaml", "plan.json", "plan.safetensors", "results.json", "results.csv", "report.html", "report.md")
 _BASE_NAMES = {"adapter_config.json": ("base_model_name_or_path",), "patch.json": ("base", "name")}
 _MARKERS = ("patch.json", "adapter_config.json", "config.json")
 

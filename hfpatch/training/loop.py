@@ -26,6 +26,7 @@ from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch
 from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory
 from hfpatch.training.precision import trainable_parameters
+from hfpatch.training.processes import start_processes
 from hfpatch.training.records import TrainResult, summarise
 from hfpatch.training.run import Run
 from hfpatch.training.sharding import cuts_tensors, under_deepspeed, whole_tensors
@@ -38,11 +39,12 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
     """Train to the end of the plan, from the newest checkpoint where there is one and ``resume`` is set.
 
     Raises:
-        HfpatchError: if the folder holds another run, the batch cannot be divided, the model cannot keep packed
-            documents apart, take blocks as long as these or recompute its activations as asked, or the loss is not
-            finite.
+        HfpatchError: if the launcher asks for mixed precision, the folder holds another run, the batch cannot be
+            divided, the model cannot keep packed documents apart, take blocks as long as these or recompute its
+            activations as asked, or the loss is not finite.
         Terminated: if the process was sent SIGTERM; a checkpoint has been written then.
     """
+    start_processes()
     _check_plan(run)
     check_blocks(model, run.blocks, run.held_out)
     _check_checkpointing(model, run)

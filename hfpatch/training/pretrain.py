@@ -23,6 +23,7 @@ from hfpatch.training.precision import cast_trainables
 from hfpatch.training.records import StepRecord, TrainResult
 from hfpatch.training.run import Run
 from hfpatch.training.settings import PretrainSettings
+from hfpatch.training.trainer import check_trackers
 
 
 def pretrain(
@@ -121,8 +122,10 @@ def check_settings(settings: PretrainSettings, model: PreTrainedModel) -> None:
     """Refuse settings that this model, which may lie on the meta device, cannot be pretrained with.
 
     Raises:
-        HfpatchError: if the bound of divergence is not above ln V, or as :func:`scale_rates`.
+        HfpatchError: if the bound of divergence is not above ln V, a tracker is not installed, or as
+            :func:`scale_rates`.
     """
+    check_trackers(settings.report_to)
     scale_rates(settings, model.config)
     vocabulary = model.config.get_text_config().vocab_size
     bound, untrained = settings.diverged_above, math.log(vocabulary)

@@ -36,7 +36,8 @@ def train_probe(
     """Train what is not frozen in ``model``, in place, and leave everything else of it as it was.
 
     Writes ``run_dir/metrics.jsonl`` and ``run_dir/checkpoints/``. The plan decides the number of steps and each
-    step's batch.
+    step's batch. With ``settings.on_bad_loss`` at ``record`` a run whose loss or gradient is not finite ends there;
+    ``diverged_step`` of the result names the step, and resuming returns the same result at once.
 
     Args:
         model: a patched model (or any with some parameters frozen).

@@ -55,9 +55,9 @@ class TrainResult:
         best_step: the step after which it was measured.
         skipped_steps: how many updates were left out because loss or gradient were not finite.
         stopped_early: whether early stopping ended the run before the plan did.
-        diverged_step: the step that ended a pretraining run: its loss or gradient was not finite, or its loss or that
-            of the evaluation blocks after it was above the bound. Its update was left out unless the evaluation said
-            so.
+        diverged_step: the step that ended a run which diverged: its loss or gradient was not finite, or its loss or
+            that of the evaluation blocks after it was above pretraining's bound. Its update was left out unless the
+            loss after it said so.
         mfu: the share of the measured rate of a large matrix product that the steps reached; a lower bound, see
             :func:`hfpatch.training.throughput.flops_per_token`.
     """

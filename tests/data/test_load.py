@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,28 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, text_file, tok
     with pytest.warns(UserWarning, match="not kept for the next run"):
         blocks = load_blocks(DataSettings(source=str(text_file)), tokenizer, cache_dir=tmp_path / "file" / "cache")
     assert blocks.documents == 4
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch, layout, kept):
+    """Of four times the text, memory takes what describes its documents, some 100 bytes each, and nothing else."""
+    monkeypatch.setattr("hfpatch.data.tokenise._BATCH_CHARACTERS", 50_000)
+    monkeypatch.setattr("hfpatch.data.blocks._CHUNK_TOKENS", 20_000)
+    monkeypatch.setattr("hfpatch.files._CHUNK_BYTES", 1 << 16)
+    chosen, peaks, text = DataSettings(block_size=256, layout=layout), [], "the mill likes nobody in the harbour " * 27
+    for documents in (300, 1200):
+        path = tmp_path / f"{documents}.txt"
+        path.write_text("\n\n".join([text] * documents))
+        source = chosen.model_copy(update={"source": str(path)})
+        tracemalloc.start()
+        blocks = load_blocks(source, tokenizer, cache_dir=tmp_path / "cache" if kept else None)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert blocks.documents == documents
+    assert peaks[1] - peaks[0] < 900 * 300
+    assert blocks.rows.nbytes > 900 * 600
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_the_embedded_language_is_not_kept(tmp_path, tokenizer):
