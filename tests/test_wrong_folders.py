@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -117,3 +118,48 @@ def test_each_command_on_each_folder(kind, folders, recipes, capsys):
         if not right:
             wrong[command] = (code, lines[-1:])
     assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--model", "tinyworld/gpt2"], "(model.name is 'tinyworld/gpt-neox' there, 'tinyworld/gpt2' here)"),
+        (["--dtype", "bfloat16"], "(model.dtype is 'float32' there, 'bfloat16' here)"),
+        (["--tasks", "tinyworld_endings"], "(settings.tasks is ['tinyworld_cloze'] there, ['tinyworld_endings'] here)"),
+        (["--limit", "4"], "(settings.limit is 3 there, 4 here)"),
+        (["--max-length", "64"], "(settings.max_length is None there, 64 here)"),
+        (["--patch", "PATCH"], "variants."),
+        (["--token-budget", "100", "--allow-unknown-base"], None),
+    ],
+)
+def test_one_folder_takes_one_evaluation(options, expected, folders, capsys):
+    before = content(folders["evaluation"])
+    given = [str(folders["patch"]) if option == "PATCH" else option for option in options]
+    code = main([*EVAL, "--model", MODEL, "--output", str(folders["evaluation"]), *given])
+    error = capsys.readouterr().err
+    if expected is None:
+        assert code == 0
+        return
+    assert code == 2
+    assert expected in error
+    assert "holds another evaluation" in error
+    assert content(folders["evaluation"]) == before
+
+
+def test_a_patch_or_a_base_that_was_changed_is_another_evaluation(folders, tmp_path, capsys, monkeypatch):
+    import hfpatch.pipeline.scoring as scoring
+
+    shutil.copytree(folders["patch"], tmp_path / "patch")
+    arguments = [*EVAL, "--model", MODEL, "--patch", str(tmp_path / "patch"), "--output", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    (tmp_path / "patch" / "README.md").write_text("another card")
+    assert main(arguments) == 0
+    file = tmp_path / "patch" / "pre_projection" / "adapter_config.json"
+    file.write_text(file.read_text() + "\n")
+    assert main(arguments) == 2
+    assert "holds another evaluation (variants.patch is" in capsys.readouterr().err
+    file.write_text(file.read_text()[:-1])
+    load = scoring.load_base
+    monkeypatch.setattr(scoring, "load_base", lambda *given, **more: replace(load(*given, **more), sha256="other"))
+    assert main(arguments) == 2
+    assert "model.sha256" in capsys.readouterr().err
