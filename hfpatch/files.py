@@ -100,16 +100,19 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
 
     Raises:
-        HfpatchError: if it is missing, unreadable, not UTF-8 or not JSON.
+        HfpatchError: if it is missing, unreadable, not UTF-8, not JSON or no object.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise HfpatchError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise HfpatchError(f"{path}: is not a JSON object")
+    return value
 
 
 def check_data_dir(folder: Path | None) -> None:

@@ -163,8 +163,15 @@ json_values = st.recursive(
 @given(json_values)
 def test_json_comes_back(tmp_path_factory, value):
     path = tmp_path_factory.getbasetemp() / "value.json"
-    write_json(path, value)
-    assert read_json(path) == value
+    write_json(path, {"value": value})
+    assert read_json(path) == {"value": value}
+
+
+@pytest.mark.parametrize("text", ["[1]", "1", "null", '"text"'])
+def test_json_that_is_no_object_is_one_line(tmp_path, text):
+    (tmp_path / "value.json").write_text(text)
+    with pytest.raises(HfpatchError, match="is not a JSON object"):
+        read_json(tmp_path / "value.json")
 
 
 def test_json_is_for_people_too(tmp_path):

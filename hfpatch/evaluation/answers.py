@@ -209,7 +209,7 @@ def _is_numeric(value: Any) -> bool:
 
 def _precision() -> dict[str, Any]:
     """Return how torch rounds in the products of matrices, and the dtype of autocast where it is on."""
-    backends = torch.backends
+    backends: Any = torch.backends
     fp32 = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return {

@@ -85,7 +85,8 @@ def _named_base(patch: Path) -> str:
     """Return the base that a patch was made for."""
     if not (patch / MANIFEST).is_file():
         raise HfpatchError(f"{patch}: names no base ({MANIFEST} is missing); give the base with --model")
-    name = read_json(patch / MANIFEST).get("base", {}).get("name")
+    base = read_json(patch / MANIFEST).get("base")
+    name = base.get("name") if isinstance(base, dict) else None
     if not isinstance(name, str) or not name:
         raise HfpatchError(f"{patch / MANIFEST}: names no base; give it with --model")
     shown = shown_base(name)

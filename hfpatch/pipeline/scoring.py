@@ -262,8 +262,7 @@ def _check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
         return
     if not (output / IDENTITY).is_file():
         raise HfpatchError(f"{output}: is not empty and holds no evaluation of hfpatch; choose another --output")
-    stored = read_json(output / IDENTITY)
-    old, new = flatten(stored if isinstance(stored, dict) else {}), flatten(identity)
+    old, new = flatten(read_json(output / IDENTITY)), flatten(identity)
     for key in [*new, *(key for key in old if key not in new and key != "model.sha256")]:
         there, here = old.get(key, "absent"), new.get(key, "absent")
         if there != here:

@@ -234,11 +234,9 @@ def _raw(run_dir: Path) -> tuple[dict[str, Any], list[str]]:
     path = run_dir / "results.json"
     if path.is_file():
         try:
-            raw, why = read_json(path), "is not a JSON object"
-        except HfpatchError:
-            raw, why = None, "cannot be read as JSON"
-        if isinstance(raw, dict):
-            return plain(raw), []
+            return plain(read_json(path)), []
+        except HfpatchError as error:
+            why = str(error).removeprefix(f"{path}: ").partition(" (")[0]
     else:
         why = "is missing"
     salvaged, broken = salvage(run_dir)

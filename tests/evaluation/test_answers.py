@@ -96,6 +96,7 @@ def test_the_key_changes_with_all_that_changes_an_answer():
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
 
 
+TWO_TASKS = "tinyworld_cloze,tinyworld_endings"
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full, which stands for a full disk")
 
@@ -118,7 +119,6 @@ def test_an_evaluation_goes_on_where_the_default_cache_is_full(capsys, tmp_path,
     from hfpatch.__main__ import main
     from hfpatch.evaluation import run
 
-    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "cache"))
     arguments = [
         "eval",
         "--model",
