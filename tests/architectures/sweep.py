@@ -13,7 +13,8 @@ from families import perturb
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
-from hfpatch.promises import residual, site
+from hfpatch.promises import residual
+from hfpatch.promises import site as site_promises
 from hfpatch.promises.common import example_tokens
 from hfpatch.sites.discovery import survey
 
@@ -142,12 +143,12 @@ def is_right_where_it_is_declared(case):
     model = make(case)
     tokens = example_tokens(model)
     pre_projection = configuration("pre-projection" if refusal(case, "content skip") else "content skip")
-    promises = [(site.anatomy, pre_projection), (site.reach, pre_projection)]
-    promises.append((residual.arrival, pre_projection))
+    tests = [(site_promises.anatomy, pre_projection), (site_promises.reach, pre_projection)]
+    tests.append((residual.arrival, pre_projection))
     if not refusal(case, "nonlinear query"):
-        promises.append((site.query_columns, configuration("nonlinear query")))
-    for promise, config in promises:
-        holds, seen = promise(model, config, tokens)
+        tests.append((site_promises.query_columns, configuration("nonlinear query")))
+    for test, config in tests:
+        holds, seen = test(model, config, tokens)
         assert holds, seen
 
 

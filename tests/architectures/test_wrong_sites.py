@@ -31,7 +31,7 @@ def first_columns(site):
 
 
 def half_of_the_columns(site):
-    return with_query_columns(site, lambda columns: Columns(columns.size // 2, 2, 0, 1))
+    return with_query_columns(site, lambda columns: replace(columns, length=columns.length // 2))
 
 
 def query_alone(site):
@@ -66,7 +66,7 @@ def test_a_wrong_site_is_caught(monkeypatch, mutation, case, method):
     sweep.check(case, method)
     read = discovery.read_site
     monkeypatch.setattr(discovery, "read_site", lambda *args, **kwargs: mutation(read(*args, **kwargs)))
-    with pytest.raises(AssertionError, match="another function than the formula|size of tensor|another width"):
+    with pytest.raises(AssertionError, match=r"another function than the formula|another width"):
         sweep.check(case, method)
-    with pytest.raises(AssertionError, match="differs from x~ W_skip|does not reach|columns"):
+    with pytest.raises(AssertionError, match=r"differs from x~ W_skip|does not reach|columns"):
         sweep.is_right_where_it_is_declared(case)
