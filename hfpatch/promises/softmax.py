@@ -55,12 +55,12 @@ class SoftmaxMode(TorchFunctionMode):
         for path, module in self._modules.items():
             self._handles.append(module.register_forward_pre_hook(partial(self._begin, path)))
             self._handles.append(module.register_forward_hook(self._end))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
         """Remove every hook."""
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
 
