@@ -28,8 +28,9 @@ test: install  ## run the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 # What computes numbers, in the tests that take a second or less each. One thread on every core; then two threads.
-NUMERIC := tests/nn tests/sites tests/tuners tests/promises tests/scratch tests/export tests/analysis tests/evaluation \
-	tests/training tests/test_patching.py tests/test_patch_files.py
+NUMERIC := tests/nn tests/sites tests/tuners tests/promises tests/scratch tests/export tests/analysis \
+	tests/evaluation/scorer tests/evaluation/test_model.py tests/training/test_head.py tests/training/test_loss.py \
+	tests/training/test_probe.py tests/test_patching.py tests/test_patch_files.py
 SOME := jamba or falcon or gemma2 or granite-
 AVX2 := MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
