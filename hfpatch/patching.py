@@ -47,7 +47,8 @@ def patch(
     Any PEFT configuration that can be injected goes, in any order: ``PreProjectionConfig``, ``NonlinearQueryConfig``,
     ``LoraConfig``, ... Where LoRA and a nonlinear query change the same projection, LoRA's term is added to the
     nonlinear query whichever was injected first. All adapters are active and trainable, in fp32 whatever the dtype of
-    the base. With the default initialisations the patched model computes what the base computed, bit for bit.
+    the base. With the default initialisations the patched model computes what the frozen base computes, bit for bit
+    (same ``requires_grad`` flags, threads and shapes: torch picks kernels by them).
 
     Args:
         model: a transformers causal language model; not a ``PeftModel``.

@@ -21,6 +21,7 @@ from transformers import LlamaConfig, MambaConfig, ZambaConfig
 from hfpatch.__main__ import main
 from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
 from hfpatch.pipeline import Progress
+from hfpatch.promises import PROMISES
 from hfpatch.training.interruption import Terminated
 from hfpatch.training.records import StepRecord
 
@@ -486,7 +487,9 @@ def test_pretrain_writes_a_model_and_refuses_a_wrong_architecture(capsys, tmp_pa
 @pytest.mark.slow
 def test_check_reports_the_promises(capsys):
     assert main(["check", "tinyworld/gpt-neox", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    out, shown = capsys.readouterr()
+    found = json.loads(out)
+    assert "no-op at init" not in shown
     assert found["passed"]
     assert not found["refused"]
     assert [report["method"] for report in found["reports"]] == ["PreProjectionConfig", "NonlinearQueryConfig"]
@@ -508,9 +511,11 @@ def test_check_needs_no_weights_of_a_big_model(capsys, tmp_path):
     began = time.monotonic()
     assert main(["check", big(tmp_path, config), "--config-only"]) == 0
     assert time.monotonic() - began < 120
-    out = capsys.readouterr().out
+    out, shown = capsys.readouterr()
     assert f"a tiny random twin of {tmp_path}: PreProjectionConfig in 2 blocks" in out
     assert "FAIL" not in out
+    lines = [f"{method}: {name}" for method in ("pre_projection", "nonlinear_query") for name, _ in PROMISES]
+    assert [line for line in shown.splitlines() if line in lines] == lines  # each promise before it is tested
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from hfpatch.twins import twin
 PROMISES: list[tuple[str, Test]] = [
     ("no-op at init", behaviour.no_op),
     ("unpatch restores, base never changes", behaviour.unpatch_restores),
+    ("attention is what it is taken for", site.anatomy),
     ("pure: only the attention sees the change", site.purity),
     ("x~ reaches query, key and value", site.reach),
     ("the content skip reaches the residual", residual.arrival),

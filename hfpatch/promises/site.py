@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from hfpatch.patching import patch, unpatch
 from hfpatch.promises.common import held, leak, logits, perturbed, relative, rounding
-from hfpatch.promises.softmax import Observation, SoftmaxMode, observe, silence
-from hfpatch.sites import AttentionSite, find_sites
+from hfpatch.promises.softmax import Observation, SoftmaxMode, attentions, observe, self_attention, silence
+from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
 from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.config import SurgeryConfig
@@ -29,10 +29,31 @@ TINY = 1e-12
 NO_SOFTMAX = "no softmax over the sequence runs in {path} (with attn_implementation sdpa or eager, it would be seen)"
 
 
+def anatomy(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Each attention runs a softmax over the sequence, which its output projection reads; no skipped block has one."""
+    found = survey(model)
+    plain = observe(model, found.sites, tokens)
+    for site in found.sites:
+        if plain[site.path].scores is None:
+            return False, NO_SOFTMAX.format(path=site.path)
+    wrong = _outputs_that_read_more(model, found.sites, tokens)
+    if wrong:
+        return False, f"{wrong[0]} is no output projection: it reads more than what the softmax has weighed"
+    skipped = {path: model.get_submodule(path) for layer, path in enumerate(found.blocks) if layer in found.skipped}
+    with SoftmaxMode(skipped) as mode:
+        logits(model, tokens)
+    for path, scores in mode.scores.items():
+        if self_attention(scores, mode.weights[path], (tokens.shape[1],))[0] is not None:
+            return False, f"{path} is left out but runs a softmax over the sequence"
+    return True, f"a softmax in each of {len(found.sites)} attentions, none in {len(skipped)} blocks left out"
+
+
 def purity(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """With every attention weight forced to zero, a changed input of the attention is invisible."""
     sites = changed_sites(model, config)
-    with SoftmaxMode(find_sites(model), silence):  # all: later layers may read the keys and values of earlier ones
+    with SoftmaxMode(
+        attentions(find_sites(model)), silence
+    ):  # all: later layers may read the keys and values of earlier ones
         plain = logits(model, tokens)
         with _inputs_moved(sites):
             moved = logits(model, tokens)
@@ -99,6 +120,21 @@ def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
             if problem:
                 return False, f"{problem} in {site.path}"
     return True, f"columns act as {', '.join(config.targets)}, and no others do, in each of {len(sites)} attentions"
+
+
+def _outputs_that_read_more(model: Any, sites: list[AttentionSite], tokens: Tensor) -> list[str]:
+    """Return the output projections that read something although all attention weights are zero."""
+    wrong: list[str] = []
+
+    def reads(path: str, module: nn.Module, args: Any) -> None:
+        if bool(args[0].any()):
+            wrong.append(path)
+
+    paths = [site.output_path for site in sites if site.output_path != site.path]  # else the attention computes it
+    handles = [unwrapped(model.get_submodule(p)).register_forward_pre_hook(partial(reads, p)) for p in paths]
+    with _hooks(handles), SoftmaxMode(attentions(sites), silence):
+        logits(model, tokens)
+    return wrong
 
 
 def changed_sites(model: Any, config: PeftConfig) -> list[AttentionSite]:

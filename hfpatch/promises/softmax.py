@@ -37,32 +37,30 @@ class SoftmaxMode(TorchFunctionMode):
     each module in a forward pass is kept; later calls (models that run their blocks several times) are changed too.
 
     Args:
-        sites: where to watch.
-        change: ``(path of the attention, number of the softmax in its call, weights) -> weights``.
+        modules: what to watch, by path.
+        change: ``(path of the module, number of the softmax in its call, weights) -> weights``.
     """
 
-    def __init__(self, sites: Iterable[AttentionSite], change: Change = keep) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], change: Change = keep) -> None:
         super().__init__()
         self.scores: dict[str, list[Tensor]] = {}
         self.weights: dict[str, list[Tensor]] = {}
-        self._sites, self._change = list(sites), change
+        self._modules, self._change = modules, change
         self._handles: list[Any] = []
         self._inside, self._index = "", 0
         self._exponents: Tensor | None = None  # what a logsumexp has read
 
     def __enter__(self) -> SoftmaxMode:
         """Begin to watch."""
-        for site in self._sites:
-            self._handles += [
-                site.attention.register_forward_pre_hook(partial(self._begin, site.path)),
-                site.attention.register_forward_hook(self._end),
-            ]
-        super().__enter__()
+        for path, module in self._modules.items():
+            self._handles.append(module.register_forward_pre_hook(partial(self._begin, path)))
+            self._handles.append(module.register_forward_hook(self._end))
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
         """Remove every hook."""
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
 
@@ -123,6 +121,11 @@ class SoftmaxMode(TorchFunctionMode):
         return self._seen(scores, masked.softmax(-1).nan_to_num().to(value.dtype)) @ value
 
 
+def attentions(sites: Iterable[AttentionSite]) -> dict[str, nn.Module]:
+    """Return the attention modules by path."""
+    return {site.path: site.attention for site in sites}
+
+
 @dataclass(frozen=True)
 class Observation:
     """What the first call of an attention showed.
@@ -181,14 +184,14 @@ def observe(
         for inner in modules(site):
             handles.append(site.inner_module(inner).register_forward_hook(partial(behind, site.path, inner)))
     try:
-        with SoftmaxMode(sites, change) as mode:
+        with SoftmaxMode(attentions(sites), change) as mode:
             logits(model, tokens)
     finally:
         for handle in handles:
             handle.remove()
     return {
         path: Observation(
-            *_self_attention(mode.scores[path], mode.weights[path], (lengths[path], tokens.shape[1])),
+            *self_attention(mode.scores[path], mode.weights[path], (lengths[path], tokens.shape[1])),
             mode.weights[path],
             output,
             projected[path],
@@ -197,7 +200,7 @@ def observe(
     }
 
 
-def _self_attention(scores: list[Tensor], weights: list[Tensor], lengths: tuple[int, ...]) -> tuple[Tensor | None, int]:
+def self_attention(scores: list[Tensor], weights: list[Tensor], lengths: tuple[int, ...]) -> tuple[Tensor | None, int]:
     """Return the scores over the whole sequence, without those of sinks, and the position that is in most sums."""
     for found, used in zip(scores, weights, strict=True):
         rows = found.shape[-2]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hfpatch.promises.common import logits
-from hfpatch.promises.softmax import SoftmaxMode, keep, silence
+from hfpatch.promises.softmax import SoftmaxMode, attentions, keep, silence
 from hfpatch.sites import AttentionSite, find_sites
 
 SUM, PRODUCT = re.compile(r"aten::add_?$"), re.compile(r"aten::(mul|div)_?$")
@@ -50,7 +50,7 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         handles = [site.attention.register_forward_pre_hook(self._stop) for site in sites]
         handles.append(self.site.attention.register_forward_pre_hook(self._start))
         try:
-            with SoftmaxMode([self.site], silence if silent else keep), self:
+            with SoftmaxMode(attentions([self.site]), silence if silent else keep), self:
                 logits(self.model, tokens)
         finally:
             for handle in handles:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from families import LLAMA, make_config, make_model
+from peft import LoraConfig
 from transformers import CONFIG_MAPPING, BertConfig, GraniteConfig
 
 import hfpatch
@@ -16,17 +17,20 @@ from hfpatch.sites.layouts import whole
 from hfpatch.twins import random_model, twin
 
 SKIP = PreProjectionConfig(content_skip=True)
-PURE, REACHES, ARRIVES, COLUMNS = (
-    "pure: only the attention sees the change", "x~ reaches query, key and value",
+ATTENTION, PURE, REACHES, ARRIVES, COLUMNS = (
+    "attention is what it is taken for", "pure: only the attention sees the change", "x~ reaches query, key and value",
     "the content skip reaches the residual", "projections are what they are taken for",
 )  # fmt: skip
 QUERY = NonlinearQueryConfig()
+LORA = LoraConfig(r=2, target_modules="all-linear")
 
 
 @pytest.fixture
 def declare(monkeypatch):
     monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
-    monkeypatch.setattr(run, "PROMISES", [p for p in run.PROMISES if p[0] in (PURE, REACHES, ARRIVES, COLUMNS)])
+    monkeypatch.setattr(
+        run, "PROMISES", [p for p in run.PROMISES if p[0] in (ATTENTION, PURE, REACHES, ARRIVES, COLUMNS)]
+    )
 
     def register(model_type, **changes):
         llama = Family(
@@ -139,6 +143,10 @@ def norm_at(path):
     return lambda site, block: replace(site, norm=block.get_submodule(path))
 
 
+def output_at(path):
+    return lambda site, block: replace(site, output_path=f"{site.path}.{path}")
+
+
 def factor(value):
     return lambda site, block: replace(site, exit_factor=value)
 
@@ -197,6 +205,9 @@ WRONG = [
     (factor(0.5), "gpt_neox", SKIP, ARRIVES),
     (factor(1.0), "granite", SKIP, ARRIVES),
     (attention_at("mlp", **MLP), "llama", SKIP, REACHES),
+    (attention_at("mlp", **MLP), "llama", LORA, ATTENTION),
+    (output_at("q_proj"), "llama", LORA, ATTENTION),
+    (output_at("query_key_value"), "gpt_neox", SKIP, ATTENTION),
     (attention_at("mlp", **MLP), "llama", SKIP, PURE),
     (attention_at("mlp", **MLP), "llama", QUERY, COLUMNS),
     (attention_at("mlp", query="c_fc", key="c_fc", value="c_fc"), "gpt2", SKIP, REACHES),
@@ -230,6 +241,12 @@ def test_one_wrong_site_is_seen_wherever_it_is(change, case, config, promise, bl
 def test_the_models_of_the_wrong_sites_pass_with_the_right_ones(case, declare):
     for config in (SKIP, QUERY, NonlinearQueryConfig(targets=("query", "key", "value"))):
         assert not failures(three_blocks(case), config)
+
+
+def test_a_block_whose_attention_is_left_out_is_seen(declare, monkeypatch):
+    monkeypatch.setattr(discovery, "_has_attention", lambda family, block: block.self_attn.layer_idx != 1)
+    for config in (SKIP, QUERY, LORA):
+        assert ATTENTION in failures(three_blocks("qwen3"), config)
 
 
 def test_the_norm_of_the_attention_is_a_right_place(declare):
