@@ -25,7 +25,7 @@ from hfpatch.evaluation.results import TaskResult
 
 _SIGMAS = 3.0
 _TURNED = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.05}
-"""Share of answers that the dtype and the kernels may turn: an assumption, which allows 0.006 on the whole of LAMBADA in
+"""Share of answers that the dtype and the kernels may turn: an assumption. On the whole of LAMBADA it allows 0.006 in
 fp32 and 0.010 in bf16."""
 _ROUNDING = 0.0005
 _LAMBADA, _ARC_EASY, _HELLASWAG = ("lambada_openai", 5153), ("arc_easy", 2376), ("hellaswag", 10042)
