@@ -162,7 +162,7 @@ class NonlinearQuery(nn.Module):
 
 
 class NonlinearQueries(HookedModule):
-    """Replaces columns of a projection's output; f reads what enters ``source``, where the projection reads a latent."""
+    """Replaces columns of a projection's output; where that reads a latent, f reads what enters its ``source``."""
 
     def __init__(self, parts: list[dict[str, Any]]) -> None:
         super().__init__()
