@@ -26,6 +26,8 @@ from hfpatch.tuners.adapters import (
 )
 from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.tuners.model import unreached_layers
+from hfpatch.tuners.nonlinear_query.config import NonlinearQueryConfig
+from hfpatch.tuners.nonlinear_query.effect import require_effect
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -75,6 +77,8 @@ def patch(
         for name, part in zip(names, configs, strict=True):
             _inject(model, copy.deepcopy(part), name, seed)
         activate(model)
+        if any(isinstance(part, NonlinearQueryConfig) for part in configs):
+            require_effect(model)
     except BaseException as error:
         unpatch(model)
         if isinstance(error, ValueError | TypeError | NotImplementedError):
