@@ -227,7 +227,7 @@ class Hooked:
     hfpatch_prefix = ""  # of the items' paths, where the model is a part of the one that was patched
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         for item in self.hfpatch_items():
             made = MADE[item["kind"]](**item["options"])
             self.get_submodule(item["host"]).add_module(item["name"], made)  # type: ignore[attr-defined]

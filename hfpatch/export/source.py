@@ -61,7 +61,7 @@ def modelling_source(model: Any, *, keep_fp32: bool) -> str:
     patched_config = class_names(stock, config)[1]
     made = _CONFIG.format(patched_config=patched_config, config=config.__name__, model_type=model_type(model))
     for prefix, kind in kinds.items():
-        kept = [*(kind._keep_in_fp32_modules_strict or []), *(_OWN if keep_fp32 else [])]  # type: ignore[attr-defined]
+        kept = [*(kind._keep_in_fp32_modules_strict or []), *(_OWN if keep_fp32 else [])]
         where = f", those below ``{prefix}``" if prefix else ""
         names = {"patched": class_names(kind, config)[0], "patched_config": patched_config, "stock": kind.__name__}
         made += _MODEL.format(**names, prefix=prefix, fp32=sorted(set(kept)) or None, where=where)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,7 @@ from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 def require_effect(model: nn.Module) -> None:
     """Refuse adapters that compute with a projection's weight instead of calling it: they would bypass the query.
 
-    Each wrapped projection is called once, on one token, while the query puts out NaN.
+    Each wrapped projection is called on one token with two queries, whose difference has to come through.
 
     Raises:
         HfpatchError: naming the projection and the adapter around it.
@@ -35,18 +37,21 @@ def _require_effect(site: AttentionSite, layer: NonlinearQueryLayer, target: str
         return
     dtype = next((p.dtype for p in inner.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
-    def silent(adapter_name: str, target: str, x: Tensor, projected: Tensor) -> Tensor:
-        return torch.full_like(projected, torch.nan)
-
-    layer.query = silent  # type: ignore[method-assign]
+    x, outputs = torch.zeros(1, 1, features(inner)[0], dtype=dtype, device=device), list[Tensor]()
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            output: Tensor = outer(torch.zeros(1, 1, features(inner)[0], dtype=dtype, device=device))
+        for shift in (0.0, 1.0):
+            layer.query = partial(_shifted, shift)  # type: ignore[method-assign]
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                outputs.append(outer(x))
     finally:
         del layer.query
-    if not output.isnan().any():
+    if (outputs[1] - outputs[0]).abs().max() < 0.01:
         method = type(outer).__module__.split(".")[-2]
         raise HfpatchError(
             f"{site.path}.{path}: {method} does not call the projection that it adapts, so the nonlinear {target} "
             "would not act; leave this projection out of one of the two"
         )
+
+
+def _shifted(shift: float, adapter_name: str, target: str, x: Tensor, projected: Tensor) -> Tensor:
+    return projected + shift
