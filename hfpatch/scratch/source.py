@@ -15,6 +15,7 @@ _PARTS = (
     "nn/initialization.py",
     "nn/activations.py",
     "nn/norms.py",
+    "nn/calls.py",
     "nn/shared.py",
     "nn/nonlinear.py",
     "nn/hidden.py",
