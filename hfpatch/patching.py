@@ -28,6 +28,8 @@ from hfpatch.tuners.adapters import (
 )
 from hfpatch.tuners.config import SurgeryConfig, drawn_as, method_name, with_python_values
 from hfpatch.tuners.model import unreached_layers
+from hfpatch.tuners.nonlinear_query.config import NonlinearQueryConfig
+from hfpatch.tuners.nonlinear_query.effect import require_effect
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -83,6 +85,8 @@ def patch(
         require_distinct_names(model, names)
         activate(model)
         _require_frozen_base(model)
+        if any(isinstance(part, NonlinearQueryConfig) for part in configs):
+            require_effect(model)
     except BaseException as error:
         unpatch(model)
         if isinstance(error, ValueError | TypeError | NotImplementedError):

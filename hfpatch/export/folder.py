@@ -15,12 +15,12 @@ from transformers import AutoTokenizer
 from hfpatch.bases import load_base, locate_base
 from hfpatch.card import base_licence, export_card, shown_base
 from hfpatch.errors import HfpatchError
-from hfpatch.export.parts import describe
-from hfpatch.export.source import FILE, class_names, modelling_source
+from hfpatch.export.parts import Description, base_name, describe
+from hfpatch.export.source import FILE, class_names, has_tower, modelling_source
 from hfpatch.files import atomic_directory, read_json, write_text
 from hfpatch.patch_files import MANIFEST, load_patch
 from hfpatch.scratch import take_apart
-from hfpatch.tuners.adapters import base_parameters
+from hfpatch.tuners.adapters import adapter_parameters
 
 _PROBE_TOKENS = 16
 
@@ -93,23 +93,19 @@ def _named_base(patch: Path) -> str:
     return shown if shown.startswith("tinyworld/") else name
 
 
-def _write_model(model: Any, description: Any, tensors: dict[str, Tensor], folder: Path) -> Any:
+def _write_model(model: Any, description: Description, tensors: dict[str, Tensor], folder: Path) -> Any:
     """Write modelling file, configuration and weights; return the model that they make."""
-    stock, config = type(model), type(model.config)
-    model_type = f"hfpatch_{model.config.model_type}"
     fp32 = any(tensor.dtype == torch.float32 for tensor in tensors.values())
-    source = modelling_source(stock, config, model_type=model_type, keep_fp32=fp32)
-    write_text(folder / FILE, source)
-    module = _imported(folder / FILE)
-    patched, patched_config = class_names(stock.__name__, config.__name__)
+    write_text(folder / FILE, modelling_source(model, keep_fp32=fp32))
+    module, home = _imported(folder / FILE), FILE.removesuffix(".py")
+    patched, patched_config = class_names(type(model), type(model.config))
     values = {key: value for key, value in model.config.to_dict().items() if key != "model_type"}
     settings = getattr(module, patched_config)(**values, hfpatch=description)
-    settings.auto_map = {
-        "AutoConfig": f"{FILE.removesuffix('.py')}.{patched_config}",
-        "AutoModelForCausalLM": f"{FILE.removesuffix('.py')}.{patched}",
-    }
+    settings.auto_map = {"AutoConfig": f"{home}.{patched_config}", "AutoModelForCausalLM": f"{home}.{patched}"}
+    if has_tower(model):
+        settings.auto_map["AutoModel"] = f"{home}.{class_names(type(model.base_model), type(model.config))[0]}"
     copy: Any = getattr(module, patched)._from_config(settings, dtype=model.dtype).eval()
-    _fill(copy, {**base_parameters(model), **tensors})
+    _fill(copy, {**_base_tensors(model), **tensors})
     copy.generation_config = model.generation_config
     copy.save_pretrained(str(folder))
     return copy
@@ -124,10 +120,16 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
+def _base_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and the persistent buffers that the model had before any adapter, by their names then."""
+    added = set(adapter_parameters(model))
+    return {base_name(name): t for name, t in model.state_dict(keep_vars=True).items() if name not in added}
+
+
 @torch.no_grad()
 def _fill(copy: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put every tensor in its place, each in its own dtype; buffers are not a matter of weights."""
-    places = dict(copy.named_parameters())
+    """Put every tensor in its place, each in its own dtype."""
+    places = copy.state_dict(keep_vars=True)
     if places.keys() != tensors.keys():
         odd = min(places.keys() ^ tensors.keys())
         raise HfpatchError(f"tensor {odd!r} is not where the export expects it; this architecture cannot be exported")

@@ -130,7 +130,7 @@ class NonlinearProjection(nn.Module):
         inner = shared_inside(self.up)
         if inner is not None and inner is not self.up:  # an adapter adds its own term
             normed = self.norm_in(as_read_by(self.up, x))
-            inner.kept = (normed, product)
+            inner.keep(normed, product)
             product = self.up(normed)
         f: Tensor = self.norm_out(self.down(self.act(product)))
         return f

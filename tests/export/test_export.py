@@ -134,7 +134,7 @@ def test_the_file_states_licence_and_source_and_nothing_of_this_machine(exports)
     folder = exports / "gpt2" / "export"
     source = (folder / "modeling_hfpatch.py").read_text()
     assert "SPDX-License-Identifier: MIT" in source
-    assert "Source: hfpatch/export/runtime.py" in source
+    assert "Source: hfpatch/nn/calls.py, hfpatch/export/runtime.py" in source
     assert not [
         line for line in source.splitlines() if line.startswith(("import hfpatch", "from hfpatch", "import peft"))
     ]
