@@ -1,4 +1,4 @@
-"""The one error that a user can mend."""
+"""The one error that a user can fix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class HfpatchError(ValueError):
-    """A mistake in what hfpatch was given: what is wrong, where, and how to mend it, in one line.
+    """A mistake in what hfpatch was given: what is wrong, where, and how to fix it, in one line.
 
     The command line prints the message without a traceback and exits with code 2. Library users catch it as any
     other exception.
@@ -23,7 +23,7 @@ def whole_number(name: str, value: Any, *, at_least: int) -> int:
     Raises:
         HfpatchError: if it is none, or below ``at_least`` or above 2^63 - 1.
     """
-    number = value if isinstance(value, numbers.Real) and math.isfinite(value) else None
+    number: Any = value if isinstance(value, numbers.Real) and math.isfinite(value) else None
     if number is None or number != int(number) or not at_least <= number < 2**63:
         raise HfpatchError(f"{name}={value!r} must be a whole number of at least {at_least}")
     return int(number)

@@ -18,6 +18,7 @@ import torch
 
 _CACHE = tempfile.TemporaryDirectory(prefix="hfpatch-tests-")  # gone when Python ends
 os.environ["HFPATCH_CACHE"] = _CACHE.name
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHE.name}/inductor"  # kept kernels may be of another processor setting
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a plugin may have imported torch before
 logging.getLogger("torch.__trace").propagate = False  # pytest would record each of its many lines
