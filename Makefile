@@ -7,10 +7,10 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint format types bench architectures clean
+.PHONY: help install quickstart test test-processors lint format types bench architectures clean
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 install: $(VENV)/.installed  ## create the virtual environment with the pinned versions
 
@@ -26,6 +26,20 @@ quickstart: install  ## train and compare eight methods on the embedded model (a
 
 test: install  ## run the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+# What computes numbers, in the tests that take a second or less each. One thread on every core; then two threads.
+NUMERIC := tests/nn tests/sites tests/tuners tests/promises tests/scratch tests/export tests/analysis \
+	tests/evaluation/scorer tests/evaluation/test_model.py tests/training/test_head.py tests/training/test_loss.py \
+	tests/training/test_probe.py tests/test_patching.py tests/test_patch_files.py
+SOME := jamba or falcon or gemma2 or granite-
+AVX2 := MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+
+test-processors: install  ## run the numeric tests as on a processor with AVX2 alone, with one and with two threads
+	$(AVX2) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "not slow" $(NUMERIC)
+	$(AVX2) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal \
+		tests/architectures/test_architectures.py -k "test_method and ($(SOME))"
+	$(AVX2) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not slow" \
+		tests/nn tests/tuners tests/test_patching.py tests/scratch/test_catalogue.py
 
 lint: install  ## check style and formatting
 	$(BIN)/ruff check .

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
+import xxhash
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -18,7 +20,8 @@ from hfpatch.settings import Dtype
 from hfpatch.with_peft import peft_is_imported
 
 TINYWORLD = "tinyworld/"
-_SAMPLES_PER_TENSOR = 16
+_HALVES = ("bfloat16", "float16")
+_PIECE = 1 << 18  # values that are rounded at once, so that the copy stays in the cache
 
 
 @dataclass(frozen=True)
@@ -134,39 +137,112 @@ def locate_base(name: str) -> str:
 
 
 def hash_weights(model: nn.Module) -> str:
-    """Return the SHA-256 over the names and the bytes of all base parameters, adapters left out."""
+    """Return the SHA-256 over the names and the bytes of all base parameters, adapters and ties left out."""
+    tied = dict(getattr(model, "all_tied_weights_keys", {}))
+    places: dict[int, _Place] = {}
+    for place in _places(model):
+        is_tie = place.tensor.is_meta and place.name in tied  # ties are not seen once accelerate has offloaded them
+        if isinstance(place.tensor, nn.Parameter) and not is_tie:
+            places.setdefault(id(place.tensor), place)
+    return hash_tensors({place.name: place.value for place in places.values()})
+
+
+def hash_tensors(tensors: Mapping[str, Tensor | Callable[[], Tensor]]) -> str:
+    """Return the SHA-256 over the names and the bytes of tensors, or what gives them, in the order of their names."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(_base_parameters(model).items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(bytes_of(tensor if isinstance(tensor, Tensor) else tensor()))
     return digest.hexdigest()
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Return a fast SHA-256 that tells one base from another, whatever dtype it was loaded in.
+def fingerprint(model: nn.Module) -> dict[str, Any]:
+    """Return what tells a base from any other in JSON: hashes over every parameter and persistent buffer.
 
-    It covers every base parameter's name and shape and up to 16 evenly spaced values of each, rounded to bfloat16.
+    The hashes (XXH3, 128 bits) are of the bytes as they are (``exact``), and of all weights rounded to bfloat16 and to
+    float16, as loading in those dtypes rounds them: so :func:`difference` also knows the base in another dtype.
     """
-    digest = hashlib.sha256()
-    for name, parameter in sorted(_base_parameters(model).items()):
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(_sample(parameter.detach()).cpu().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return {"dtypes": _dtypes(model), **_digests(model, ("exact", *_HALVES))}
 
 
-def _base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of the base by name, without importing PEFT where there can be no adapter."""
+def difference(saved: Mapping[str, Any], model: nn.Module) -> str:
+    """Return how a model's weights differ from those of a saved fingerprint; an empty string if they do not.
+
+    In the dtypes of the fingerprint a change of a single bit is seen. In others the two are compared after rounding to
+    the half precision that one of them has. bfloat16 and float16 of one float32 checkpoint have nothing to compare:
+    neither follows from the other.
+    """
+    before, now = saved["dtypes"], _dtypes(model)
+    kinds = ["exact"] if before == now else [kind for kind in _HALVES if kind in before or kind in now]
+    found = _digests(model, kinds)
+    if any(saved.get(kind) == found[kind] for kind in kinds):
+        return ""
+    if before == now:
+        return "its weights differ"
+    return f"its weights, in {', '.join(now)}, cannot be told to be those of {', '.join(before)}"
+
+
+def bytes_of(tensor: Tensor) -> Any:
+    """Return a tensor's bytes as an array, without a copy where it is contiguous and on the CPU."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A parameter or persistent buffer of the base: its name, and where it is."""
+
+    name: str
+    module: nn.Module
+    key: str
+    tensor: Tensor
+
+    def value(self) -> Tensor:
+        """Return the tensor with its values, also where accelerate keeps them on the CPU or a disk meanwhile.
+
+        Raises:
+            HfpatchError: if it has none.
+        """
+        if not self.tensor.is_meta:
+            return self.tensor.detach()
+        hook = getattr(self.module, "_hf_hook", None)
+        for one in getattr(hook, "hooks", [hook]):
+            if self.key in (getattr(one, "weights_map", None) or {}):
+                return cast("Tensor", one.weights_map[self.key])
+        raise HfpatchError(f"{self.name} is on the meta device and has no values; load the model's weights first")
+
+
+def _places(model: nn.Module) -> Iterator[_Place]:
+    for at, module in _base_modules(model):
+        for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and key not in module._non_persistent_buffers_set:
+                yield _Place(f"{at}.{key}" if at else key, module, key, tensor)
+
+
+def _base_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    """Return the modules of the base by name, without importing PEFT where there can be no adapter."""
     if not peft_is_imported():
-        return dict(model.named_parameters())
-    from hfpatch.tuners.adapters import base_parameters
+        return list(model.named_modules())
+    from hfpatch.tuners.adapters import base_modules
 
-    return base_parameters(model)
+    return base_modules(model)
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    flat = tensor.flatten()
-    step = max(1, flat.numel() // _SAMPLES_PER_TENSOR)
-    return flat[::step][:_SAMPLES_PER_TENSOR].to(torch.bfloat16).contiguous()
+def _dtypes(model: nn.Module) -> list[str]:
+    return sorted({str(place.tensor.dtype).removeprefix("torch.") for place in _places(model)})
+
+
+def _digests(model: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
+    """Return the hash of the base's tensors by kind, reading each tensor once."""
+    digests = {kind: xxhash.xxh3_128() for kind in kinds}
+    for place in sorted(_places(model), key=lambda place: place.name):
+        flat = place.value().reshape(-1)
+        for kind, digest in digests.items():
+            rounded = kind != "exact" and flat.is_floating_point()
+            dtype = getattr(torch, kind) if rounded else flat.dtype
+            digest.update(f"{place.name} {tuple(place.tensor.shape)} {dtype} ".encode())
+            for piece in torch.split(flat, _PIECE):
+                digest.update(bytes_of(piece.to(dtype)))
+    return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
 def _commit(source: str, revision: str | None) -> str | None:

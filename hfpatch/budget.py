@@ -9,7 +9,7 @@ import torch
 from peft import PeftConfig
 from torch import nn
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, whole_number
 from hfpatch.patching import patch, patch_summary
 from hfpatch.sites import base_model, features, find_sites, require_matrix, unwrapped
 
@@ -49,10 +49,9 @@ def match_lora_rank(model: nn.Module, *, budget: int, target_modules: Sequence[s
         target_modules: names of modules, matched as PEFT does: a full path or its last parts.
 
     Raises:
-        HfpatchError: if the budget is not positive, or no module matches.
+        HfpatchError: if the budget is no positive whole number, or no module matches.
     """
-    if budget < 1:
-        raise HfpatchError(f"budget={budget} must be at least 1 parameter")
+    budget = whole_number("budget", budget, at_least=1)
     per_rank = lora_parameters_per_rank(model, target_modules)
     below = budget // per_rank
     return max(1, below if budget - below * per_rank <= (below + 1) * per_rank - budget else below + 1)

@@ -136,9 +136,10 @@ def _yaml(value: Any) -> str:
 
 
 def _base_facts(base: Mapping[str, Any], name: str, licence: str | None) -> list[tuple[str, str]]:
+    mark = base.get("fingerprint", "not recorded")
     return [
         ("Model", f"{name} ({base['class']})"),
-        ("Fingerprint", str(base.get("fingerprint", "not recorded"))),
+        ("Fingerprint", str(mark["exact"] if isinstance(mark, Mapping) else mark)),
         ("Licence", licence or "not stated where this patch was made"),
     ]
 
@@ -166,7 +167,7 @@ def _how_to_load(name: str) -> str:
     home, model = "transformers import AutoModelForCausalLM", f"AutoModelForCausalLM.from_pretrained({name!r})"
     if name.startswith(_TINYWORLD):
         home, model = "hfpatch.bases import load_base", f"load_base({name!r}).model"
-    return f"""The whole stack:
+    return f"""With hfpatch (`pip install hfpatch`), the whole stack:
 
     import hfpatch
     from {home}
@@ -174,7 +175,8 @@ def _how_to_load(name: str) -> str:
     model = {model}
     hfpatch.load_patch(model, "this folder")
 
-One adapter alone is a PEFT adapter: `import hfpatch.tuners`, then `PeftModel.from_pretrained(model, "its folder")`."""
+One adapter alone is a PEFT adapter. With `import hfpatch` before it, PEFT and transformers know the method:
+`PeftModel.from_pretrained(model, "its folder")` or `model.load_adapter("its folder")`."""
 
 
 def _licence(licence: str | None) -> str:

@@ -1,17 +1,32 @@
-"""The one error that a user can mend."""
+"""The one error that a user can fix."""
 
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
 from collections.abc import Iterable
+from typing import Any
 
 
 class HfpatchError(ValueError):
-    """A mistake in what hfpatch was given: what is wrong, where, and how to mend it, in one line.
+    """A mistake in what hfpatch was given: what is wrong, where, and how to fix it, in one line.
 
     The command line prints the message without a traceback and exits with code 2. Library users catch it as any
     other exception.
     """
+
+
+def whole_number(name: str, value: Any, *, at_least: int) -> int:
+    """Return a value as Python's ``int``, also where it is numpy's or a float without a fraction.
+
+    Raises:
+        HfpatchError: if it is none, or below ``at_least`` or above 2^63 - 1.
+    """
+    number: Any = value if isinstance(value, numbers.Real) and math.isfinite(value) else None
+    if number is None or number != int(number) or not at_least <= number < 2**63:
+        raise HfpatchError(f"{name}={value!r} must be a whole number of at least {at_least}")
+    return int(number)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

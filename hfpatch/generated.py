@@ -1,4 +1,9 @@
-"""The head of every file that hfpatch generates: where it comes from and the licence that covers it."""
+"""What every file that hfpatch generates is made of: the licence that covers it, and hfpatch's own modules."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
 
 LICENCE = """\
 #
@@ -17,3 +22,25 @@ LICENCE = """\
 # OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
 
 """
+
+
+def outside_imports(text: str) -> Iterator[str]:
+    """Yield the import statements of a module that name other packages than hfpatch."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and _is_outside(node)):
+            yield ast.unparse(node)
+
+
+def _is_outside(node: ast.ImportFrom) -> bool:
+    return node.module != "__future__" and not (node.module or "").startswith("hfpatch")
+
+
+def body(text: str) -> str:
+    """Return a module without its docstring and its imports."""
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
+        first = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.lineno == 1
+        if first or isinstance(node, ast.Import | ast.ImportFrom):
+            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[number] = ""
+    return "\n".join(lines).strip() + "\n\n"

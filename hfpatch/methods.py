@@ -13,6 +13,7 @@ from torch import nn
 
 from hfpatch.budget import attention_modules, count_added, lora_parameters_per_rank, match_lora_rank
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.tuners.config import SurgeryConfig
 
 Part = Mapping[str, Any]
 Methods = Mapping[str, Sequence[Part]]
@@ -157,7 +158,9 @@ def _config(where: str, part: Part, *, target_modules: Sequence[str] | None) -> 
 
 
 def _fields(kind: str) -> list[str]:
-    return [f.name for f in dataclasses.fields(_config_class(kind)) if f.name not in _INTERNAL_KEYS]
+    cls = _config_class(kind)
+    internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, SurgeryConfig) else set())
+    return [f.name for f in dataclasses.fields(cls) if f.name not in internal]
 
 
 def _config_class(kind: str) -> Any:

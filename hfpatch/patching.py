@@ -5,27 +5,31 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from peft import PeftConfig, PeftModel
 from torch import nn
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, whole_number
+from hfpatch.nn.initialization import seeded_generator
 from hfpatch.sites import find_sites, survey
 from hfpatch.tuners.adapters import (
     adapter_parameters,
     base_parameters,
+    changes_base,
     has_adapters,
     keep_mode,
     remove_adapters,
+    require_distinct_names,
     require_matrices,
-    rewrites_base,
 )
-from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.config import SurgeryConfig, drawn_as, method_name, with_python_values
 from hfpatch.tuners.model import unreached_layers
+from hfpatch.tuners.nonlinear_query.config import NonlinearQueryConfig
+from hfpatch.tuners.nonlinear_query.effect import require_effect
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -45,13 +49,15 @@ def patch(
     Any PEFT configuration that can be injected goes, in any order: ``PreProjectionConfig``, ``NonlinearQueryConfig``,
     ``LoraConfig``, ... Where LoRA and a nonlinear query change the same projection, LoRA's term is added to the
     nonlinear query whichever was injected first. All adapters are active and trainable, in fp32 whatever the dtype of
-    the base. With the default initialisations the patched model computes what the base computed, bit for bit.
+    the base. With the default initialisations the patched model computes what the frozen base computes, bit for bit
+    (same ``requires_grad`` flags, threads and shapes: torch picks kernels by them).
 
     Args:
         model: a transformers causal language model; not a ``PeftModel``.
         config: one configuration or the stack of them; they are copied.
         names: adapter names; by default the method's name (``pre_projection``, ``lora``, ``lora_2``, ...).
-        seed: seed of every part's initialisation; None keeps each hfpatch configuration's own and takes 0 for others.
+        seed: seed of every part's initialisation; None keeps each hfpatch configuration's own and takes 0 for others. A
+            part's initial values depend on it and on the part's name (the first of each kind draws by the seed alone).
 
     Returns:
         The same model.
@@ -60,6 +66,8 @@ def patch(
         HfpatchError: if the model or a configuration is unfit; the model is then as it was.
     """
     configs = [config] if isinstance(config, PeftConfig) else list(config)
+    if seed is not None:
+        seed = whole_number("seed", seed, at_least=0)
     _require_plain(model)
     names = _adapter_names(model, configs, names)
     _require_free_names(model, names)
@@ -67,14 +75,18 @@ def patch(
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first, or patch with one list")
     if any(isinstance(part, SurgeryConfig) for part in configs):
         find_sites(model)  # an unknown architecture is refused before PEFT records the adapter
-    _require_untouched_base(configs)
+    require_untouched_base(configs)
     for part in configs:
         require_matrices(model, part)
     setattr(model, _TRAINABLE_BEFORE, {name for name, p in model.named_parameters() if p.requires_grad})
     try:
         for name, part in zip(names, configs, strict=True):
-            _inject(model, copy.deepcopy(part), name, seed)
+            _inject(model, with_python_values(copy.deepcopy(part)), name, seed)
+        require_distinct_names(model, names)
         activate(model)
+        _require_frozen_base(model)
+        if any(isinstance(part, NonlinearQueryConfig) for part in configs):
+            require_effect(model)
     except BaseException as error:
         unpatch(model)
         if isinstance(error, ValueError | TypeError | NotImplementedError):
@@ -108,10 +120,19 @@ def stack(model: nn.Module) -> dict[str, PeftConfig]:
     return dict(getattr(model, "peft_config", None) or {})
 
 
-def activate(model: nn.Module, *, trainable: bool = True, upcast: bool = True) -> None:
-    """Make every adapter of the stack active, trainable or not, and (``upcast``) in fp32 whatever the base's dtype."""
+def activate(
+    model: nn.Module, names: Sequence[str] | None = None, *, trainable: bool = True, upcast: bool = True
+) -> None:
+    """Make adapters of the stack active, trainable or not, and (``upcast``) in fp32 whatever the base's dtype.
+
+    Args:
+        model: a patched model.
+        names: the adapters; None means all. Others are neither active nor trainable.
+        trainable: whether the active ones are trained.
+        upcast: give adapters in half precision fp32.
+    """
     if stack(model):
-        model.set_adapter(list(stack(model)))  # type: ignore[operator]
+        model.set_adapter(list(stack(model)) if names is None else list(names))  # type: ignore[operator]
     for parameter in adapter_parameters(model).values():
         if upcast and parameter.dtype in (torch.float16, torch.bfloat16):
             parameter.data = parameter.data.float()
@@ -186,8 +207,9 @@ def _skipped(model: nn.Module) -> dict[int, str]:
 def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -> None:
     if isinstance(config, SurgeryConfig) and seed is not None:
         config.seed = seed
+    drawn = drawn_as(name, config)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        torch.manual_seed(0 if seed is None else seed)
+        torch.manual_seed(seeded_generator(seed or 0, drawn).initial_seed() if drawn else seed or 0)
         warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")  # a stack is intended
         model.add_adapter(config, adapter_name=name)  # type: ignore[operator]
 
@@ -204,12 +226,6 @@ def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Seque
         if list(names).count(name) > 1 or not re.fullmatch(r"\w+", name):
             raise HfpatchError(f"adapter name {name!r} must be unique, and of letters, digits and underscores")
     return list(names)
-
-
-def method_name(config: PeftConfig) -> str:
-    """Return the name of a configuration's method in lower case: ``pre_projection``, ``lora``, ..."""
-    kind: Any = config.peft_type
-    return str(kind.value).lower()
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:
@@ -232,13 +248,24 @@ def _name_parts(model: nn.Module) -> set[str]:
     return {part for name, _ in model.named_parameters() for part in name.split(".")}
 
 
-def _require_untouched_base(configs: Sequence[PeftConfig]) -> None:
+def require_untouched_base(configs: Iterable[PeftConfig]) -> None:
+    """Refuse configurations that change the base: its weights, which parameters are trained, or its layers.
+
+    Raises:
+        HfpatchError: naming the option.
+    """
     for config in configs:
-        if rewrites_base(config):
-            raise HfpatchError(
-                f"init_lora_weights={getattr(config, 'init_lora_weights', None)!r} rewrites the weights of the base, "
-                "which a patch must leave as they are; use init_lora_weights=True or 'gaussian'"
-            )
+        if why := changes_base(config):
+            raise HfpatchError(why)
+
+
+def _require_frozen_base(model: nn.Module) -> None:
+    trained = [name for name, parameter in base_parameters(model).items() if parameter.requires_grad]
+    if trained:
+        raise HfpatchError(
+            f"a configuration trains {len(trained)} parameters of the base, such as {trained[0]}, which a patch must "
+            "leave as they are"
+        )
 
 
 def _require_plain(model: nn.Module) -> None:

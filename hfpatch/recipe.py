@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from hfpatch.data.settings import DataSettings
+from hfpatch.data.settings import DataSettings, plan_mistake
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation.settings import EvaluationSettings
 from hfpatch.resources import recipes_dir
@@ -125,7 +125,7 @@ def loop_mistake(training: LoopSettings) -> str | None:
         return f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})"
     if training.warmup_steps >= training.steps:
         return f"training.warmup_steps is {training.warmup_steps}; must be below training.steps ({training.steps})"
-    return None
+    return plan_mistake(training.steps, batch)
 
 
 def held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:

@@ -19,6 +19,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
 
+_NODES = 100_000
+
 _WORDING = {
     "Input should be": "must be",
     "a valid array": "a list",
@@ -29,7 +31,16 @@ _WORDING = {
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which ``1e-5`` is a number, a date is text and a key given twice is an error."""
+    """YAML in which ``1e-5`` is a number, a date is text and a key given twice is an error.
+
+    Aliases may repeat what an anchor names, but neither contain it nor repeat it into more than ``_NODES`` values.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        root: yaml.Node | None = super().get_single_node()
+        if root is not None and _count_nodes(root, {}) > _NODES:
+            raise yaml.YAMLError(f"its aliases repeat their anchors into more than {_NODES} values")
+        return root
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -40,6 +51,20 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _count_nodes(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Return how many values a node is when every alias is written out; ``counts`` holds those of nodes seen so far."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in counts:
+        counts[id(node)] = 0  # until it is known; a node that contains itself finds the zero
+        mapping = isinstance(node, yaml.MappingNode)
+        inner = [each for pair in node.value for each in pair] if mapping else node.value
+        counts[id(node)] = 1 + sum(_count_nodes(each, counts) for each in inner)
+    elif counts[id(node)] == 0:
+        raise yaml.constructor.ConstructorError(None, None, "an anchor contains itself", node.start_mark)
+    return counts[id(node)]
 
 
 class _Dumper(yaml.SafeDumper):
@@ -131,6 +156,8 @@ def _parse(text: str, source: str) -> object:
         mark = error.problem_mark or error.context_mark
         where = f" at line {mark.line + 1}" if mark else ""
         raise HfpatchError(f"{source}: not valid YAML{where} ({error.problem})") from None
+    except RecursionError:
+        raise HfpatchError(f"{source}: not valid YAML (nested too deeply)") from None
     except (yaml.YAMLError, ValueError) as error:
         raise HfpatchError(f"{source}: not valid YAML ({str(error).splitlines()[0]})") from None
 

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 def peft_is_imported() -> bool:
@@ -21,37 +21,52 @@ def peft_is_imported() -> bool:
 
 def register_when_peft_is_imported() -> None:
     """Register hfpatch's methods now if PEFT is imported already, or else as soon as it is."""
+    if sys.modules.get("peft") is not None:
+        importlib.import_module("peft")  # waits where another thread is at it
     if getattr(sys.modules.get("peft"), "PeftModel", None) is not None:
         importlib.import_module("hfpatch.tuners")
-    elif "peft" not in sys.modules:
+    elif not any(isinstance(finder, _PeftFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _PeftFinder())
 
 
 class _PeftFinder(MetaPathFinder):
-    """Finds PEFT once, where the other finders find it, and lets the registration follow its import."""
+    """Finds PEFT where the other finders find it, and lets the registration follow its import.
+
+    It stays until PEFT is imported: many a program only asks whether there is a PEFT, as transformers does.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != "peft":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("peft")
-        if spec is not None and spec.loader is not None:
+        others = (finder for finder in list(sys.meta_path) if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _RegisteringLoader(spec.loader)
         return spec
 
 
 class _RegisteringLoader(Loader):
-    def __init__(self, loader: Loader) -> None:
+    """The loader that was found, which also registers; everything else that is asked of it is its own answer."""
+
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # not there yet while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _PeftFinder)]
         importlib.import_module("hfpatch.tuners")

@@ -1,4 +1,7 @@
-"""Set before anything imports transformers: no network, one thread a worker, quiet."""
+"""Set before anything imports torch: no network, quiet, as many threads as OMP_NUM_THREADS says, one without it.
+
+The processes that tests start inherit the environment, so that they compute with the same number of threads.
+"""
 
 import logging
 import os
@@ -7,14 +10,17 @@ import tempfile
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["MKL_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
 
 import pytest
 import torch
 
 _CACHE = tempfile.TemporaryDirectory(prefix="hfpatch-tests-")  # gone when Python ends
 os.environ["HFPATCH_CACHE"] = _CACHE.name
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHE.name}/inductor"  # kept kernels may be of another processor setting
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a plugin may have imported torch before
 logging.getLogger("torch.__trace").propagate = False  # pytest would record each of its many lines
 
 

@@ -3,6 +3,7 @@
 import copy
 import functools
 import zlib
+from contextlib import contextmanager
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -100,9 +101,24 @@ def make_tokens(batch: int = 2, length: int = 9, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (batch, length), generator=generator)
 
 
+@contextmanager
+def frozen(model: torch.nn.Module):
+    """Let no parameter require gradients for a while: torch picks kernels by that, so that bits may depend on it."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad = False
+    try:
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad = True
+
+
 @torch.no_grad()
 def logits_of(model: torch.nn.Module, tokens: torch.Tensor, **kwargs) -> torch.Tensor:
-    return model(tokens, use_cache=False, **kwargs).logits
+    """Return the logits, comparable bit for bit with those of a model whose parameters are frozen."""
+    with frozen(model):
+        return model(tokens, use_cache=False, **kwargs).logits
 
 
 @torch.no_grad()

@@ -1,3 +1,4 @@
+import json
 import shutil
 import socket
 
@@ -10,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
-from hfpatch.bases import fingerprint, hash_weights, load_base, load_tokenizer, locate_base
+from hfpatch.bases import difference, fingerprint, hash_weights, load_base, load_tokenizer, locate_base
 from hfpatch.budget import attention_modules
 
 
@@ -182,11 +183,43 @@ def test_the_hash_sees_every_weight():
         before = changed
 
 
-def test_the_fingerprint_tells_models_apart_and_survives_a_cast():
+def test_the_fingerprint_tells_models_apart():
     prints = {case: fingerprint(make_model(case)) for case in FAMILIES}
-    assert len(set(prints.values())) == len(FAMILIES)
-    for dtype in (torch.bfloat16,):
-        assert fingerprint(make_model("gemma2", dtype)) == prints["gemma2"]
+    assert len({mark[kind] for mark in prints.values() for kind in HASHES}) == 3 * len(FAMILIES)
+    assert all(difference(prints["llama"], make_model(case)) for case in FAMILIES if case != "llama")
+
+
+HASHES = ("exact", "bfloat16", "float16")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("loaded", DTYPES)
+@pytest.mark.parametrize("saved", DTYPES)
+def test_a_base_is_known_in_another_dtype(saved, loaded):
+    """All but bfloat16 and float16 of one float32 checkpoint, of which neither follows from the other."""
+    mark = json.loads(json.dumps(fingerprint(make_model("gemma2", saved))))
+    incomparable = {saved, loaded} == {torch.bfloat16, torch.float16}
+    assert ("cannot be told to be those" in difference(mark, make_model("gemma2", loaded))) == incomparable
+    in_bfloat16 = make_model("gemma2", torch.bfloat16)
+    assert not difference(fingerprint(in_bfloat16), in_bfloat16.to(loaded))
+
+
+@pytest.mark.parametrize("loaded", [torch.float32, torch.bfloat16])
+def test_the_fingerprint_sees_a_change_in_any_tensor(loaded):
+    """The last bit of one value in the same dtype; in another, what its rounding leaves."""
     model = make_model("gemma2")
-    model.model.layers[0].mlp.up_proj.weight.data *= 1.05
-    assert fingerprint(model) != prints["gemma2"]
+    model.model.register_buffer("correction", torch.ones(3))
+    mark = fingerprint(model)
+    model.to(loaded)
+    assert not difference(mark, model)
+    for name, tensor in model.state_dict().items():
+        flat = tensor.view(-1)
+        index = flat.numel() * 5 // 7
+        before = flat[index].clone()
+        flat[index] = torch.nextafter(before, before + 1) if loaded == torch.float32 else before + before.abs() / 64
+        assert difference(mark, model), name
+        flat[index] = before
+    assert not difference(mark, model)
+    down = model.model.layers[0].mlp.down_proj.weight.data
+    down[:, [3, 5]] *= -1  # sums over positions would not see it
+    assert difference(mark, model)

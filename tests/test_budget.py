@@ -118,7 +118,10 @@ def test_counts_do_not_change_when_the_model_is_patched():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 0, "target_modules": ["q_proj"]}, "budget=0 must be at least 1"),
+        ({"budget": 0, "target_modules": ["q_proj"]}, "budget=0 must be a whole number of at least 1"),
+        ({"budget": 10.5, "target_modules": ["q_proj"]}, r"budget=10\.5 must be a whole number"),
+        ({"budget": float("inf"), "target_modules": ["q_proj"]}, "budget=inf must be a whole number"),
+        ({"budget": "1e4", "target_modules": ["q_proj"]}, "budget='1e4' must be a whole number"),
         ({"budget": -5, "target_modules": ["q_proj"]}, "budget=-5 must be"),
         ({"budget": 10, "target_modules": ["q_prj"]}, r"target_modules=\['q_prj'\]: no module"),
         ({"budget": 10, "target_modules": []}, "no module"),
@@ -132,6 +135,7 @@ def test_errors(options, message):
 
 def test_one_target_may_be_given_as_a_string():
     model = make_model("llama")
+    assert type(match_lora_rank(model, budget=1e4, target_modules="q_proj")) is int
     assert match_lora_rank(model, budget=1000, target_modules="q_proj") == match_lora_rank(
         model, budget=1000, target_modules=["q_proj"]
     )

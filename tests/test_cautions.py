@@ -23,20 +23,28 @@ SCORE = {
 
 def make_recipe(methods: dict, **training: object) -> Recipe:
     return Recipe.model_validate(
-        {"name": "any", "training": {"seeds": [0, 1], **training}, "methods": {"baseline": [], **methods}}
+        {
+            "name": "any",
+            "model": {"name": "gpt2"},
+            "training": {"seeds": [0, 1], **training},
+            "methods": {"baseline": [], **methods},
+        }
     )
 
 
 def make_results(sizes: dict[str, int], *, survival: float = 1.0, n: int = 2000) -> dict:
     def method(name: str, size: int) -> dict:
         train = {"update_survival": {"all": survival}} if size else None
-        run = {"commit": "abc", "train": train, "evaluation": {"cloze": SCORE}}
+        known = {**SCORE, "task": "lambada_openai", "n": 5153, "metrics": {"acc": 0.326}}
+        run = {"commit": "abc", "train": train, "evaluation": {"cloze": SCORE, "lambada_openai": known}}
         return {"parameters": {"trainable": size}, "form": None, "runs": {"0": copy.deepcopy(run)}}
 
     return {
         "tasks": {"cloze": {"primary": "acc", "n": n}},
         "methods": {name: method(name, size) for name, size in sizes.items()},
-        "comparisons": [{"task": "cloze", "smallest_visible": visible} for visible in (0.02, 0.03, None)],
+        "comparisons": [
+            {"task": "cloze", "smallest_visible": visible, "verdict": "within noise"} for visible in (0.02, 0.03, None)
+        ],
     }
 
 
@@ -53,6 +61,17 @@ def told(recipe: Recipe, results: dict) -> list[str]:
 def test_a_fair_comparison_needs_no_caution():
     recipe = make_recipe({"pre": PRE, "lora": LORA})
     assert told(recipe, make_results({"baseline": 0, "pre": 1000, "lora": 1010})) == []
+
+
+def test_a_base_off_its_known_score_and_one_without_are_named():
+    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
+    evaluation = results["methods"]["baseline"]["runs"]["0"]["evaluation"]
+    evaluation["lambada_openai"]["metrics"]["acc"] = 0.2
+    (caution,) = told(recipe, results)
+    assert "gpt2 scores 0.200 on lambada_openai" in caution
+    del evaluation["lambada_openai"]
+    (caution,) = told(recipe, results)
+    assert "no published score of gpt2 on these tasks" in caution
 
 
 def test_sizes_that_differ_by_more_than_a_hundredth_are_named_with_their_ratio():
@@ -74,6 +93,13 @@ def test_one_seed_few_documents_and_half_precision_are_named():
     assert "One seed only" in seeds
     assert all(part in documents for part in ("0.03 (cloze, acc, 999 documents)", "noise"))
     assert "bfloat16" in dtype
+
+
+def test_tasks_without_enough_documents_for_a_test_are_named():
+    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
+    for comparison in results["comparisons"]:
+        comparison.update(smallest_visible=None, verdict="too few documents")
+    assert told(recipe, results) == ["Too few documents to test any difference: cloze."]
 
 
 def test_the_literal_form_is_named():

@@ -21,6 +21,7 @@ from transformers import LlamaConfig, MambaConfig, ZambaConfig
 from hfpatch.__main__ import main
 from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
 from hfpatch.pipeline import Progress
+from hfpatch.promises import PROMISES
 from hfpatch.training.interruption import Terminated
 from hfpatch.training.records import StepRecord
 
@@ -428,9 +429,7 @@ def test_eval_holds_several_patches_against_one_base(capsys, tmp_path, two_patch
 def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys, monkeypatch, two_patches):
     from hfpatch.evaluation import known_scores
 
-    known = known_scores.KnownScore(
-        "tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 0.1, 0.01, ("float32",), "x"
-    )
+    known = known_scores.KnownScore("tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 0.1, 200, "x")
     monkeypatch.setattr(known_scores, "KNOWN_SCORES", (known,))
     bare = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "40"]
     assert main(bare) == 0
@@ -438,6 +437,27 @@ def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys,
     compared = [*bare, "--baseline", "--patch", str(two_patches[0])]
     assert "--allow-unknown-base goes on" in refused(capsys, *compared)
     assert main([*compared, "--allow-unknown-base"]) == 0
+
+
+@pytest.mark.parametrize("command", ["eval", "inspect", "export"])
+def test_a_patch_of_another_base_needs_an_option(capsys, tmp_path, command):
+    from hfpatch import PreProjectionConfig, patch, save_patch
+    from hfpatch.bases import load_base
+
+    model = load_base("tinyworld/gpt-neox").model
+    model.gpt_neox.layers[1].mlp.dense_4h_to_h.weight.data.view(-1)[1234] += 1e-3
+    folder = str(save_patch(patch(model, PreProjectionConfig()), tmp_path / "patch"))
+    name = "tinyworld/gpt-neox"
+    arguments = {
+        "eval": ["eval", "--model", name, "--tasks", "tinyworld_cloze", "--limit", "2", "--patch", folder],
+        "inspect": ["inspect", name, "--tokens", "32", "--patch", folder],
+        "export": ["export", folder, "--model", name],
+    }[command]
+    message = refused(capsys, *arguments)
+    assert "made for another base" in message
+    assert "its weights differ" in message
+    assert "--allow-other-base" in message
+    assert main([*arguments, "--allow-other-base"]) == 0
 
 
 def test_inspect_shows_every_site_and_the_counts(capsys):
@@ -467,7 +487,9 @@ def test_pretrain_writes_a_model_and_refuses_a_wrong_architecture(capsys, tmp_pa
 @pytest.mark.slow
 def test_check_reports_the_promises(capsys):
     assert main(["check", "tinyworld/gpt-neox", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    out, shown = capsys.readouterr()
+    found = json.loads(out)
+    assert "no-op at init" not in shown
     assert found["passed"]
     assert not found["refused"]
     assert [report["method"] for report in found["reports"]] == ["PreProjectionConfig", "NonlinearQueryConfig"]
@@ -489,9 +511,11 @@ def test_check_needs_no_weights_of_a_big_model(capsys, tmp_path):
     began = time.monotonic()
     assert main(["check", big(tmp_path, config), "--config-only"]) == 0
     assert time.monotonic() - began < 120
-    out = capsys.readouterr().out
+    out, shown = capsys.readouterr()
     assert f"a tiny random twin of {tmp_path}: PreProjectionConfig in 2 blocks" in out
     assert "FAIL" not in out
+    lines = [f"{method}: {name}" for method in ("pre_projection", "nonlinear_query") for name, _ in PROMISES]
+    assert [line for line in shown.splitlines() if line in lines] == lines  # each promise before it is tested
 
 
 @pytest.mark.slow

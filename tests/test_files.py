@@ -1,6 +1,8 @@
 import errno
 import hashlib
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_directory, atomic_file, read_json, sha256_file, write_json, write_text
+from hfpatch.leftovers import remove_leftovers
 
 
 def full(*args, **kwargs):
@@ -160,8 +163,15 @@ json_values = st.recursive(
 @given(json_values)
 def test_json_comes_back(tmp_path_factory, value):
     path = tmp_path_factory.getbasetemp() / "value.json"
-    write_json(path, value)
-    assert read_json(path) == value
+    write_json(path, {"value": value})
+    assert read_json(path) == {"value": value}
+
+
+@pytest.mark.parametrize("text", ["[1]", "1", "null", '"text"'])
+def test_json_that_is_no_object_is_one_line(tmp_path, text):
+    (tmp_path / "value.json").write_text(text)
+    with pytest.raises(HfpatchError, match="is not a JSON object"):
+        read_json(tmp_path / "value.json")
 
 
 def test_json_is_for_people_too(tmp_path):
@@ -183,3 +193,47 @@ def test_sha256(tmp_path, size):
     content = bytes(i % 251 for i in range(size))
     (tmp_path / "a").write_bytes(content)
     assert sha256_file(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+import hfpatch.files as files
+out = Path(sys.argv[1])
+files._sync = lambda path: os.kill(os.getpid(), 9)
+if sys.argv[2] == "swap":
+    files._sync, real = lambda path: None, Path.replace
+    Path.replace = lambda self, other: real(self, other) if other.name.endswith(".old") else os.kill(os.getpid(), 9)
+if sys.argv[2] == "file":
+    files.write_text(out / "sub" / "a.txt", "new")
+else:
+    with files.atomic_directory(out / "run") as temporary:
+        (temporary / "new").write_text("2")
+"""
+
+
+@pytest.mark.parametrize("killed", ["file", "folder", "swap"])
+def test_what_a_killed_process_left_is_gone_at_the_next_start(tmp_path, killed):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "old").write_text("1")
+    with atomic_directory(tmp_path / "mine") as mine, atomic_file(tmp_path / "sub" / "file") as file:
+        file.write_text("of a process that is alive")
+        done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), killed], check=False)
+        assert done.returncode == -9
+        assert len(list(tmp_path.rglob(".*"))) > 2
+        remove_leftovers(tmp_path)
+        assert set(tmp_path.rglob(".*")) == {mine, file}
+    assert names(tmp_path) == ["mine", "run", "run/old", "sub", "sub/file"]
+
+
+def test_what_another_machine_writes_is_left_for_a_day(tmp_path):
+    elsewhere = tmp_path / f".a.{'0' * 8}-1-{'0' * 8}.tmp"
+    elsewhere.mkdir()
+    (elsewhere / "part").write_text("1")
+    os.utime(elsewhere, (1, 1))
+    (tmp_path / ".a.tmp").write_text("of another program")
+    remove_leftovers(tmp_path)
+    assert elsewhere.exists()
+    os.utime(elsewhere / "part", (1, 1))
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == [".a.tmp"]

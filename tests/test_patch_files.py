@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -64,9 +65,14 @@ def edit(path, **changes):
 
 
 def edit_tensors(folder, change):
+    """Change the tensors of a part, and what patch.json says of them."""
     tensors = safetensors.torch.load_file(folder / TENSORS)
     change(tensors)
     safetensors.torch.save_file(tensors, folder / TENSORS)
+    manifest = json.loads((folder.parent / "patch.json").read_text())
+    for adapter in manifest["adapters"]:
+        adapter["sha256"] = hashlib.sha256((folder.parent / adapter["name"] / TENSORS).read_bytes()).hexdigest()
+    edit(folder.parent / "patch.json", **manifest)
 
 
 def test_what_is_written(written):
@@ -161,20 +167,54 @@ def test_the_base_may_have_another_dtype(written):
             assert torch.equal(p, expected[name])
 
 
+@pytest.mark.parametrize("kind", [LoraConfig, IA3Config])
+def test_what_peft_keeps_as_a_set_is_written_in_order(tmp_path, kind):
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    extra = {"feedforward_modules": names[4:]} if kind is IA3Config else {}
+    model = hfpatch.patch(make_model("llama"), kind(target_modules=names, **extra))
+    (part,) = hfpatch.save_patch(model, tmp_path / "patch").glob(f"*/{CONFIG}")
+    written = json.loads(part.read_text())
+    assert written["target_modules"] == sorted(names)
+    assert not extra or written["feedforward_modules"] == sorted(names[4:])
+
+
 def test_an_existing_patch_is_replaced_as_a_whole(folder):
-    (folder / "old").write_text("x")
     model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
     hfpatch.save_patch(model, folder)
     assert {path.name for path in folder.iterdir()} == {"patch.json", "README.md", "pre_projection"}
 
 
-def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path):
-    (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(HfpatchError, match="holds something else than a patch"):
+@pytest.mark.parametrize("name", ["notes.txt", "lora/notes.txt", "runs/adapter_config.json", ".git/config", "link"])
+def test_files_of_others_in_a_patch_are_not_removed(folder, tmp_path, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    if name == "link":
+        (tmp_path / "elsewhere").mkdir()
+        (folder / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        (folder / name).write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(HfpatchError, match=f"patch: contains {name}, which is not of a patch"):
+        hfpatch.save_patch(patched(), folder)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_is_no_patch_is_not_replaced(tmp_path):
+    (tmp_path / "README.md").write_text("x")
+    with pytest.raises(HfpatchError, match="contains files that are not of a patch"):
         hfpatch.save_patch(patched(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     (tmp_path / "empty").mkdir()
     assert (hfpatch.save_patch(patched(), tmp_path / "empty") / "patch.json").is_file()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_to_a_folder_is_followed(folder, tmp_path, exists):
+    target = folder if exists else tmp_path / "disk" / "patch"
+    (tmp_path / "link").symlink_to(target)
+    model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
+    hfpatch.save_patch(model, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert {path.name for path in target.iterdir()} == {"patch.json", "README.md", "pre_projection"}
 
 
 def test_a_model_without_adapters_is_not_saved(tmp_path):
@@ -193,7 +233,7 @@ def test_another_base_is_refused_unless_allowed(folder, change):
     model = make_model("llama" if change == "value" else "mistral")
     if change == "value":
         model.model.layers[1].mlp.down_proj.weight.data.add_(0.1)
-    refused(folder, "made for another base, 'LlamaForCausalLM'.*allow_other_base=True", model)
+    refused(folder, "made for another base, 'LlamaForCausalLM'.*allow_other_base=True, or --allow-other-base", model)
     hfpatch.load_patch(model, folder, allow_other_base=True)
     assert len(stack(model)) == 3
 
@@ -218,11 +258,47 @@ def test_manifest_that_is_not_json(folder, text):
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"base": {}, "adapters": []}', '{"base": 1, "adapters": [1]}', "null"]
+    "content",
+    ["[]", "{}", '{"format": 2, "base": {}, "adapters": []}', '{"format": 2, "base": 1, "adapters": [1]}', "null"],
 )
 def test_manifest_without_what_it_must_hold(folder, content):
     (folder / "patch.json").write_text(content)
     refused(folder, r"patch\.json: not a patch manifest")
+
+
+@pytest.mark.parametrize("change", [{"active": ["nobody"]}, {"active": 1}, {"adapters": []}, {"base": {}}])
+def test_manifest_that_contradicts_itself(folder, change):
+    edit(folder / "patch.json", **change)
+    refused(folder, r"patch\.json: not a patch manifest")
+
+
+@pytest.mark.parametrize("number", [1, 3, "2", None])
+def test_manifest_of_another_format(folder, number):
+    edit(folder / "patch.json", format=number)
+    refused(folder, rf"patch\.json: format {number!r} is not 2, which this version of hfpatch reads")
+
+
+def test_tensors_that_are_not_those_that_were_saved(folder):
+    path = folder / "lora" / TENSORS
+    tensors = safetensors.torch.load_file(path)
+    tensors[min(tensors)] += 1
+    safetensors.torch.save_file(tensors, path)
+    refused(folder, rf"lora/{TENSORS}: is not the file that patch.json names")
+    assert len(stack(hfpatch.load_patch(make_model("llama"), folder / "lora"))) == 1
+
+
+@pytest.mark.parametrize("active", [["lora"], ["nonlinear_query", "pre_projection"], []])
+def test_the_same_adapters_are_active_afterwards(active, tmp_path):
+    model, tokens = patched(), make_tokens()
+    model.set_adapter(active)
+    fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"), trainable=True)
+    assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+    assert fresh.active_adapters() == active
+    flags = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {name for name, p in fresh.named_parameters() if p.requires_grad} == flags
+    assert bool(flags) == bool(active)
+    hfpatch.save_patch(fresh, tmp_path / "q")
+    assert (tmp_path / "p" / "patch.json").read_text() == (tmp_path / "q" / "patch.json").read_text()
 
 
 @pytest.mark.parametrize("name", ["../lora", "/tmp/lora", "lora/../lora"])

@@ -1,10 +1,20 @@
 import copy
+import dataclasses
+import functools
 import itertools
+import re
 
 import pytest
 import torch
 from families import FAMILIES, FEW, PLACES, logits_of, make_model, make_tokens, model_type, perturb
-from peft import IA3Config, LNTuningConfig, LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import (
+    PEFT_TYPE_TO_CONFIG_MAPPING,
+    IA3Config,
+    LNTuningConfig,
+    LoraConfig,
+    PrefixTuningConfig,
+    get_peft_model,
+)
 from torch import nn
 
 import hfpatch
@@ -295,21 +305,90 @@ def test_what_peft_cannot_stack_is_refused_and_the_model_stays(order):
     assert_as_it_was(model, before)
 
 
-@pytest.mark.parametrize("init", ["pissa", "pissa_niter_2", "olora"])
-def test_a_lora_that_rewrites_the_base_is_refused(init):
-    model = make_model("llama")
+REQUIRED = {  # options without which a PEFT type cannot be injected into a tiny model
+    "r": 2, "rank": 2, "n_frequency": 4, "block_size": 4, "oft_block_size": 4, "group_size": 4, "total_step": 10,
+    "num_virtual_tokens": 2, "feedforward_modules": [],
+}  # fmt: skip
+OF_THE_BASE = ("bias", "init_lora_weights", "init_weights", "init_ia3_weights")
+
+
+def variants(kind):
+    """Every value that a configuration names for its biases and for its initial values."""
+    cls = PEFT_TYPE_TO_CONFIG_MAPPING[kind]
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    options = {name: value for name, value in REQUIRED.items() if name in known}
+    if "oft_block_size" in options:
+        del options["r"]
+    if "target_modules" in known and not issubclass(cls, PreProjectionConfig | NonlinearQueryConfig):
+        options["target_modules"] = ["q_proj", "v_proj"]
+    yield lambda: cls(**options)
+    for name in OF_THE_BASE:
+        values = {"all", f"{kind.value.lower()}_only"} if name == "bias" else {True, False}
+        for value in values | set(re.findall(r"'(\w+)'", str(known[name].type))) if name in known else ():
+            yield functools.partial(cls, **{**options, name: value})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", PEFT_TYPE_TO_CONFIG_MAPPING, ids=lambda kind: kind.value)
+def test_no_method_of_peft_trains_or_changes_the_base(kind):
+    """It is refused with the model as it was, or leaves the base as it is when trained."""
+    for make in variants(kind):
+        model = make_model("qwen2")  # it has biases
+        before = state_of(model)
+        try:
+            hfpatch.patch(model, make())
+        except ValueError:
+            assert_as_it_was(model, before)
+            continue
+        base = {name: p for name, p in model.named_parameters() if _plain(name) in before["state"]}
+        assert len(base) == len(before["state"])
+        trained = [p for p in model.parameters() if p.requires_grad]
+        assert trained
+        assert not [name for name, p in base.items() if p.requires_grad], make
+        for parameter in trained:
+            parameter.grad = torch.ones_like(parameter)
+        torch.optim.SGD(trained, lr=0.1).step()
+        for name, parameter in base.items():
+            assert torch.equal(parameter, before["state"][_plain(name)]), (make, name)
+
+
+def _plain(name):
+    return name.replace(".base_layer", "").replace(".original_module", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init_lora_weights": "pissa_niter_2"}, "init_lora_weights='pissa_niter_2' rewrites the weights of the base"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights='olora' rewrites .* use True or 'gaussian'"),
+        ({"bias": "all"}, "bias='all' trains the biases of the base, .* use bias='none'"),
+        ({"bias": "lora_only"}, "bias='lora_only' trains the biases of the base"),
+        ({"layer_replication": [(0, 2), (1, 2)]}, "layer_replication repeats the layers of the base"),
+    ],
+)
+def test_a_lora_that_changes_the_base_is_refused(options, message, tmp_path):
+    model = make_model("qwen2")
     before = state_of(model)
-    with pytest.raises(HfpatchError, match=f"init_lora_weights='{init}' rewrites the weights of the base"):
-        hfpatch.patch(model, lora(model, init_lora_weights=init))
+    with pytest.raises(HfpatchError, match=message):
+        hfpatch.patch(model, [PreProjectionConfig(), lora(model, **options)])
     assert_as_it_was(model, before)
+    if "bias" in options:  # saving refuses it too, where PEFT injected it
+        with pytest.raises(HfpatchError, match=message):
+            hfpatch.save_patch(get_peft_model(model, lora(model, **options)), tmp_path / "patch")
 
 
-@pytest.mark.parametrize("init", [True, "gaussian", "orthogonal"])
-def test_other_inits_of_lora_leave_the_base_alone(init):
+def test_a_configuration_that_trains_the_base_in_a_way_of_its_own_is_refused(monkeypatch):
     model = make_model("llama")
     before = state_of(model)
-    hfpatch.patch(model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=init))
-    hfpatch.unpatch(model)
+    add = type(model).add_adapter
+
+    def add_and_train(self, *args, **kwargs):
+        add(self, *args, **kwargs)
+        self.lm_head.weight.requires_grad = True
+
+    monkeypatch.setattr(type(model), "add_adapter", add_and_train)
+    with pytest.raises(HfpatchError, match=r"trains 1 parameters of the base, such as lm_head\.weight"):
+        hfpatch.patch(model, lora(model))
     assert_as_it_was(model, before)
 
 

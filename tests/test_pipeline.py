@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from safetensors.torch import load_file
 import hfpatch.files
 import hfpatch.pipeline.cautions
 import hfpatch.pipeline.comparison
+import hfpatch.pipeline.results
 import hfpatch.pipeline.runs
 from hfpatch.bases import load_base
+from hfpatch.cli.tables import print_comparison
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json
@@ -253,7 +256,7 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
     assert numbers(results) == numbers(read_json(straight / "results.json"))
     assert files(out, "runs") == files(straight, "runs")
     for path in files(out, "runs"):
-        if path.endswith(".safetensors") and "checkpoints" not in path:
+        if path.endswith(".safetensors"):
             ours, theirs = load_file(out / path), load_file(straight / path)
             assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
         if "evaluations" in path:
@@ -333,7 +336,7 @@ def test_changed_training_text_is_refused(recipe, model_folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         compare(changing, tmp_path / "out", progress=Stop("finished", 1))
     data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 90)
-    assert "has changed" in refused(compare, changing, tmp_path / "out", resume=True)
+    assert "another training text" in refused(compare, changing, tmp_path / "out", resume=True)
 
 
 def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_report):
@@ -363,6 +366,13 @@ def test_a_base_off_its_known_score_stops_before_any_training(recipe, model_fold
     assert "The base scores too low." in results["warnings"]
 
 
+def test_a_metric_that_compares_nothing_stops_before_any_training(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(hfpatch.pipeline.results, "primary_aggregations", lambda *_: {"tinyworld_cloze": len})
+    with pytest.raises(HfpatchError, match="task tinyworld_cloze: its metric acc does not follow from"):
+        compare(recipe, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "runs").iterdir()] == ["baseline"]
+
+
 def test_a_method_that_changes_the_base_is_refused(model_folder, tmp_path):
     methods = {"baseline": [], "lora": [{"type": "lora", "r": 2, "bias": "all"}]}
     message = refused(compare, make_recipe(model_folder, methods), tmp_path / "out")
@@ -371,10 +381,119 @@ def test_a_method_that_changes_the_base_is_refused(model_folder, tmp_path):
     assert not (tmp_path / "out" / "runs" / "lora" / "seed-0" / "result.json").exists()
 
 
-def test_a_run_that_diverges_is_named(model_folder, tmp_path):
-    diverging = make_recipe(model_folder, training={"steps": 9, "warmup_steps": 1, "batch_size": 4, "lr": 1e30})
-    message = refused(compare, diverging, tmp_path / "out")
+def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp_path, capsys):
+    """One method's tensors have an absurd learning rate."""
+    steps = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]}
+    chosen = make_recipe(model_folder, training={**steps, "learning_rates": {"pre_projection": 1e30}})
+    out, log = tmp_path / "out", Log()
+    with pytest.warns(UserWarning, match=r"pre_projection · seed 1: diverged at step 3: it has no patch"):
+        results = compare(chosen, out, progress=log)
+    assert results["complete"] is True
+    bad, good = (results["methods"][name]["runs"] for name in ("pre_projection", "lora"))
+    assert [(run["train"]["diverged_step"], run["evaluation"]) for run in bad.values()] == [(3, {}), (3, {})]
+    assert all(run["train"]["diverged_step"] is None and len(run["evaluation"]) == 2 for run in good.values())
+    assert {(each["method"], each["reference"]) for each in results["comparisons"]} == {("lora", "baseline")}
+    assert not (out / "runs" / "pre_projection" / "seed-0" / "patch").exists()
+    assert [name for name in log.evaluated if name.startswith("pre_projection")] == []
+    told = "pre_projection, seed 0: diverged at step 3; it has no scores, and no comparison counts it."
+    assert told in results["warnings"]
+    report = (out / "report.md").read_text()
+    assert told in report
+    assert "diverged at step 3 (seed 0) and 3 (seed 1): it was not compared with baseline" in report
+    assert "no result on" not in report
+    assert "diverged at step 3" in (out / "report.html").read_text()
+    before, again = files(out), Log()
+    assert numbers(compare(chosen, out, resume=True, progress=again)) == numbers(results)
+    assert (again.trained, again.evaluated, files(out)) == ([], [], before)
+    print_comparison(out)
+    assert "diverged" in capsys.readouterr().out
+
+
+def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp_path, monkeypatch, no_report):
+    real = hfpatch.pipeline.runs.train_probe
+
+    def spoilt(model, *, settings, run_dir, **values):
+        if run_dir.parts[-2:] == ("lora", "seed-1"):
+            settings = settings.model_copy(update={"lr": 1e30})
+        return real(model, settings=settings, run_dir=run_dir, **values)
+
+    monkeypatch.setattr(hfpatch.pipeline.runs, "train_probe", spoilt)
+    with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 3"):
+        results = compare(recipe, tmp_path / "out")
+    seeds = {(each["method"], each["reference"]): each["seeds"] for each in results["comparisons"]}
+    assert seeds[("lora", "baseline")] == 1
+    assert seeds[("pre_projection", "baseline")] == 2
+
+
+def test_a_run_that_is_to_stop_at_divergence_is_named(model_folder, tmp_path):
+    steps = {"steps": 9, "warmup_steps": 1, "batch_size": 4, "lr": 1e30, "on_bad_loss": "stop"}
+    message = refused(compare, make_recipe(model_folder, training=steps), tmp_path / "out")
     assert message.startswith("pre_projection · seed 0: step ")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "report_to": ["made_up"]}},
+            "report_to: made_up",
+        ),
+        ({"evaluation": {"tasks": ["tinyworld_clozze"]}}, "tinyworld_clozze"),
+        ({"data_dir": "absent"}, "data_dir: absent is not a folder"),
+        ({"data": {"block_size": 1024, "max_documents": 90}}, "longer than the model's context"),
+    ],
+)
+def test_a_start_that_fails_leaves_no_folder_and_the_next_needs_no_resume(
+    model_folder, tmp_path, no_report, monkeypatch, sections, message
+):
+    out = tmp_path / "new" / "out"
+    monkeypatch.setattr(hfpatch.pipeline.runs, "train_probe", lambda *args, **kwargs: pytest.fail("trained"))
+    starts = [compare] if "evaluation" in sections else [compare, partial(train, method="lora")]
+    for start in starts:
+        with pytest.raises(HfpatchError, match=message):
+            start(make_recipe(model_folder, **sections), out=out)
+        assert not out.exists()
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_before_training(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    tokenizer = load_base(str(folder)).tokenizer
+    tokenizer.add_tokens(["<added>"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(HfpatchError, match="tokenizer has 301 tokens and the model 300 embeddings"):
+        train(make_recipe(folder), "lora", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failure_before_the_first_step_leaves_what_others_have_done(recipe, tmp_path, monkeypatch):
+    """Two methods are trained in one folder: the one that fails takes nothing away from the other."""
+    out = tmp_path / "out"
+    train(recipe, "lora", out)
+    before = files(out)
+
+    def fail(*args, **kwargs):
+        raise HfpatchError("no memory")
+
+    monkeypatch.setattr(hfpatch.pipeline.runs, "train_probe", fail)
+    with pytest.raises(HfpatchError, match="no memory"):
+        train(recipe, "pre_projection", out)
+    assert files(out) == before
+    with pytest.raises(HfpatchError, match="no memory"):
+        train(recipe, "pre_projection", tmp_path / "alone")
+    assert not (tmp_path / "alone").exists()
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / ".hidden").write_text("of someone else")
+    with pytest.raises(HfpatchError, match="no memory"):
+        train(recipe, "pre_projection", tmp_path / "alone")
+    assert files(tmp_path / "alone") == [".hidden"]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_checkpoints_go_when_a_run_is_complete_unless_the_recipe_keeps_them(model_folder, tmp_path, keep):
+    steps = {"steps": 2, "warmup_steps": 1, "batch_size": 4, "keep_finished": keep}
+    train(make_recipe(model_folder, training=steps), "lora", tmp_path / "out")
+    assert (tmp_path / "out" / "runs" / "lora" / "seed-0" / "checkpoints" / "step-00000002").is_dir() is keep
+    assert (tmp_path / "out" / "runs" / "lora" / "seed-0" / "patch").is_dir()
 
 
 @pytest.mark.parametrize("fatal", ["patch", "result.json", "results.json", "plan.json", "report.md"])

@@ -170,6 +170,14 @@ def test_a_contradiction_is_named(write, old, new, parts):
         ("just words\n", ["holds a text", "mapping"]),
         ("name: !!python/object:os.system x\n", ["not valid YAML"]),
         ("name: \x01\n", ["not valid YAML"]),
+        ("name: &a [*a]\n", ["not valid YAML", "line 1", "contains itself"]),
+        ("name: &a {x: &b [*a, *b]}\n", ["not valid YAML", "contains itself"]),
+        ("".join(f"k{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else '1'] * 9)}]\n" for i in range(12)), ["aliases"]),
+        (
+            "k0: &a0 {x: 1}\n" + "".join(f"k{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40)),
+            ["aliases"],
+        ),
+        ("name: " + "[" * 5000 + "]" * 5000, ["not valid YAML", "nested too deeply"]),
     ],
 )
 def test_a_file_that_is_no_recipe_is_named(write, content, parts):

@@ -130,7 +130,7 @@ def test_runs_of_one_seed_share_batches_and_what_weights_they_can(straight):
     out, results = straight
     plan = json.loads((out / "plan.json").read_text())
     assert {seed: each["sha256"] for seed, each in plan.items()} == results["plans"]
-    assert plan["0"]["indices"] != plan["1"]["indices"]
+    assert plan["0"]["sha256"] != plan["1"]["sha256"]
     tokens = {
         run.seed: [json.loads(line)["tokens"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         for run in planned_runs(study(), out)
@@ -242,6 +242,12 @@ def test_improvements_are_students_over_the_seeds(pairs):
 def test_improvements_use_common_seeds_alone():
     assert improvement({"0": 4.0}, {"1": 3.0}) is None
     assert improvement({"0": 4.0, "1": 9.0}, {"0": 3.0, "2": 1.0})["mean"] == 0.25
+
+
+def test_seeds_that_do_not_differ_say_nothing_of_how_much_seeds_differ():
+    same = improvement({"0": 4.0, "1": 4.0}, {"0": 3.0, "1": 3.0})
+    assert same == {"mean": 0.25, "low": None, "high": None, "p": None, "p_holm": None}
+    assert improvement({"0": 4.0, "1": 5.0}, {"0": 4.0, "1": 5.0})["p"] == 1
 
 
 def test_the_intervals_cover_at_their_rate():

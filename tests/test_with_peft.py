@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+from families import logits_of, make_model, make_tokens, perturb
+
+from hfpatch import PreProjectionConfig, patch, save_patch
 
 ROOT = Path(__file__).parents[1]
-KNOWN = (
-    "from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as m; assert 'PRE_PROJECTION' in m and 'NONLINEAR_QUERY' in m"
-)
 
 
 def run(code):
@@ -33,16 +35,87 @@ def test_settings_load_neither_torch_nor_transformers(package):
     assert run(code).strip() == "[]"
 
 
+ORDERS = """
+import copy, importlib, importlib.metadata, importlib.util, itertools, pickle, sys
+from importlib.machinery import ModuleSpec
+
+class Tuners:  # in the place of hfpatch.tuners, which would import torch
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self) if name == "hfpatch.tuners" else None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        import peft
+        peft.PeftModel.known.append("hfpatch")
+
+def lazily():
+    if "peft" not in sys.modules:
+        spec = importlib.util.find_spec("peft")
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        sys.modules["peft"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["peft"])
+
+STEPS = {
+    "hfpatch": lambda: importlib.import_module("hfpatch"),
+    "find": lambda: importlib.util.find_spec("peft"),
+    "pickle": lambda: pickle.loads(pickle.dumps(copy.deepcopy(importlib.util.find_spec("peft").loader))),
+    "data": lambda: importlib.util.find_spec("peft").loader.is_package("peft"),
+    "metadata": lambda: list(importlib.metadata.distributions()),
+    "invalidate": importlib.invalidate_caches,
+    "lazily": lazily,
+    "peft": lambda: importlib.import_module("peft.tuners"),
+    "reload": lambda: importlib.reload(importlib.import_module("peft")),
+}
+ALONE = [("hfpatch", *steps, "peft") for n in (0, 1, 2) for steps in itertools.permutations(STEPS, n)]
+sys.meta_path.insert(0, Tuners())
+for order in [*ALONE, *itertools.permutations(("hfpatch", "find", "peft", "reload"))]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("hfpatch", "peft")]:
+        del sys.modules[name]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "hfpatch" not in type(finder).__module__]
+    for step in order:
+        STEPS[step]()
+    import peft
+    assert peft.PeftModel.known == ["hfpatch"], (order, peft.PeftModel.known)
+    assert type(peft.__loader__) is type(peft.__spec__.loader) is type(importlib.util.find_spec("peft").loader), order
+    assert "hfpatch" not in type(peft.__loader__).__module__, order
+    assert not [finder for finder in sys.meta_path if "hfpatch" in type(finder).__module__], order
+print("done")
+"""
+FAKE = {"peft/__init__.py": "from peft.model import PeftModel", "peft/model.py": "class PeftModel:\n    known = []"}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_order_of_imports_and_queries_registers_the_methods_once(tmp_path, packed):
+    """Asking whether there is a PEFT, as transformers does, is no import; run with a PEFT that takes no time."""
+    place = tmp_path / "peft.zip"
+    with zipfile.ZipFile(place, "w") as archive:
+        for name, text in {**FAKE, "peft/tuners.py": ""}.items():
+            archive.writestr(name, text)
+        if not packed:
+            archive.extractall(tmp_path)
+    assert run(f"import sys; sys.path.insert(0, {str(place if packed else tmp_path)!r})\n{ORDERS}") == "done\n"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import hfpatch; from peft.tuners.lora import LoraConfig",
-        "import hfpatch; from hfpatch import PreProjectionConfig",
-    ],
-)
-def test_every_order_of_imports_registers_the_methods(imports):
-    run(f"{imports}\n{KNOWN}")
+def test_an_adapter_loads_through_transformers_with_import_hfpatch_alone(tmp_path):
+    model = make_model("gpt2")
+    model.save_pretrained(tmp_path / "base")
+    patch(model, PreProjectionConfig(content_skip=True))
+    perturb(model)
+    save_patch(model, tmp_path / "patch")
+    torch.save(logits_of(model, make_tokens()), tmp_path / "logits")
+    card = (tmp_path / "patch" / "pre_projection" / "README.md").read_text()
+    assert "pip install hfpatch" in card
+    assert "import hfpatch" in card
+    run(
+        "import hfpatch, torch; from transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'base')!r}).eval()\n"
+        f"model.load_adapter({str(tmp_path / 'patch' / 'pre_projection')!r})\n"
+        f"tokens = torch.tensor({make_tokens().tolist()})\n"
+        f"torch.testing.assert_close(model(tokens).logits, torch.load({str(tmp_path / 'logits')!r}))\n"
+    )
 
 
 @pytest.mark.slow

@@ -24,7 +24,6 @@ from hfpatch.scratch import ScratchSettings, build_scratch
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes
-from hfpatch.training.saved import check_saved
 from hfpatch.training.settings import PretrainSettings, TrainingSettings
 
 STEPS, BATCH = 6, 4
@@ -60,7 +59,6 @@ def train(out: Path, scenario: dict) -> None:
     assert hash_weights(model) == before
     if state.is_main_process:
         save_patch(model, out / "patch")
-        check_saved(model, out / "patch")
         facts = {**result.to_json(), "kinds": sorted(kinds), "processes": state.num_processes}
         (out / "result.json").write_text(json.dumps(facts))
     state.wait_for_everyone()

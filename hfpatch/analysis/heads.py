@@ -13,6 +13,7 @@ from hfpatch.analysis.running import evaluating
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import MixedProjection
 from hfpatch.sites import AttentionSite, base_model, features, find_sites, submodule, unwrapped
+from hfpatch.tuners.layer import surgery_layer
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 
 
@@ -117,8 +118,8 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
         return matrix
     if isinstance(module, MixedProjection):  # adapters stand around the matrices inside it
         matrix = columns.read(module.linear_part()[0].cpu().double())
-    layer = getattr(site.attention, NonlinearQueryLayer.child_name, None)
-    if isinstance(layer, NonlinearQueryLayer):
+    layer = surgery_layer(site, NonlinearQueryLayer)
+    if layer is not None:
         matrix = _anchor(layer, target, matrix)
     wrapper = submodule(site.attention, site.projections[target].path, of=site.family)
     return matrix if wrapper is module else matrix + columns.read(_added(wrapper, module, site.hidden_size))

@@ -34,6 +34,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn import MixedProjection
 from hfpatch.sites import AttentionSite, find_sites, submodule, unwrapped
 from hfpatch.tuners.hidden_state import hidden_argument
+from hfpatch.tuners.layer import surgery_layer
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
 
@@ -122,7 +123,7 @@ def _bias(site: AttentionSite, target: str) -> Tensor:
 
 def is_nonlinear(site: AttentionSite) -> bool:
     """Return whether a working patch makes the layer's query or key other than linear in the attention's input."""
-    pre, query = (getattr(site.attention, kind.child_name, None) for kind in (PreProjectionLayer, NonlinearQueryLayer))
+    pre, query = surgery_layer(site, PreProjectionLayer), surgery_layer(site, NonlinearQueryLayer)
     if pre is not None and pre.working_adapters():
         return True
     return query is not None and any({"query", "key"} & {*query.configs[a].targets} for a in query.working_adapters())

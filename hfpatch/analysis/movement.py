@@ -80,26 +80,31 @@ def movement(before: Tensors, after: Tensors) -> list[Movement]:
     return moved
 
 
-def patch_tensors(model: nn.Module, directory: str | Path | None = None) -> dict[str, Tensor]:
+def patch_tensors(
+    model: nn.Module, directory: str | Path | None = None, *, allow_other_base: bool = False
+) -> dict[str, Tensor]:
     """Return the tensors that a patch holds, by their names in the model.
 
     Args:
         model: patched, or the base of the patch in ``directory``, which is put on and taken off again.
         directory: what ``save_patch`` wrote; None takes what is on the model.
+        allow_other_base: take a patch whose base had other weights.
 
     Raises:
         HfpatchError: if the patch does not fit the model, or the model holds adapters already.
     """
     if directory is None:
         return _copies(model)
-    load_patch(model, directory)
+    load_patch(model, directory, allow_other_base=allow_other_base)
     try:
         return _copies(model)
     finally:
         unpatch(model)
 
 
-def initial_tensors(model: nn.Module, directory: str | Path, *, seed: int | None = None) -> dict[str, Tensor]:
+def initial_tensors(
+    model: nn.Module, directory: str | Path, *, seed: int | None = None, allow_other_base: bool = False
+) -> dict[str, Tensor]:
     """Return the tensors that a saved patch began with: its configurations, initialised anew with the same seed.
 
     Of hfpatch's own methods the seed stands in the patch. Other methods draw from the seed of the run, so their tensors
@@ -109,13 +114,14 @@ def initial_tensors(model: nn.Module, directory: str | Path, *, seed: int | None
         model: the base, without adapters; left as it was.
         directory: what ``save_patch`` wrote.
         seed: the run's seed.
+        allow_other_base: take a patch whose base had other weights.
 
     Raises:
         HfpatchError: if the patch does not fit the model.
     """
     if has_adapters(model):
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first")
-    load_patch(model, directory)
+    load_patch(model, directory, allow_other_base=allow_other_base)
     configs = stack(model)
     unpatch(model)
     for config in configs.values():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.sites import AttentionSite, base_model, find_sites
-from hfpatch.tuners.layer import SurgeryLayer
+from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
 
 Batch = Mapping[str, Tensor]
 """``input_ids`` ``(batch, seq)`` and optionally ``attention_mask``, whose zeros are not counted, and
@@ -93,8 +93,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def surgery_layers(model: nn.Module, kind: type[_Layer]) -> Iterator[tuple[AttentionSite, _Layer]]:
     """Yield the sites that hold a tuner layer of this kind, with it."""
     for site in find_sites(model):
-        layer = getattr(site.attention, kind.child_name, None)
-        if isinstance(layer, kind):
+        layer = surgery_layer(site, kind)
+        if layer is not None:
             yield site, layer
 
 

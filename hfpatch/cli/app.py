@@ -6,7 +6,7 @@ import gc
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,6 +97,7 @@ def evaluate(
     output: options.Output = None,
     cache: options.Cache = True,
     allow_unknown_base: options.AllowUnknownBase = False,
+    allow_other_base: options.AllowOtherBase = False,
     data_dir: DataDir = None,
     revision: Revision = None,
     dtype: DtypeOption = "float32",
@@ -132,6 +133,7 @@ def evaluate(
         found = run_evaluate(
             base,
             patches=patch or [],
+            allow_other_base=allow_other_base,
             baseline=baseline,
             settings=settings,
             data_dir=data_dir,
@@ -199,9 +201,12 @@ def check(
     part = None if method is None else {**dict(read_override(option) for option in options or []), "type": method}
     base = _model_settings(model, revision, dtype)
     quiet_libraries()
+    from hfpatch.cli.progress import choose_progress
     from hfpatch.pipeline import check as run_check
+    from hfpatch.pipeline.progress import Progress
 
-    outcome = run_check(base, part, config_only=config_only)
+    with nullcontext(Progress()) if as_json else choose_progress() as progress:
+        outcome = run_check(base, part, config_only=config_only, progress=progress)
     print(json.dumps(outcome.to_json(), indent=2) if as_json else str(outcome))
     if not outcome.passed:
         raise typer.Exit(1)
@@ -211,6 +216,7 @@ def check(
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")],
     patch: Annotated[Path | None, typer.Option(help="A folder written by save_patch, or a PEFT adapter.")] = None,
+    allow_other_base: options.AllowOtherBase = False,
     text: Annotated[
         str | None,
         typer.Option(help="Text to measure on, as data.source in a recipe; best what the patch was not trained on."),
@@ -236,7 +242,15 @@ def inspect(
     quiet_libraries()
     from hfpatch.pipeline import inspect as run_inspect
 
-    found = run_inspect(base, patch, text=text, tokens=tokens, data_dir=data_dir, reparametrisation=reparametrisation)
+    found = run_inspect(
+        base,
+        patch,
+        allow_other_base=allow_other_base,
+        text=text,
+        tokens=tokens,
+        data_dir=data_dir,
+        reparametrisation=reparametrisation,
+    )
     if as_html:
         from hfpatch.files import write_text
         from hfpatch.pipeline.inspection_page import inspection_page

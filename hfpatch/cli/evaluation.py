@@ -37,7 +37,9 @@ def print_evaluation(found: Evaluation) -> None:
 
 
 def _comparisons(comparisons: list[Comparison]) -> Table:
-    table = Table(title="against the bare model, paired by document, corrected over tasks", title_justify="left")
+    table = Table(
+        title="against the bare model, paired by document, corrected over patches and tasks", title_justify="left"
+    )
     for column in ("patch", "task", "metric"):
         table.add_column(column)
     for column in ("difference", "95 % interval", "p (Holm)", "smallest visible"):
@@ -45,8 +47,9 @@ def _comparisons(comparisons: list[Comparison]) -> Table:
     table.add_column("verdict")
     for each in comparisons:
         visible = "" if each.smallest_visible is None else f"{each.smallest_visible:.4g}"
-        interval = f"[{each.low:+.4g}, {each.high:+.4g}]"
-        numbers = (f"{each.difference:+.4g}", interval, f"{each.p_holm:.3g}", visible)
+        interval = "" if each.low is None or each.high is None else f"[{each.low:+.4g}, {each.high:+.4g}]"
+        p = "" if each.p_holm is None else f"{each.p_holm:.3g}"
+        numbers = (f"{each.difference:+.4g}", interval, p, visible)
         table.add_row(each.method, each.task, each.metric, *numbers, each.verdict)
     return table
 

@@ -18,6 +18,10 @@ DataDir = Annotated[Path | None, typer.Option(help="A folder that holds local co
 Revision = Annotated[str | None, typer.Option(help="The model's hub revision.")]
 DtypeOption = Annotated[str, typer.Option(help="The dtype to load the model in: float32, bfloat16 or float16.")]
 
+AllowOtherBase = Annotated[
+    bool, typer.Option("--allow-other-base", help="Take a patch whose base had other weights than the model.")
+]
+
 # of `hfpatch eval`
 Tasks = Annotated[str, typer.Option(help="lm-eval task names, separated by commas.")]
 IncludePath = Annotated[Path | None, typer.Option(help="A folder with more task files; code that they name is run.")]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hfpatch.cli.options import AllowOtherBase
 from hfpatch.cli.quiet import quiet_libraries
 
 
@@ -38,6 +39,7 @@ def export(
     model: Annotated[str | None, typer.Option(help="The base; the one that the patch names if not given.")] = None,
     revision: Annotated[str | None, typer.Option(help="The base's hub revision.")] = None,
     dtype: Annotated[str, typer.Option(help="The dtype of the base: float32, bfloat16 or float16.")] = "float32",
+    allow_other_base: AllowOtherBase = False,
 ) -> None:
     """Write a base and its patch as one Hugging Face folder that needs neither hfpatch nor PEFT.
 
@@ -49,6 +51,11 @@ def export(
     from hfpatch.export import export_patch
 
     written = export_patch(
-        patch, out or patch.with_name(f"{patch.name}-standalone"), model=model, revision=revision, dtype=dtype
+        patch,
+        out or patch.with_name(f"{patch.name}-standalone"),
+        model=model,
+        revision=revision,
+        dtype=dtype,
+        allow_other_base=allow_other_base,
     )
     print(f"{written.model_class}, {written.added:,} added parameters: {written.directory}")

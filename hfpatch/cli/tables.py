@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "Mean over seeds, paired difference to the baseline (points, or % of a perplexity) with 95 % interval, verdict. "
-    "* stands at 5 % after Holm's correction; † found by the test alone, not after the correction."
+    "* stands at 5 % after Holm's correction over methods and tasks; † found by the test alone, not after correction."
 )
 _NARROW = ("configuration", "validation loss", "improvement, %", "verdict")  # where a study's whole table does not fit
-_COLOURS = {"better": "green", "worse": "red", "within noise": "dim"}
+_COLOURS = {"better": "green", "worse": "red", "within noise": "dim", "too few documents": "dim"}
 
 
 def print_report(run_dir: Path) -> None:

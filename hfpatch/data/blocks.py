@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hfpatch.data.packing import pack, split_pieces
+from hfpatch.data.packing import Integers, pack, split_pieces
 from hfpatch.data.settings import DataSettings, Layout
 from hfpatch.data.tokenise import TokenArray, TokenStream
 from hfpatch.errors import HfpatchError
+from hfpatch.files import clear_about_writing
 
 IGNORE = -100
+_CHUNK_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -121,12 +124,25 @@ class TokenBlocks:
 
 
 def blocks_from_stream(
-    stream: TokenStream, settings: DataSettings, *, pad_token_id: int, revision: str | None = None
+    stream: TokenStream,
+    settings: DataSettings,
+    *,
+    pad_token_id: int,
+    revision: str | None = None,
+    file: Path | None = None,
 ) -> TokenBlocks:
     """Lay documents out in rows: packed by best fit, one truncated document a row, or cut from one stream.
 
+    Args:
+        stream: the documents.
+        settings: block size and layout.
+        pad_token_id: fills rows up.
+        revision: the hub revision that the documents are from.
+        file: write the rows there, a few thousand at a time, and map them; None keeps them in memory. The rows of a
+            stream are a view of its tokens.
+
     Raises:
-        HfpatchError: if a stream is shorter than a block.
+        HfpatchError: if a stream is shorter than a block, or the file cannot be written.
     """
     size = settings.block_size
     if settings.layout == "stream":
@@ -140,19 +156,14 @@ def blocks_from_stream(
         )
     if settings.layout == "packed":
         pieces = split_pieces(stream.lengths, size)
-        members = pack(pieces[:, 1].tolist(), size)
+        order, offsets = pack(pieces[:, 1], size)
+        pieces = pieces[order]
     else:
         starts = np.cumsum(stream.lengths) - stream.lengths
         pieces = np.stack([starts, np.minimum(stream.lengths, size)], axis=1)
-        members = [[index] for index in range(len(pieces))]
-    order = pieces[[piece for row in members for piece in row]]
-    offsets = np.cumsum([0, *map(len, members)], dtype=np.int64)
-    rows = np.full((len(members), size), pad_token_id, dtype=stream.tokens.dtype)
-    for row, (begin, end) in enumerate(pairwise(offsets)):
-        parts = [stream.tokens[start : start + length] for start, length in order[begin:end].tolist()]
-        filled = np.concatenate(parts)
-        rows[row, : len(filled)] = filled
-    sizes = order[:, 1].astype(np.int32)
+        offsets = np.arange(len(pieces) + 1, dtype=np.int64)
+    rows = _lay_out(stream.tokens, pieces, offsets, size, pad_token_id, file)
+    sizes = pieces[:, 1].astype(np.int32)
     return TokenBlocks(
         rows=rows,
         sizes=sizes,
@@ -163,6 +174,30 @@ def blocks_from_stream(
         revision=revision,
         sha256=_hash_arrays(rows, sizes, offsets),
     )
+
+
+def _lay_out(
+    tokens: TokenArray, pieces: Integers, offsets: Integers, size: int, pad: int, file: Path | None
+) -> TokenArray:
+    """Return (rows, size) token ids: pieces, each a start and a length in ``tokens``, row by row."""
+
+    def chunks() -> Iterator[TokenArray]:
+        for first in range(0, len(offsets) - 1, step):
+            bounds = offsets[first : first + step + 1].tolist()
+            rows = np.full((len(bounds) - 1, size), pad, dtype=tokens.dtype)
+            for row, (begin, end) in zip(rows, pairwise(bounds), strict=True):
+                parts = [tokens[start : start + length] for start, length in pieces[begin:end].tolist()]
+                filled = np.concatenate(parts)
+                row[: len(filled)] = filled
+            yield rows
+
+    step = max(1, _CHUNK_TOKENS // size)
+    if file is None:
+        return np.concatenate(list(chunks()))
+    with clear_about_writing(file), file.open("wb") as stream:
+        for rows in chunks():
+            stream.write(rows.data)
+    return np.memmap(file, dtype=tokens.dtype, mode="r", shape=(len(offsets) - 1, size))
 
 
 def cut_blocks(

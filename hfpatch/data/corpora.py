@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from hfpatch.data.readers import is_readable, missing_column, read_documents, text_of
+from hfpatch.data.readers import is_readable, missing_column, read_documents, texts_of
 from hfpatch.data.settings import DataSettings
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.files import sha256_file
+from hfpatch.files import check_data_dir, sha256_file
 
 _TINYWORLD = ("tinyworld/base", "tinyworld/shifted")
 _REVISION = re.compile(r"@([0-9a-f]{40})/")
@@ -52,8 +52,9 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
             what it lacks is asked of the hub.
 
     Raises:
-        HfpatchError: if there is no such file, folder or hub data set, or it cannot be reached.
+        HfpatchError: if there is no such file, folder, ``data_dir`` or hub data set, or it cannot be reached.
     """
+    check_data_dir(data_dir)
     if settings.source.startswith("tinyworld/"):
         return _tinyworld(settings)
     if settings.is_token_file:
@@ -152,22 +153,25 @@ def _mirrored(settings: DataSettings, data_dir: Path | None) -> Path | None:
 def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
     from datasets.exceptions import DatasetsError
 
-    dataset = _load_from_hub(settings, data_dir)
+    dataset, name = _load_from_hub(settings, data_dir), f"data set {settings.source}"
     columns = dataset.column_names  # None where only the stream itself can tell
     if columns is not None and settings.text_column not in columns:
-        raise missing_column(f"data set {settings.source}", settings.text_column, columns)
+        raise missing_column(name, settings.text_column, columns)
 
     def read() -> Iterator[str]:
         rows = dataset.select_columns(settings.text_column) if columns is not None else dataset
         number = -1
-        try:
+
+        def numbered() -> Iterator[tuple[str, Any]]:
+            nonlocal number
             for number, row in enumerate(rows):
-                yield text_of(row, settings.text_column, f"data set {settings.source}, row {number}")
+                yield f"{name}, row {number}", row
+
+        try:
+            yield from texts_of(numbered(), settings.text_column, name)
         except (DatasetsError, OSError) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise HfpatchError(
-                f"data set {settings.source}: cannot be read beyond row {number} ({reason}); check the network"
-            ) from error
+            raise HfpatchError(f"{name}: cannot be read beyond row {number} ({reason}); check the network") from error
 
     commit = _commit(settings, dataset)
     return Corpus(

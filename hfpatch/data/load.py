@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,9 +23,10 @@ from hfpatch.data.settings import DataSettings
 from hfpatch.data.token_file import TokenFile, none_left, open_token_file, write_token_file
 from hfpatch.data.tokenise import TokenStream, hash_tokenizer, tokenise
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_directory, read_json, write_json
+from hfpatch.files import atomic_directory, check_manifest, read_json, write_json, write_manifest
+from hfpatch.leftovers import remove_leftovers, temporary_path
 
-_CACHE_FORMAT = 3
+_CACHE_FORMAT = 4
 _STREAM = "tokens.bin"
 _ARRAYS = ("rows", "sizes", "offsets")
 _SCALARS = ("layout", "documents", "source", "revision", "sha256")
@@ -89,29 +93,48 @@ def load_splits(
     if settings.is_token_file:
         return Splits(*open_token_file(Path(settings.source), tokenizer).cut(settings))
     corpus = open_corpus(settings, data_dir)
+    if cache_dir is not None:
+        remove_leftovers(cache_dir)
     if settings.layout == "stream":
         return Splits(*_stream(corpus, settings, tokenizer, cache_dir).cut(settings))
-    if cache_dir is None or not corpus.cacheable:
-        return _build(corpus, settings, tokenizer)
+    if cache_dir is None or not corpus.cacheable or not is_writable(cache_dir, "the tokens"):
+        with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+            return _build(corpus, settings, tokenizer, Path(temporary))
     laid_out = {**settings.model_dump(mode="json"), "pad": _pad_token_id(tokenizer)}
     folder = cache_dir / _cache_key(corpus, laid_out, tokenizer)
     if folder.is_dir() and (kept := _read_cache(folder)) is not None:
         return kept
-    built = _build(corpus, settings, tokenizer)
-    try:
-        _write_cache(folder, built)
-    except HfpatchError as error:  # a cache is a convenience
-        warnings.warn(f"the tokens are not kept for the next run: {error}", stacklevel=2)
-        return built
+    with _scratch(folder) as scratch:
+        built = _build(corpus, settings, tokenizer, scratch)
+        try:
+            _write_cache(folder, built)
+        except HfpatchError as error:  # a cache is a convenience
+            warnings.warn(f"the tokens are not kept for the next run: {error}", stacklevel=2)
+            return built
     return _read_cache(folder) or built
 
 
-def _build(corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> Splits:
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """Yield a folder beside ``folder`` that is removed again, at the next start at the latest."""
+    scratch = temporary_path(folder, "tmp")
+    try:
+        scratch.mkdir()
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _build(corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Splits:
+    """Tokenise and lay out through files in ``folder``, which may go afterwards: a mapped file can still be read."""
     texts = filtered_documents(corpus, settings)
-    stream = tokenise(texts, tokenizer, append_eos=settings.append_eos)
+    stream = tokenise(texts, tokenizer, folder / _STREAM, append_eos=settings.append_eos)
+    pad = _pad_token_id(tokenizer)
     blocks = [
-        blocks_from_stream(part, settings, pad_token_id=_pad_token_id(tokenizer), revision=corpus.revision)
-        for part in _split(stream, settings.held_out or 0)
+        blocks_from_stream(
+            part, settings, pad_token_id=pad, revision=corpus.revision, file=folder / f"rows-{number}.bin"
+        )
+        for number, part in enumerate(_split(stream, settings.held_out or 0))
     ]
     return Splits(*blocks)
 
@@ -191,11 +214,13 @@ def _write_cache(folder: Path, splits: Splits) -> None:
             for name in _ARRAYS:
                 np.save(temporary / split / f"{name}.npy", getattr(blocks, name), allow_pickle=False)
             write_json(temporary / split / "blocks.json", {name: getattr(blocks, name) for name in _SCALARS})
+        write_manifest(temporary)
 
 
 def _read_cache(folder: Path) -> Splits | None:
-    """Map what `_write_cache` wrote; None where it is damaged."""
+    """Map what `_write_cache` wrote, after comparing all of it with its hashes; None where it is damaged."""
     try:
+        check_manifest(folder)
         return Splits(**{path.name: _read_split(path) for path in folder.iterdir() if path.is_dir()})
     except (HfpatchError, ValueError, TypeError, OSError, EOFError) as error:
         _warn_of_damage(folder, error)

@@ -6,13 +6,21 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.settings import plan_mistake
 from hfpatch.errors import HfpatchError
+from hfpatch.files import atomic_file, read_json, write_json
+
+PLAN = "plan.json"
+PLAN_ARRAYS = "plan.safetensors"
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,9 @@ class BatchPlan:
     @cached_property
     def sha256(self) -> str:
         """Hash of the shape, the number of blocks and the indices."""
-        header = f"hfpatch batch plan {self.indices.shape} of {self.blocks}\n".encode()
-        return hashlib.sha256(header + self.indices.astype("<i8").tobytes()).hexdigest()
+        digest = hashlib.sha256(f"hfpatch batch plan {self.indices.shape} of {self.blocks}\n".encode())
+        digest.update(np.ascontiguousarray(self.indices, dtype="<i8").data)
+        return digest.hexdigest()
 
     def check(self, blocks: int) -> None:
         """Refuse a plan that was drawn for another number of blocks.
@@ -58,25 +67,46 @@ class BatchPlan:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
-        return {"seed": self.seed, "blocks": self.blocks, "sha256": self.sha256, "indices": self.indices.tolist()}
+        """Return what plan.json says about the plan; its indices are in the file beside it."""
+        shape = {"steps": self.steps, "batch_size": self.batch_size}
+        return {"seed": self.seed, "blocks": self.blocks, **shape, "sha256": self.sha256}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> BatchPlan:
-        """Read a plan back.
 
-        Raises:
-            HfpatchError: if it is not a plan, was changed, or names a block that cannot exist.
-        """
-        try:
-            indices = np.asarray(value["indices"], dtype=np.int64)
-            plan = cls(indices=indices, blocks=int(value["blocks"]), seed=int(value["seed"]))
-            whole = indices.ndim == 2 and indices.size > 0 and plan.sha256 == value["sha256"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise HfpatchError(f"not a batch plan ({error}); delete it and start the run anew") from error
-        if not whole or indices.min() < 0 or indices.max() >= plan.blocks:
-            raise HfpatchError("the batch plan is damaged (its hash does not match); delete it and start the run anew")
-        return plan
+def write_plans(folder: Path, plans: Mapping[int, BatchPlan]) -> None:
+    """Write the plan of each seed: what they are to ``plan.json``, their indices to ``plan.safetensors``.
+
+    There each seed has a tensor (steps, batch_size), of 32 bits an index where that is enough.
+
+    Raises:
+        HfpatchError: if they cannot be written.
+    """
+    kind = np.int32 if all(plan.blocks <= np.iinfo(np.int32).max for plan in plans.values()) else np.int64
+    with atomic_file(folder / PLAN_ARRAYS) as temporary:
+        save_file({str(seed): plan.indices.astype(kind) for seed, plan in plans.items()}, temporary)
+    write_json(folder / PLAN, {str(seed): plan.to_json() for seed, plan in plans.items()})
+
+
+def read_plans(folder: Path) -> dict[int, BatchPlan]:
+    """Read what `write_plans` wrote.
+
+    Raises:
+        HfpatchError: if a file is missing or not a plan, was changed, or names a block that cannot exist.
+    """
+    described = read_json(folder / PLAN)
+    try:
+        arrays = load_file(folder / PLAN_ARRAYS)
+        return {int(seed): _checked(value, arrays[seed]) for seed, value in described.items()}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = str(error) if isinstance(error, HfpatchError) else f"not a batch plan ({error})"
+        raise HfpatchError(f"{folder / PLAN}: {reason}; delete the run and start it again") from error
+
+
+def _checked(value: Mapping[str, Any], indices: npt.NDArray[Any]) -> BatchPlan:
+    plan = BatchPlan(indices=indices.astype(np.int64), blocks=int(value["blocks"]), seed=int(value["seed"]))
+    whole = indices.ndim == 2 and indices.size > 0 and plan.sha256 == value["sha256"]
+    if not whole or indices.min() < 0 or indices.max() >= plan.blocks:
+        raise HfpatchError("the batch plan is damaged (its hash does not match)")
+    return plan
 
 
 def draw_evaluation(blocks: TokenBlocks, count: int, seed: int = 0) -> TokenBlocks:
@@ -100,15 +130,17 @@ def draw_plan(*, blocks: int, steps: int, batch_size: int, seed: int) -> BatchPl
     Every block is seen once before any is seen again. The generator is numpy's PCG64.
 
     Raises:
-        HfpatchError: if the blocks do not fill one batch.
+        HfpatchError: if the blocks do not fill one batch, or the plan would be too long.
     """
+    if mistake := plan_mistake(steps, batch_size):
+        raise HfpatchError(mistake)
     if blocks < batch_size:
         raise HfpatchError(
             f"the data gives {blocks} blocks, fewer than one batch of {batch_size}; "
             "take more documents, a smaller data.block_size or a smaller training.batch_size"
         )
     generator = np.random.Generator(np.random.PCG64(seed))
-    epochs = -(-steps * batch_size // blocks)
-    order = np.concatenate([generator.permutation(blocks) for _ in range(epochs)])
-    indices = order[: steps * batch_size].astype(np.int64).reshape(steps, batch_size)
-    return BatchPlan(indices=indices, blocks=blocks, seed=seed)
+    order = np.empty(steps * batch_size, dtype=np.int64)
+    for start in range(0, len(order), blocks):
+        order[start : start + blocks] = generator.permutation(blocks)[: len(order) - start]
+    return BatchPlan(indices=order.reshape(steps, batch_size), blocks=blocks, seed=seed)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import lzma
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,10 +29,12 @@ def read_documents(path: Path, *, text_column: str) -> Iterator[str]:
     """Yield the documents of one file, in order, one in memory at a time.
 
     A line of .jsonl and a row of .parquet is a document. A .txt file is split at lines that hold nothing but a
-    separator such as ``<|endoftext|>``; without such a line, each paragraph (blank lines between) is a document.
+    separator such as ``<|endoftext|>``; without such a line, each paragraph (blank lines between) is a document. Rows
+    whose text is null are left out, and a warning says how many.
 
     Raises:
-        HfpatchError: if the file is empty, not UTF-8, not JSON or lacks the column; the line is named.
+        HfpatchError: if the file is empty, not UTF-8, not JSON, lacks the column or holds nulls alone; the line is
+            named.
     """
     if path.stat().st_size == 0:
         raise HfpatchError(f"{path}: the file is empty")
@@ -38,19 +42,50 @@ def read_documents(path: Path, *, text_column: str) -> Iterator[str]:
     yield from reader(path, text_column)
 
 
-def text_of(row: Any, text_column: str, place: str) -> str:
-    """Return a row's text.
+def texts_of(rows: Iterable[tuple[str, Any]], text_column: str, source: str) -> Iterator[str]:
+    """Yield the text of each row; rows whose text is null are left out, and a warning says how many.
+
+    Args:
+        rows: where each row is, for messages, and the row.
+        text_column: the column that holds the text.
+        source: what the rows are of, for messages.
 
     Raises:
-        HfpatchError: naming ``place`` if the row is no object, or its column is missing or no text.
+        HfpatchError: naming the place if a row is no object, or its column is missing or no text; or if every row's
+            text is null.
     """
+    found, skipped = False, 0
+    try:
+        for place, row in rows:
+            if (text := _text_of(row, text_column, place)) is None:
+                skipped += 1
+            else:
+                found = True
+                yield text
+    finally:
+        if found and skipped:
+            warnings.warn(f"{source}: left out {skipped} rows whose {text_column!r} is null", stacklevel=1)
+    if skipped and not found:
+        raise HfpatchError(f"{source}: column {text_column!r} is null in every row; set data.text_column")
+
+
+def _text_of(row: Any, text_column: str, place: str) -> str | None:
     if not isinstance(row, dict):
         raise HfpatchError(f"{place}: a JSON {type(row).__name__}; each line must be one JSON object")
     if text_column not in row:
         raise missing_column(place, text_column, list(row))
     text = row[text_column]
+    if text is None:
+        return None
     if not isinstance(text, str):
         raise HfpatchError(f"{place}: column {text_column!r} holds {type(text).__name__}, not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise HfpatchError(
+            f"{place}: column {text_column!r} holds half a surrogate pair (\\u{ord(text[error.start]):04x}, character "
+            f"{error.start + 1}), which is not Unicode text; correct the row or remove it"
+        ) from error
     return text
 
 
@@ -72,12 +107,12 @@ def _open(path: Path) -> AbstractContextManager[Iterable[bytes]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the 1-based number and the text of each line that is not blank."""
+    """Yield the 1-based number and the text of each line that is not blank, without a byte-order mark."""
     number = 0
     try:
         with _open(path) as stream:
             for number, line in enumerate(stream, start=1):
-                text = line.decode("utf-8")
+                text = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8")
                 if text.strip():
                     yield number, text
     except UnicodeDecodeError as error:
@@ -87,12 +122,16 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _read_jsonl(path: Path, text_column: str) -> Iterator[str]:
+    return texts_of(_json_rows(path), text_column, str(path))
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in _lines(path):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise HfpatchError(f"{path}:{number}: not JSON ({error.msg}); each line must be one JSON object") from error
-        yield text_of(row, text_column, f"{path}:{number}")
+            yield f"{path}:{number}", json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            reason = getattr(error, "msg", "nested too deeply")
+            raise HfpatchError(f"{path}:{number}: not JSON ({reason}); each line must be one JSON object") from error
 
 
 def _read_text(path: Path, text_column: str) -> Iterator[str]:
@@ -121,6 +160,5 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[str]:
         raise HfpatchError(f"{path}: not a parquet file ({error})") from error
     if text_column not in file.schema_arrow.names:
         raise missing_column(str(path), text_column, file.schema_arrow.names)
-    for batch in file.iter_batches(columns=[text_column]):
-        for text in batch.column(0).to_pylist():
-            yield text_of({text_column: text}, text_column, str(path))
+    batches = (batch.to_pylist() for batch in file.iter_batches(columns=[text_column]))
+    yield from texts_of(((str(path), row) for rows in batches for row in rows), text_column, str(path))

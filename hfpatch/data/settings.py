@@ -11,6 +11,8 @@ from hfpatch.settings import Section
 
 Layout: TypeAlias = Literal["packed", "padded", "stream"]
 TOKEN_FILE = ".bin"
+PLAN_LIMIT = 2**28
+"""Blocks that a batch plan names at most: 2 GiB of indices, and 275 thousand million tokens of blocks of 1,024."""
 _TEXT = (
     "source",
     "config",
@@ -118,3 +120,13 @@ def overlap_mistake(training: DataSettings, evaluation: DataSettings) -> str | N
             f"some of them; set data.held_out={evaluation.held_out} and choose the documents alike"
         )
     return None
+
+
+def plan_mistake(steps: int, batch_size: int) -> str | None:
+    """Return what is wrong where a batch plan of so many steps would not fit into memory."""
+    if steps * batch_size <= PLAN_LIMIT:
+        return None
+    return (
+        f"training.steps is {steps}; with a training.batch_size of {batch_size} at most {PLAN_LIMIT // batch_size} are "
+        "possible, as the batch plan names every block of every step"
+    )

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks, cut_blocks
 from hfpatch.data.settings import TOKEN_FILE, DataSettings
-from hfpatch.data.tokenise import TokenArray, hash_tokenizer, token_dtype, tokenise_in_parts
+from hfpatch.data.tokenise import TokenArray, hash_tokenizer, largest_id, token_dtype, tokenise_in_parts
 from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_file, read_json, sha256_file, write_json
 from hfpatch.settings import Section
@@ -37,7 +37,7 @@ class TokenFileInfo(Section):
     documents: PositiveInt
     """How many documents they came from."""
     vocabulary_size: PositiveInt
-    """The size of the tokenizer's vocabulary; every id is below it."""
+    """One more than the largest id of the tokenizer's vocabulary; every id is below it."""
     end_of_text: NonNegativeInt | None
     """The id that ends every document; None where none does. Text that holds it itself counts as several documents
     where the last ones are looked for."""
@@ -163,7 +163,7 @@ def write_token_file(
             "dtype": token_dtype(tokenizer).name,
             "tokens": tokens,
             "documents": count,
-            "vocabulary_size": len(tokenizer),
+            "vocabulary_size": largest_id(tokenizer) + 1,
             "end_of_text": tokenizer.eos_token_id if settings.append_eos else None,
             "tokenizer_sha256": hash_tokenizer(tokenizer),
             **settings.model_dump(include={"source", "config", "split"}),
@@ -185,16 +185,16 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
     Raises:
         HfpatchError: if there is a sidecar already, or the file is missing, empty, or no such file.
     """
-    dtype, end = token_dtype(tokenizer), tokenizer.eos_token_id
+    dtype, end, vocabulary = token_dtype(tokenizer), tokenizer.eos_token_id, largest_id(tokenizer) + 1
     if sidecar(path).exists():
         raise HfpatchError(f"{sidecar(path)}: is there already, so {path.name} can be used as it is")
     tokens = _map(path, dtype)
     chunks = [tokens[start : start + _CHUNK_TOKENS] for start in range(0, len(tokens), _CHUNK_TOKENS)]
     largest = max(int(chunk.max()) for chunk in chunks)
-    if largest >= len(tokenizer):
+    if largest >= vocabulary:
         raise HfpatchError(
             f"{path}: read as {dtype.name} it holds the id {largest}, beyond the tokenizer's vocabulary of "
-            f"{len(tokenizer)}; name the tokenizer it was made with"
+            f"{vocabulary}; name the tokenizer it was made with"
         )
     if len(tokens) > 1 and not chunks[0][1::2].any():
         raise HfpatchError(
@@ -206,7 +206,7 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
             "dtype": dtype.name,
             "tokens": len(tokens),
             "documents": max(ends, 1),
-            "vocabulary_size": len(tokenizer),
+            "vocabulary_size": vocabulary,
             "end_of_text": end if ends else None,
             "tokenizer_sha256": hash_tokenizer(tokenizer),
             "source": path.name,
@@ -218,10 +218,11 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
 
 
 def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile:
-    """Map a token file into memory; nothing of it is read yet.
+    """Map a token file into memory, after reading it once to compare its hash.
 
     Raises:
-        HfpatchError: if it or its sidecar is missing, one does not fit the other, or another tokenizer made it.
+        HfpatchError: if it or its sidecar is missing, one does not fit the other, the ids have changed, or another
+            tokenizer made it.
     """
     if not path.is_file():
         raise HfpatchError(f"{path}: no such token file; hfpatch tokenize RECIPE --out {path} makes one")
@@ -236,10 +237,16 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
             f"{path}: has {path.stat().st_size} bytes, and by {sidecar(path).name} {info.tokens} ids of {info.dtype} "
             f"should be {info.bytes}; it is cut off or another file's, so make it anew (hfpatch tokenize)"
         )
-    if info.tokenizer_sha256 != hash_tokenizer(tokenizer) or info.vocabulary_size > len(tokenizer):
+    vocabulary = largest_id(tokenizer) + 1
+    if info.tokenizer_sha256 != hash_tokenizer(tokenizer) or info.vocabulary_size > vocabulary:
         raise HfpatchError(
             f"{path}: made with another tokenizer, of a vocabulary of {info.vocabulary_size} where this one has "
-            f"{len(tokenizer)}; name that tokenizer, or make the file anew (hfpatch tokenize)"
+            f"{vocabulary}; name that tokenizer, or make the file anew (hfpatch tokenize)"
+        )
+    if (found := sha256_file(path)) != info.sha256:
+        raise HfpatchError(
+            f"{path}: not the ids that {sidecar(path).name} describes (sha256 {info.sha256[:12]} there, {found[:12]} "
+            "in the file); restore the file, or make it anew (hfpatch tokenize)"
         )
     return TokenFile(_map(path, np.dtype(info.dtype).newbyteorder("<")), info)
 

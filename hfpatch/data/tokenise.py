@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
+from hfpatch.files import clear_about_writing
 
 TokenArray: TypeAlias = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 _BATCH_CHARACTERS = 4_000_000
@@ -32,18 +34,24 @@ class TokenStream:
     lengths: npt.NDArray[np.int64]
 
 
-def tokenise(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, append_eos: bool) -> TokenStream:
+def tokenise(
+    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, file: Path, *, append_eos: bool
+) -> TokenStream:
     """Tokenise documents with the tokenizer's own special tokens, each ended by its end-of-text token.
 
-    Documents of fewer than two tokens hold nothing to predict and are left out.
+    Documents of fewer than two tokens hold nothing to predict and are left out. The ids are written to ``file`` as they
+    come and mapped; memory holds a few million characters, and eight bytes a document.
 
     Raises:
-        HfpatchError: if an end-of-text token is asked for and the tokenizer has none, or if nothing is left.
+        HfpatchError: if an end-of-text token is asked for and the tokenizer has none, nothing is left, or the file
+            cannot be written.
     """
-    parts = list(tokenise_in_parts(documents, tokenizer, append_eos=append_eos))
-    return TokenStream(
-        np.concatenate([part.tokens for part in parts]), np.concatenate([part.lengths for part in parts])
-    )
+    lengths = []
+    with clear_about_writing(file), file.open("wb") as stream:
+        for part in tokenise_in_parts(documents, tokenizer, append_eos=append_eos):
+            stream.write(part.tokens.data)
+            lengths.append(part.lengths)
+    return TokenStream(np.memmap(file, dtype=token_dtype(tokenizer), mode="r"), np.concatenate(lengths))
 
 
 def tokenise_in_parts(
@@ -53,7 +61,7 @@ def tokenise_in_parts(
     eos = tokenizer.eos_token_id
     if append_eos and eos is None:
         raise HfpatchError("the tokenizer has no end-of-text token; set data.append_eos=false or give it one")
-    dtype, found = token_dtype(tokenizer), False
+    largest, dtype, found = largest_id(tokenizer), token_dtype(tokenizer), False
     for batch in _batches(documents):
         rows = _encode(batch, tokenizer)
         for row in rows:
@@ -61,17 +69,29 @@ def tokenise_in_parts(
                 row.append(eos)
         rows = [row for row in rows if len(row) > 1]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        tokens: TokenArray = np.empty(int(lengths.sum()), dtype)
-        tokens[:] = np.fromiter(chain.from_iterable(rows), np.uint32, len(tokens))
+        ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+        if len(ids) and ids.max() > largest:
+            raise HfpatchError(
+                f"the tokenizer gives the id {ids.max()}, beyond {largest}, the largest of its vocabulary; its files "
+                "do not belong together, so load it again"
+            )
         found = found or len(rows) > 0
+        tokens: TokenArray = np.empty(len(ids), dtype)
+        tokens[:] = ids
         yield TokenStream(tokens, lengths)
     if not found:
         raise HfpatchError("no document has two tokens, so there is nothing to predict; choose another data.source")
 
 
 def token_dtype(tokenizer: PreTrainedTokenizerBase) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
-    """Return the type that holds the tokenizer's ids: uint16 where its vocabulary allows it, else uint32."""
-    return np.dtype("<u2") if len(tokenizer) <= np.iinfo(np.uint16).max + 1 else np.dtype("<u4")
+    """Return the type that holds the tokenizer's ids: uint16 where the largest one allows it, else uint32."""
+    return np.dtype("<u2") if largest_id(tokenizer) <= np.iinfo(np.uint16).max else np.dtype("<u4")
+
+
+def largest_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the largest id of a tokenizer's vocabulary, which may have gaps; its size says less."""
+    ids: dict[str, int] = tokenizer.get_vocab()
+    return max(ids.values())
 
 
 def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:

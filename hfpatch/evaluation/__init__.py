@@ -14,23 +14,37 @@ from lm_eval.api.registry import model_registry
 from hfpatch.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hfpatch.evaluation.comparison import Comparison, compare
-    from hfpatch.evaluation.known_scores import check_known_scores
+    from hfpatch.evaluation.comparison import Comparison, check_comparable, compare
+    from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
     from hfpatch.evaluation.results import TaskResult
-    from hfpatch.evaluation.run import evaluate
+    from hfpatch.evaluation.run import evaluate, primary_aggregations
     from hfpatch.evaluation.tasks import load_tasks
 
-__all__ = ["Comparison", "HfpatchLM", "TaskResult", "check_known_scores", "compare", "evaluate", "load_tasks"]
+__all__ = [
+    "Comparison",
+    "HfpatchLM",
+    "TaskResult",
+    "check_comparable",
+    "check_known_scores",
+    "compare",
+    "evaluate",
+    "load_tasks",
+    "primary_aggregations",
+    "unknown_base",
+]
 
 _HOMES = {
     "Comparison": "comparison",
     "HfpatchLM": "model",
     "TaskResult": "results",
+    "check_comparable": "comparison",
     "check_known_scores": "known_scores",
     "compare": "comparison",
     "evaluate": "run",
     "load_tasks": "tasks",
+    "primary_aggregations": "run",
+    "unknown_base": "known_scores",
 }
 
 import_module("lm_eval.models")  # lm-eval fills its registry only while that is empty

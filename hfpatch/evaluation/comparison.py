@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,25 +13,28 @@ from typing import Any, Literal
 import numpy as np
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.metrics import Array, Metric, metric_named
+from hfpatch.evaluation.metrics import Aggregation, Array, Metric, metric_named
 from hfpatch.evaluation.results import TaskResult
 from hfpatch.evaluation.stats import (
+    ALPHA,
     Estimate,
-    bootstrap_interval,
+    Part,
     holm,
-    mcnemar_p,
     over_documents,
-    over_seeds_and_documents,
-    permutation_p,
-    smallest_visible,
-    student_interval,
-    student_p,
+    over_seeds,
+    paired_accuracies,
+    paired_permutation,
 )
 
-ALPHA = 0.05
+FEWEST_DOCUMENTS = 20
+"""Below this no difference is tested: the intervals are known to hold from here on."""
+RESAMPLES = 200
+CORRECTION = "methods and tasks"
+"""What Holm's correction goes over; results name it, as earlier versions corrected over tasks alone."""
 _FEWEST_DISCORDANT = 6  # with 5 documents all changed one way, the exact McNemar p is still 0.0625
 
 Runs = Mapping[int, Path]
+Verdict = Literal["better", "worse", "within noise", "too few documents"]
 
 
 @dataclass(frozen=True)
@@ -39,20 +43,20 @@ class Comparison:
 
     Attributes:
         method: the method.
-        reference: what it is held against.
+        reference: what it is compared with.
         task: the task.
         metric: the task's primary metric.
         n: documents.
         seeds: seeds of the method.
         difference: method minus reference; for a perplexity ``reference · (exp(mean log ratio) - 1)``.
-        low: lower end of the 95 % interval; of one seed by bootstrap over documents, of several by Student's t with
-            seeds and documents as random effects.
+        low: lower end of the 95 % interval; None where there are too few documents for one.
         high: upper end of that interval.
-        p: two-sided p-value of no difference, by ``test``.
-        p_holm: ``p`` corrected over the tasks of this method and reference.
+        p: two-sided p-value of no difference, by ``test``; below 0.05 where the interval leaves out 0.
+        p_holm: ``p`` corrected by Holm's method, over all methods and tasks compared with the baseline, or over all
+            that are compared with other methods.
         test: the name of the test.
-        smallest_visible: the true difference that had a chance of 80 % to be found at 5 % with this sample, before
-            correction; None where one document cannot tell.
+        smallest_visible: the true difference that had a chance of about 80 % to be found at 5 % with this sample,
+            before correction; None where there is none.
         verdict: whether the difference stands after correction, and which way it goes.
     """
 
@@ -63,13 +67,13 @@ class Comparison:
     n: int
     seeds: int
     difference: float
-    low: float
-    high: float
-    p: float
-    p_holm: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: float | None
     test: str
     smallest_visible: float | None
-    verdict: Literal["better", "worse", "within noise"]
+    verdict: Verdict
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as what JSON can hold."""
@@ -77,8 +81,33 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class _Tested:
+    """A comparison in units of the ratio, or of the score where that is no ratio."""
+
+    test: str
+    p: float
+    interval: tuple[float, float]
+    visible: float | None
+
+
+@dataclass(frozen=True)
+class _Pairing:
+    """The runs of a method and of its reference; ``paired`` says that they go together seed by seed."""
+
+    method: list[Path]
+    reference: list[Path]
+    paired: bool = True
+
+    def test(self, one_seed: str, kind: str = "t") -> str:
+        """Return the name of the test of these runs."""
+        if not self.paired:
+            return f"{kind} over documents (paired) and seeds (not paired)"
+        return f"paired {kind} over seeds and documents" if len(self.method) > 1 else one_seed
+
+
+@dataclass(frozen=True)
 class _Table:
-    """Both models' terms, each (seeds, documents), and the documents' weights."""
+    """Both models' terms, each (seeds, documents), and the documents' weights (documents,)."""
 
     method: Array
     reference: Array
@@ -86,11 +115,24 @@ class _Table:
 
     @property
     def difference(self) -> Array:
-        return self.method - self.reference
+        """The mean difference over seeds, (documents,)."""
+        difference: Array = self.method.mean(axis=0) - self.reference.mean(axis=0)
+        return difference
 
     @property
     def reference_ratio(self) -> float:
-        return float((self.reference.sum(axis=1) / self.weights.sum()).mean())
+        return float(self.ratios(self.reference).mean())
+
+    def ratios(self, terms: Array) -> Array:
+        """Return the ratio of each seed, (seeds,)."""
+        ratios: Array = terms.sum(axis=1) / self.weights.sum()
+        return ratios
+
+    @property
+    def is_accuracy(self) -> bool:
+        return all(bool(np.isin(values, (0.0, 1.0)).all()) for values in (self.method, self.reference)) and bool(
+            (self.weights == 1).all()
+        )
 
 
 def compare(
@@ -98,131 +140,215 @@ def compare(
     *,
     tasks: Mapping[str, TaskResult],
     references: Mapping[str, Sequence[str]],
+    baseline: str = "baseline",
+    aggregations: Mapping[str, Aggregation] | None = None,
 ) -> list[Comparison]:
     """Compare methods document by document.
 
-    A reference with one run only (a baseline has no seed) is paired with every seed of the method; otherwise runs are
-    paired by seed, and those seeds count that both have.
+    The baseline has no seed: its one run is paired with every seed of a method. Other runs are paired by seed, and
+    those seeds count that both have. Where they share fewer than two, as when seeds of one diverged, all runs count and
+    only documents are paired.
 
     Args:
         records: for each method and seed the folder with ``<task>.jsonl`` records.
         tasks: any run's result of each task; it names the primary metric and its direction.
-        references: for each method the methods to hold it against.
+        references: for each method the methods to compare it with.
+        baseline: the reference that nothing was trained in.
+        aggregations: each task's function from documents to the primary score; without it that of the metric's name.
 
     Returns:
-        One comparison for each method, reference and task, in that order.
+        One comparison for each method, reference and task, in that order; none with a method that has no run.
 
     Raises:
         HfpatchError: if a record is missing or broken, or two runs were not scored on the same documents.
     """
+    metrics = {task: _metric(result, (aggregations or {}).get(task)) for task, result in tasks.items()}
+    resampled = _Resampled()
     found = []
-    for method, others in references.items():
-        for reference in others:
-            runs = _paired(records, method, reference)
-            family = [_compare(method, reference, result, runs) for result in tasks.values()]
-            corrected = holm([comparison.p for comparison in family])
-            directions = [_metric(result).higher_is_better for result in tasks.values()]
-            found += [_judged(*three) for three in zip(family, corrected, directions, strict=True)]
+    pairs = [(method, reference) for method, others in references.items() for reference in others]
+    for method, reference in pairs:
+        if records.get(method) and records.get(reference):
+            runs = _paired(records, method, reference, untrained=reference == baseline)
+            found += [_compare(method, reference, tasks[task], metrics[task], runs, resampled) for task in tasks]
+    for family in (True, False):
+        places = [i for i, one in enumerate(found) if (one.reference == baseline) == family and one.p is not None]
+        for place, p in zip(places, holm([found[place].p or 0.0 for place in places]), strict=True):
+            found[place] = _judged(found[place], p, tasks[found[place].task].higher_is_better)
     return found
 
 
-def _paired(records: Mapping[str, Runs], method: str, reference: str) -> list[tuple[Path, Path]]:
-    ours, theirs = records[method], records[reference]
-    if len(theirs) == 1:
-        return [(ours[seed], next(iter(theirs.values()))) for seed in sorted(ours)]
-    seeds = sorted(set(ours) & set(theirs))
-    if not seeds:
-        raise HfpatchError(f"{method} and {reference} have no seed in common; run both with the same seeds")
-    return [(ours[seed], theirs[seed]) for seed in seeds]
+def check_comparable(folder: Path, tasks: Mapping[str, TaskResult], aggregations: Mapping[str, Aggregation]) -> None:
+    """Refuse tasks whose primary score does not follow from a run's records, before anything is compared with them.
+
+    Raises:
+        HfpatchError: naming the task and the metric.
+    """
+    for task, result in tasks.items():
+        metric = _metric(result, aggregations.get(task))
+        try:
+            values = _read(folder / f"{task}.jsonl", result.primary)[1]
+            if metric.aggregate is not None:
+                score = float(metric.aggregate(values))
+            else:
+                terms, weights = metric.ratio_terms(values)
+                score = metric.score(float(terms.sum() / weights.sum()))
+        except (ArithmeticError, TypeError, ValueError, AttributeError, LookupError) as error:
+            raise _not_comparable(result, f"{type(error).__name__}: {error}") from error
+        if not math.isclose(score, result.metrics[result.primary], rel_tol=1e-6, abs_tol=1e-9):
+            raise _not_comparable(result, f"they give {score:.6g}, lm-eval {result.metrics[result.primary]:.6g}")
 
 
-def _metric(result: TaskResult) -> Metric:
-    return metric_named(result.primary, higher_is_better=result.higher_is_better)
+def _not_comparable(result: TaskResult, reason: str) -> HfpatchError:
+    return HfpatchError(
+        f"task {result.task}: its metric {result.primary} does not follow from the documents' recorded values, so that "
+        f"no methods can be compared by it ({reason}); leave out the task or give it another metric"
+    )
 
 
-def _compare(method: str, reference: str, result: TaskResult, runs: Sequence[tuple[Path, Path]]) -> Comparison:
-    """Return the comparison on one task, not yet corrected over tasks."""
-    metric = _metric(result)
-    table = _read_table(result, metric, runs)
-    test, p, interval, estimate = _test(table, metric)
-    base = table.reference_ratio
-    low, high = (metric.shift(base, end) for end in interval)
-    seeds, documents = table.method.shape
-    return Comparison(
+def _paired(records: Mapping[str, Runs], method: str, reference: str, *, untrained: bool) -> _Pairing:
+    ours, theirs = ([runs[seed] for seed in sorted(runs)] for runs in (records[method], records[reference]))
+    shared = sorted(set(records[method]) & set(records[reference]))
+    if untrained or len(ours) == len(theirs) == 1:
+        return _Pairing(ours, theirs)
+    if len(shared) > 1:
+        return _Pairing([records[method][seed] for seed in shared], [records[reference][seed] for seed in shared])
+    return _Pairing(ours, theirs, paired=False)
+
+
+def _metric(result: TaskResult, aggregation: Aggregation | None) -> Metric:
+    name = result.primary.partition(",")[0]
+    return metric_named(name, higher_is_better=result.higher_is_better, aggregation=aggregation)
+
+
+def _compare(
+    method: str, reference: str, result: TaskResult, metric: Metric, runs: _Pairing, resampled: _Resampled
+) -> Comparison:
+    """Return the comparison on one task, not yet corrected."""
+    values = _read_runs(result, metric, [*runs.method, *runs.reference])
+    documents = len(values[runs.method[0]])
+    enough = documents >= FEWEST_DOCUMENTS
+    if metric.aggregate is None:
+        table = _table(metric, values, runs)
+        base, difference = table.reference_ratio, float(table.difference.sum() / table.weights.sum())
+        tested = _test_ratio(table, metric, runs) if enough else None
+    else:
+        scores = [np.array([metric.aggregate(values[run]) for run in side]) for side in (runs.method, runs.reference)]
+        base, difference = 0.0, float(scores[0].mean() - scores[1].mean())
+        tested = _test_aggregate(metric.aggregate, values, runs, scores, resampled) if enough else None
+    comparison = Comparison(
         method=method,
         reference=reference,
         task=result.task,
         metric=result.primary,
         n=documents,
-        seeds=seeds,
-        difference=metric.shift(base, estimate.difference),
-        low=low,
-        high=high,
-        p=p,
-        p_holm=p,
-        test=test,
-        smallest_visible=_visible(table, metric, estimate) if documents > 1 else None,
-        verdict="within noise",
+        seeds=len(runs.method),
+        difference=metric.shift(base, difference),
+        low=None,
+        high=None,
+        p=None,
+        p_holm=None,
+        test="none (too few documents)",
+        smallest_visible=None,
+        verdict="too few documents",
     )
+    if tested is None:
+        return comparison
+    low, high = (metric.shift(base, end) for end in tested.interval)
+    visible = None if tested.visible is None else metric.shift(base, tested.visible)
+    return replace(comparison, low=low, high=high, p=tested.p, test=tested.test, smallest_visible=visible)
 
 
-def _test(table: _Table, metric: Metric) -> tuple[str, float, tuple[float, float], Estimate]:
-    """Return the test's name, its p-value, and the interval and the estimate in units of the ratio."""
-    seeds, documents = table.method.shape
-    difference = table.difference
-    if documents == 1:
-        value = float(difference.mean() / table.weights[0])
-        return "none (one document)", 1.0, (value, value), Estimate(value, error=0.0, freedom=math.inf)
-    if seeds > 1:
-        estimate = over_seeds_and_documents(difference, table.weights)
-        name = "paired t over seeds and documents"
-        return name, student_p(estimate), student_interval(estimate), estimate
-    estimate = over_documents(difference[0], table.weights)
-    interval = bootstrap_interval(difference[0], table.weights)
-    if _is_accuracy(table):
-        p, name = mcnemar_p(table.method[0], table.reference[0]), "McNemar exact"
+def _test_ratio(table: _Table, metric: Metric, runs: _Pairing) -> _Tested:
+    """Test a ratio: over seeds and documents, or over documents alone by McNemar's test or by permutation."""
+    difference, weights = table.difference, table.weights
+    documents = over_documents(difference, weights, shares=table.is_accuracy)
+    seeds = over_seeds(table.ratios(table.method), table.ratios(table.reference), paired=runs.paired)
+    estimate = Estimate(float(difference.sum() / weights.sum()), (documents, *([seeds] if seeds else [])))
+    visible = estimate.smallest_visible
+    if seeds is not None:
+        p, interval, test = estimate.p, estimate.interval, runs.test("")
+    elif table.is_accuracy:
+        p, interval = paired_accuracies(table.method[0], table.reference[0])
+        test, visible = "McNemar exact", max(visible, _FEWEST_DISCORDANT / len(difference))
     else:
-        p, name = permutation_p(difference[0]), "paired permutation" + (" of log ratios" if metric.exponential else "")
-    return name, p, interval, estimate
+        p, interval = paired_permutation(difference, weights)
+        test = "paired permutation" + (" of log ratios" if metric.exponential else "")
+    if not table.is_accuracy:
+        return _Tested(test, p, interval, visible)
+    interval = (max(interval[0], -1.0), min(interval[1], 1.0))  # no difference of accuracies is larger
+    return _Tested(test, p, interval, visible if visible <= 1 else None)
 
 
-def _is_accuracy(table: _Table) -> bool:
-    return all(bool(np.isin(values, (0.0, 1.0)).all()) for values in (table.method, table.reference)) and bool(
-        (table.weights == 1).all()
-    )
+def _test_aggregate(
+    aggregate: Aggregation,
+    values: Mapping[Path, list[Any]],
+    runs: _Pairing,
+    scores: Sequence[Array],
+    resampled: _Resampled,
+) -> _Tested | None:
+    """Test a score that is no ratio, with its standard error over documents by bootstrap; None if that fails."""
+    replicates = [
+        np.mean([resampled.scores(aggregate, run, values[run]) for run in side], axis=0)
+        for side in (runs.method, runs.reference)
+    ]
+    differences = replicates[0] - replicates[1]
+    unchanged = bool((differences == differences[0]).all())
+    if not np.isfinite(differences).all() or (unchanged and differences[0] != 0):
+        return None  # no draw says how much the difference varies
+    documents = Part(float(differences.std(ddof=1)), min(len(values[runs.method[0]]), RESAMPLES) - 1)
+    seeds = over_seeds(scores[0], scores[1], paired=runs.paired)
+    estimate = Estimate(float(scores[0].mean() - scores[1].mean()), (documents, *([seeds] if seeds else [])))
+    test = runs.test("paired bootstrap t over documents", "bootstrap t")
+    return _Tested(test, estimate.p, estimate.interval, estimate.smallest_visible)
 
 
-def _visible(table: _Table, metric: Metric, estimate: Estimate) -> float:
-    """Return the smallest visible difference; for an accuracy never less than the fewest documents that can tell."""
-    floor = _FEWEST_DISCORDANT / table.weights.sum() if _is_accuracy(table) else 0.0
-    return float(metric.shift(table.reference_ratio, max(smallest_visible(estimate), floor)))
+class _Resampled:
+    """Scores of runs on documents drawn with replacement, the same draws for every run; each run is resampled once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Path, int], Array] = {}
+
+    def scores(self, aggregate: Aggregation, run: Path, values: Sequence[Any]) -> Array:
+        """Return the scores, (resamples,)."""
+        key = (run, id(aggregate))
+        if key not in self._found:
+            draws = np.random.default_rng(0).integers(0, len(values), size=(RESAMPLES, len(values)))
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")  # a draw may lack a class
+                self._found[key] = np.array([aggregate([values[i] for i in draw]) for draw in draws], dtype=np.float64)
+        return self._found[key]
 
 
 def _judged(comparison: Comparison, p_holm: float, higher_is_better: bool) -> Comparison:
-    verdict: Literal["better", "worse", "within noise"] = "within noise"
+    verdict: Verdict = "within noise"
     if p_holm < ALPHA:
         verdict = "better" if (comparison.difference > 0) == higher_is_better else "worse"
     return replace(comparison, p_holm=p_holm, verdict=verdict)
 
 
-def _read_table(result: TaskResult, metric: Metric, runs: Sequence[tuple[Path, Path]]) -> _Table:
-    """Read one task's records of all paired runs, which must be of the same documents."""
-    cache = {folder: _read(folder / f"{result.task}.jsonl", result.primary) for pair in runs for folder in pair}
-    first = next(iter(cache))
-    hashes, values = cache[first]
-    weights = metric.ratio_terms(values)[1]
-    for folder, (others, numbers) in cache.items():
-        if others != hashes or not np.array_equal(metric.ratio_terms(numbers)[1], weights):
-            raise HfpatchError(f"{folder} and {first}: {result.task} was scored on other documents; evaluate both anew")
-    terms = {folder: metric.ratio_terms(numbers)[0] for folder, (_, numbers) in cache.items()}
-    ours, theirs = (np.stack([terms[pair[side]] for pair in runs]) for side in (0, 1))
-    return _Table(ours, theirs, weights)
+def _table(metric: Metric, values: Mapping[Path, list[Any]], runs: _Pairing) -> _Table:
+    terms = {run: metric.ratio_terms(found) for run, found in values.items()}
+    ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (runs.method, runs.reference))
+    return _Table(ours, theirs, terms[runs.method[0]][1])
+
+
+def _read_runs(result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict[Path, list[Any]]:
+    """Read one task's values of all runs, which must be of the same documents with the same weights."""
+    read = {run: _read(run / f"{result.task}.jsonl", result.primary) for run in runs}
+    first, (hashes, values) = next(iter(read.items()))
+    for run, (others, found) in read.items():
+        same = others == hashes and (
+            metric.aggregate is not None or np.array_equal(metric.ratio_terms(found)[1], metric.ratio_terms(values)[1])
+        )
+        if not same:
+            raise HfpatchError(f"{run} and {first}: {result.task} was scored on other documents; evaluate both again")
+    return {run: found for run, (_, found) in read.items()}
 
 
 def _read(path: Path, metric: str) -> tuple[list[str], list[Any]]:
-    """Return the documents' hashes and their values of a metric."""
+    """Return the documents' hashes and their values of a metric; a value that is not finite was written as null."""
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return [row["doc_hash"] for row in rows], [row[metric] for row in rows]
+        return [row["doc_hash"] for row in rows], [math.nan if row[metric] is None else row[metric] for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HfpatchError(f"{path}: not a record of {metric} ({error!r}); evaluate this run anew") from error
+        raise HfpatchError(f"{path}: not a record of {metric} ({error!r}); evaluate this run again") from error

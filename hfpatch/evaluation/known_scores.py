@@ -1,24 +1,40 @@
-"""Published scores of base models, against which a base is held before anything is compared with it.
+"""Published scores of base models, with which a base is compared before anything is compared with it.
 
 A base far below its published score is broken (a wrong dtype, revision or tokenizer), and what repairs it looks like a
-gain. The dtype is part of what is known: scores measured in fp32 or fp16 say nothing about bf16.
+gain.
+
+Both were measured on the same test set, so the documents' sampling error is in neither: two sound evaluations of one
+checkpoint differ only where rounding turned an answer. A published score p of N documents therefore bounds a score of
+the first n of them by
+
+    rounding + 3 · sqrt(f / n + p(1 - p)(1/n - 1/N)),
+
+with f the share of answers that may turn, as often one way as the other; the second term is the error of a sample drawn
+without replacement, 0 where n = N.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hfpatch.evaluation.results import TaskResult
 
-_EXACT_DTYPES = ("float32", "float16")
 _SIGMAS = 3.0
+_TURNED = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.05}
+"""Share of answers that the dtype and the kernels may turn: an assumption. On the whole of LAMBADA it allows 0.006 in
+fp32 and 0.010 in bf16."""
+_ROUNDING = 0.0005
+_LAMBADA, _ARC_EASY, _HELLASWAG = ("lambada_openai", 5153), ("arc_easy", 2376), ("hellaswag", 10042)
+_SNAPSHOT = re.compile(r"models--([^/\\]+)--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
 
 
 @dataclass(frozen=True)
 class KnownScore:
-    """A published zero-shot score with its standard error.
+    """A published zero-shot accuracy on a whole test set.
 
     Attributes:
         model: hub id.
@@ -26,8 +42,7 @@ class KnownScore:
         task: lm-eval task.
         metric: lm-eval metric.
         value: the score.
-        error: its standard error.
-        dtypes: dtypes it holds for.
+        documents: how many the test set has.
         source: where it was published.
     """
 
@@ -36,23 +51,50 @@ class KnownScore:
     task: str
     metric: str
     value: float
-    error: float
-    dtypes: tuple[str, ...]
+    documents: int
     source: str
 
+    def tolerance(self, documents: int, dtype: str) -> float:
+        """Return how far a sound evaluation on the first ``documents`` of the test set may lie from the score."""
+        missing = max(0.0, 1 / documents - 1 / self.documents)
+        variance = _TURNED[dtype] / documents + self.value * (1 - self.value) * missing
+        return _ROUNDING + _SIGMAS * math.sqrt(variance)
 
-def _pythia(size: str, revisions: tuple[str, ...], task: str, value: float, error: float) -> KnownScore:
-    source = f"EleutherAI/pythia, published zero-shot evaluations, pythia-{size}, {revisions[0]}"
-    return KnownScore(f"EleutherAI/pythia-{size}", revisions, task, "acc", value, error, _EXACT_DTYPES, source)
+
+def _known_score(
+    model: str, revisions: tuple[str, ...], test_set: tuple[str, int], value: float, source: str, metric: str = "acc"
+) -> KnownScore:
+    task, documents = test_set
+    return KnownScore(model, revisions, task, metric, value, documents, source)
+
+
+def _pythia(size: str, revisions: tuple[str, ...], test_set: tuple[str, int], value: float) -> KnownScore:
+    source = f"EleutherAI/pythia, evals/pythia-v1/pythia-{size}/zero-shot/{size}_{revisions[0]}.json"
+    return _known_score(f"EleutherAI/pythia-{size}", revisions, test_set, value, source)
 
 
 _LAST = ("step143000", "main")
+_70M = (*_LAST, "a39f36b100fe8a5377810d56c3f4789b9c53ac42")
+_160M = (*_LAST, "50f5173d932e8e61f858120bcb800b97af589f46")
+_410M = (*_LAST, "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f")
+_160M_SOURCE = "EleutherAI/pythia, issue 118, citing the evaluations of step143000"
+_GPT2 = ("openai-community/gpt2", ("main", "607a30d783dfa663caf39e06633721c8d4cfcd7e"))
+_GPT2_SOURCE = "karpathy/llm.c, dev/data/hellaswag.py, citing lm-eval"
 
 KNOWN_SCORES = (
-    _pythia("410m", _LAST, "lambada_openai", 0.516, 0.007),
-    _pythia("410m", _LAST, "arc_easy", 0.521, 0.010),
-    _pythia("160m", ("step123000",), "lambada_openai", 0.331, 0.007),
+    _pythia("70m", _70M, _LAMBADA, 0.18455),
+    _pythia("70m", _70M, _ARC_EASY, 0.37374),
+    _pythia("160m", ("step123000",), _LAMBADA, 0.33107),
+    _pythia("160m", ("step123000",), _ARC_EASY, 0.43056),
+    _known_score("EleutherAI/pythia-160m", _160M, _LAMBADA, 0.328, _160M_SOURCE),
+    _pythia("410m", _410M, _LAMBADA, 0.51620),
+    _pythia("410m", _410M, _ARC_EASY, 0.52104),
+    _pythia("1.4b-deduped", _LAST, _LAMBADA, 0.61867),
+    _known_score(*_GPT2, _LAMBADA, 0.3256, "EleutherAI/lm-evaluation-harness, issue 2159"),
+    _known_score(*_GPT2, _HELLASWAG, 0.2892, _GPT2_SOURCE),
+    _known_score(*_GPT2, _HELLASWAG, 0.3114, _GPT2_SOURCE, metric="acc_norm"),
 )
+_SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
 
 
 def check_known_scores(
@@ -60,37 +102,75 @@ def check_known_scores(
 ) -> list[str]:
     """Return one sentence for each result that lies outside a published score; none where nothing is known.
 
-    A result is outside if it is more than three standard errors away, its own and the published one taken together.
-
     Args:
-        model_name: the base's hub id.
-        revision: its hub revision; None is ``main``.
+        model_name: the base's hub id, the folder of a hub snapshot, or a folder that bears the model's name.
+        revision: its hub revision, a name or a commit; None is ``main``.
         dtype: what it was evaluated in, such as ``float32``.
         results: its results by task.
     """
-    known = [
-        score
-        for score in KNOWN_SCORES
-        if score.model.lower() == model_name.lower() and (revision or "main") in score.revisions
-    ]
+    sentences = []
+    for known in _known(model_name, revision, dtype, results):
+        result = results[known.task]
+        value, tolerance = result.metrics[known.metric], known.tolerance(result.n, dtype)
+        if abs(value - known.value) > tolerance:
+            sentences.append(
+                f"{model_name} scores {value:.3f} on {known.task} ({known.metric}, {result.n} documents, {dtype}), but "
+                f"{known.value:.3f} ± {tolerance:.3f} is known of {known.model} ({known.source}): "
+                "check revision, dtype and tokenizer before comparing anything with it."
+            )
+    return sentences
+
+
+def unknown_base(model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]) -> str | None:
+    """Return the sentence that no result could be compared with a published score, None where one was.
+
+    Args:
+        model_name: as `check_known_scores` takes it.
+        revision: its hub revision.
+        dtype: what it was evaluated in.
+        results: its results by task.
+    """
+    if _known(model_name, revision, dtype, results):
+        return None
+    where = f" (revision {revision})" if revision else ""
+    return (
+        f"hfpatch knows no published score of {model_name}{where} on these tasks, so that whether the base scores what "
+        "it should was not checked."
+    )
+
+
+def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]) -> list[KnownScore]:
+    """Return the published scores that these results can be compared with."""
+    model, revisions = _identify(model_name, revision)
     return [
-        sentence
-        for score in known
-        if dtype in score.dtypes and score.task in results
-        for sentence in _violation(score, results[score.task])
+        known
+        for known in KNOWN_SCORES
+        if known.model.lower() == model.lower()
+        and revisions & set(known.revisions)
+        and dtype in _TURNED
+        and known.task in results
+        and not results[known.task].num_fewshot
+        and known.metric in results[known.task].metrics
     ]
 
 
-def _violation(known: KnownScore, result: TaskResult) -> list[str]:
-    if result.num_fewshot or known.metric not in result.metrics:
-        return []
-    value = result.metrics[known.metric]
-    sampling = math.sqrt(known.value * (1 - known.value) / result.n)
-    tolerance = _SIGMAS * math.hypot(known.error, sampling)
-    if abs(value - known.value) <= tolerance:
-        return []
-    return [
-        f"{known.model} scores {value:.3f} on {known.task} ({known.metric}, {result.n} documents), "
-        f"but {known.value:.3f} ± {tolerance:.3f} is known ({known.source}): "
-        "check revision, dtype and tokenizer before comparing anything with it."
-    ]
+def _identify(name: str, revision: str | None) -> tuple[str, set[str]]:
+    """Return the hub id and all that is known to be the name of this revision."""
+    if snapshot := _SNAPSHOT.search(str(Path(name).absolute())):
+        owner, model, commit = snapshot.groups()
+        return f"{owner}/{model}", {commit, *_names_of(f"{owner}/{model}", commit)}
+    if Path(name).is_dir():
+        folder = re.split(r"--|__", Path(name).absolute().name.lower())[-1]
+        models = {known.model for known in KNOWN_SCORES}
+        name = next((model for model in models if model.lower().rpartition("/")[2] == folder), name)
+    name = _SHORT_NAMES.get(name, name)
+    return name, {revision or "main", *(_names_of(name, revision) if revision else ())}
+
+
+def _names_of(model: str, commit: str) -> set[str]:
+    """Return the branches and tags that the hub's cache on this machine knows to be a commit."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    references = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
+    files = [path for path in references.rglob("*") if path.is_file()] if references.is_dir() else []
+    return {path.relative_to(references).as_posix() for path in files if path.read_text().strip() == commit}

@@ -1,40 +1,47 @@
 """How a task's score follows from its documents: the form all statistics work on.
 
-Every metric here is a ratio of sums over documents, ``r = Σ aᵢ / Σ cᵢ``, or the exponential of one. An accuracy has
-``aᵢ`` 0 or 1 and ``cᵢ = 1``; a word perplexity is ``exp(r)`` with ``aᵢ`` the negative log-likelihood of a document and
-``cᵢ`` its words. lm-eval hands out one value a document, a number or a pair ``(log-likelihood, count)``.
+Most metrics are a ratio of sums over documents, ``r = Σ aᵢ / Σ cᵢ``, or the exponential of one. An accuracy has ``aᵢ``
+0 or 1 and ``cᵢ = 1``; a word perplexity is ``exp(r)`` with ``aᵢ`` the negative log-likelihood of a document and ``cᵢ``
+its words. lm-eval hands out one value a document and says by which function they are aggregated; it is that function
+which decides, not the metric's name. Of every other one (F1, Matthews correlation, BLEU, median) nothing is known but
+the function itself, which can be applied to resampled documents.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Aggregation = Callable[[Sequence[Any]], float]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's direction and how its per-document values enter the ratio.
+    """A metric's direction and how its per-document values enter the score.
 
     Attributes:
         higher_is_better: the direction.
         exponential: the score is ``exp(r)``, so that models are compared by the difference of ``r``, a log ratio.
         factor: what a document's (first) value is multiplied by to give ``aᵢ``.
+        weighted: a document's value is a pair, whose second part is ``cᵢ``; else ``cᵢ`` is 1.
+        aggregate: lm-eval's function from the documents' values to the score where that is no ratio; else None.
     """
 
     higher_is_better: bool = True
     exponential: bool = False
     factor: float = 1.0
+    weighted: bool = False
+    aggregate: Aggregation | None = None
 
     def ratio_terms(self, values: Sequence[Any]) -> tuple[Array, Array]:
         """Return ``a`` and ``c``, each (documents,), from the per-document values."""
-        pairs = [value if isinstance(value, list | tuple) else (value, 1.0) for value in values]
+        pairs = values if self.weighted else [(value, 1.0) for value in values]
         table = np.asarray(pairs, dtype=np.float64)
         return self.factor * table[:, 0], table[:, 1]
 
@@ -47,13 +54,16 @@ class Metric:
         return math.exp(reference) * math.expm1(difference) if self.exponential else difference
 
 
-_METRICS = {
-    "perplexity": Metric(higher_is_better=False, exponential=True, factor=-1.0),
-    "word_perplexity": Metric(higher_is_better=False, exponential=True, factor=-1.0),
-    "byte_perplexity": Metric(higher_is_better=False, exponential=True, factor=-1.0),
-    "bits_per_byte": Metric(higher_is_better=False, factor=-1.0 / math.log(2.0)),
-    "paragraph_perplexity": Metric(higher_is_better=False, exponential=True),
+_MEAN = "lm_eval.api.metrics.mean"
+_RATIOS = {
+    _MEAN: Metric(),
+    "lm_eval.api.metrics.perplexity": Metric(exponential=True, factor=-1.0),
+    "lm_eval.api.metrics.weighted_perplexity": Metric(exponential=True, factor=-1.0, weighted=True),
+    "lm_eval.api.metrics.bits_per_byte": Metric(factor=-1.0 / math.log(2.0), weighted=True),
+    "hfpatch.evaluation.paper_tasks.exponential_mean": Metric(exponential=True),
 }
+"""The aggregations that are ratios of sums, by module and name."""
+_OWN = {"paragraph_perplexity": "hfpatch.evaluation.paper_tasks.exponential_mean"}
 
 _PRIMARY_OF_TASK = {"hellaswag": "acc_norm"}
 _PRIMARY = ("acc", "word_perplexity", "paragraph_perplexity", "exact_match")
@@ -65,9 +75,21 @@ def ratio_error(terms: Array, weights: Array) -> float:
     return float(np.sqrt(len(terms)) * residuals.std(ddof=1) / weights.sum())
 
 
-def metric_named(name: str, *, higher_is_better: bool = True) -> Metric:
-    """Return the metric of this name; one that is not known is a mean over documents with the direction given."""
-    return _METRICS.get(name, Metric(higher_is_better=higher_is_better))
+def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggregation | None = None) -> Metric:
+    """Return the metric of this name.
+
+    Args:
+        name: lm-eval's name of the metric.
+        higher_is_better: its direction.
+        aggregation: the task's function from documents to score; None takes lm-eval's own of this name, a mean where
+            there is none.
+    """
+    from lm_eval.api.registry import get_metric_aggregation
+
+    function = aggregation or get_metric_aggregation(name)
+    place = f"{function.__module__}.{getattr(function, '__qualname__', '')}" if function else _OWN.get(name, _MEAN)
+    ratio = _RATIOS.get(place)
+    return replace(ratio or Metric(aggregate=function), higher_is_better=higher_is_better)
 
 
 def primary_metric(task: str, metrics: Sequence[str]) -> str:

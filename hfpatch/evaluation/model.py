@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_POSITIONS = re.compile(r"pos|wpe")
+_OFFSETS = 8  # rows that some tables have in front
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
@@ -56,6 +59,7 @@ class HfpatchLM(HFLM):
     Args:
         pretrained: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``, or a model.
         patch: a folder that `hfpatch.save_patch` wrote; it is put on the model.
+        allow_other_base: take a patch whose base had other weights.
         device: where an id or folder is loaded to; None takes a GPU if there is one.
         token_budget: tokens that are scored at once; None takes what suits the device.
         **options: all other arguments of ``HFLM``, such as ``tokenizer``, ``dtype``, ``peft``, ``max_length``.
@@ -74,6 +78,7 @@ class HfpatchLM(HFLM):
         pretrained: str | PreTrainedModel,
         *,
         patch: str | Path | None = None,
+        allow_other_base: bool = False,
         device: str | None = None,
         token_budget: int | None = None,
         **options: Any,
@@ -84,14 +89,17 @@ class HfpatchLM(HFLM):
             from hfpatch.bases import locate_base
 
             pretrained = locate_base(pretrained)
+        elif not pretrained.config.is_encoder_decoder:  # of BART and its kin lm-eval takes the type, not the class
+            options.setdefault("backend", "causal")
         super().__init__(pretrained, device=device, softmax_dtype="float32", **options)
         if self.backend != "causal":
             raise HfpatchError(f"{type(self.model).__name__} is no causal language model; hfpatch scores no other")
         check_tokenizer(self.model, self.tokenizer)
+        check_positions(self.model, options.get("max_length"))
         if patch is not None:
             from hfpatch.patch_files import load_patch
 
-            load_patch(self.model, Path(patch))
+            load_patch(self.model, Path(patch), allow_other_base=allow_other_base)
         self.answers: Answers | None = None
         self.reused = 0
         self.on_scored: Callable[[int, int], None] | None = None
@@ -276,6 +284,24 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
     if len(tokenizer) > rows:
         raise HfpatchError(
             f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings; use the model's own tokenizer"
+        )
+
+
+def check_positions(model: Any, max_length: int | None) -> None:
+    """Refuse rows that are longer than the model's table of positions; rotary positions have none.
+
+    Raises:
+        HfpatchError: saying how long a row may be.
+    """
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if max_length is None or longest is None or max_length <= longest:
+        return
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    tables = (tensor for name, tensor in tensors if _POSITIONS.search(name) and tensor.dim() == 2)
+    if any(longest <= len(table) < longest + _OFFSETS for table in tables):
+        raise HfpatchError(
+            f"max_length is {max_length}, and {type(model).__name__} has a table of {longest} positions; "
+            "take a max_length up to that"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.answers import model_key, open_answers
-from hfpatch.evaluation.metrics import metric_named, primary_metric, ratio_error
+from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric, ratio_error
 from hfpatch.evaluation.mistakes import first_unfit_document
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.quiet import quiet
@@ -41,6 +42,7 @@ def evaluate(
     data_dir: Path | None = None,
     records_dir: Path | None = None,
     answers_dir: Path | None = None,
+    answers_optional: bool = False,
     base_sha256: str | None = None,
     on_task: OnTask | None = None,
     on_scored: OnScored | None = None,
@@ -56,6 +58,7 @@ def evaluate(
             ``doc_hash``, ``target``, ``doc`` and each metric's value, a number or a pair (log-likelihood, count).
         answers_dir: where the model's answers are kept as they come. What is there is not scored again, be it from an
             interrupted evaluation or from one with a smaller limit; see `hfpatch.evaluation.answers`.
+        answers_optional: go on without keeping answers where that folder takes none (the disk is full).
         base_sha256: the hash of the base's weights where it is known; answers are kept by it.
         on_task: called with each task's name before it is scored.
         on_scored: called with a task's name, its scored requests and all of them, as scoring goes on.
@@ -77,7 +80,8 @@ def evaluate(
             for name, task in tasks.items():
                 if on_task is not None:
                     on_task(name)
-                scorer.answers = open_answers(answers_dir, name, key) if answers_dir is not None else None
+                if answers_dir is not None:
+                    scorer.answers = open_answers(answers_dir, name, key, optional=answers_optional)
                 scorer.reused = 0
                 scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
                 results[name] = _score(scorer, name, task, settings.limit, records_dir)
@@ -123,11 +127,17 @@ def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_d
     scores = {key.removesuffix(",none"): value for key, value in output["results"][name].items() if "," in key}
     metrics = {key: float(value) for key, value in scores.items() if "_stderr" not in key}
     primary = primary_metric(name, list(metrics))
+    if not math.isfinite(metrics[primary]):
+        raise HfpatchError(
+            f"task {name}: its metric {primary} is {metrics[primary]} over {len(records)} documents; what scores one "
+            "of them is not a number, or the metric is not defined on them"
+        )
+    metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
     return TaskResult(
         task=name,
         n=len(records),
         metrics=metrics,
-        stderr=_errors(metrics, records),
+        stderr=_errors(metrics, records, task.aggregation()),
         primary=primary,
         higher_is_better=bool(task.higher_is_better().get(primary.partition(",")[0], True)),
         num_fewshot=task.get_config("num_fewshot"),
@@ -137,6 +147,16 @@ def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_d
     )
 
 
+def primary_aggregations(tasks: Mapping[str, Any], results: Mapping[str, TaskResult]) -> dict[str, Aggregation]:
+    """Return each task's own function from documents to its primary score, as `compare` takes them.
+
+    Args:
+        tasks: lm-eval's tasks, as `load_tasks` returns them.
+        results: any run's results of these tasks.
+    """
+    return {name: task.aggregation()[results[name].primary.partition(",")[0]] for name, task in tasks.items()}
+
+
 def _records(samples: Sequence[Mapping[str, Any]]) -> list[Record]:
     """Return one record a document; lm-eval has one sample for each document and answer filter."""
     records: dict[int, Record] = {}
@@ -144,15 +164,27 @@ def _records(samples: Sequence[Mapping[str, Any]]) -> list[Record]:
         identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
         record = records.setdefault(sample["doc_id"], identity)
         suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
-        record.update({f"{metric}{suffix}": sample[metric] for metric in sample["metrics"]})
+        record.update({f"{metric}{suffix}": _finite(sample[metric]) for metric in sample["metrics"]})
     return [records[key] for key in sorted(records)]
 
 
-def _errors(metrics: Mapping[str, float], records: Sequence[Record]) -> dict[str, float]:
+def _finite(value: Any) -> Any:
+    """Return a metric's value as JSON can hold it: None for a number that is not finite, at any depth."""
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _errors(
+    metrics: Mapping[str, float], records: Sequence[Record], functions: Mapping[str, Aggregation]
+) -> dict[str, float]:
     """Return the standard error of each metric over documents, where the metric is a ratio of sums."""
     errors = {}
     for name, value in metrics.items() if len(records) > 1 else ():
-        metric = metric_named(name)
-        error = ratio_error(*metric.ratio_terms([record[name] for record in records]))
-        errors[name] = value * error if metric.exponential else error
+        metric = metric_named(name, aggregation=functions.get(name.partition(",")[0]))
+        if metric.aggregate is None:
+            error = ratio_error(*metric.ratio_terms([record[name] for record in records]))
+            errors[name] = value * error if metric.exponential else error
     return errors

@@ -16,6 +16,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation.local import Stamp, file_stamp, local_data, local_overrides, local_stamp
 from hfpatch.evaluation.mistakes import refuse_broken_file, refuse_metrics_without_aggregation, refuse_unknown_metrics
 from hfpatch.evaluation.quiet import quiet
+from hfpatch.files import check_data_dir
 from hfpatch.resources import eval_dir
 
 _OWN = ("tinyworld", "paper")
@@ -45,6 +46,7 @@ def load_tasks(
     Raises:
         HfpatchError: if a name is unknown or a group, the data cannot be had, or a task file has an error.
     """
+    check_data_dir(data_dir)
     local = local_data() if data_dir is not None else {}
     added = _added_folder(include_path) if include_path is not None else AddedFolder()
     tasks = {}

@@ -15,12 +15,12 @@ from transformers import AutoTokenizer
 from hfpatch.bases import load_base, locate_base
 from hfpatch.card import base_licence, export_card, shown_base
 from hfpatch.errors import HfpatchError
-from hfpatch.export.parts import describe
-from hfpatch.export.source import FILE, class_names, modelling_source
+from hfpatch.export.parts import Description, base_name, describe
+from hfpatch.export.source import FILE, class_names, has_tower, modelling_source
 from hfpatch.files import atomic_directory, read_json, write_text
 from hfpatch.patch_files import MANIFEST, load_patch
 from hfpatch.scratch import take_apart
-from hfpatch.tuners.adapters import base_parameters
+from hfpatch.tuners.adapters import adapter_parameters
 
 _PROBE_TOKENS = 16
 
@@ -35,7 +35,13 @@ class Export:
 
 
 def export_patch(
-    patch: Path, out: Path, *, model: str | None = None, revision: str | None = None, dtype: str = "float32"
+    patch: Path,
+    out: Path,
+    *,
+    model: str | None = None,
+    revision: str | None = None,
+    dtype: str = "float32",
+    allow_other_base: bool = False,
 ) -> Export:
     """Write a base with a patch as one folder that transformers alone loads, with ``trust_remote_code=True``.
 
@@ -48,6 +54,7 @@ def export_patch(
         model: the base; None takes the one that the patch names.
         revision: the base's hub revision.
         dtype: the dtype that the base is loaded and written in; the patch keeps its own.
+        allow_other_base: take a patch whose base had other weights.
 
     Raises:
         HfpatchError: if the base or the patch cannot be had, a part cannot be exported, or ``out`` is not free.
@@ -63,7 +70,7 @@ def export_patch(
             f"{name}: was pretrained with a query path of its own and carries its own modelling file; only patches of "
             "stock models can be exported (save_patch and load_patch work on it)"
         )
-    load_patch(base.model, patch)
+    load_patch(base.model, patch, allow_other_base=allow_other_base)
     description, tensors = describe(base.model)
     with atomic_directory(out) as folder:
         copy = _write_model(base.model, description, tensors, folder)
@@ -78,30 +85,27 @@ def _named_base(patch: Path) -> str:
     """Return the base that a patch was made for."""
     if not (patch / MANIFEST).is_file():
         raise HfpatchError(f"{patch}: names no base ({MANIFEST} is missing); give the base with --model")
-    name = read_json(patch / MANIFEST).get("base", {}).get("name")
+    base = read_json(patch / MANIFEST).get("base")
+    name = base.get("name") if isinstance(base, dict) else None
     if not isinstance(name, str) or not name:
         raise HfpatchError(f"{patch / MANIFEST}: names no base; give it with --model")
     shown = shown_base(name)
     return shown if shown.startswith("tinyworld/") else name
 
 
-def _write_model(model: Any, description: Any, tensors: dict[str, Tensor], folder: Path) -> Any:
+def _write_model(model: Any, description: Description, tensors: dict[str, Tensor], folder: Path) -> Any:
     """Write modelling file, configuration and weights; return the model that they make."""
-    stock, config = type(model), type(model.config)
-    model_type = f"hfpatch_{model.config.model_type}"
     fp32 = any(tensor.dtype == torch.float32 for tensor in tensors.values())
-    source = modelling_source(stock, config, model_type=model_type, keep_fp32=fp32)
-    write_text(folder / FILE, source)
-    module = _imported(folder / FILE)
-    patched, patched_config = class_names(stock.__name__, config.__name__)
+    write_text(folder / FILE, modelling_source(model, keep_fp32=fp32))
+    module, home = _imported(folder / FILE), FILE.removesuffix(".py")
+    patched, patched_config = class_names(type(model), type(model.config))
     values = {key: value for key, value in model.config.to_dict().items() if key != "model_type"}
     settings = getattr(module, patched_config)(**values, hfpatch=description)
-    settings.auto_map = {
-        "AutoConfig": f"{FILE.removesuffix('.py')}.{patched_config}",
-        "AutoModelForCausalLM": f"{FILE.removesuffix('.py')}.{patched}",
-    }
+    settings.auto_map = {"AutoConfig": f"{home}.{patched_config}", "AutoModelForCausalLM": f"{home}.{patched}"}
+    if has_tower(model):
+        settings.auto_map["AutoModel"] = f"{home}.{class_names(type(model.base_model), type(model.config))[0]}"
     copy: Any = getattr(module, patched)._from_config(settings, dtype=model.dtype).eval()
-    _fill(copy, {**base_parameters(model), **tensors})
+    _fill(copy, {**_base_tensors(model), **tensors})
     copy.generation_config = model.generation_config
     copy.save_pretrained(str(folder))
     return copy
@@ -116,10 +120,16 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
+def _base_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and the persistent buffers that the model had before any adapter, by their names then."""
+    added = set(adapter_parameters(model))
+    return {base_name(name): t for name, t in model.state_dict(keep_vars=True).items() if name not in added}
+
+
 @torch.no_grad()
 def _fill(copy: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put every tensor in its place, each in its own dtype; buffers are not a matter of weights."""
-    places = dict(copy.named_parameters())
+    """Put every tensor in its place, each in its own dtype."""
+    places = copy.state_dict(keep_vars=True)
     if places.keys() != tensors.keys():
         odd = min(places.keys() ^ tensors.keys())
         raise HfpatchError(f"tensor {odd!r} is not where the export expects it; this architecture cannot be exported")
@@ -130,5 +140,7 @@ def _fill(copy: nn.Module, tensors: dict[str, Tensor]) -> None:
 @torch.no_grad()
 def _require_equal(model: Any, copy: Any) -> None:
     tokens = torch.arange(_PROBE_TOKENS)[None] % model.config.vocab_size
+    for each in (model, copy):
+        each.requires_grad_(False)  # torch picks kernels by these flags
     if not torch.equal(model(tokens).logits, copy(tokens).logits):
         raise HfpatchError("the export does not compute what the patched model computes; nothing was written")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
@@ -13,31 +14,31 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.nonlinear import bottleneck_rank
 from hfpatch.sites import AttentionSite, find_sites
-from hfpatch.tuners.layer import SurgeryLayer
+from hfpatch.sites.site import joined
+from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
 from hfpatch.tuners.nonlinear_query.layer import PARTS, NonlinearQueryLayer
 from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
 
-Description = dict[str, list[dict[str, Any]]]
+Description = list[dict[str, Any]]
 Tensors = dict[str, Tensor]
 
 
 def describe(model: nn.Module) -> tuple[Description, Tensors]:
-    """Return the description of every adapter of a patched model, and its tensors by their name in the export.
+    """Return what :class:`hfpatch.export.runtime.Hooked` reads, an item for each part, and its tensors by their name.
 
     Raises:
         HfpatchError: if an adapter is of a kind that cannot be written as plain torch.
     """
     _require_plain_parts(model)
-    found: Description = {"pre_projections": [], "queries": [], "loras": []}
+    found: Description = []
     tensors: Tensors = {}
     for site in find_sites(model):
-        for child in site.attention.children():
-            if isinstance(child, PreProjectionLayer):
-                found["pre_projections"].append(_pre_projections(site, child, tensors))
-            elif isinstance(child, NonlinearQueryLayer):
-                found["queries"] += _queries(site, child, tensors)
-    found["loras"] = [_lora(name, module, tensors) for name, module in _loras(model)]
-    return found, tensors
+        pre, query = surgery_layer(site, PreProjectionLayer), surgery_layer(site, NonlinearQueryLayer)
+        if pre is not None and pre.working_adapters():
+            found.append(_pre_projections(site, pre, tensors))
+        if query is not None:
+            found += _queries(site, query, tensors)
+    return [*found, *(_lora(name, module, tensors) for name, module in _loras(model))], tensors
 
 
 def base_name(name: str) -> str:
@@ -65,30 +66,39 @@ def _require_plain_parts(model: nn.Module) -> None:
 
 
 def _pre_projections(site: AttentionSite, layer: PreProjectionLayer, tensors: Tensors) -> dict[str, Any]:
-    parts = []
+    if site.norm is not None or site.entries != (site.attention,):
+        raise HfpatchError(
+            f"{site.path}: {type(site.attention).__name__} does not read its hidden state as one argument, so its "
+            "pre-projection cannot be exported; nonlinear queries and LoRA can"
+        )
+    parts, name = [], f"hfpatch_pre_{site.name.replace('.', '_')}"
     for index, adapter in enumerate(layer.working_adapters()):
         config = layer.configs[adapter]
         kinds = ["up", "down", *(["gate"] if config.gated else []), *(["skip"] if config.content_skip else [])]
         for kind in kinds:
             weight = layer.linear(f"preproj_{kind}", adapter).weight
-            tensors[f"{site.path}.hfpatch_pre.parts.{index}.{kind}.weight"] = weight
+            tensors[joined(site.host_path, f"{name}.parts.{index}.{kind}.weight")] = weight
         up = layer.linear("preproj_up", adapter)
         part = {"hidden": up.in_features, "inner": up.out_features, "activation": config.activation}
         parts.append({**part, "gated": config.gated, "skip": config.content_skip})
-    return {"at": site.path, "exit": site.exit_path, "parts": parts}
+    at = [site.path, site.exit_path]
+    return _item("hfpatch_pre", name, site, at, {"parts": parts, "factor": site.exit_factor})
 
 
-def _queries(site: AttentionSite, layer: NonlinearQueryLayer, tensors: Tensors) -> list[dict[str, Any]]:
+def _queries(site: AttentionSite, layer: NonlinearQueryLayer, tensors: Tensors) -> Description:
     """Return an item for each projection of a site that has nonlinear parts, in the order in which they act."""
-    items: dict[str, list[dict[str, Any]]] = {}
+    items: dict[str, dict[str, Any]] = {}
     for adapter in layer.working_adapters():
         config = layer.configs[adapter]
         for target in config.targets:
-            at = f"{site.path}.{site.projections[target].path}"
-            parts = items.setdefault(at, [])
+            projection = site.projections[target]
+            name = f"hfpatch_queries_{projection.path.replace('.', '_')}"
+            at = [joined(site.path, path) for path in (projection.path, projection.source) if path]
+            item = items.setdefault(projection.path, _item("hfpatch_queries", name, site, at, {"parts": []}))
+            parts = item["options"]["parts"]
             for kind in PARTS:
-                for name, tensor in layer.held(f"nonlinear_{target}_{kind}")[adapter].named_parameters():
-                    tensors[f"{at}.hfpatch_queries.{len(parts)}.{kind}.{name}"] = tensor
+                for tensor_name, tensor in layer.held(f"nonlinear_{target}_{kind}")[adapter].named_parameters():
+                    tensors[joined(site.host_path, f"{name}.parts.{len(parts)}.{kind}.{tensor_name}")] = tensor
             columns = layer.columns[target]
             parts.append(
                 {
@@ -101,17 +111,25 @@ def _queries(site: AttentionSite, layer: NonlinearQueryLayer, tensors: Tensors) 
                     "form": config.form,
                 }
             )
-    return [{"at": at, "parts": parts} for at, parts in items.items()]
+    return list(items.values())
+
+
+def _item(kind: str, name: str, site: AttentionSite, at: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    paths = {"host": site.host_path, "block": site.block_path, "at": at}
+    return {"kind": kind, "name": name, **paths, "options": options}
 
 
 def _lora(name: str, layer: LoraLayer, tensors: Tensors) -> dict[str, Any]:
     at, parts = base_name(name), []
+    host, _, last = at.rpartition(".")
+    own = f"hfpatch_lora_{last}"
     for index, adapter in enumerate(name for name in layer.active_adapters if name in layer.lora_A):
         a, b = layer.lora_A[adapter], layer.lora_B[adapter]
-        if not isinstance(a, nn.Linear) or not isinstance(b, nn.Linear):
-            raise HfpatchError(f"{at}: only LoRA on a linear projection can be exported, not {type(a).__name__}")
-        tensors[f"{at}.hfpatch_lora.a.{index}.weight"] = a.weight
-        tensors |= {f"{at}.hfpatch_lora.b.{index}.{kind}": tensor for kind, tensor in b.named_parameters()}
+        if not isinstance(a, nn.Linear) or not isinstance(b, nn.Linear) or isinstance(layer, ParamWrapper):
+            raise HfpatchError(f"{at}: only LoRA on a linear projection can be exported, not {type(layer).__name__}")
+        tensors[joined(host, f"{own}.a.{index}.weight")] = a.weight
+        tensors |= {joined(host, f"{own}.b.{index}.{kind}"): tensor for kind, tensor in b.named_parameters()}
         sizes = {"inputs": a.in_features, "rank": a.out_features, "outputs": b.out_features}
         parts.append({**sizes, "scaling": float(layer.scaling[adapter]), "bias": b.bias is not None})
-    return {"at": at, "parts": parts}
+    paths = {"host": host, "block": host, "at": [at]}
+    return {"kind": "hfpatch_lora", "name": own, **paths, "options": {"parts": parts}}

@@ -7,13 +7,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.nn.calls import CALLS
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.norms import make_norm
 from hfpatch.nn.shared import as_read_by
 
 
 class HiddenState:
-    """Carries what the down-projection of an MLP reads to the next block's attention, which clears it.
+    """Carries what the down-projection of an MLP reads to the next block's attention in the same call, which clears it.
 
     Args:
         mlp: the module that holds the down-projection.
@@ -21,14 +22,13 @@ class HiddenState:
     """
 
     def __init__(self, mlp: nn.Module, down: str) -> None:
-        self.value: Tensor | None = None
         self._down = down
         self._watched: nn.Module | None = None
         mlp.register_forward_pre_hook(self._watch)
 
     def keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Remember the input of the down-projection, ``(batch, seq, inner)``: a forward pre-hook."""
-        self.value = args[0]
+        CALLS.keep(self, "value", args[0])
 
     def _watch(self, mlp: nn.Module, args: tuple[Any, ...]) -> None:
         down: nn.Module = getattr(mlp, self._down)
@@ -42,9 +42,9 @@ class HiddenState:
         Raises:
             HfpatchError: if nothing was, because the block before did not run.
         """
-        if self.value is None:
+        value: Tensor | None = CALLS.take(self, "value")
+        if value is None:
             raise HfpatchError("a query reads the hidden activations of the MLP before it, but that MLP did not run")
-        value, self.value = self.value, None
         return value
 
 

@@ -129,7 +129,7 @@ class MixedProjection(nn.Module):
         joint = F.linear(x, torch.cat(weights), _joined_bias(matrices, sum(up.shape[0] for up in ups)))
         parts = list(torch.split(joint, [weight.shape[0] for weight in weights], dim=-1))
         for matrix, part in zip(matrices, parts, strict=False):
-            matrix.kept = (x, part)
+            matrix.keep(x, part)
         values = {
             name: path.around(x, maps[name].from_joined(x, part))  # type: ignore[operator, union-attr]
             for (name, path), part in zip(self.paths.items(), parts[len(matrices) :], strict=True)

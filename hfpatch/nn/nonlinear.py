@@ -9,6 +9,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.activations import Activation, activation
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.norms import NORM_EPSILON, make_norm
+from hfpatch.nn.preprojection import MAX_EXPANSION
 from hfpatch.nn.shared import as_read_by, shared, shared_inside
 
 
@@ -36,7 +37,7 @@ def bottleneck_rank(hidden_size: int, rank: int | None) -> int:
     """Return ``rank``, or d/2 where it is None.
 
     Raises:
-        HfpatchError: if the rank is less than one, or d is odd and no rank is given.
+        HfpatchError: if the rank is less than one or absurdly large, or d is odd and no rank is given.
     """
     if rank is None:
         if hidden_size % 2:
@@ -44,6 +45,8 @@ def bottleneck_rank(hidden_size: int, rank: int | None) -> int:
         return hidden_size // 2
     if rank < 1:
         raise HfpatchError(f"rank={rank} must be at least 1 (None takes half the hidden size)")
+    if rank > MAX_EXPANSION * hidden_size:
+        raise HfpatchError(f"rank={rank} must be at most {MAX_EXPANSION} times the hidden size, {hidden_size}")
     return rank
 
 
@@ -127,7 +130,7 @@ class NonlinearProjection(nn.Module):
         inner = shared_inside(self.up)
         if inner is not None and inner is not self.up:  # an adapter adds its own term
             normed = self.norm_in(as_read_by(self.up, x))
-            inner.kept = (normed, product)
+            inner.keep(normed, product)
             product = self.up(normed)
         f: Tensor = self.norm_out(self.down(self.act(product)))
         return f

@@ -10,14 +10,16 @@ from hfpatch.nn.activations import Activation, activation
 from hfpatch.nn.initialization import normal_
 
 PAPER_STD = 0.01
+MAX_EXPANSION = 1024  # far beyond any use; what is more is a slip of the keyboard that would fill the memory
 
 
 def inner_width(hidden_size: int, expansion: float) -> int:
     """Return the inner width int(e·d).
 
     Raises:
-        HfpatchError: if that is less than one.
+        HfpatchError: if that is less than one, or e is out of range.
     """
+    check_expansion(expansion)
     width = int(expansion * hidden_size)
     if width < 1:
         raise HfpatchError(
@@ -133,6 +135,12 @@ def init_pre_projection(
         nn.init.zeros_(down.weight)
     else:
         normal_(down.weight, std=PAPER_STD, seed=seed, name=f"{name}_down")
+
+
+def check_expansion(expansion: float) -> None:
+    """Raise :class:`HfpatchError` unless e is above 0 and at most :data:`MAX_EXPANSION`."""
+    if not 0 < expansion <= MAX_EXPANSION:
+        raise HfpatchError(f"expansion={expansion} must be above 0 and at most {MAX_EXPANSION}")
 
 
 def check_init(init: str) -> None:

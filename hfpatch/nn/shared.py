@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from hfpatch.nn.calls import CALLS
+
 
 class SharedLinear(nn.Linear):
     """A linear layer that takes its product from where it was computed with others, if that was for the same x."""
 
-    kept: tuple[Tensor, Tensor] | None = None
+    def keep(self, x: Tensor, product: Tensor) -> None:
+        """Keep the product of x, which this layer is called with next in this thread."""
+        CALLS.keep(self, "product", (x, product))
 
     def forward(self, input: Tensor) -> Tensor:
         """Map x ``(batch, seq, in)`` to ``(batch, seq, out)``."""
-        kept, self.kept = self.kept, None
-        return kept[1] if kept is not None and kept[0] is input else super().forward(input)
+        kept = CALLS.take(self, "product")
+        if kept is None or kept[0] is not input:
+            return super().forward(input)
+        product: Tensor = kept[1]
+        return product
 
 
 def shared(linear: nn.Linear) -> SharedLinear:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -19,17 +17,23 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.load import load_splits
 from hfpatch.data.plan import BatchPlan, draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json, write_text
+from hfpatch.evaluation.model import check_tokenizer
+from hfpatch.files import check_data_dir
 from hfpatch.methods import Method, build_method, validate_methods
 from hfpatch.patching import PatchSummary, patch, patch_summary, unpatch
-from hfpatch.pipeline.folder import RunFolder
+from hfpatch.pipeline.identity import Identity, identify_base, identify_data, identify_method, identify_training
 from hfpatch.recipe import Recipe
+from hfpatch.training.loop import check_blocks
 from hfpatch.training.sharding import cuts_tensors
+from hfpatch.training.trainer import check_trackers
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A base, its training blocks, one batch plan a seed and what each method adds, all checked before any run."""
+    """A base, its training blocks, one batch plan a seed, what each method adds and the identity that all runs share.
+
+    Everything is checked before any run.
+    """
 
     recipe: Recipe
     base: Base
@@ -38,12 +42,20 @@ class Bench:
     plans: dict[int, BatchPlan]
     methods: dict[str, Method]
     sizes: dict[str, PatchSummary]
+    shared: Identity
 
     @property
     def device(self) -> torch.device:
         """The device the runs take place on."""
         device: torch.device = PartialState().device
         return device
+
+    def identify(self, method: str, seed: int) -> Identity:
+        """Return the identity of a method's run with a seed; the bare base is evaluated only, and has no plan."""
+        if not self.methods[method].configs:
+            return self.shared
+        chosen = identify_method(self.methods[method])
+        return {**self.shared, **chosen, **identify_training(self.recipe.training, self.plans[seed])}
 
     @contextmanager
     def patched(self, method: str, put: Callable[[PreTrainedModel, Method], object]) -> Iterator[PreTrainedModel]:
@@ -82,18 +94,24 @@ def set_up(recipe: Recipe) -> Bench:
     Raises:
         HfpatchError: if the base, the data or a method cannot be had as the recipe says.
     """
+    check_data_dir(recipe.data_dir)
+    check_trackers(recipe.training.report_to)
     validate_methods(recipe.methods)
     base = load_base(recipe.model.name, revision=recipe.model.revision, dtype=recipe.model.dtype)
+    check_tokenizer(base.model, base.tokenizer)
+    identity = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
     sizes = {name: _measure(base, method) for name, method in methods.items()}
     with PartialState().local_main_process_first():  # the others find the tokens in the cache
         splits = load_splits(recipe.data, base.tokenizer, data_dir=recipe.data_dir, cache_dir=cache_folder("tokens"))
     blocks, training = splits.train, recipe.training
+    check_blocks(base.model, blocks, splits.held_out)
     plans = {
         seed: draw_plan(blocks=len(blocks), steps=training.steps, batch_size=training.batch_size, seed=seed)
         for seed in training.seeds
     }
-    bench = Bench(recipe, base, blocks, splits.held_out, plans, methods, sizes)
+    identity |= identify_data(base.tokenizer, blocks, splits.held_out)
+    bench = Bench(recipe, base, blocks, splits.held_out, plans, methods, sizes, identity)
     if not cuts_tensors():  # what is cut in pieces goes to the devices piece by piece
         base.model.to(bench.device)
     return bench
@@ -104,21 +122,3 @@ def _measure(base: Base, method: Method) -> PatchSummary:
     if not method.configs:
         return replace(patch_summary(base.model), trainable=0)
     return patch_summary(patch(meta_twin(base.model), method.configs))
-
-
-def write_plans(folder: RunFolder, plans: dict[int, BatchPlan]) -> None:
-    """Write the batch plans, or hold them against those that the folder has.
-
-    Raises:
-        HfpatchError: if the folder's plans are others, which means that the training text has changed.
-    """
-    if not folder.plan.is_file():
-        write_text(folder.plan, json.dumps({str(seed): plan.to_json() for seed, plan in plans.items()}) + "\n")
-        return
-    stored: dict[str, Any] = read_json(folder.plan)
-    for seed, plan in plans.items():
-        if str(seed) not in stored or BatchPlan.from_json(stored[str(seed)]).sha256 != plan.sha256:
-            raise HfpatchError(
-                f"{folder.plan}: the plan of seed {seed} is another: the training text or the tokenizer has changed "
-                "since this run began; choose another --out"
-            )

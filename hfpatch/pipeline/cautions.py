@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hfpatch.evaluation import TaskResult, check_known_scores
+from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipe import Recipe
 
 UNMATCHED = 0.01
@@ -41,13 +41,20 @@ def form_of(parts: Iterable[Mapping[str, Any]]) -> str | None:
 
 def known_score_surprises(recipe: Recipe, result: Mapping[str, Any]) -> list[str]:
     """Return one sentence for each score of the base, a run's result.json, that lies outside what is published."""
-    scores = {task: TaskResult.from_json(score) for task, score in result["evaluation"].items()}
-    return check_known_scores(recipe.model.name, recipe.model.revision, recipe.model.dtype, scores)
+    model = recipe.model
+    return check_known_scores(model.name, model.revision, model.dtype, scores_of(result))
+
+
+def scores_of(result: Mapping[str, Any]) -> dict[str, TaskResult]:
+    """Return the scores in a run's result.json, by task."""
+    return {task: TaskResult.from_json(score) for task, score in result["evaluation"].items()}
 
 
 def _base(recipe: Recipe, baseline: Mapping[str, Any]) -> Iterable[str]:
     for result in baseline["runs"].values():
         yield from known_score_surprises(recipe, result)
+        if unknown := unknown_base(recipe.model.name, recipe.model.revision, recipe.model.dtype, scores_of(result)):
+            yield unknown
 
 
 def _sizes(recipe: Recipe, methods: Mapping[str, Any], references: Mapping[str, list[str]]) -> Iterable[str]:
@@ -84,6 +91,8 @@ def _cut_short(methods: Mapping[str, Any]) -> Iterable[str]:
     for name, method in methods.items():
         for seed, run in method["runs"].items():
             train = run["train"] or {}
+            if (step := train.get("diverged_step")) is not None:
+                yield f"{name}, seed {seed}: diverged at step {step}; it has no scores, and no comparison counts it."
             if skipped := train.get("skipped_steps"):
                 yield f"{name}, seed {seed}: {skipped} updates were left out, their loss or gradient not being finite."
             if train.get("stopped_early"):
@@ -96,6 +105,9 @@ def _seeds(recipe: Recipe) -> Iterable[str]:
 
 
 def _documents(results: Mapping[str, Any]) -> Iterable[str]:
+    untested = [each["task"] for each in results["comparisons"] if each["verdict"] == "too few documents"]
+    if untested:
+        yield f"Too few documents to test any difference: {', '.join(dict.fromkeys(untested))}."
     limits = []
     for task, facts in results["tasks"].items():
         visible = [each["smallest_visible"] for each in results["comparisons"] if each["task"] == task]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hfpatch.bases import load_base, load_config
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import Part, build_method, validate_methods
+from hfpatch.pipeline.progress import Progress
 from hfpatch.promises import CheckReport
 from hfpatch.promises import check as run_promises
 from hfpatch.recipe import ModelSettings
@@ -43,7 +45,9 @@ class CheckOutcome:
         return "\n".join([*map(str, self.reports), *refused])
 
 
-def check(model: ModelSettings, part: Part | None = None, *, config_only: bool = False) -> CheckOutcome:
+def check(
+    model: ModelSettings, part: Part | None = None, *, config_only: bool = False, progress: Progress | None = None
+) -> CheckOutcome:
     """Run the promises on a model.
 
     Args:
@@ -51,11 +55,13 @@ def check(model: ModelSettings, part: Part | None = None, *, config_only: bool =
         part: a method's part, as a recipe writes it; None runs pre-projection with content skip and the nonlinear
             query, and reports what the architecture refuses.
         config_only: run them on a tiny random twin of the model's configuration, without its weights.
+        progress: shown each promise before it is tested.
 
     Raises:
         HfpatchError: if the model cannot be had, or nothing fits it.
     """
     parts = EVERY_KIND if part is None else [part]
+    progress = progress or Progress()
     for each in parts:
         validate_methods({"checked": [each]})
     loaded, name = _load(model, config_only)
@@ -64,7 +70,9 @@ def check(model: ModelSettings, part: Part | None = None, *, config_only: bool =
     for each in parts:
         try:
             config = build_method(loaded, {"checked": [each]}, "checked").configs[0]
-            reports.append(replace(run_promises(loaded, config), model=name))
+            report = run_promises(loaded, config, watch=partial(_show, progress, str(each["type"])))
+            reports.append(replace(report, model=name))
+            progress.finished(str(each["type"]), "" if report.passed else "broken promises")
         except HfpatchError as error:
             if part is not None:
                 raise
@@ -72,6 +80,11 @@ def check(model: ModelSettings, part: Part | None = None, *, config_only: bool =
     if not reports:
         raise HfpatchError(next(iter(refused.values())))
     return CheckOutcome(reports, refused)
+
+
+def _show(progress: Progress, method: str, promise: str, done: int, total: int) -> None:
+    progress.evaluating(method, promise)
+    progress.scored(method, promise, done, total)
 
 
 def _load(model: ModelSettings, config_only: bool) -> tuple[Any, str]:

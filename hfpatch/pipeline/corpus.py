@@ -6,6 +6,7 @@ import hashlib
 import json
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +20,8 @@ from hfpatch.data.plan import draw_evaluation
 from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_directory
+from hfpatch.files import atomic_directory, check_data_dir
+from hfpatch.pipeline.identity import Identity, identify_data
 from hfpatch.pretraining_recipe import PretrainRecipe, StudyRecipe
 from hfpatch.training.processes import start_processes
 
@@ -32,6 +34,11 @@ class Corpus:
     train: TokenBlocks
     evaluation: TokenBlocks | None
 
+    @cached_property
+    def identity(self) -> Identity:
+        """The hashes of all three."""
+        return identify_data(self.tokenizer, self.train, self.evaluation)
+
 
 def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
     """Find or train the tokenizer and tokenise the text, on the first process; the others read its cache.
@@ -39,6 +46,7 @@ def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
     Raises:
         HfpatchError: if tokenizer or text cannot be had.
     """
+    check_data_dir(recipe.data_dir)
     with start_processes().local_main_process_first():
         tokenizer = recipe_tokenizer(recipe)
         load = {"tokenizer": tokenizer, "data_dir": recipe.data_dir, "cache_dir": cache_folder("tokens")}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json, write_text
+from hfpatch.files import read_json
+from hfpatch.leftovers import remove_leftovers
+from hfpatch.pipeline.locks import held_by_others
 from hfpatch.recipe import Recipe, load_recipe
 from hfpatch.training import settings as training_settings
 
@@ -31,11 +35,6 @@ class RunFolder:
     def recipe(self) -> Path:
         """The resolved recipe; written first, so that it marks the folder as a run."""
         return self.root / "recipe.yaml"
-
-    @property
-    def plan(self) -> Path:
-        """The batch plan of each seed."""
-        return self.root / "plan.json"
 
     @property
     def results(self) -> Path:
@@ -73,6 +72,11 @@ class RunPaths:
         return self.root / "training.json"
 
     @property
+    def checkpoints(self) -> Path:
+        """What an interrupted training goes on from."""
+        return self.root / "checkpoints"
+
+    @property
     def evaluations(self) -> Path:
         """A file of records for each task."""
         return self.root / "evaluations"
@@ -102,6 +106,7 @@ def open_folder(out: Path, recipe: Recipe, *, resume: bool, method: str | None =
             ``resume`` is not set.
     """
     folder = RunFolder(out)
+    remove_leftovers(out)
     if not holds_run(out):
         return folder
     check_same_recipe(out, load_recipe(folder.recipe), recipe)
@@ -125,7 +130,7 @@ def holds_run(out: Path) -> bool:
             raise HfpatchError(f"{place}: is a file, not a folder; choose another --out")
     if (out / "recipe.yaml").is_file():
         return True
-    if out.is_dir() and any(not entry.name.startswith(".") for entry in out.iterdir()):
+    if out.is_dir() and not _is_empty(out):
         raise HfpatchError(f"{out}: is not empty and holds no run of hfpatch; choose another --out")
     return False
 
@@ -145,12 +150,6 @@ def check_same_recipe(out: Path, stored: BaseModel, recipe: BaseModel) -> None:
             )
 
 
-def write_recipe(folder: RunFolder, recipe: Recipe) -> None:
-    """Write the resolved recipe, unless the folder has it already."""
-    if not folder.recipe.is_file():
-        write_text(folder.recipe, recipe.to_yaml())
-
-
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as one mapping of dotted keys."""
     flat: dict[str, Any] = {}
@@ -160,3 +159,34 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+@contextmanager
+def no_false_start(out: Path, locks: Collection[str]) -> Iterator[None]:
+    """Take away what a start has written to an empty folder if it fails before there is anything to continue from.
+
+    Args:
+        out: the folder.
+        locks: the locks on it that this process holds; where others hold theirs, everything stays.
+    """
+    fresh = not out.is_dir() or _is_empty(out)
+    try:
+        yield
+    except BaseException:
+        if fresh and out.is_dir() and not _holds_work(out) and not held_by_others(out, locks):
+            for entry in out.iterdir():
+                if not entry.name.startswith("."):
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        raise
+
+
+def _is_empty(out: Path) -> bool:
+    return all(entry.name.startswith(".") for entry in out.iterdir())
+
+
+def _holds_work(out: Path) -> bool:
+    """Return whether a run or an evaluation has left something in ``out``: steps, answers, records or results."""
+    files = [out / name for name in ("metrics.jsonl", "result.json", "results.json")]
+    folders = [out / name for name in ("runs", "checkpoints", "model")]
+    files += [path for folder in folders for path in folder.rglob("*")]
+    return any(path.is_file() and path.stat().st_size for path in files)

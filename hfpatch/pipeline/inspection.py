@@ -139,6 +139,7 @@ def inspect(
     model: ModelSettings,
     patch: Path | None,
     *,
+    allow_other_base: bool = False,
     text: str | None = None,
     tokens: int | None = None,
     data_dir: Path | None = None,
@@ -149,6 +150,7 @@ def inspect(
     Args:
         model: the base.
         patch: a folder that `save_patch` or PEFT wrote; inside a run folder the run's records are read too.
+        allow_other_base: take a patch whose base had other weights.
         text: where the text to measure on comes from, as a recipe's ``data.source``; best one that the patch was not
             trained on. None takes that of tinyworld's tasks for tinyworld's models, and measures nothing for others.
         tokens: how many tokens of it; None takes eight times the hidden size, at least 2048.
@@ -164,13 +166,14 @@ def inspect(
     source, texts = _texts(base, text, data_dir) or ("", [])
     rows = _rows(base, sites, texts, tokens) if source else []
     notes = [f"Block {layer} is no attention branch: {why}." for layer, why in seen.skipped.items()]
-    moved = {} if patch is None else _moved(base, patch, notes)  # first: a patch that does not fit is refused at once
+    # first: a patch that does not fit is refused at once
+    moved = {} if patch is None else _moved(base, patch, allow_other_base, notes)
     found: dict[str, Any] = {"notes": notes, **moved, **_of_the_base(base, notes)}
     if reparametrisation:
         ids = batches_of(rows[:2])[0]["input_ids"] if rows else batches_of([list(range(3, 19))])[0]["input_ids"]
         found["reparametrisation"] = _try(notes, "Reparametrisation", lambda: reparametrise(base.model, ids))
     if patch is not None:
-        load_patch(base.model, patch)
+        load_patch(base.model, patch, allow_other_base=allow_other_base)
         found.update(_of_the_patch(base, rows, notes))
     elif paths_with_f(base.model):
         found.update(_of_own_queries(base, rows, notes))
@@ -230,11 +233,11 @@ def _of_the_base(base: Base, notes: list[str]) -> dict[str, Any]:
     return {"relations": _try(notes, "Q-K relation", relations), "gauge": max(deviations, default=None)}
 
 
-def _moved(base: Base, patch: Path, notes: list[str]) -> dict[str, Any]:
+def _moved(base: Base, patch: Path, allow_other_base: bool, notes: list[str]) -> dict[str, Any]:
     """Hold a saved patch against its own initialisation, and read the run that it lies in."""
     seed = _SEED.fullmatch(patch.resolve().parent.name)
-    first = initial_tensors(base.model, patch, seed=int(seed[1]) if seed else None)
-    last = patch_tensors(base.model, patch)
+    first = initial_tensors(base.model, patch, seed=int(seed[1]) if seed else None, allow_other_base=allow_other_base)
+    last = patch_tensors(base.model, patch, allow_other_base=allow_other_base)
     if unknown := sorted(last.keys() - first.keys()):
         notes.append(
             f"Movement: {len(unknown)} tensors not shown; the seed of their initialisation is not known (it is that "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,19 @@ from transformers import PreTrainedModel
 
 from hfpatch.data.plan import BatchPlan, draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json, write_json, write_text
+from hfpatch.files import read_json, write_json
+from hfpatch.leftovers import remove_leftovers
 from hfpatch.pipeline.corpus import Corpus, load_corpus
-from hfpatch.pipeline.folder import check_same_recipe, holds_run
+from hfpatch.pipeline.folder import check_same_recipe, holds_run, no_false_start
+from hfpatch.pipeline.identity import (
+    Identity,
+    check_run,
+    check_shared,
+    hash_values,
+    identify_training,
+    write_shared,
+)
+from hfpatch.pipeline.locks import WHOLE, hold
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pretraining_recipe import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 from hfpatch.provenance import Clock, provenance
@@ -52,9 +64,18 @@ def pretrain(
     if (out / "result.json").is_file():
         finished: dict[str, Any] = read_json(out / "result.json")
         return finished
-    corpus = load_corpus(recipe)
-    plan = draw_batches(recipe, corpus, recipe.seed)
-    return pretrain_on(corpus, plan, recipe, out, resume=resume, progress=progress or Progress(), name=recipe.name)
+    with ExitStack() as stack:
+        if state.is_main_process:
+            stack.enter_context(hold(out, [WHOLE]))
+            stack.enter_context(no_false_start(out, [WHOLE]))
+        state.wait_for_everyone()
+        corpus = load_corpus(recipe)
+        plan = draw_batches(recipe, corpus, recipe.seed)
+        if state.is_main_process:
+            identity = identify_run(recipe, corpus, plan)
+            check_shared(out, identity, {})
+            check_run(out, identity)
+        return pretrain_on(corpus, plan, recipe, out, resume=resume, progress=progress or Progress(), name=recipe.name)
 
 
 def pretrain_on(
@@ -69,12 +90,13 @@ def pretrain_on(
 ) -> dict[str, Any]:
     """Train one model on a corpus that is at hand; otherwise as `pretrain`, without its checks of the folder."""
     clock, state = Clock(), start_processes()
+    identity = identify_run(recipe, corpus, plan)
     model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
     check_blocks(model, corpus.train, corpus.evaluation)
     check_settings(recipe.training, model)
     parameters = parameter_counts(model)
     if state.is_main_process:
-        write_text(out / "recipe.yaml", recipe.to_yaml())
+        write_shared(out, recipe.to_yaml(), identity, {})
     progress.started(name, recipe.training.steps)
     outcome = run_pretraining(
         model,
@@ -87,9 +109,11 @@ def pretrain_on(
         run_dir=out,
         resume=resume,
         on_step=_teller(progress, name),
+        origin=identity,
     )
     result = {
         "provenance": provenance(clock),
+        "identity": identity,
         "data": corpus.train.to_json(),
         "plan": {"sha256": plan.sha256},
         "parameters": parameters,
@@ -97,6 +121,8 @@ def pretrain_on(
     }
     if state.is_main_process:
         write_json(out / "result.json", result)
+        if not recipe.training.keep_finished:  # they are of use to an interrupted run only
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
     state.wait_for_everyone()
     progress.finished(name, _summary(outcome))
     return result
@@ -106,6 +132,12 @@ def draw_batches(recipe: PretrainRecipe | StudyRecipe, corpus: Corpus, seed: int
     """Draw which blocks every step of a run with this seed sees."""
     settings = recipe.training
     return draw_plan(blocks=len(corpus.train), steps=settings.steps, batch_size=settings.batch_size, seed=seed)
+
+
+def identify_run(recipe: PretrainRecipe, corpus: Corpus, plan: BatchPlan) -> Identity:
+    """Return the identity of one model's training."""
+    architecture = {"architecture": hash_values(recipe.architecture)}
+    return {**corpus.identity, **architecture, **identify_training(recipe.training, plan)}
 
 
 def parameter_counts(model: PreTrainedModel) -> dict[str, int]:
@@ -120,6 +152,7 @@ def check_folder(out: Path, recipe: PretrainRecipe | StudyRecipe, *, resume: boo
         HfpatchError: if ``out`` is a file, holds something else or another recipe's run, or this recipe's and
             ``resume`` is not set.
     """
+    remove_leftovers(out)
     if not holds_run(out):
         return
     check_same_recipe(out, load_pretrain_or_study(out / "recipe.yaml"), recipe)

@@ -5,21 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hfpatch.evaluation import TaskResult
+from hfpatch.evaluation import TaskResult, load_tasks, primary_aggregations
 from hfpatch.evaluation import compare as compare_records
+from hfpatch.evaluation.comparison import CORRECTION
+from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.files import read_json
 from hfpatch.pipeline.bench import Bench
-from hfpatch.pipeline.cautions import cautions, form_of
+from hfpatch.pipeline.cautions import cautions, form_of, scores_of
 from hfpatch.pipeline.folder import RunFolder
 from hfpatch.pipeline.references import references
+from hfpatch.pipeline.runs import diverged_step
 from hfpatch.provenance import Clock, provenance
+from hfpatch.recipe import Recipe
 
 SCHEMA = 1
 
 
-def planned_runs(bench: Bench) -> list[tuple[str, int]]:
+def planned_runs(recipe: Recipe) -> list[tuple[str, int]]:
     """Return every (method, seed), the baseline first and once: nothing in it depends on a seed."""
-    recipe = bench.recipe
     others = [name for name in recipe.methods if name != recipe.baseline]
     return [(recipe.baseline, 0), *((name, seed) for seed in recipe.training.seeds for name in others)]
 
@@ -41,6 +44,7 @@ def collect(bench: Bench, folder: RunFolder, clock: Clock, *, complete: bool) ->
         "tasks": _tasks(methods),
         "methods": methods,
         "comparisons": _comparisons(bench, folder) if complete else [],
+        "correction": CORRECTION,
     }
     return {**results, "warnings": cautions(bench.recipe, results, references(bench.recipe)) if complete else []}
 
@@ -52,7 +56,7 @@ def _data(bench: Bench) -> dict[str, Any]:
 
 def _method(bench: Bench, folder: RunFolder, name: str) -> dict[str, Any]:
     size, match = bench.sizes[name], bench.methods[name].match
-    paths = {seed: folder.run(method, seed).result for method, seed in planned_runs(bench) if method == name}
+    paths = {seed: folder.run(method, seed).result for method, seed in planned_runs(bench.recipe) if method == name}
     parts = bench.recipe.methods[name]
     return {
         "parts": parts,
@@ -89,8 +93,27 @@ def _tasks(methods: dict[str, Any]) -> dict[str, Any]:
 
 def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
     records: dict[str, dict[int, Path]] = {}
-    for method, seed in planned_runs(bench):
-        records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
-    scores = read_json(folder.run(bench.recipe.baseline, 0).result)["evaluation"]
-    tasks = {task: TaskResult.from_json(score) for task, score in scores.items()}
-    return [each.to_json() for each in compare_records(records, tasks=tasks, references=references(bench.recipe))]
+    for method, seed in planned_runs(bench.recipe):
+        result = folder.run(method, seed).result
+        if result.is_file() and diverged_step(read_json(result)["train"]) is None:
+            records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
+    recipe = bench.recipe
+    scores = scores_of(read_json(folder.run(recipe.baseline, 0).result))
+    found = compare_records(
+        records,
+        tasks=scores,
+        references={
+            method: [other for other in others if other in records]
+            for method, others in references(recipe).items()
+            if method in records
+        },
+        baseline=recipe.baseline,
+        aggregations=aggregations(recipe, scores),
+    )
+    return [each.to_json() for each in found]
+
+
+def aggregations(recipe: Recipe, scores: dict[str, TaskResult]) -> dict[str, Aggregation]:
+    """Return the function from documents to the primary score of each of a recipe's tasks."""
+    tasks = load_tasks(recipe.evaluation.tasks, data_dir=recipe.data_dir, **recipe.evaluation.task_options)
+    return primary_aggregations(tasks, scores)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.files import read_json, write_json, write_text
+from hfpatch.files import read_json, write_json
 from hfpatch.pipeline.corpus import Corpus, load_corpus
-from hfpatch.pipeline.pretraining import check_folder, draw_batches, parameter_counts, pretrain_on
+from hfpatch.pipeline.folder import no_false_start
+from hfpatch.pipeline.identity import check_run, check_shared, write_shared
+from hfpatch.pipeline.locks import hold, hold_shared, run_lock
+from hfpatch.pipeline.pretraining import check_folder, draw_batches, identify_run, parameter_counts, pretrain_on
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pipeline.study_bench import PlannedRun, StudyBench, planned_runs, study_clock
 from hfpatch.pipeline.study_results import collect_study
@@ -58,24 +60,27 @@ def pretrain_study(
         hint = nearest(variant, recipe.variants) or f"; there are {', '.join(recipe.variants)}"
         raise HfpatchError(f"no variant {variant!r} in the recipe{hint}")
     state, listener = start_processes(), progress or Progress()
-    if state.is_main_process:
-        _check_folder(out, recipe, variant, resume=resume)
-    state.wait_for_everyone()
-    bench = _set_up(recipe, out)
-    if state.is_main_process:
-        _write_plans(bench)
-    for run in planned_runs(recipe, out):
-        if variant in (None, run.variant) and not run.result.is_file():
-            _complete(run, bench, progress=listener)
-            if state.is_main_process:
-                write_json(out / "results.json", collect_study(bench))
-    if state.is_main_process:
-        write_json(out / "results.json", collect_study(bench))  # also of runs that other calls completed
-        if variant is None:
+    planned = [run for run in planned_runs(recipe, out) if variant in (None, run.variant)]
+    with ExitStack() as stack:
+        if state.is_main_process:
+            _check_folder(out, recipe, variant, resume=resume)
+            locks = [run_lock(out, run.folder) for run in planned]
+            stack.enter_context(hold(out, locks))
+            stack.enter_context(no_false_start(out, locks))
+        state.wait_for_everyone()
+        bench = _set_up(recipe, out)
+        if state.is_main_process:
+            _begin(bench, variant, resume=resume)
+        for run in planned:
+            if not run.result.is_file():
+                _complete(run, bench, progress=listener)
+                _collect(bench)
+        _collect(bench)  # also what other calls completed
+        if state.is_main_process and variant is None:
             write_report(out)
-    state.wait_for_everyone()
-    results: dict[str, Any] = read_json(out / "results.json")
-    return results
+        state.wait_for_everyone()
+        results: dict[str, Any] = read_json(out / "results.json")
+        return results
 
 
 def _check_folder(out: Path, recipe: StudyRecipe, variant: str | None, *, resume: bool) -> None:
@@ -110,12 +115,22 @@ def _tried(recipe: StudyRecipe, variant: str, corpus: Corpus) -> dict[str, int]:
     return parameter_counts(model)
 
 
-def _write_plans(bench: StudyBench) -> None:
-    """Write the recipe, first, as it marks the folder as a study, and the plans, unless they are there already."""
-    plans = {seed: plan.to_json() for seed, plan in bench.plans.items()}
-    for name, text in (("recipe.yaml", bench.recipe.to_yaml()), ("plan.json", json.dumps(plans))):
-        if not (bench.out / name).is_file():
-            write_text(bench.out / name, text)
+def _begin(bench: StudyBench, variant: str | None, *, resume: bool) -> None:
+    """Write what all runs share, when nothing in the folder comes from something else."""
+    with hold_shared(bench.out):
+        _check_folder(bench.out, bench.recipe, variant, resume=resume)  # another process may have begun meanwhile
+        check_shared(bench.out, bench.corpus.identity, bench.plans)
+        for run in planned_runs(bench.recipe, bench.out):
+            single = bench.recipe.single(run.variant, run.point, run.seed)
+            check_run(run.folder, identify_run(single, bench.corpus, bench.plans[run.seed]))
+        write_shared(bench.out, bench.recipe.to_yaml(), bench.corpus.identity, bench.plans)
+
+
+def _collect(bench: StudyBench) -> None:
+    """Write results.json, of what all processes that share the study have completed."""
+    if start_processes().is_main_process:
+        with hold_shared(bench.out):
+            write_json(bench.out / "results.json", collect_study(bench))
 
 
 def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None:
@@ -125,5 +140,3 @@ def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None
         pretrain_on(bench.corpus, plan, single, run.folder, resume=True, progress=progress, name=run.name)
     except HfpatchError as error:
         raise HfpatchError(f"{run.name}: {error}") from error
-    if start_processes().is_main_process:  # they are of use to an interrupted run only
-        shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hfpatch.data.tokenise import hash_tokenizer
-from hfpatch.evaluation.stats import Estimate, holm, student_interval, student_p
+from hfpatch.evaluation.stats import Estimate, holm, over_seeds
 from hfpatch.files import read_json
 from hfpatch.pipeline.study_bench import PlannedRun, StudyBench, planned_runs
 from hfpatch.pretraining_recipe import Point
 from hfpatch.provenance import provenance
 from hfpatch.scratch.describe import describe_query
 from hfpatch.scratch.settings import split_architecture
+from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import MetricsFile
 
 Curve = dict[int, float]
@@ -86,13 +85,8 @@ def _run(run: PlannedRun) -> dict[str, Any]:
         "seconds_per_step": statistics.median(record.seconds for record in records if record.step),
         "train": result["train"],
         "evaluation": [[record.step, record.eval_loss] for record in records if record.eval_loss is not None],
-        "diagnostics": _json_lines(run.folder / "diagnostics.jsonl"),
+        "diagnostics": DiagnosticsFile(run.folder / "diagnostics.jsonl").values(),
     }
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def _rows(bench: StudyBench, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -176,16 +170,17 @@ def improvement(baseline: Mapping[str, float], losses: Mapping[str, float]) -> d
         losses: the other's.
 
     Returns:
-        ``mean``; ``low``, ``high`` (95 %) and ``p``, which are None with one seed; ``p_holm``, None until corrected.
+        ``mean``; ``low``, ``high`` (95 %) and ``p``, which are None with one seed, or
+        where seeds do not differ at all; ``p_holm``, None until corrected.
     """
     ratios = np.array([(baseline[seed] - losses[seed]) / baseline[seed] for seed in losses if seed in baseline])
     if len(ratios) == 0:
         return None
     low = high = p = None
-    if len(ratios) > 1:
-        error = float(np.std(ratios, ddof=1) / np.sqrt(len(ratios)))
-        estimate = Estimate(float(ratios.mean()), error, len(ratios) - 1)
-        (low, high), p = student_interval(estimate), student_p(estimate)
+    part = over_seeds(ratios, np.zeros(1), paired=True)
+    if part is not None and (part.error > 0 or ratios[0] == 0):
+        estimate = Estimate(float(ratios.mean()), (part,))
+        (low, high), p = estimate.interval, estimate.p
     return {"mean": float(ratios.mean()), "low": low, "high": high, "p": p, "p_holm": None}
 
 

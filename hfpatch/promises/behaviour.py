@@ -19,6 +19,7 @@ from hfpatch.patch_files import load_patch, save_patch
 from hfpatch.patching import patch, patch_summary, unpatch
 from hfpatch.promises.common import (
     NEW_TOKENS,
+    frozen,
     gradients,
     held,
     largest,
@@ -38,9 +39,11 @@ CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch would have done n
 
 
 def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """With default init the logits equal the base's bit for bit."""
-    before = logits(model, tokens)
-    difference = largest(before, logits(patch(model, config), tokens))
+    """With default init the logits equal those of the base, frozen as a patch freezes it, bit for bit."""
+    with frozen(model):
+        before = logits(model, tokens)
+        difference = largest(before, logits(patch(model, config), tokens))
+        unpatch(model)
     if _changes_at_init(config):
         what = "changes the model at init, as its options ask"
         return difference > 0, f"{what}: largest logit difference {difference:.2g}"

@@ -96,6 +96,19 @@ def training(model: Any) -> Iterator[None]:
         model.eval()
 
 
+@contextmanager
+def frozen(model: Any) -> Iterator[None]:
+    """Let no parameter require gradients for a while: torch picks kernels by that, and a patch freezes the base."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad = False
+    try:
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad = True
+
+
 def largest(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference."""
     return float((a - b).abs().max())

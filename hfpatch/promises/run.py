@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from hfpatch.bases import load_base, load_config
 from hfpatch.errors import HfpatchError
 from hfpatch.patching import patch, patch_summary, unpatch
-from hfpatch.promises import behaviour, site
+from hfpatch.promises import behaviour, residual, site
 from hfpatch.promises.common import Test, example_tokens
 from hfpatch.promises.report import CheckReport, Verdict
 from hfpatch.sites import find_sites
@@ -22,8 +23,10 @@ from hfpatch.twins import twin
 PROMISES: list[tuple[str, Test]] = [
     ("no-op at init", behaviour.no_op),
     ("unpatch restores, base never changes", behaviour.unpatch_restores),
+    ("attention is what it is taken for", site.anatomy),
     ("pure: only the attention sees the change", site.purity),
-    ("the content skip reaches the residual", site.arrival),
+    ("x~ reaches query, key and value", site.reach),
+    ("the content skip reaches the residual", residual.arrival),
     ("projections are what they are taken for", site.query_columns),
     ("causality", site.causality),
     ("generation with and without cache", behaviour.cache),
@@ -37,7 +40,13 @@ PROMISES: list[tuple[str, Test]] = [
 ]
 
 
-def check(model_or_id: nn.Module | str, config: PeftConfig | None = None, *, config_only: bool = False) -> CheckReport:
+def check(
+    model_or_id: nn.Module | str,
+    config: PeftConfig | None = None,
+    *,
+    config_only: bool = False,
+    watch: Callable[[str, int, int], None] | None = None,
+) -> CheckReport:
     """Run the promises on a model with a configuration; a model that is passed in is left as it was.
 
     Args:
@@ -45,6 +54,7 @@ def check(model_or_id: nn.Module | str, config: PeftConfig | None = None, *, con
         config: the method to inject; pre-projection with content skip by default.
         config_only: check a tiny random twin of the model's configuration, without its weights; see
             :func:`hfpatch.twins.twin`.
+        watch: called with ``(promise, done, total)`` before each promise is tested.
 
     Raises:
         HfpatchError: if the method cannot be injected into the model at all.
@@ -57,7 +67,11 @@ def check(model_or_id: nn.Module | str, config: PeftConfig | None = None, *, con
     try:
         changed, left_out = _reach(model, config)
         tokens = example_tokens(model)
-        verdicts = [_run(promise, test, model, config, tokens) for promise, test in PROMISES]
+        verdicts: list[Verdict] = []
+        for promise, test in PROMISES:
+            if watch is not None:
+                watch(promise, len(verdicts), len(PROMISES))
+            verdicts.append(_run(promise, test, model, config, tokens))
     finally:
         unpatch(model)
         model.train(training)

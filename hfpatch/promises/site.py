@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,38 +17,48 @@ from torch import Tensor, nn
 
 from hfpatch.patching import patch, unpatch
 from hfpatch.promises.common import held, leak, logits, perturbed, relative, rounding
-from hfpatch.promises.tracing import AdditionTrace
-from hfpatch.sites import AttentionSite, find_sites, unwrapped
+from hfpatch.promises.softmax import Observation, SoftmaxMode, attentions, observe, self_attention, silence
+from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
 from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.config import SurgeryConfig
-from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
+from hfpatch.tuners.hidden_state import hidden_argument, replace_hidden
 
 MOVED = 1e-6  # relative: what rounding alone does not move
+TINY = 1e-12
+NO_SOFTMAX = "no softmax over the sequence runs in {path} (with attn_implementation sdpa or eager, it would be seen)"
+
+
+def anatomy(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Each attention runs a softmax over the sequence, which its output projection reads; no skipped block has one."""
+    found = survey(model)
+    plain = observe(model, found.sites, tokens)
+    for site in found.sites:
+        if plain[site.path].scores is None:
+            return False, NO_SOFTMAX.format(path=site.path)
+    wrong = _outputs_that_read_more(model, found.sites, tokens)
+    if wrong:
+        return False, f"{wrong[0]} is no output projection: it reads more than what the softmax has weighed"
+    skipped = {path: model.get_submodule(path) for layer, path in enumerate(found.blocks) if layer in found.skipped}
+    with SoftmaxMode(skipped) as mode:
+        logits(model, tokens)
+    for path, scores in mode.scores.items():
+        if self_attention(scores, mode.weights[path], (tokens.shape[1],))[0] is not None:
+            return False, f"{path} is left out but runs a softmax over the sequence"
+    return True, f"a softmax in each of {len(found.sites)} attentions, none in {len(skipped)} blocks left out"
 
 
 def purity(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """With every branch's output forced to zero, a changed input of the attention is invisible."""
-    sites = _changed_sites(model, config)
-    with _branches_silent(model, sites):
+    """With every attention weight forced to zero, a changed input of the attention is invisible."""
+    sites = changed_sites(model, config)
+    with SoftmaxMode(
+        attentions(find_sites(model)), silence
+    ):  # all: later layers may read the keys and values of earlier ones
         plain = logits(model, tokens)
         with _inputs_moved(sites):
             moved = logits(model, tokens)
     difference = relative(plain, moved)
     return difference <= MOVED, f"a changed input moves {difference:.1g} of the largest logit past silent branches"
-
-
-def arrival(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """x~ W_skip arrives in the residual stream with coefficient 1."""
-    if not isinstance(config, PreProjectionConfig) or not config.content_skip:
-        return True, "does not apply: there is no content skip"
-    sites = _changed_sites(model, config)
-    ends = [sites[0], *sites[1:][-1:]]
-    if all(_is_residual(model, site, tokens) for site in ends):
-        return True, "the branch ends in the residual stream itself (first and last block)"
-    worst = max(_missed(model, config, tokens, site) for site in ends)
-    limit = 10 * rounding(model)
-    return worst < limit, f"the residual stream differs from x~ W_skip by {worst:.1g} of it (first and last block)"
 
 
 def causality(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -65,26 +77,67 @@ def causality(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
     return held(patched, lambda: f"a token changes earlier logits by {found:.1g} of the largest", causal)
 
 
-def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """What is taken for query, key and value acts as such: seen in the attention's output when columns are moved.
+def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """x~ reaches the query, the key and the value of every head, at every site."""
+    if not isinstance(config, PreProjectionConfig):
+        return True, "does not apply: the hidden state is not changed"
+    sites = changed_sites(model, config)
+    plain = observe(model, sites, tokens)
+    for site in sites:
+        seen = plain[site.path]
+        if seen.scores is None:
+            return False, NO_SOFTMAX.format(path=site.path)
+        moved = _moved_at(seen.middle)
+        effect = _effect_of(model, site, tokens, seen, _entering(site, moved))
+        whole = effect if _enters_whole(site) else _effect_of(model, site, tokens, seen, _at(site.attention, moved))
+        missing = effect.missing()
+        if _reads_other_keys(site) and whole.missing() == ["key", "value"]:
+            missing = [target for target in missing if target == "query"]
+        if missing:
+            return False, f"x~ does not reach the {' and the '.join(missing)} of every head in {site.path}"
+        if not effect.close_to(whole, rounding(model)):
+            return False, f"x~ does not reach all that reads the hidden state in {site.path}"
+    return True, f"a changed input changes query, key and value in each of {len(sites)} attentions"
 
-    A query acts at its own position alone, and not at the first, whose softmax has one key. A key acts later, not at
-    its own first position. A value acts at its position and later.
+
+def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """The columns taken for query, key and value are those, nothing else and all of them, at every site.
+
+    The scores q·k are read where the softmax reads them. Columns moved at one position change: a query, its own row of
+    the scores; a key, its own column; a value, the output while the attention weights are fixed; and nothing else. With
+    the columns fixed, a changed hidden state does not change that part any more: there are no further columns.
     """
     if not isinstance(config, NonlinearQueryConfig):
         return True, "does not apply: no projection is changed"
-    site = _changed_sites(model, config)[0]
-    with _without_sinks(site.attention) as alone:
-        effects = {target: _effects(model, site, target, tokens) for target in config.targets}
-    wrong = [target for target, effect in effects.items() if not _acts_as(target, *effect, alone=alone)]
-    return held(
-        lambda: not wrong,
-        lambda: f"columns {'do not ' if wrong else ''}act as {', '.join(wrong or effects)} in {site.path}",
-        lambda: leak(model, tokens) <= rounding(model),
-    )
+    sites = changed_sites(model, config)
+    plain = observe(model, sites, tokens, modules=lambda site: [m for t in config.targets for m in _modules(site, t)])
+    for site in sites:
+        seen = plain[site.path]
+        if seen.scores is None:
+            return False, NO_SOFTMAX.format(path=site.path)
+        for target in config.targets:
+            problem = _wrong_columns(model, site, target, tokens, seen)
+            if problem:
+                return False, f"{problem} in {site.path}"
+    return True, f"columns act as {', '.join(config.targets)}, and no others do, in each of {len(sites)} attentions"
 
 
-def _changed_sites(model: Any, config: PeftConfig) -> list[AttentionSite]:
+def _outputs_that_read_more(model: Any, sites: list[AttentionSite], tokens: Tensor) -> list[str]:
+    """Return the output projections that read something although all attention weights are zero."""
+    wrong: list[str] = []
+
+    def reads(path: str, module: nn.Module, args: Any) -> None:
+        if bool(args[0].any()):
+            wrong.append(path)
+
+    paths = [site.output_path for site in sites if site.output_path != site.path]  # else the attention computes it
+    handles = [unwrapped(model.get_submodule(p)).register_forward_pre_hook(partial(reads, p)) for p in paths]
+    with _hooks(handles), SoftmaxMode(attentions(sites), silence):
+        logits(model, tokens)
+    return wrong
+
+
+def changed_sites(model: Any, config: PeftConfig) -> list[AttentionSite]:
     """Return the sites that the configuration changes."""
     if not isinstance(config, SurgeryConfig):
         return find_sites(model)
@@ -92,6 +145,116 @@ def _changed_sites(model: Any, config: PeftConfig) -> list[AttentionSite]:
     hosts = {name.partition(".hfpatch_")[0] for name in adapter_parameters(model)}
     unpatch(model)
     return [site for site in find_sites(model) if site.host_path in hosts]
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """What a change at one position did at a site, the attention weights fixed, relative to what was there.
+
+    Args:
+        row: the largest change of the scores of earlier keys where that position is the query, by head
+            ``(batch·heads,)``.
+        column: the largest change of the scores where it is the key, by head.
+        others: the largest change of the scores where it is neither.
+        earlier: the largest change of the scores of keys before it.
+        here: the largest change of the output at that position.
+        elsewhere: the same at the other positions.
+    """
+
+    row: Tensor
+    column: Tensor
+    others: float
+    earlier: float
+    here: float
+    elsewhere: float
+
+    def missing(self) -> list[str]:
+        """Return what the change did not reach."""
+        reached = {"query": float(self.row.min()), "key": float(self.column.min()), "value": self.elsewhere}
+        return [target for target, change in reached.items() if change <= MOVED]
+
+    def close_to(self, other: _Effect, limit: float) -> bool:
+        """Return whether another change did the same to query, key and value."""
+        heads = max(float((self.row - other.row).abs().max()), float((self.column - other.column).abs().max()))
+        return max(heads, abs(self.elsewhere - other.elsewhere)) <= limit
+
+    def acts_as(self, target: str, limit: float) -> bool:
+        """Return whether this is what columns of one target do, and nothing else, in every head."""
+        row, column = float(self.row.max()), float(self.column.max())
+        if target == "query":
+            return "query" not in self.missing() and max(column, self.others, self.here, self.elsewhere) <= limit
+        if target == "key":  # a convolution over time may carry it to later keys
+            return "key" not in self.missing() and max(self.earlier, self.here, self.elsewhere) <= limit
+        return "value" not in self.missing() and max(row, column, self.others) <= limit
+
+    def left_in(self, target: str) -> float:
+        """Return what the change still does to a target."""
+        return {"query": float(self.row.max()), "key": float(self.column.max()), "value": self.elsewhere}[target]
+
+
+def _effect_of(model: Any, site: AttentionSite, tokens: Tensor, plain: Observation, handles: list[Any]) -> _Effect:
+    """Run the model with hooks that change something at the middle position, attention weights fixed."""
+    with _hooks(handles):
+        seen = observe(model, [site], tokens, weights={site.path: plain.weights})[site.path]
+    assert plain.scores is not None
+    assert seen.scores is not None
+    at = plain.middle
+    others = torch.arange(plain.scores.shape[1], device=plain.scores.device) != at
+    change = seen.scores - plain.scores
+    change = change - change[..., :at].nanmean(-1, keepdim=True)  # the softmax does not see a constant in a row
+    change = change.abs().nan_to_num() / plain.scores.nan_to_num().abs().amax((1, 2), keepdim=True).clamp(min=TINY)
+    output = (seen.output - plain.output).abs().amax((0, 2)) / plain.output.abs().max().clamp(min=TINY)
+    return _Effect(
+        row=change[:, at, :at].amax(1),
+        column=change[:, others, at].amax(1),
+        others=float(change[:, others][:, :, others].max()),
+        earlier=float(change[:, :, :at].max()),
+        here=float(output[at]),
+        elsewhere=float(output[: len(others)][others].max()),
+    )
+
+
+def _enters_whole(site: AttentionSite) -> bool:
+    """Return whether x is changed where the attention itself is called."""
+    return site.norm is None and site.entries == (site.attention,)
+
+
+def _reads_other_keys(site: AttentionSite) -> bool:
+    """Return whether an attention has no keys and values of its own, and reads those of another layer."""
+    declared = site.projections.get("query")
+    return declared is not None and declared.source is None and site.projections.keys() == {"query"}
+
+
+def _modules(site: AttentionSite, target: str) -> list[str]:
+    """Return the paths of the modules that compute a target."""
+    projection = site.projections[target]
+    return [projection.path, *projection.beside]
+
+
+def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor, plain: Observation) -> str | None:
+    """Return what is wrong with the columns declared for a target; None if they are right."""
+    columns, projection, at = site.projections[target].columns, site.projection_module(target), plain.middle
+    moved, limit = _moved_at(at), rounding(model) / 10
+
+    def move(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return columns.write(output, moved(columns.read(output)))
+
+    def fix(original: Tensor, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if output.shape != original.shape:  # another call, with another stream
+            return output
+        fixed = output.clone()
+        fixed[:, at] = original[:, at]
+        return columns.write(output, columns.read(fixed)) if module is projection else fixed
+
+    effect = _effect_of(model, site, tokens, plain, [projection.register_forward_hook(move)])
+    if not effect.acts_as(target, limit):
+        return f"columns do not act as {target}"
+    handles = _at(site.attention, moved)
+    for path in _modules(site, target):
+        handles.append(site.inner_module(path).register_forward_hook(partial(fix, plain.projected[path])))
+    if _effect_of(model, site, tokens, plain, handles).left_in(target) > limit:
+        return f"columns are not all of the {target}"
+    return None
 
 
 @contextmanager
@@ -103,130 +266,33 @@ def _hooks(handles: list[Any]) -> Iterator[None]:
             handle.remove()
 
 
-def _branches_silent(model: Any, sites: list[AttentionSite]) -> Any:
-    def silent(module: nn.Module, args: Any, output: Any) -> Any:
-        return replace_first(output, torch.zeros_like)
-
-    outputs = [unwrapped(model.get_submodule(site.output_path)) for site in sites]
-    return _hooks([module.register_forward_hook(silent) for module in outputs])
-
-
 def _inputs_moved(sites: list[AttentionSite]) -> Any:
-    def moved(x: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(x.shape[-1], generator=generator).to(x)
-        return x + noise * x.abs().mean()
+    return _hooks([handle for site in sites for handle in _entering(site, _moved)])
 
+
+def _entering(site: AttentionSite, change: Callable[[Tensor], Tensor]) -> list[Any]:
+    """Change the hidden state where the pre-projection does; return the hooks."""
+    if site.norm is not None:
+        return [site.norm.register_forward_hook(lambda module, args, output: change(output))]
+    return [handle for entry in site.entries for handle in _at(entry, change)]
+
+
+def _at(entry: nn.Module, change: Callable[[Tensor], Tensor]) -> list[Any]:
     def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return replace_hidden(module, args, kwargs, moved(hidden_argument(args, kwargs)))
+        return replace_hidden(module, args, kwargs, change(hidden_argument(args, kwargs)))
 
-    entries = [entry for site in sites for entry in site.entries]
-    return _hooks([entry.register_forward_pre_hook(enter, with_kwargs=True) for entry in entries])
-
-
-def _is_residual(model: Any, site: AttentionSite, tokens: Tensor) -> bool:
-    """Return whether the branch's end puts out the residual stream: something that varies when the branch is silent."""
-    seen: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        seen.append((output if isinstance(output, Tensor) else output[0]).detach().float())
-
-    with _branches_silent(model, [site]), _hooks([site.exit.register_forward_hook(keep)]):
-        logits(model, tokens)
-    rows = seen[0].flatten(0, -2)
-    return float((rows - rows[:1]).abs().max()) > MOVED
+    return [entry.register_forward_pre_hook(enter, with_kwargs=True)]
 
 
-def _missed(model: Any, config: PreProjectionConfig, tokens: Tensor, site: AttentionSite) -> float:
-    """Return how far the residual stream is from having received x~ W_skip of one block, relative to it."""
-    patch(model, config)
-    skips = [
-        p for n, p in adapter_parameters(model).items() if n.startswith(f"{site.host_path}.hfpatch_") and "skip" in n
-    ]
-    seen: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen.append(hidden_argument(args, kwargs).detach().float())
-
-    site = next(s for s in find_sites(model) if s.path == site.path)
-    try:
-        without = AdditionTrace(model, site).run(tokens)
-        weight = torch.randn(skips[0].shape, generator=torch.Generator().manual_seed(0)).to(skips[0])
-        skips[0].data.copy_(weight / weight.shape[0] ** 0.5)
-        handle = site.entries[0].register_forward_pre_hook(keep, with_kwargs=True)
-        with _hooks([handle]):
-            with_skip = AdditionTrace(model, site).run(tokens)
-        expected = seen[0] @ skips[0].detach().float().T
-    finally:
-        unpatch(model)
-    return with_skip.nearest_difference(without, expected)
+def _moved(x: Tensor) -> Tensor:
+    noise = torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(0)).to(x)
+    return x + noise * x.abs().mean()
 
 
-@contextmanager
-def _without_sinks(attention: nn.Module) -> Iterator[bool]:
-    """Take learned sinks out of the softmax; yield whether it is then over one key at the first position.
+def _moved_at(position: int) -> Callable[[Tensor], Tensor]:
+    def change(x: Tensor) -> Tensor:
+        out = x.clone()
+        out[:, position] = _moved(x)[:, position]
+        return out
 
-    It is not where sinks are computed from the input.
-    """
-    sinks = [p for name, p in attention.named_parameters() if name.endswith(("sinks", "sink"))]
-    before = [p.detach().clone() for p in sinks]
-    try:
-        for p in sinks:
-            p.data.fill_(-1e4)
-        yield not any("sink" in name for name, _ in attention.named_modules())
-    finally:
-        for p, value in zip(sinks, before, strict=True):
-            p.data.copy_(value)
-
-
-def _effects(model: Any, site: AttentionSite, target: str, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the change of the attention's output, per position, when columns move at the first and a middle one."""
-    plain = _attention_output(model, site, tokens, lambda out: out)
-    columns = site.projections[target].columns
-
-    def moved(at: int) -> Callable[[Tensor], Tensor]:
-        def move(out: Tensor) -> Tensor:
-            value = columns.read(out).clone()
-            generator = torch.Generator().manual_seed(at)
-            value[:, at] += torch.randn(columns.size, generator=generator).to(value) * value.abs().mean()
-            return columns.write(out, value)
-
-        return move
-
-    middle = plain.shape[1] // 2
-    changes = []
-    for at in (0, middle):
-        output = _attention_output(model, site, tokens, moved(at), at=target)
-        changes.append((output - plain).abs().amax(dim=(0, 2)) / plain.abs().max())
-    return changes[0], changes[1]
-
-
-def _attention_output(
-    model: Any, site: AttentionSite, tokens: Tensor, change: Callable[[Tensor], Tensor], *, at: str | None = None
-) -> Tensor:
-    """Return the first output of the attention module in a forward pass, its projection's output changed."""
-    seen: list[Tensor] = []
-    once = [True]
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        first = output if isinstance(output, Tensor) else output[0]
-        seen.append(first.detach().float().clone())
-
-    def project(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        return change(output) if once and once.pop() else None
-
-    handles = [site.attention.register_forward_hook(keep)]
-    if at is not None:
-        handles.append(site.projection_module(at).register_forward_hook(project))
-    with _hooks(handles):
-        logits(model, tokens)
-    return seen[0]
-
-
-def _acts_as(target: str, at_first: Tensor, at_middle: Tensor, *, alone: bool) -> bool:
-    middle = at_middle.shape[0] // 2
-    before, here, after = (bool((part > MOVED).any()) for part in at_middle.tensor_split((middle, middle + 1)))
-    first, later = (bool((part > MOVED).any()) for part in at_first.tensor_split((1,)))
-    if target == "query":
-        return here and not (before or after or later or (first and alone))
-    return later and not before and first == (target == "value")
+    return change

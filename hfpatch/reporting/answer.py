@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hfpatch.reporting.numbers import Change, Scale, count, decimal, digits_for, interval, significant
+from hfpatch.reporting.numbers import (
+    Change,
+    Scale,
+    count,
+    decimal,
+    digits_for,
+    diverged_text,
+    interval,
+    listed,
+    significant,
+)
 from hfpatch.reporting.results import Comparison, MethodOutcome, Results
 from hfpatch.reporting.tables import told_change
 
@@ -67,7 +77,7 @@ def _headline(findings: Sequence[Finding], baseline: str | None) -> str:
         (tones.count("mixed"), "better on one task and worse on another"),
         (tones.count("worse"), "worse on at least one task and better on none"),
         (tones.count("within noise"), "within noise on every task"),
-        (tones.count("unknown"), "not compared"),
+        (tones.count("unknown"), "without a verdict"),
     ]
     parts = [f"{number} {'is' if number == 1 else 'are'} {what}" for number, what in told if number]
     plural = "method" if len(findings) == 1 else "methods"
@@ -79,11 +89,12 @@ def _finding(results: Results, method: MethodOutcome, reference: str | None, *, 
     comparisons = [comparison for comparison in made if comparison is not None]
     at = _budget(results, method) if budget else ""
     if not comparisons:
-        return Finding(method.name, f"was not compared with {reference or 'a baseline'}{at}.", "unknown")
+        why = f"{diverged_text(method.diverged)}: it " if method.diverged else ""
+        return Finding(method.name, f"{why}was not compared with {reference or 'a baseline'}{at}.", "unknown")
     against = None if budget else reference
-    better, worse, noise = (
+    better, worse, noise, untested = (
         [comparison for comparison in comparisons if comparison.verdict == verdict]
-        for verdict in ("better", "worse", "within noise")
+        for verdict in ("better", "worse", "within noise", "too few documents")
     )
     fallen = [comparison for comparison in noise if comparison.falls_to_correction]
     unseen = [comparison for comparison in noise if not comparison.falls_to_correction]
@@ -94,20 +105,22 @@ def _finding(results: Results, method: MethodOutcome, reference: str | None, *, 
         clauses.append(f"it {_seen(results, fallen)}, which does not stand after Holm's correction")
     if unseen:
         clauses.append(_unseen(results, unseen))
+    if untested:
+        tasks, sizes = listed([one.task for one in untested]), listed(_once([count(one.n) for one in untested]))
+        clauses.append(f"on {tasks} there are too few documents for a verdict (n = {sizes})")
     if not better and not worse:
         clauses[0] = f"shows nothing certain{at}: {clauses[0]}"
     else:
         clauses[0] += at
-    return Finding(method.name, "; ".join(clauses) + ".", _tone([*better, *worse]), against)
+    return Finding(method.name, "; ".join(clauses) + ".", _tone([*better, *worse, *noise]), against)
 
 
 def _tone(seen: Sequence[Comparison]) -> Tone:
     verdicts = {comparison.verdict for comparison in seen}
-    if not verdicts:
-        return "within noise"
-    if len(verdicts) == 2:
+    if {"better", "worse"} <= verdicts:
         return "mixed"
-    return "better" if "better" in verdicts else "worse"
+    tones: tuple[Tone, ...] = ("better", "worse", "within noise")
+    return next((tone for tone in tones if tone in verdicts), "unknown")
 
 
 def _seen(results: Results, comparisons: Sequence[Comparison]) -> str:
@@ -182,8 +195,3 @@ def control_for(results: Results, method: MethodOutcome) -> MethodOutcome | None
 
 def _is_lora(method: MethodOutcome) -> bool:
     return bool(method.parts) and all(part.get("type") == "lora" for part in method.parts)
-
-
-def listed(items: Sequence[str]) -> str:
-    """Join as ``a``, ``a and b``, ``a, b and c``."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

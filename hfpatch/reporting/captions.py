@@ -4,11 +4,13 @@ from hfpatch.reporting.figures import MOST_METHODS
 from hfpatch.reporting.results import Results
 from hfpatch.reporting.tables import FALLEN_MARK, HOLM_MARK
 
-MAIN_TABLE = (
+_FAMILIES = {"tasks": "the tasks of a method", "methods and tasks": "all methods and tasks of this table"}
+_MAIN_TABLE = (
     "Each cell: the mean over seeds (the baseline with its standard error over documents), the paired difference to "
     "the baseline with its 95 % interval in the unit that the heading gives in brackets, and the verdict. "
-    f"{HOLM_MARK} The difference stands at 5 % after Holm's correction over the tasks of a method. Within noise: the "
-    "test cannot tell the two apart, which is not a proof that they are equal. "
+    f"{HOLM_MARK} The difference stands at 5 % after Holm's correction over {{family}}. "
+    "Within noise: the test cannot tell the two apart, which is not a proof that they are equal. Too few documents: "
+    "nothing was tested. "
     f"{FALLEN_MARK} The test alone finds a difference, which does not stand after the correction."
 )
 DIFFERENCES = (
@@ -24,9 +26,10 @@ TRAINING = (
     "methods see the same batches, so the noise of the batches cancels there. Where held-out text was measured on the "
     "way, its loss stands in a panel of its own."
 )
-PAIRED = (
-    "Every paired comparison: method less reference, in the told unit and in the metric's own. Visible from: the "
-    "true difference that had four chances in five to be found at this number of documents, before correction."
+_PAIRED = (
+    "Every paired comparison: method less reference, in the told unit and in the metric's own. {families}Visible "
+    "from: the true difference that had about four chances in five to be found with these documents and seeds, before "
+    "correction; none where no difference would be."
 )
 LAYERS = (
     "Layer by layer, the mean over seeds. Norms are Frobenius norms of what training left in the saved patch; of "
@@ -45,6 +48,17 @@ FIGURES = {
 }
 SHORT = {"differences": "Differences", "quality": "Quality", "training": "Training", "layers": "Layers"}
 """What the figures are called where there is little room."""
+
+
+def main_table(results: Results) -> str:
+    """Return what stands under the main table; over what was corrected follows from the results."""
+    return _MAIN_TABLE.format(family=_FAMILIES.get(results.correction, results.correction))
+
+
+def paired(results: Results) -> str:
+    """Return what stands under the table of all comparisons."""
+    families = "Holm's correction goes over all comparisons with the baseline, and apart from them over all others. "
+    return _PAIRED.format(families=families if results.correction == "methods and tasks" else "")
 
 
 def no_warnings(results: Results) -> str:

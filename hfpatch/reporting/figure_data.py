@@ -15,6 +15,7 @@ from hfpatch.reporting.curves import Curve
 from hfpatch.reporting.layers import LayerSeries
 from hfpatch.reporting.results import Results
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _FEWEST_STEPS, _MOST_STEPS = 50, 500
 _MOST_LINES = 40_000
 _TRAINING = ("method", "step", "loss", "seeds", "held_out")
@@ -22,12 +23,16 @@ _LAYERS = ("quantity", "method", "group", "layer", "value", "reference")
 
 
 def csv_text(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as CSV; None becomes an empty field."""
+    """Return a table as CSV; None becomes an empty field, text that a spreadsheet takes for a formula gets a quote."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(headings)
-    writer.writerows(rows)
+    writer.writerows([_as_text(field) for field in row] for row in rows)
     return text.getvalue()
+
+
+def _as_text(field: object) -> object:
+    return f"'{field}" if isinstance(field, str) and field.startswith(_FORMULA) else field
 
 
 def differences_csv(results: Results) -> str:
@@ -132,4 +137,8 @@ def _rows(path: Path, headings: Sequence[str]) -> Iterator[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as stream:
         reader = csv.DictReader(stream)
         if tuple(reader.fieldnames or ()) == tuple(headings):
-            yield from reader
+            yield from ({key: _as_written(value) for key, value in row.items()} for row in reader)
+
+
+def _as_written(field: str) -> str:
+    return field[1:] if field[:1] == "'" and field[1:].startswith(_FORMULA) else field

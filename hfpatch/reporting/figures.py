@@ -31,7 +31,12 @@ from hfpatch.reporting.theme import (
     styles,
 )
 
-MARKS = {"better": (BLUE, "o", BLUE), "worse": (VERMILLION, "D", VERMILLION), "within noise": (GREY, "o", PAPER)}
+MARKS = {
+    "better": (BLUE, "o", BLUE),
+    "worse": (VERMILLION, "D", VERMILLION),
+    "within noise": (GREY, "o", PAPER),
+    "too few documents": (GREY, "x", GREY),
+}
 _COLUMNS = 4
 
 
@@ -82,7 +87,9 @@ def differences(results: Results, *, title: bool = False) -> Figure | None:
             _parameter_column(ax, results, methods)
     if title:
         figure.suptitle(_summary_title(results), x=0.012, ha="left", fontsize=10.5, color=INK)
-    figure.legend(handles=_forest_key(), loc="outside lower center", ncols=4, handletextpad=0.5, columnspacing=1.8)
+    figure.legend(
+        handles=_forest_key(results), loc="outside lower center", ncols=4, handletextpad=0.5, columnspacing=1.8
+    )
     return figure
 
 
@@ -160,7 +167,8 @@ def _forest(ax: Axes, results: Results, task: str, rows: Sequence[Comparison | N
 
 def _limit(changes: Sequence[Change]) -> float:
     """Return how far a panel reaches: to the farthest interval end, but not to that of an outlier."""
-    ends = [max(abs(change.low), abs(change.high), abs(change.difference)) for change in changes]
+    sizes = [(abs(change.low), abs(change.high), abs(change.difference)) for change in changes]
+    ends = [max((size for size in each if np.isfinite(size)), default=0.0) for each in sizes]
     known = [change.smallest_visible for change in changes if change.smallest_visible is not None]
     seen = [size for size in known if 0 < size < LARGEST]
     return 1.12 * max(reach(ends), float(np.median(seen)) if seen else 0.0)
@@ -191,12 +199,14 @@ def off_scale(ax: Axes, y: int, change: Change, colour: str) -> None:
     ax.annotate(text, (edge, y), (offset, 0), place, "offset points", ha=side, va="center", color=INK)
 
 
-def _forest_key() -> list[Line2D | Patch]:
+def _forest_key(results: Results) -> list[Line2D | Patch]:
     def mark(verdict: str) -> Line2D:
         colour, marker, face = MARKS[verdict]
         return Line2D([], [], color=colour, marker=marker, markerfacecolor=face, linewidth=1.8, label=verdict)
 
-    return [*(mark(verdict) for verdict in MARKS), Patch(color=BAND, label="too small to be seen at this n")]
+    untested = any(comparison.verdict == "too few documents" for comparison in results.comparisons)
+    marks = [mark(verdict) for verdict in MARKS if untested or verdict != "too few documents"]
+    return [*marks, Patch(color=BAND, label="too small to be seen at this n")]
 
 
 def _points(results: Results, task: str) -> list[tuple[str, int, float, float]]:

@@ -51,7 +51,7 @@ def _blocks(material: Material, prefix: str) -> Iterator[str]:
     yield f"## Warnings\n\n{sentences_list(results.warnings) or captions.no_warnings(results)}"
     if results.missing:
         yield f"### What is missing\n\n{sentences_list(results.missing)}"
-    yield f"## Results\n\n{_main(main_table(results))}\n\n{escape(captions.MAIN_TABLE)}"
+    yield f"## Results\n\n{_main(main_table(results))}\n\n{escape(captions.main_table(results))}"
     yield _methods(results)
     for name in material.figures:
         title, caption = captions.FIGURES[name]
@@ -112,4 +112,6 @@ def _paired(results: Results) -> str:
     headings = ["method", "reference", "task", "metric", "verdict", "difference", "in its unit", "p", "p (Holm)"]
     headings += ["visible from", "n", "seeds", "test"]
     rows = [list(map(escape, astuple(row)[1:])) for row in paired_table(results)]
-    return f"{table(headings, rows, numbers_from=5)}\n\n{escape(captions.PAIRED)}" if rows else "None was made."
+    return (
+        f"{table(headings, rows, numbers_from=5)}\n\n{escape(captions.paired(results))}" if rows else "None was made."
+    )

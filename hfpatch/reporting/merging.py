@@ -146,6 +146,7 @@ def _union(runs: Mapping[str, Results], names: Mapping[str, Mapping[str, str]], 
         tasks=first.tasks,
         methods=methods,
         comparisons=tuple(comparisons),
+        correction="the comparisons of each run by itself",
         warnings=(
             *(f"{c.what} of the runs: {c.verdict}; {c.consequence}." for c in checks if c.verdict != SAME),
             *(f"{label}: {warning}" for label, each in runs.items() for warning in each.warnings),

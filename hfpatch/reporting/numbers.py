@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -169,3 +170,14 @@ def part_text(part: dict[str, Any]) -> str:
 
 def _option(value: Any) -> str:
     return "+".join(map(_option, value)) if isinstance(value, list) else str(value)
+
+
+def listed(items: Sequence[str]) -> str:
+    """Join as ``a``, ``a and b``, ``a, b and c``."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def diverged_text(diverged: Mapping[int, int]) -> str:
+    """Return ``diverged at step 340 (seed 2) and 360 (seed 0)``, or nothing."""
+    told = [f"{step:,} (seed {seed})" for seed, step in sorted(diverged.items(), key=lambda item: (item[1], item[0]))]
+    return f"diverged at step {listed(told)}" if told else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,7 +17,10 @@ from hfpatch.reporting.salvage import salvage
 SCHEMA = 1
 """The newest ``results.json`` layout that this version reads."""
 
-Verdict = Literal["better", "worse", "within noise"]
+_OWN = {"schema", "methods"}
+"""One of these keys is in every ``results.json`` of a run."""
+
+Verdict = Literal["better", "worse", "within noise", "too few documents"]
 
 
 def plain(value: Any) -> Any:
@@ -59,6 +63,7 @@ class TrainOutcome(_Read):
     tokens: int | None = None
     wall_s: float | None = None
     tokens_per_s: float | None = None
+    diverged_step: int | None = None
     peak_memory_bytes: float | None = None
     update_survival: Numbers = Field(default_factory=dict)
 
@@ -97,9 +102,18 @@ class MethodOutcome(_Read):
     form: str | None = None
     runs: dict[int, RunOutcome] = Field(default_factory=dict)
 
+    @property
+    def diverged(self) -> dict[int, int]:
+        """The seeds that diverged and the step of each."""
+        steps = {seed: run.train.diverged_step for seed, run in sorted(self.runs.items()) if run.train is not None}
+        return {seed: step for seed, step in steps.items() if step is not None}
+
 
 class Comparison(_Read):
-    """A paired comparison of one method with another on one task; all numbers in the metric's own unit."""
+    """A paired comparison of one method with another on one task; all numbers in the metric's own unit.
+
+    Where there are too few documents for an interval, it is unbounded.
+    """
 
     method: str
     reference: str
@@ -108,8 +122,8 @@ class Comparison(_Read):
     n: int | None = None
     seeds: int | None = None
     difference: float
-    low: float
-    high: float
+    low: Annotated[float, BeforeValidator(lambda end: -inf if end is None else end)]
+    high: Annotated[float, BeforeValidator(lambda end: inf if end is None else end)]
     p: float | None = None
     p_holm: float | None = None
     test: str = ""
@@ -148,6 +162,8 @@ class Results(_Read):
     tasks: dict[str, TaskInfo] = Field(default_factory=dict)
     methods: dict[str, MethodOutcome] = Field(default_factory=dict)
     comparisons: tuple[Comparison, ...] = ()
+    correction: str = "tasks"
+    """What the comparisons are corrected over; earlier versions, which corrected over tasks alone, wrote nothing."""
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
@@ -195,13 +211,17 @@ def read_results(run_dir: Path) -> Results:
     ``results.json`` that can be read, the files of the single runs are.
 
     Raises:
-        HfpatchError: if there is no run in the folder or a pretraining study, ``results.json`` is not a JSON object, or
-            a newer version of hfpatch wrote it.
+        HfpatchError: if there is no run in the folder, or a pretraining study or an evaluation; ``results.json`` is
+            not a JSON object or not hfpatch's, or a newer version of hfpatch wrote it.
     """
     path = run_dir / "results.json"
     raw, broken = _raw(run_dir)
     if raw.get("kind") == "pretraining":
         raise HfpatchError(f"{run_dir}: is a pretraining study, no comparison; hfpatch report writes its report")
+    if "variants" in raw:
+        raise HfpatchError(f"{run_dir}: is an evaluation, which has no report; its scores are in {path}")
+    if not raw.keys() & _OWN:
+        raise HfpatchError(f"{path}: is not what hfpatch compare writes; give the folder of a run")
     schema = raw.get("schema", SCHEMA)
     if not isinstance(schema, int) or schema > SCHEMA:
         raise HfpatchError(f"{path}: layout {schema!r} is not known to this version (up to {SCHEMA}); update hfpatch")
@@ -214,11 +234,9 @@ def _raw(run_dir: Path) -> tuple[dict[str, Any], list[str]]:
     path = run_dir / "results.json"
     if path.is_file():
         try:
-            raw, why = read_json(path), "is not a JSON object"
-        except HfpatchError:
-            raw, why = None, "cannot be read as JSON"
-        if isinstance(raw, dict):
-            return plain(raw), []
+            return plain(read_json(path)), []
+        except HfpatchError as error:
+            why = str(error).removeprefix(f"{path}: ").partition(" (")[0]
     else:
         why = "is missing"
     salvaged, broken = salvage(run_dir)
@@ -266,7 +284,7 @@ def _parse(raw: dict[str, Any]) -> tuple[Results, list[str]]:
     reader = _Reader()
     sections = ("provenance", "model", "data", "plan", "training", "evaluation")
     fields: dict[str, Any] = {name: reader.mapping(raw.get(name), name) for name in sections}
-    fields.update({name: str(raw[name]) for name in ("name", "description", "protocol") if raw.get(name)})
+    fields.update({name: str(raw[name]) for name in ("name", "description", "protocol", "correction") if raw.get(name)})
     tasks = reader.mapping(raw.get("tasks"), "tasks").items()
     fields["tasks"] = _present({name: reader.read(TaskInfo, value, f"task {name}") for name, value in tasks})
     methods = reader.mapping(raw.get("methods"), "methods").items()
@@ -325,6 +343,8 @@ def _absent_runs(results: Results, name: str, method: MethodOutcome) -> list[str
     absent = [seed for seed in results.seeds if seed not in method.runs] if method.parts else []
     found = [f"{name}: no finished run with seed {seed}." for seed in absent]
     for seed, run in sorted(method.runs.items()):
+        if seed in method.diverged:
+            continue
         tasks = [task for task, info in results.tasks.items() if info.primary not in _metrics(run, task)]
         found += [f"{name}, seed {seed}: no result on {', '.join(tasks)}."] if tasks else []
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean
 
 from hfpatch.reporting.numbers import (
@@ -13,6 +14,7 @@ from hfpatch.reporting.numbers import (
     change,
     count,
     decimal,
+    diverged_text,
     memory,
     p_text,
     part_text,
@@ -25,7 +27,7 @@ from hfpatch.reporting.numbers import (
 from hfpatch.reporting.results import Comparison, MethodOutcome, Results, Verdict
 
 HOLM_MARK = "*"
-"""Behind a difference, which stands after Holm's correction over tasks."""
+"""Behind a difference, which stands after Holm's correction."""
 FALLEN_MARK = "†"
 """Behind "within noise" where the test alone finds a difference, which falls to the correction."""
 
@@ -188,7 +190,8 @@ def cell_of(results: Results, method: str, task: str) -> Cell:
         return Cell(_with_error(results, method, task, value, scale))
     comparison = results.comparison(method, task, results.baseline)
     if comparison is None:
-        return Cell(value)
+        diverged = results.methods[method].diverged
+        return Cell(diverged_text(diverged) if diverged and value == NOTHING else value)
     return Cell(value, told(told_change(results, comparison), unit=False), comparison.verdict, _marked(comparison))
 
 
@@ -226,7 +229,7 @@ def _paired(results: Results, comparison: Comparison) -> PairedRow:
 
 
 def _marked(comparison: Comparison) -> str:
-    if comparison.verdict != "within noise":
+    if comparison.verdict in ("better", "worse"):
         return comparison.verdict + HOLM_MARK
     return comparison.verdict + (FALLEN_MARK if comparison.falls_to_correction else "")
 
@@ -234,7 +237,7 @@ def _marked(comparison: Comparison) -> str:
 def _rounded(comparison: Comparison) -> float:
     """Return a difference, or 0 where it is nothing but rounding beside its interval."""
     width = comparison.high - comparison.low
-    return 0.0 if abs(comparison.difference) < 1e-9 * width else comparison.difference
+    return 0.0 if abs(comparison.difference) < 1e-9 * width < inf else comparison.difference
 
 
 def _signed_significant(value: float) -> str:

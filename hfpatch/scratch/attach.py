@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery
-from hfpatch.nn.hidden import HiddenState
+from hfpatch.nn.calls import CALLS
+from hfpatch.nn.hidden import HiddenProjection, HiddenState
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.mixed import MixedProjection
 from hfpatch.nn.nonlinear import NonlinearProjection, init_nonlinear
@@ -29,8 +31,18 @@ def attach(model: nn.Module, plan: Plan) -> None:
     reshape(model, plan)
     for item in plan["projections"]:
         _replace(model, item, plan)
+    owners: list[Any] = [module for module in model.modules() if isinstance(module, SharedLinear)]
+    owners += [module.source for module in model.modules() if isinstance(module, HiddenProjection)]
+    if owners:
+        model.register_forward_hook(partial(_forget, owners), always_call=True)
     if any(item["reads"] for item in plan["projections"]):
         model.supports_gradient_checkpointing = False  # type: ignore[assignment]  # a block reads another block's MLP
+
+
+def _forget(owners: list[Any], model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Clear what a call that failed has left."""
+    for owner in owners:
+        CALLS.end(owner)
 
 
 def reshape(model: nn.Module, plan: Plan) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 from hfpatch import __version__
-from hfpatch.generated import LICENCE
+from hfpatch.generated import LICENCE, body, outside_imports
 
 FILE = "modeling_hfpatch_scratch.py"
 
@@ -17,6 +15,7 @@ _PARTS = (
     "nn/initialization.py",
     "nn/activations.py",
     "nn/norms.py",
+    "nn/calls.py",
     "nn/shared.py",
     "nn/nonlinear.py",
     "nn/hidden.py",
@@ -55,12 +54,12 @@ def modelling_source(stock: type, config: type) -> str:
         config: its configuration class.
     """
     texts = [(_PACKAGE / part).read_text(encoding="utf-8") for part in _PARTS]
-    imports = {line for text in texts for line in _outside_imports(text)}
+    imports = {line for text in texts for line in outside_imports(text)}
     imports |= {f"from {kind.__module__} import {kind.__name__}" for kind in (stock, config)}
     header = _HEADER.format(version=__version__, stock=stock.__name__, parts=", ".join(_PARTS))
     names = {"stock": stock.__name__, "config": config.__name__}
     footer = _FOOTER.format(**names, model_type=f"hfpatch_scratch_{config.model_type}")  # type: ignore[attr-defined]
-    bodies = [_body(text) for text in texts]
+    bodies = [body(text) for text in texts]
     return "\n".join(
         [
             header + LICENCE + "from __future__ import annotations\n",
@@ -70,25 +69,3 @@ def modelling_source(stock: type, config: type) -> str:
             footer.lstrip("\n"),
         ]
     )
-
-
-def _outside_imports(text: str) -> Iterator[str]:
-    """Yield the import statements of a module that name other packages than hfpatch."""
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and _is_outside(node)):
-            yield ast.unparse(node)
-
-
-def _is_outside(node: ast.ImportFrom) -> bool:
-    return node.module != "__future__" and not (node.module or "").startswith("hfpatch")
-
-
-def _body(text: str) -> str:
-    """Return a module without its docstring and its imports."""
-    lines = text.splitlines()
-    for node in ast.parse(text).body:
-        first = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.lineno == 1
-        if first or isinstance(node, ast.Import | ast.ImportFrom):
-            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
-                lines[number] = ""
-    return "\n".join(lines).strip() + "\n\n"

@@ -9,13 +9,14 @@ from typing import Any
 
 from hfpatch.card import shown_base
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.files import read_json
 from hfpatch.reporting.cards import run_card
 from hfpatch.reporting.results import read_results
 
 Contents = dict[str, Path | bytes]
 """What goes to the hub: the path there, and the file or the bytes that it gets."""
 
-_REPORT = ("recipe.yaml", "plan.json", "results.json", "results.csv", "report.html", "report.md")
+_REPORT = ("recipe.yaml", "plan.json", "plan.safetensors", "results.json", "results.csv", "report.html", "report.md")
 _BASE_NAMES = {"adapter_config.json": ("base_model_name_or_path",), "patch.json": ("base", "name")}
 _MARKERS = ("patch.json", "adapter_config.json", "config.json")
 
@@ -45,6 +46,7 @@ def contents(folder: Path, *, method: str | None = None, seed: int | None = None
 
 
 def _run(folder: Path, method: str | None, seed: int | None) -> Contents:
+    read_json(folder / "results.json")  # what cannot be read is not shared
     results = read_results(folder)
     report = {name: folder / name for name in _REPORT if (folder / name).is_file()}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if path.is_file()}

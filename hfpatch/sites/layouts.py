@@ -6,7 +6,7 @@ h: heads, g: query heads per key/value head, k: head size.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -23,26 +23,45 @@ class Projection:
     """Where one of query, key, value is computed: a module (path below the attention) and its columns.
 
     ``source`` names the module below the attention that reads the hidden state, where the projection itself reads a
-    low-rank image of it (multi-head latent attention); None where the projection reads the hidden state.
+    low-rank image of it (multi-head latent attention); None where the projection reads the hidden state. ``beside``
+    names further modules that the architecture adds to the attention's scores or to the projection's output, and that
+    are left as they are (shared adapters, relative positions computed from the hidden state).
     """
 
     path: str
     columns: Columns
     source: str | None = None
+    beside: tuple[str, ...] = ()
 
 
 Projections = Mapping[str, Projection]
 Layout = Callable[[nn.Module, Any], Projections]
 
 
-def separate(*, query: str = "q_proj", key: str = "k_proj", value: str = "v_proj", shared: bool = False) -> Layout:
-    """Three projections, one each; with ``shared``, a layer that reads another one's keys and values has only one."""
+def separate(
+    *,
+    query: str = "q_proj",
+    key: str = "k_proj",
+    value: str = "v_proj",
+    shared: bool = False,
+    query_beside: tuple[str, ...] = (),
+) -> Layout:
+    """Three projections, one each.
+
+    Args:
+        query: path of the query's projection.
+        key: path of the key's.
+        value: path of the value's.
+        shared: whether some layers read another one's keys and values and have the query's only.
+        query_beside: further modules that act as a query does, see :class:`Projection`.
+    """
 
     def layout(attention: nn.Module, config: Any) -> Projections:
         paths = {"query": query, "key": key, "value": value}
         if shared:
             paths = {t: path for t, path in paths.items() if t == "query" or has_module(attention, path)}
-        return {target: whole(attention, path) for target, path in paths.items()}
+        found = {target: whole(attention, path) for target, path in paths.items()}
+        return found | {"query": replace(found["query"], beside=query_beside)}
 
     return layout
 

@@ -33,7 +33,10 @@ class AttentionSite:
         entries: the modules that read the hidden state; the attention itself unless it is exchanged at run time.
         norm: the module whose output is the hidden state, where it has to be changed there; else None.
         host_path: path, from the model, of the module that added modules are put under.
+        host: that module.
         input_gradients: whether training needs gradients for what enters the first block.
+        block_path: path of the block, from the model.
+        block: the block; everything above is called inside its forward.
         refusals: what cannot be done here, with the reason.
     """
 
@@ -51,7 +54,10 @@ class AttentionSite:
     entries: tuple[nn.Module, ...]
     norm: nn.Module | None
     host_path: str
+    host: nn.Module
     input_gradients: bool
+    block_path: str
+    block: nn.Module
     refusals: Mapping[str, str] = field(default_factory=dict)
 
     def projection_module(self, target: str) -> nn.Module:
@@ -92,8 +98,6 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
     exit_path = path if family.exit is None else joined(at, family.exit)
     if family.output is not None:
         submodule(attention, family.output, of=of)
-    if family.host is not None:
-        submodule(block, family.host, of=of)
     projections = family.qkv(attention, config)
     factor = _factor(family, block, of)
     refusals = family.refusals(attention) if callable(family.refusals) else family.refusals
@@ -112,7 +116,10 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         entries=tuple(submodule(attention, p, of=of) for p in family.entries) or (attention,),
         norm=None if family.norm is None else submodule(block, family.norm, of=of),
         host_path=path if family.host is None else joined(at, family.host),
+        host=attention if family.host is None else submodule(block, family.host, of=of),
         input_gradients=family.input_gradients,
+        block_path=at,
+        block=block,
         refusals=refusals if factor else {**refusals, "content_skip": "the branch is multiplied by 0"},
     )
 

@@ -44,7 +44,7 @@ class Tools:
 
     Attributes:
         take_outcome: returns the step's outcome, the same on every process, and forgets it.
-        evaluate: returns the loss on the run's held-out blocks.
+        evaluate: returns the loss on the run's held-out blocks; without any, on the first block trained on.
         diagnose: measures the query paths after so many steps.
         log: sends figures to the trackers.
     """
@@ -167,6 +167,8 @@ class RunCallback(TrainerCallback):
         if run.evaluates_after(step):
             record = replace(record, eval_loss=self._tools.evaluate())
             best = self._judge(step, record.eval_loss or 0.0)
+        elif step == run.plan.steps and run.diverges(step, self._tools.evaluate()):  # the last update, seen by no loss
+            run.state.diverged_step = run.state.diverged_step or step
         self._keep(record, write=state.is_world_process_zero)
         self._tools.log(record)
         terminate = self._outcome.terminate and step < run.plan.steps
@@ -214,12 +216,10 @@ class RunCallback(TrainerCallback):
         what = f"the loss is {loss}"
         if math.isfinite(loss):
             what = f"the loss is {loss:.4f} but its gradient is not finite"
-        saved = sorted(self._run.checkpoints.glob("step-*"))
-        last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
         indices = self._run.plan.indices[step - 1].tolist()
         return (
-            f"step {step}: {what}, on blocks {indices}; {last}; lower the learning rate, clip the gradient, look at "
-            "these blocks, or set training.on_bad_loss=skip to leave such updates out"
+            f"step {step}: {what}, on blocks {indices}; {self._last_checkpoint()}; lower the learning rate, clip the "
+            "gradient, look at these blocks, or set training.on_bad_loss=skip to leave such updates out"
         )
 
     def _save(self, step: int, model: Any, optimizer: Any, lr_scheduler: Any, *, write: bool) -> None:
@@ -227,17 +227,24 @@ class RunCallback(TrainerCallback):
         if write:
             run.metrics.sync()
             run.diagnostics.sync()
-        save_checkpoint(
-            run.checkpoints,
-            step=step,
-            parameters=trainable_parameters(model),
-            optimizer=optimizer,
-            scheduler=lr_scheduler,
-            identity=run.identity,
-            state=run.state,
-            keep=run.settings.keep_checkpoints,
-            write=write,
-        )
+        try:
+            save_checkpoint(
+                run.checkpoints,
+                step=step,
+                parameters=trainable_parameters(model),
+                optimizer=optimizer,
+                scheduler=lr_scheduler,
+                identity=run.identity,
+                state=run.state,
+                keep=run.settings.keep_checkpoints,
+                write=write,
+            )
+        except HfpatchError as error:
+            raise HfpatchError(f"{error}; {self._last_checkpoint()}") from error
+
+    def _last_checkpoint(self) -> str:
+        saved = sorted(self._run.checkpoints.glob("step-*"))
+        return f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
 
 
 def _is_finite(gradients: list[torch.Tensor]) -> bool:

@@ -1,14 +1,14 @@
 """Checkpoints: what is trained, the optimiser and the schedule, never the base; safetensors and JSON only.
 
-A checkpoint is written beside its place, synced and renamed, so a folder ``step-<number>`` is always whole; hashes
-tell if one was damaged later.
+A checkpoint is written beside its place, synced and renamed, so a folder ``step-<number>`` is always whole; its
+manifest.json has the hash of every file, which shows if one was damaged later.
 """
 
 from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import LRScheduler
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_directory, read_json, sha256_file, write_json
+from hfpatch.files import atomic_directory, check_manifest, read_json, write_json, write_manifest
 from hfpatch.training.sharding import like, under_deepspeed, whole_tensors
 from hfpatch.training.state import LoopState
 
@@ -96,10 +96,15 @@ def save_checkpoint(
     with atomic_directory(folder / _name(step)) as temporary:
         save_file({name: value.detach().contiguous() for name, value in trained.items()}, temporary / _TRAINABLE)
         save_file({name: value.contiguous() for name, value in moments.items()}, temporary / _OPTIMIZER)
-        hashes = {name: sha256_file(temporary / name) for name in (_TRAINABLE, _OPTIMIZER)}
-        write_json(temporary / _STATE, {**content, "sha256": hashes})
-    for old in sorted(folder.glob("step-*"))[:-keep]:
-        if state.best_step is None or old.name != _name(state.best_step):
+        write_json(temporary / _STATE, content)
+        write_manifest(temporary)
+    remove_old(folder, step, best_step=state.best_step, keep=keep)
+
+
+def remove_old(folder: Path, step: int, *, best_step: int | None, keep: int) -> None:
+    """Remove the checkpoints up to ``step`` but for the ``keep`` newest and the best."""
+    for old in sorted(path for path in folder.glob("step-*") if path.name <= _name(step))[:-keep]:
+        if best_step is None or old.name != _name(best_step):
             shutil.rmtree(old)
 
 
@@ -114,17 +119,27 @@ def newest_checkpoint(folder: Path, identity: Mapping[str, Any]) -> Checkpoint |
     damage: HfpatchError | None = None
     for path in sorted(folder.glob("step-*"), reverse=True):
         try:
-            content = _read_whole(path)
+            checkpoint, stored = _read_whole(path)
         except HfpatchError as error:
             damage = damage or error
             continue
-        _check_identity(path, content["identity"], identity)
+        _check_identity(path, stored, identity)
         if damage is not None:
             warnings.warn(f"{damage}; going on from {path.name}", stacklevel=2)
-        return Checkpoint(path, content["step"], LoopState.from_json(content["state"]), content["resumable"])
+        return checkpoint
     if damage is not None:
         raise HfpatchError(f"{damage}; no whole checkpoint is left: delete the run and start it anew")
     return None
+
+
+def stored_origins(folder: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield each readable checkpoint's state file and the ``origin`` in its identity, None where it names none."""
+    for path in sorted(folder.glob(f"step-*/{_STATE}")):
+        try:
+            origin = read_json(path)["identity"].get("origin")
+        except (HfpatchError, KeyError, TypeError, AttributeError):
+            continue  # damaged, which matters where the run is resumed from it
+        yield path, origin
 
 
 def checkpoint_at(folder: Path, step: int) -> Checkpoint:
@@ -133,8 +148,7 @@ def checkpoint_at(folder: Path, step: int) -> Checkpoint:
     Raises:
         HfpatchError: if it is not there or damaged.
     """
-    content = _read_whole(folder / _name(step))
-    return Checkpoint(folder / _name(step), step, LoopState.from_json(content["state"]))
+    return _read_whole(folder / _name(step))[0]
 
 
 def load_trainables(checkpoint: Checkpoint, parameters: Parameters) -> None:
@@ -186,13 +200,15 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _read_whole(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's state.json after holding its files against their hashes."""
-    content: dict[str, Any] = read_json(path / _STATE)
-    for name, expected in content["sha256"].items():
-        if not (path / name).is_file() or sha256_file(path / name) != expected:
-            raise HfpatchError(f"{path / name}: the checkpoint is damaged")
-    return content
+def _read_whole(path: Path) -> tuple[Checkpoint, dict[str, Any]]:
+    """Return a checkpoint and the identity of its run, after comparing all its files with their hashes."""
+    check_manifest(path)
+    content = read_json(path / _STATE)
+    try:
+        state = LoopState.from_json(content["state"])
+        return Checkpoint(path, content["step"], state, content["resumable"]), dict(content["identity"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HfpatchError(f"{path / _STATE}: damaged, as it is no state of a run ({error!r})") from error
 
 
 def _check_identity(path: Path, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

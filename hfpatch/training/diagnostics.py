@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -63,10 +64,13 @@ class DiagnosticsFile(JsonLines):
         """Drop what was written after ``step``; before the first step, everything.
 
         Raises:
-            HfpatchError: if the steps left are not the ``expected`` ones.
+            HfpatchError: if the steps left are not the ``expected`` ones, each with as many lines.
         """
-        if {value["step"] for value in self.values_until(step)} != expected:
-            raise HfpatchError(f"{self.path}: lines up to step {step} are missing; delete the run and start it anew")
+        lines = Counter(value["step"] for value in self.values_until(step))
+        if lines.keys() != expected or len(set(lines.values())) > 1:
+            raise HfpatchError(
+                f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
+            )
         if self.path.exists():
             self.keep(step)
 

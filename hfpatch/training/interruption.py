@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+import time
+from functools import cache
 from types import FrameType, TracebackType
 from typing import Any
+
+_POLL_S = 1.0
+_GRACE_S = 300.0
 
 
 class Terminated(SystemExit):
@@ -18,6 +25,26 @@ class Terminated(SystemExit):
     def __init__(self, step: int) -> None:
         super().__init__(128 + signal.SIGTERM)
         self.step = step
+
+
+@cache
+def end_with_launcher() -> None:
+    """End this process by SIGTERM once the launcher that started it is gone, which nobody else would do.
+
+    Without this, the processes that a killed ``accelerate launch`` or ``torchrun`` leaves go on writing to the run's
+    folder. It does nothing where no such launcher is at work.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch_parent(launcher: int) -> None:
+    while os.getppid() == launcher:
+        time.sleep(_POLL_S)
+    print(f"hfpatch: the launcher (process {launcher}) is gone, so this process ends", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)  # the step is finished and saved, if one is under way
+    time.sleep(_GRACE_S)
+    os._exit(128 + signal.SIGTERM)
 
 
 class SigtermWatch:

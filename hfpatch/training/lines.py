@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,32 @@ class JsonLines:
             raise HfpatchError(f"{self.path}: cannot be written ({error.strerror}); free space and resume") from error
 
     def values(self) -> list[dict[str, Any]]:
-        """Return all whole lines; a last line that a crash cut off is left out, a missing file has none."""
-        return [json.loads(line) for line in self._whole_lines()]
+        """Return all whole lines; a last line that a crash cut off is left out, a missing file has none.
+
+        Raises:
+            HfpatchError: if a line is damaged.
+        """
+        found = []
+        for number, line in enumerate(self._whole_lines(), start=1):
+            value = _parse(line)
+            if value is None:
+                raise self.damaged(number)
+            found.append(value)
+        return found
 
     def values_until(self, step: int) -> list[dict[str, Any]]:
-        """Return the whole lines of steps up to ``step``; before the first step, none."""
-        return [value for value in self.values() if value["step"] <= step] if step else []
+        """Return the whole lines of steps up to ``step``, none behind a damaged one; before the first step, none."""
+        parsed = map(_parse, self._whole_lines() if step else [])
+        return [
+            value for value in takewhile(lambda value: value is not None and value["step"] <= step, parsed) if value
+        ]
+
+    def damaged(self, number: int) -> HfpatchError:
+        """Return the error of a damaged line."""
+        return HfpatchError(
+            f"{self.path}: line {number} is damaged; delete the folder {self.path.parent} and resume, which trains "
+            "that run again"
+        )
 
     def keep(self, step: int) -> None:
         """Drop the lines of later steps than ``step``; before the first step, all."""
@@ -55,7 +76,18 @@ class JsonLines:
                 os.fsync(stream.fileno())
 
     def _whole_lines(self) -> list[str]:
-        return self.path.read_text(encoding="utf-8").split("\n")[:-1] if self.path.exists() else []
+        if not self.path.exists():
+            return []
+        return self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """Return a line's object; None where it is none, or has no step."""
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("step"), int) else None
 
 
 def as_json(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,18 @@ from hfpatch.data.exactness import packing_is_exact
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.hidden import HiddenProjection
 from hfpatch.scratch.listening import paths_with_f
-from hfpatch.training.checkpoint import checkpoint_at, load_trainables, newest_checkpoint, remove_leftovers
+from hfpatch.training.checkpoint import (
+    checkpoint_at,
+    load_trainables,
+    newest_checkpoint,
+    remove_leftovers,
+    remove_old,
+)
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch
 from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory
 from hfpatch.training.precision import trainable_parameters
+from hfpatch.training.processes import start_processes
 from hfpatch.training.records import TrainResult, summarise
 from hfpatch.training.run import Run
 from hfpatch.training.sharding import cuts_tensors, under_deepspeed, whole_tensors
@@ -32,11 +39,12 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
     """Train to the end of the plan, from the newest checkpoint where there is one and ``resume`` is set.
 
     Raises:
-        HfpatchError: if the folder holds another run, the batch cannot be divided, the model cannot keep packed
-            documents apart, take blocks as long as these or recompute its activations as asked, or the loss is not
-            finite.
+        HfpatchError: if the launcher asks for mixed precision, the folder holds another run, the batch cannot be
+            divided, the model cannot keep packed documents apart, take blocks as long as these or recompute its
+            activations as asked, or the loss is not finite.
         Terminated: if the process was sent SIGTERM; a checkpoint has been written then.
     """
+    start_processes()
     _check_plan(run)
     check_blocks(model, run.blocks, run.held_out)
     _check_checkpointing(model, run)
@@ -123,6 +131,9 @@ def _open_folder(run: Run, *, resume: bool) -> None:
     if run.checkpoint is not None:
         run.state = run.checkpoint.state
     if state.is_main_process:
+        if run.start:  # a kill may have left some of what was to be removed
+            keep = run.settings.keep_checkpoints
+            remove_old(run.checkpoints, run.start, best_step=run.state.best_step, keep=keep)
         if run.start or run.metrics.path.exists():
             run.metrics.truncate(run.start)
         run.diagnostics.truncate(run.start, run.diagnosed_steps())
@@ -152,7 +163,7 @@ def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlo
     """
     check_context(model, blocks, held_out)
     several = len(blocks.sizes) > len(blocks)
-    if blocks.layout == "packed" and several and not packing_is_exact(model):
+    if blocks.layout == "packed" and several and not packing_is_exact(model, blocks.block_size):
         raise HfpatchError(
             f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
             "next; set data.layout=padded"

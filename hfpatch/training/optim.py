@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
 from hfpatch.training.groups import by_group
@@ -16,7 +16,6 @@ _SCHEDULERS = {
     "cosine": "cosine_with_min_lr",
     "linear": "linear",
     "constant": "constant_with_warmup",
-    "wsd": "warmup_stable_decay",
 }
 
 
@@ -40,7 +39,7 @@ def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.opt
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, settings: LoopSettings, *, steps: int) -> LRScheduler:
-    """Build ``transformers``' own schedule.
+    """Build ``transformers``' own schedule, but for wsd, whose warm-up starts at ``min_lr_ratio`` there.
 
     With w warm-up steps of n, d steps of decay and m = ``min_lr_ratio``, step s = 0 ... n-1 has lr times
 
@@ -50,12 +49,16 @@ def build_scheduler(optimizer: torch.optim.Optimizer, settings: LoopSettings, *,
     1                                                 constant
     1 for s < n - d, then m + (1 - m) · (n - s) / d   wsd
     """
+    if settings.schedule == "wsd":
+        decay = min(settings.decay_steps or max(1, steps // 10), max(1, steps - settings.warmup_steps))
+        floor, warmup = settings.min_lr_ratio, settings.warmup_steps
+        return LambdaLR(optimizer, partial(_wsd, steps=steps, warmup=warmup, decay=decay, floor=floor))
     scheduler: LRScheduler = get_scheduler(
         _SCHEDULERS[settings.schedule],
         optimizer,
         num_warmup_steps=settings.warmup_steps,
         num_training_steps=steps,
-        scheduler_specific_kwargs=_details(settings, steps),
+        scheduler_specific_kwargs={"min_lr_rate": settings.min_lr_ratio} if settings.schedule == "cosine" else None,
     )
     return scheduler
 
@@ -70,11 +73,8 @@ def _split(tensors: list[torch.nn.Parameter]) -> tuple[list[torch.nn.Parameter],
     return [tensor for tensor in tensors if tensor.ndim >= 2], [tensor for tensor in tensors if tensor.ndim < 2]
 
 
-def _details(settings: LoopSettings, steps: int) -> dict[str, Any] | None:
-    if settings.schedule == "cosine":
-        return {"min_lr_rate": settings.min_lr_ratio}
-    if settings.schedule != "wsd":
-        return None
-    longest = max(1, steps - settings.warmup_steps)
-    decay = min(settings.decay_steps or max(1, steps // 10), longest)
-    return {"num_decay_steps": decay, "decay_type": "linear", "min_lr_ratio": settings.min_lr_ratio}
+def _wsd(step: int, *, steps: int, warmup: int, decay: int, floor: float) -> float:
+    """Return the share of the peak learning rate at ``step``; see :func:`build_scheduler`."""
+    if step < warmup:
+        return step / warmup
+    return floor + (1 - floor) * min(1.0, max(0, steps - step) / decay)

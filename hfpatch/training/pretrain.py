@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from hfpatch.training.precision import cast_trainables
 from hfpatch.training.records import StepRecord, TrainResult
 from hfpatch.training.run import Run
 from hfpatch.training.settings import PretrainSettings
+from hfpatch.training.trainer import check_trackers
 
 
 def pretrain(
@@ -37,6 +38,7 @@ def pretrain(
     run_dir: Path,
     resume: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
+    origin: Mapping[str, str | None] | None = None,
 ) -> TrainResult:
     """Train all of ``model`` in float32, in place, and save it as a Hugging Face folder.
 
@@ -59,6 +61,8 @@ def pretrain(
         run_dir: the run's own folder.
         resume: go on from the newest checkpoint in ``run_dir``; with none there, start anew.
         on_step: called after each step, on the main process.
+        origin: hashes of the tokenizer and of the architecture, kept in every checkpoint; a run only resumes with the
+            same ones.
 
     Raises:
         HfpatchError: as :func:`hfpatch.training.probe.train_probe`, though never for a loss; if
@@ -75,6 +79,7 @@ def pretrain(
         plan=plan,
         seed=seed,
         folder=run_dir,
+        origin=origin or {},
         held_out=evaluation_blocks,
         on_step=on_step,
         measure_survival=False,
@@ -117,8 +122,10 @@ def check_settings(settings: PretrainSettings, model: PreTrainedModel) -> None:
     """Refuse settings that this model, which may lie on the meta device, cannot be pretrained with.
 
     Raises:
-        HfpatchError: if the bound of divergence is not above ln V, or as :func:`scale_rates`.
+        HfpatchError: if the bound of divergence is not above ln V, a tracker is not installed, or as
+            :func:`scale_rates`.
     """
+    check_trackers(settings.report_to)
     scale_rates(settings, model.config)
     vocabulary = model.config.get_text_config().vocab_size
     bound, untrained = settings.diverged_above, math.log(vocabulary)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
+from hfpatch.bases import hash_tensors
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.training.loop import run_training
@@ -30,11 +31,13 @@ def train_probe(
     held_out: TokenBlocks | None = None,
     resume: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
+    origin: Mapping[str, str | None] | None = None,
 ) -> TrainResult:
     """Train what is not frozen in ``model``, in place, and leave everything else of it as it was.
 
     Writes ``run_dir/metrics.jsonl`` and ``run_dir/checkpoints/``. The plan decides the number of steps and each
-    step's batch.
+    step's batch. With ``settings.on_bad_loss`` at ``record`` a run whose loss or gradient is not finite ends there;
+    ``diverged_step`` of the result names the step, and resuming returns the same result at once.
 
     Args:
         model: a patched model (or any with some parameters frozen).
@@ -46,6 +49,8 @@ def train_probe(
         held_out: blocks that are never trained on; the loss on all of them is recorded as ``eval_loss``.
         resume: go on from the newest checkpoint in ``run_dir``; with none there, start anew.
         on_step: called after each step, on the main process.
+        origin: hashes of the base and of the method's settings, kept in every checkpoint; a run only resumes with the
+            same ones. None takes the hash of what is frozen in ``model``.
 
     Raises:
         HfpatchError: if nothing is trainable, plan and blocks do not fit, the folder holds a run and ``resume`` is
@@ -61,11 +66,16 @@ def train_probe(
         plan=plan,
         seed=seed,
         folder=run_dir,
+        origin=origin or {"frozen": hash_tensors(_frozen(model))},
         held_out=held_out,
         on_step=on_step,
         on_bad_loss=settings.on_bad_loss,
     )
     return run_training(model, run, resume=resume)
+
+
+def _frozen(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in model.named_parameters() if not value.requires_grad}
 
 
 def _warn_of_low_precision(model: PreTrainedModel) -> None:

@@ -8,14 +8,25 @@ import torch
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
+from hfpatch.training.interruption import end_with_launcher
 
 
 def start_processes() -> PartialState:
     """Join the other processes, if the launcher started any; later calls return the same state.
 
+    From then on this process ends when the launcher does.
+
     Raises:
-        HfpatchError: if the address and port by which they meet cannot be used.
+        HfpatchError: if the address and port by which they meet cannot be used, or the launcher asks for mixed
+            precision, which ``training.autocast`` decides.
     """
+    asked = (os.environ.get("ACCELERATE_MIXED_PRECISION") or "no").lower()
+    if asked != "no":
+        raise HfpatchError(
+            f"the launcher asks for mixed precision ({asked}), and the recipe's training.autocast decides that; launch "
+            "with --mixed_precision no, and set training.autocast=bfloat16 if that is what you want"
+        )
+    end_with_launcher()
     try:
         return PartialState(cpu=runs_on_cpu())
     except (torch.distributed.DistError, ConnectionError, RuntimeError) as error:

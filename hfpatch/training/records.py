@@ -55,9 +55,9 @@ class TrainResult:
         best_step: the step after which it was measured.
         skipped_steps: how many updates were left out because loss or gradient were not finite.
         stopped_early: whether early stopping ended the run before the plan did.
-        diverged_step: the step that ended a pretraining run: its loss or gradient was not finite, or its loss or that
-            of the evaluation blocks after it was above the bound. Its update was left out unless the evaluation said
-            so.
+        diverged_step: the step that ended a run which diverged: its loss or gradient was not finite, or its loss or
+            that of the evaluation blocks after it was above pretraining's bound. Its update was left out unless the
+            loss after it said so.
         mfu: the share of the measured rate of a large matrix product that the steps reached; a lower bound, see
             :func:`hfpatch.training.throughput.flops_per_token`.
     """
@@ -120,16 +120,28 @@ class MetricsFile(JsonLines):
         self.write([{name: value for name, value in as_json(asdict(record)).items() if value is not None}])
 
     def read(self) -> list[StepRecord]:
-        """Return all whole lines; a last line that a crash cut off is left out."""
-        return [StepRecord(**{"loss": math.nan, **value}) for value in self.values()]
+        """Return all whole lines; a last line that a crash cut off is left out.
+
+        Raises:
+            HfpatchError: if a line is damaged.
+        """
+        records = []
+        for number, value in enumerate(self.values(), start=1):
+            try:
+                records.append(StepRecord(**{"loss": math.nan, **value}))
+            except TypeError as error:
+                raise self.damaged(number) from error
+        return records
 
     def truncate(self, step: int) -> None:
         """Drop what was written after ``step``; before the first step, everything.
 
         Raises:
-            HfpatchError: if a line up to ``step`` is missing.
+            HfpatchError: if a line up to ``step`` is missing or damaged.
         """
         steps = [value["step"] for value in self.values_until(step) if value["step"]]
         if steps != list(range(1, step + 1)):
-            raise HfpatchError(f"{self.path}: lines up to step {step} are missing; delete the run and start it anew")
+            raise HfpatchError(
+                f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
+            )
         self.keep(step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,7 @@ class Run:
         plan: which blocks each step sees.
         seed: the run's seed.
         folder: the run folder; holds metrics.jsonl and checkpoints/.
+        origin: hashes of what else a resumed run must share, such as the frozen base and the method's settings.
         held_out: the blocks whose loss is measured, or None.
         on_step: called with each step's record, on the main process.
         measure_survival: whether to measure update survival.
@@ -47,6 +48,7 @@ class Run:
     plan: BatchPlan
     seed: int
     folder: Path
+    origin: Mapping[str, str | None] = field(default_factory=dict)
     held_out: TokenBlocks | None = None
     on_step: Callable[[StepRecord], None] | None = None
     measure_survival: bool = True
@@ -90,6 +92,7 @@ class Run:
             "data": self.blocks.sha256,
             "batch plan": self.plan.sha256,
             "evaluation data": held_out,
+            "origin": dict(self.origin),
         }
 
     def evaluates_after(self, step: int) -> bool:

@@ -13,7 +13,16 @@ _Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 NOT_IDENTITY = frozenset(
-    {"seeds", "micro_batch_size", "gradient_checkpointing", "compile", "save_every", "keep_checkpoints", "report_to"}
+    {
+        "seeds",
+        "micro_batch_size",
+        "gradient_checkpointing",
+        "compile",
+        "save_every",
+        "keep_checkpoints",
+        "keep_finished",
+        "report_to",
+    }
 )
 """Settings that may differ between a run and its continuation: they change the numbers by rounding at most."""
 
@@ -63,6 +72,8 @@ class LoopSettings(Section):
     """Write a checkpoint every so many steps; None writes none before the end."""
     keep_checkpoints: PositiveInt = 1
     """How many checkpoints to keep, the newest ones."""
+    keep_finished: bool = False
+    """Leave a finished run's checkpoints, which hold the optimiser's state; otherwise its command removes them."""
     report_to: tuple[str, ...] = ()
     """Trackers that ``transformers`` knows, such as tensorboard, wandb or trackio; each must be installed."""
 
@@ -80,9 +91,10 @@ class TrainingSettings(LoopSettings):
     """AdamW's decay rates."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
-    on_bad_loss: Literal["stop", "skip"] = "stop"
-    """What happens at a loss or a gradient that is NaN or infinite: stop before the update and name the batch, or
-    leave the update out and count it."""
+    on_bad_loss: Literal["record", "skip", "stop"] = "record"
+    """What a loss or a gradient that is NaN or infinite does. ``record``: the run ends there and counts as diverged,
+    which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted.
+    ``stop``: an error that names the blocks of the step."""
     trainable_dtype: Dtype = "float32"
     """The dtype of what is trained. bfloat16 loses most small updates; it is here to reproduce results that used it."""
     trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)

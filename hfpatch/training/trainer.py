@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.collate import collate
@@ -74,7 +75,7 @@ class PlanTrainer(Trainer):
             )
         self.remove_callback(PrinterCallback)
         self._speed_limit = tokens_per_s_at_most(model, self.accelerator.state, run.settings.autocast)
-        tools = Tools(self._take_outcome, self._evaluate_held_out, self._diagnose, self._log_record)
+        tools = Tools(self._take_outcome, self._evaluate, self._diagnose, self._log_record)
         self.add_callback(RunCallback(run, tools))  # before the next: an update left out is none to measure
         if run.measure_survival:
             self.add_callback(SurvivalCallback(UpdateSurvival(run.state.survival), run.settings, run.plan.steps))
@@ -132,12 +133,11 @@ class PlanTrainer(Trainer):
         told = self.accelerator.gather(told)
         return StepOutcome(loss=float(told[:, 0].mean()), terminate=bool(told[:, 1].any()))
 
-    def _evaluate_held_out(self) -> float:
+    def _evaluate(self) -> float:
         run, state = self._run, self.accelerator.state
-        assert run.held_out is not None
         return mean_loss(
             self.model,
-            run.held_out,
+            run.held_out or run.blocks.head(1),
             batch_size=self.args.per_device_train_batch_size,
             autocast=run.settings.autocast,
             process=state.process_index,
@@ -168,6 +168,17 @@ class PlanTrainer(Trainer):
 def _counted_elsewhere(*_: Any, **__: Any) -> torch.Tensor:
     """Tell the stock Trainer that the loss is a mean over the whole step; `PlanTrainer.compute_loss` sees to that."""
     raise AssertionError("PlanTrainer.compute_loss computes the loss")
+
+
+def check_trackers(names: tuple[str, ...]) -> None:
+    """Refuse trackers that are unknown or not installed, by making each once, before anything runs.
+
+    Raises:
+        HfpatchError: naming them.
+    """
+    with _clear_about_trackers(names):
+        for tracker in get_reporting_integration_callbacks(list(names)):
+            tracker()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import cast
 
 from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
@@ -14,6 +15,7 @@ from hfpatch.sites import require_matrix
 from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.tuners.model import detach_layers
 
+_MUST_STAY = "which a patch must leave as they are"
 AdapterWrapper = (BaseTunerLayer, AuxiliaryTrainingWrapper)
 
 
@@ -29,9 +31,54 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that the model had before any adapter, by the name that they had then."""
-    added = adapter_parameters(model)
-    return {_base_name(name): p for name, p in model.named_parameters() if name not in added}
+    """Return the parameters that the model had before any adapter, by the name that they had then; tied ones once."""
+    found: dict[nn.Parameter, str] = {}
+    for at, module in base_modules(model):
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                found.setdefault(parameter, f"{at}.{key}" if at else key)
+    return {name: parameter for parameter, name in found.items()}
+
+
+def base_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that the model had before any adapter, by the name that they had then."""
+    if isinstance(model, AuxiliaryTrainingWrapper):
+        yield from base_modules(model.original_module, name)
+    elif isinstance(model, BaseTunerLayer):
+        if hasattr(model, "base_layer"):  # ours is a child of the base and wraps nothing
+            yield from base_modules(cast("nn.Module", model.base_layer), name)
+    else:
+        yield name, model
+        for child, module in model.named_children():
+            yield from base_modules(module, f"{name}.{child}" if name else child)
+
+
+def wrappers_of_others(model: nn.Module, adapter_name: str) -> set[str]:
+    """Return the paths of the modules that wrap another one for other adapters than this one."""
+    return {
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, BaseTunerLayer) and adapter_name not in module._get_available_adapters()
+    }
+
+
+def active_adapters(model: nn.Module) -> list[str]:
+    """Return the names of the active adapters, in the order in which they were made active."""
+    layers = [module for module in model.modules() if isinstance(module, AdapterWrapper)]
+    return list(dict.fromkeys(name for layer in layers for name in layer.active_adapters))
+
+
+def require_distinct_names(model: nn.Module, adapters: Collection[str]) -> None:
+    """Refuse an adapter name that is also another part of a parameter's name, as ``lora_A`` is of LoRA's.
+
+    Raises:
+        HfpatchError: naming it.
+    """
+    base = set(base_parameters(model).values())
+    for name, parameter in model.named_parameters():
+        found = [part for part in name.split(".") if part in adapters]
+        if len(found) > (parameter not in base):
+            raise HfpatchError(f"adapter name {found[0]!r} is a part of PEFT's own names; choose another")
 
 
 def keep_mode(model: nn.Module) -> None:
@@ -45,10 +92,16 @@ def keep_mode(model: nn.Module) -> None:
                 child.train(parent.training)
 
 
-def rewrites_base(config: PeftConfig) -> bool:
-    """Return whether injecting a configuration changes the base's weights, as PiSSA and its kin do."""
-    init = str(getattr(config, "init_lora_weights", "")).lower()
-    return init.startswith(("pissa", "olora", "corda", "loftq", "lora_ga"))
+def changes_base(config: PeftConfig) -> str:
+    """Return how a configuration changes the base and what to do about it, or an empty string if it does not."""
+    init, bias = str(getattr(config, "init_lora_weights", "")), getattr(config, "bias", "none")
+    if init.lower().startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
+        return f"init_lora_weights={init!r} rewrites the weights of the base, {_MUST_STAY}; use True or 'gaussian'"
+    if bias not in ("none", None, False):
+        return f"bias={bias!r} trains the biases of the base, {_MUST_STAY}; use bias='none'"
+    if getattr(config, "layer_replication", None):
+        return f"layer_replication repeats the layers of the base, {_MUST_STAY}; leave it out"
+    return ""
 
 
 def require_matrices(model: nn.Module, config: PeftConfig) -> None:
@@ -93,8 +146,3 @@ def _own_adapter_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
             held = getattr(module, name, None)
             if isinstance(held, nn.Module):
                 yield from held.parameters()
-
-
-def _base_name(name: str) -> str:
-    """Drop the wrappers from a name; adapters of several methods on one module nest."""
-    return ".".join(part for part in name.split(".") if part not in ("base_layer", "original_module"))

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import types
+import typing
 from dataclasses import dataclass, field
+from typing import Any
 
 from peft import PeftConfig, TaskType
+
+from hfpatch.errors import HfpatchError
+
+_NAMES = {
+    int: "an integer",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a string",
+    types.NoneType: "None",
+}
 
 
 @dataclass
 class SurgeryConfig(PeftConfig):
     """Which layers to change, and the seed.
 
+    Values are checked against the types of the fields, without conversion: ``"false"`` is text and no truth value.
+    numpy's numbers become Python's.
+
     Args:
         layers_to_transform: index or indices of the layers to change; None changes all.
-        seed: seed of the initialisation; a parameter's initial value depends on it, the layer and the parameter's
-            name alone.
-        target_modules: the attention modules that were changed; filled in when the adapter is injected.
+        seed: seed of the initialisation; a parameter's initial value depends on it, the layer, the parameter's name and
+            the adapter's (see :func:`drawn_as`) alone.
+        target_modules: the attention modules that were changed; filled in when the adapter is injected, not chosen.
+
+    Raises:
+        HfpatchError: if a value is of another type or not finite.
     """
 
     layers_to_transform: list[int] | int | None = field(
@@ -29,3 +50,67 @@ class SurgeryConfig(PeftConfig):
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
         self.task_type = self.task_type or TaskType.CAUSAL_LM
+        with_python_values(self)
+        hints = typing.get_type_hints(type(self))
+        ours = {f.name for f in dataclasses.fields(self)} - {f.name for f in dataclasses.fields(PeftConfig)}
+        for name in sorted(ours):
+            setattr(self, name, _checked(name, getattr(self, name), hints[name]))
+
+
+def with_python_values(config: PeftConfig) -> PeftConfig:
+    """Turn a configuration's numpy numbers, arrays and ranges into Python's numbers and lists, in place.
+
+    Only those can be saved as JSON.
+    """
+    for item in dataclasses.fields(config):
+        setattr(config, item.name, _python_value(getattr(config, item.name)))
+    return config
+
+
+def _python_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _python_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(map(_python_value, value))
+    if isinstance(value, range):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def method_name(config: PeftConfig) -> str:
+    """Return the name of a configuration's method in lower case: ``pre_projection``, ``lora``, ..."""
+    kind: Any = config.peft_type
+    return str(kind.value).lower()
+
+
+def drawn_as(adapter_name: str, config: PeftConfig) -> str:
+    """Return what an adapter's name adds to the name that its initial values are drawn by.
+
+    Nothing, as long as it is ``default`` or that of its method in lower case, which the first part of a kind has in a
+    stack; so two parts of a kind do not start equal, and a value depends on nothing else that is injected.
+    """
+    return "" if adapter_name in ("default", method_name(config)) else f".{adapter_name}"
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """Return a value that fits the type of its field; a tuple and a list are taken for each other."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        container, items = typing.get_origin(option), typing.get_args(option)
+        if container is None and _fits(value, option):
+            return value
+        if container is not None and isinstance(value, list | tuple) and all(_fits(item, items[0]) for item in value):
+            return container(value)
+    raise HfpatchError(f"{name}={value!r} must be {' or '.join(map(_described, options))}")
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if kind is not bool and isinstance(value, bool):
+        return False
+    return isinstance(value, int | float) and math.isfinite(value) if kind is float else isinstance(value, kind)
+
+
+def _described(option: Any) -> str:
+    if typing.get_origin(option) is None:
+        return _NAMES[option]
+    return f"a list of {_NAMES[typing.get_args(option)[0]].split()[-1]}s"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, cast
+from functools import partial
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
+from hfpatch.nn.calls import HookedModule
 from hfpatch.sites import AttentionSite
+from hfpatch.tuners.config import drawn_as
+
+Layer = TypeVar("Layer", bound="SurgeryLayer")
 
 NOT_MERGEABLE = (
     "a nonlinear branch cannot be folded into the weights of a linear projection, so {method} cannot be merged; "
@@ -19,7 +24,7 @@ NOT_MERGEABLE = (
 )
 
 
-class SurgeryLayer(nn.Module, BaseTunerLayer):
+class SurgeryLayer(HookedModule, BaseTunerLayer):
     """A tuner layer registered as a child of the attention module (the site's host), acting by forward hooks around it.
 
     The attention module is not replaced: names of base parameters stay as they were, other adapters can be injected
@@ -27,7 +32,7 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
     ``ModuleDict``s keyed by adapter name, as PEFT expects. The hooks step aside when adapters are disabled or none of
     this layer's adapters is active.
 
-    Hooks are bound methods, so that a deep copy of the model acts on its own layers.
+    No call leaves anything on a layer: see :class:`hfpatch.nn.calls.HookedModule`.
 
     Args:
         site: the attention branch to change.
@@ -40,15 +45,21 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
     def __init__(self, site: AttentionSite) -> None:
         super().__init__()
         self.site_name = site.name
+        self.hidden_size = site.hidden_size
         self.configs: dict[str, Any] = {}
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
         # In a tuple, so that it is not registered as a child a second time.
         self._anchor = (_first_with_weights(site),)
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         for name in self.adapter_layer_names:
             setattr(self, name, nn.ModuleDict())
+        host = site.host_path.removeprefix(site.block_path)
+        self.hook_into(site.block, f"{host}.{self.child_name}".lstrip("."), partial(self.register, site))
+
+    @abstractmethod
+    def register(self, site: AttentionSite) -> None:
+        """Register this layer's hooks on the modules of a site."""
 
     def get_base_layer(self) -> nn.Module:
         """Return the module whose device the adapter follows: the first projection with weights."""
@@ -57,7 +68,7 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
     def update_layer(self, adapter_name: str, config: Any, *, inference_mode: bool = False) -> None:
         """Add an adapter to this layer, initialised, in fp32, on the device of the base."""
         with torch.device(self._device()), _default_dtype(torch.float32):
-            for what, module in self.build(config).items():
+            for what, module in self.build(config, self.site_name + drawn_as(adapter_name, config)).items():
                 self.held(what)[adapter_name] = module
         self.configs[adapter_name] = config
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
@@ -71,8 +82,13 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
         return cast("nn.Linear", self.held(what)[adapter_name])
 
     @abstractmethod
-    def build(self, config: Any) -> dict[str, nn.Module]:
-        """Return the initialised modules of one adapter, by the name of the ``ModuleDict`` that holds them."""
+    def build(self, config: Any, name: str) -> dict[str, nn.Module]:
+        """Return the initialised modules of one adapter, by the name of the ``ModuleDict`` that holds them.
+
+        Args:
+            config: the adapter's configuration.
+            name: what initial values are drawn by, together with the seed and the tensor's name.
+        """
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""
@@ -95,18 +111,8 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
 
     def detach(self, host: nn.Module) -> None:
         """Remove every hook, and this layer from the module that holds it."""
-        for handle in self._hooks:
-            handle.remove()
-        self._hooks.clear()
+        self.unhook()
         delattr(host, self.child_name)
-
-    def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Call ``hook(module, args, kwargs)`` before every forward of ``module``."""
-        self._hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-
-    def after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Call ``hook(module, args, kwargs, output)`` after every forward of ``module``."""
-        self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def _device(self) -> torch.device:
         """Return the device on which the base computes; an offloaded module keeps its weights elsewhere meanwhile."""
@@ -119,6 +125,12 @@ class SurgeryLayer(nn.Module, BaseTunerLayer):
         for name in self.adapter_layer_names:
             if adapter_name in self.held(name):
                 self.held(name)[adapter_name].to(device or self._device())
+
+
+def surgery_layer(site: AttentionSite, kind: type[Layer]) -> Layer | None:
+    """Return the tuner layer of a kind at a site, or None where nothing was injected."""
+    layer = getattr(site.host, kind.child_name, None)
+    return layer if isinstance(layer, kind) else None
 
 
 def _first_with_weights(site: AttentionSite) -> nn.Module:

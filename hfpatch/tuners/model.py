@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NoReturn, cast
 
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
+from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, select_sites, survey
 from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.tuners.layer import NOT_MERGEABLE, SurgeryLayer
@@ -25,11 +27,17 @@ class SurgeryTuner(BaseTuner):
 
         Every way in passes here: ``PeftModel.add_adapter`` skips PEFT's injection hooks for further adapters.
         """
-        config: SurgeryConfig = self.peft_config[adapter_name]
+        config: SurgeryConfig = copy.deepcopy(self.peft_config[adapter_name])  # the caller may use theirs again
+        self.peft_config[adapter_name] = config
         sites = select_sites(survey(model), config.layers_to_transform, refusal=lambda site: self.refusal(site, config))
         for site in sites:
             self.check_site(site, config)
         self._sites = {site.host_path: site for site in sites}
+        if config.target_modules is not None and set(config.target_modules) != self._sites.keys():
+            raise HfpatchError(
+                f"target_modules={config.target_modules} cannot be chosen for a {self.tuner_layer_cls.method}, which "
+                "changes whole attention branches; choose layers with layers_to_transform"
+            )
         config.target_modules = list(self._sites)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         config.target_modules = list(self._sites)  # again: PEFT may have shortened it to common endings meanwhile

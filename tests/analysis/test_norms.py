@@ -4,24 +4,18 @@ import pytest
 import torch
 from families import make_model, make_tokens, perturb
 from peft import get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, ZambaConfig
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
 from hfpatch.analysis.ablation import ablate_layers, document_losses
 from hfpatch.analysis.heads import head_weights
+from hfpatch.analysis.linearised import is_nonlinear
 from hfpatch.analysis.norms import OWN, pre_projection_sizes, query_sizes, skip_norms, skip_sizes
 from hfpatch.analysis.relation import head_relations
 from hfpatch.scratch import ScratchSettings, build_scratch
+from hfpatch.twins import twin
 
 HIDDEN = 32
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def model_of(kind):
@@ -264,3 +258,19 @@ def test_the_f_that_a_model_was_pretrained_with_by_head(batch, query):
     assert (found.layer, found.adapter, found.target) == (1, OWN, "query")
     assert (found.size, found.cosine) == pytest.approx((ratio.mean().item(), cosine.mean().item()), rel=1e-4)
     assert found.head_sizes == pytest.approx(heads.mean(0).tolist(), rel=1e-4)
+
+
+def test_a_layer_that_is_not_below_its_attention_is_found():
+    """Zamba's attention modules are tied, so that what is added stands beside them."""
+    torch.manual_seed(0)
+    model = twin(ZambaConfig())
+    patch(model, [PreProjectionConfig(), NonlinearQueryConfig(form="literal")])
+    perturb(model, std=0.3)
+    sites = find_sites(model)
+    assert not any("hfpatch" in name for site in sites for name, _ in site.attention.named_modules())
+    assert all(is_nonlinear(site) for site in sites)
+    tokens = [{"input_ids": torch.arange(12)[None]}]
+    assert len([size for size in pre_projection_sizes(model, tokens) if size.size > 0]) == len(sites)
+    assert len([size for size in query_sizes(model, tokens) if size.size > 0]) == len(sites)
+    for before, after in zip(head_weights(model, patched=False), head_weights(model), strict=True):
+        torch.testing.assert_close(after.query, before.query / 2)  # what the literal form leaves of x W_Q

@@ -7,6 +7,7 @@ type's default configuration with the options given here.
 import functools
 
 import torch
+from families import frozen
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -152,4 +153,5 @@ def tokens_for(model, *, batch=2, length=8, seed=0):
 
 @torch.no_grad()
 def logits_of(model, tokens, **states):
-    return model(tokens, use_cache=False, **states).logits
+    with frozen(model):
+        return model(tokens, use_cache=False, **states).logits

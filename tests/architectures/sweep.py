@@ -13,6 +13,9 @@ from families import perturb
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.promises import residual
+from hfpatch.promises import site as site_promises
+from hfpatch.promises.common import example_tokens
 from hfpatch.sites.discovery import survey
 
 ROUNDING = 1e-4  # of fp32, relative to the largest value
@@ -133,6 +136,20 @@ def finds_the_sites(case):
         with pytest.raises(HfpatchError, match=f"layer {layer} "):
             hfpatch.patch(model, PreProjectionConfig(layers_to_transform=[layer]))
     return f"{len(found)} in {len(blocks)} of {len(blocks) + len(skipped)}"
+
+
+def is_right_where_it_is_declared(case):
+    """What ``hfpatch check`` measures of the declaration; test_wrong_sites.py has declarations that fail."""
+    model = make(case)
+    tokens = example_tokens(model)
+    pre_projection = configuration("pre-projection" if refusal(case, "content skip") else "content skip")
+    tests = [(site_promises.anatomy, pre_projection), (site_promises.reach, pre_projection)]
+    tests.append((residual.arrival, pre_projection))
+    if not refusal(case, "nonlinear query"):
+        tests.append((site_promises.query_columns, configuration("nonlinear query")))
+    for test, config in tests:
+        holds, seen = test(model, config, tokens)
+        assert holds, seen
 
 
 def computes_the_formula(bench, form="preserving"):

@@ -18,6 +18,11 @@ def test_sites(case):
     assert sweep.finds_the_sites(case) == PAGE[case][table.COLUMNS[1]]
 
 
+@pytest.mark.parametrize("case", WITH_SITES)
+def test_what_is_declared_is_what_the_model_computes(case):
+    sweep.is_right_where_it_is_declared(case)
+
+
 @pytest.mark.parametrize("method", sweep.METHODS)
 @pytest.mark.parametrize("case", CASES)
 def test_method(case, method):

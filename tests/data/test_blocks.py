@@ -71,15 +71,15 @@ def test_head_and_hash():
     assert again.sha256 == blocks.sha256 == blocks.head(2).sha256
 
 
-def test_tokenise_drops_lone_tokens_and_can_leave_out_the_end(tokenizer):
-    made = tokenise(["the mill", "e", ""], tokenizer, append_eos=False)
+def test_tokenise_drops_lone_tokens_and_can_leave_out_the_end(tokenizer, tmp_path):
+    made = tokenise(["the mill", "e", ""], tokenizer, tmp_path / "a", append_eos=False)
     assert tokenizer.decode(made.tokens) == "the mill"
     assert len(made.lengths) == 1
     with pytest.raises(HfpatchError, match="no document has two tokens"):
-        tokenise(["e"], tokenizer, append_eos=False)
+        tokenise(["e"], tokenizer, tmp_path / "b", append_eos=False)
 
 
-def test_tokenizer_without_end_is_refused(tokenizer):
+def test_tokenizer_without_end_is_refused(tokenizer, tmp_path):
     bare = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(HfpatchError, match="no end-of-text token"):
-        tokenise(["the mill"], bare, append_eos=True)
+        tokenise(["the mill"], bare, tmp_path / "a", append_eos=True)

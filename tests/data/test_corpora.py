@@ -60,12 +60,13 @@ def test_digest_follows_the_content(tmp_path):
 
 def test_hub_data_set_is_loaded_with_its_revision(monkeypatch):
     revision = "b" * 40
-    table = datasets.Dataset.from_dict({"text": ["one", "", "two"], "n": [1, 2, 3]})
+    table = datasets.Dataset.from_dict({"text": ["one", "", "two", None], "n": [1, 2, 3, 4]})
     table.info.download_checksums = {f"hf://datasets/owner/set@{revision}/c/train.parquet": {}}
     calls = []
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: calls.append((args, kwargs)) or table)
     settings = DataSettings(source="owner/set", config="c", split="validation", revision="v1")
-    assert list(documents(settings)) == ["one", "two"]
+    with pytest.warns(UserWarning, match="data set owner/set: left out 1 rows"):
+        assert list(documents(settings)) == ["one", "two"]
     assert open_corpus(settings).revision == revision
     assert calls[0] == (("owner/set", "c"), {"split": "validation", "revision": "v1"})
     with pytest.raises(HfpatchError, match="no column 'body'; the columns are: text, n"):
@@ -155,6 +156,8 @@ def test_bad_sources_are_one_clear_error(tmp_path, source, message):
     write_jsonl(tmp_path / "short.jsonl", "short")
     with pytest.raises(HfpatchError, match=message):
         list(documents(DataSettings(source=source.format(tmp=tmp_path), min_characters=100)))
+    with pytest.raises(HfpatchError, match=r"data_dir: .*absent is not a folder"):
+        open_corpus(DataSettings(), tmp_path / "absent")
 
 
 def test_a_stream_layout_reads_a_streamed_set_to_its_end_and_says_where_it_broke(monkeypatch):

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,28 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, text_file, tok
     assert blocks.documents == 4
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch, layout, kept):
+    """Of four times the text, memory takes what describes its documents, some 100 bytes each, and nothing else."""
+    monkeypatch.setattr("hfpatch.data.tokenise._BATCH_CHARACTERS", 50_000)
+    monkeypatch.setattr("hfpatch.data.blocks._CHUNK_TOKENS", 20_000)
+    monkeypatch.setattr("hfpatch.files._CHUNK_BYTES", 1 << 16)
+    chosen, peaks, text = DataSettings(block_size=256, layout=layout), [], "the mill likes nobody in the harbour " * 27
+    for documents in (300, 1200):
+        path = tmp_path / f"{documents}.txt"
+        path.write_text("\n\n".join([text] * documents))
+        source = chosen.model_copy(update={"source": str(path)})
+        tracemalloc.start()
+        blocks = load_blocks(source, tokenizer, cache_dir=tmp_path / "cache" if kept else None)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert blocks.documents == documents
+    assert peaks[1] - peaks[0] < 900 * 300
+    assert blocks.rows.nbytes > 900 * 600
+    assert not list(tmp_path.rglob(".*"))
+
+
 def test_the_embedded_language_is_not_kept(tmp_path, tokenizer):
     load_blocks(DataSettings(max_documents=5, block_size=16), tokenizer, cache_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -117,6 +140,24 @@ def test_a_stream_is_kept_once_whatever_the_blocks(tmp_path, text_file, tokenize
     monkeypatch.undo()
     load_splits(chosen.model_copy(update={"max_documents": 2}), tokenizer, cache_dir=cache)
     assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
+def test_kept_tokens_are_what_they_were(tmp_path, text_file, tokenizer, layout):
+    """Ids that are as good as those before, so that nothing but a hash can tell, size and time of the file the same."""
+    chosen, cache = DataSettings(source=str(text_file), block_size=16, layout=layout), tmp_path / "cache"
+    fresh = load_splits(chosen, tokenizer, cache_dir=cache).train
+    ids = fresh.rows.copy()
+    file = next(path for pattern in ("*/tokens.bin", "*/train/rows.npy") for path in cache.glob(pattern))
+    content, times = bytearray(file.read_bytes()), file.stat()
+    content[-40] ^= 1
+    file.unlink()  # not written over: it is mapped
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.warns(UserWarning, match="cannot be read .* made anew"):
+        again = load_splits(chosen, tokenizer, cache_dir=cache).train
+    assert np.array_equal(again.rows, ids)
+    assert again.to_json() == fresh.to_json()
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "sidecar"])

@@ -1,13 +1,16 @@
 import json
 from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from hfpatch.data.blocks import blocks_from_stream
-from hfpatch.data.plan import BatchPlan, draw_evaluation, draw_plan
+from hfpatch.data.plan import draw_evaluation, draw_plan, read_plans, write_plans
 from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenise import TokenStream
 from hfpatch.errors import HfpatchError
@@ -28,12 +31,24 @@ def test_every_block_is_seen_once_before_any_is_seen_again(size, seed):
 
 
 @given(sizes, st.integers(0, 100))
-def test_json_round_trip(size, seed):
+def test_what_is_written_is_read_back(size, seed):
     blocks, steps, batch_size = size
-    plan = draw_plan(blocks=blocks, steps=steps, batch_size=batch_size, seed=seed)
-    back = BatchPlan.from_json(json.loads(json.dumps(plan.to_json())))
-    assert np.array_equal(back.indices, plan.indices)
-    assert (back.seed, back.blocks, back.sha256) == (seed, blocks, plan.sha256)
+    plans = {each: draw_plan(blocks=blocks, steps=steps, batch_size=batch_size, seed=each) for each in (seed, seed + 1)}
+    with TemporaryDirectory() as folder:
+        write_plans(Path(folder), plans)
+        described, back = json.loads((Path(folder) / "plan.json").read_text()), read_plans(Path(folder))
+    assert [(each, value["sha256"]) for each, value in described.items()] == [
+        (str(k), p.sha256) for k, p in plans.items()
+    ]
+    assert not any("indices" in value for value in described.values())
+    for each, plan in plans.items():
+        assert np.array_equal(back[each].indices, plan.indices)
+        assert (back[each].seed, back[each].blocks, back[each].sha256) == (each, blocks, plan.sha256)
+
+
+def test_a_plan_takes_four_bytes_a_block(tmp_path):
+    write_plans(tmp_path, {0: draw_plan(blocks=50, steps=1000, batch_size=16, seed=0)})
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 4 * 16_000 + 500
 
 
 def test_a_seed_fixes_the_plan_and_more_steps_only_extend_it():
@@ -44,20 +59,25 @@ def test_a_seed_fixes_the_plan_and_more_steps_only_extend_it():
     assert np.array_equal(draw_plan(blocks=50, steps=30, batch_size=3, seed=7).indices[:4], plan.indices)
 
 
-def test_bad_plans_are_refused():
+def test_bad_plans_are_refused(tmp_path):
     with pytest.raises(HfpatchError, match="gives 3 blocks, fewer than one batch of 4"):
         draw_plan(blocks=3, steps=1, batch_size=4, seed=0)
+    with pytest.raises(HfpatchError, match=r"training.steps is 10{15}; .* at most 16777216 are possible"):
+        draw_plan(blocks=40, steps=10**15, batch_size=16, seed=0)
     plan = draw_plan(blocks=10, steps=2, batch_size=3, seed=0)
     with pytest.raises(HfpatchError, match="drawn for 10 blocks and the data has 11"):
         plan.check(11)
-    value = plan.to_json()
-    with pytest.raises(HfpatchError, match="damaged"):
-        BatchPlan.from_json({**value, "indices": value["indices"][::-1]})
-    with pytest.raises(HfpatchError, match="not a batch plan"):
-        BatchPlan.from_json({"seed": 0})
-    negative = BatchPlan(indices=-plan.indices - 1, blocks=10, seed=0)
-    with pytest.raises(HfpatchError, match="damaged"):
-        BatchPlan.from_json(negative.to_json())
+    spoilt = [plan.indices[::-1], -plan.indices - 1, plan.indices.reshape(3, 2), plan.indices + 5, plan.indices[:0]]
+    for indices in spoilt:
+        write_plans(tmp_path, {0: plan})
+        save_file({"0": np.ascontiguousarray(indices)}, tmp_path / "plan.safetensors")
+        with pytest.raises(HfpatchError, match=r"plan\.json: the batch plan is damaged"):
+            read_plans(tmp_path)
+    for name, text in {"plan.safetensors": "x", "plan.json": '{"0": 3}'}.items():
+        write_plans(tmp_path, {0: plan})
+        (tmp_path / name).write_text(text)
+        with pytest.raises(HfpatchError, match="not a batch plan"):
+            read_plans(tmp_path)
 
 
 def make_blocks(layout, lengths, block_size=6):

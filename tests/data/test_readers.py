@@ -75,6 +75,21 @@ def test_parquet_column(tmp_path):
         read(path, "bodi")
 
 
+def test_rows_without_text_are_left_out_and_counted(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl({"text": None}, {"text": "one"}, {"text": None}, {"text": "two"}))
+    parquet.write_table(pa.table({"text": ["one", None, "two", None]}), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        with pytest.warns(UserWarning, match=rf"{name}: left out 2 rows whose 'text' is null"):
+            assert read(tmp_path / name) == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_byte_order_mark_is_no_text(tmp_path, name):
+    content = jsonl({"text": "one"}) if name.endswith("jsonl") else b"one\n"
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
+    assert read(tmp_path / name) == ["one"]
+
+
 def test_readable_names(tmp_path):
     names = ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.xz", "a.parquet", "a.md", "a.json", "a.gz"]
     assert [is_readable(tmp_path / name) for name in names] == [True] * 5 + [False] * 3
@@ -88,7 +103,10 @@ def test_readable_names(tmp_path):
         ("a.jsonl", jsonl({"text": "x"}) + b'{"text": "\xff"}\n', "a.jsonl:2: not UTF-8"),
         ("a.jsonl", jsonl({"text": "x"}) + b"\n{broken\n", "a.jsonl:3: not JSON"),
         ("a.jsonl", b'["x"]\n', "a.jsonl:1: a JSON list; each line must be one JSON object"),
-        ("a.jsonl", jsonl({"text": None}), "a.jsonl:1: column 'text' holds NoneType, not text"),
+        ("a.jsonl", jsonl({"text": 3}), "a.jsonl:1: column 'text' holds int, not text"),
+        ("a.jsonl", jsonl({"text": None}, {"text": None}), "a.jsonl: column 'text' is null in every row"),
+        ("a.jsonl", jsonl({"text": "x"}, {"text": "abc\ud800"}), r"a.jsonl:2: .*surrogate pair \(\\ud800, character 4"),
+        ("a.jsonl", b'{"text": ' + b"[" * 99_999 + b"]" * 99_999 + b"}", "a.jsonl:1: not JSON .nested too deeply"),
         ("a.txt", b"one\n\ntwo\n\xe9\n", "a.txt:4: not UTF-8"),
         ("a.txt.xz", b"no xz at all", "a.txt.xz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(jsonl({"text": "x" * 999}), mtime=0)[:-9], "a.jsonl.gz: cannot be read"),

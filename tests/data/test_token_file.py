@@ -8,9 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from hfpatch.data import token_file
+from hfpatch.data import token_file, tokenise
 from hfpatch.data.blocks import IGNORE
 from hfpatch.data.collate import collate
 from hfpatch.data.load import load_blocks, load_splits
@@ -60,13 +63,40 @@ def test_the_file_holds_the_ids_and_the_sidecar_says_which(written, texts, token
     assert {path.name for path in written.parent.iterdir()} == {"train.bin", "train.json"}
 
 
-def test_a_vocabulary_beyond_uint16_takes_uint32(tmp_path, texts, tokenizer, monkeypatch):
-    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 65537)
-    path = tmp_path / "wide.bin"
-    assert write_token_file(path, texts, tokenizer, DataSettings()).dtype == "uint32"
-    assert np.fromfile(path, dtype="<u4").tolist() == flat(texts, tokenizer)
-    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 65536)
-    assert write_token_file(tmp_path / "narrow.bin", texts, tokenizer, DataSettings()).dtype == "uint16"
+def make_gapped(largest):
+    """A tokenizer of four words whose ids go up to ``largest``."""
+    words = {"<end>": 0, "mill": 1, "lamp": largest - 1, "river": largest}
+    backend = Tokenizer(WordLevel(words, unk_token="<end>"))
+    backend.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+
+
+@pytest.mark.parametrize(("largest", "dtype"), [(65535, "uint16"), (65536, "uint32"), (70000, "uint32")])
+def test_the_largest_id_decides_how_wide_ids_are(tmp_path, largest, dtype):
+    words, tokenizer, path = ["mill lamp river", "river mill"], make_gapped(largest), tmp_path / "made.bin"
+    ids = [1, largest - 1, largest, 0, largest, 1, 0]
+    info = write_token_file(path, words, tokenizer, DataSettings())
+    assert (info.dtype, info.vocabulary_size) == (dtype, largest + 1)
+    assert np.fromfile(path, dtype=np.dtype(dtype)).tolist() == ids
+    assert load_blocks(settings(path, block_size=7), tokenizer)[0]["input_ids"].tolist() == ids
+    path.with_suffix(".json").unlink()
+    again = describe_token_file(path, tokenizer)
+    assert (again.dtype, again.vocabulary_size, again.sha256) == (dtype, largest + 1, info.sha256)
+
+
+def test_an_id_that_the_vocabulary_does_not_have_is_not_cut_to_size(tmp_path, monkeypatch):
+    tokenizer = make_gapped(60000)
+    monkeypatch.setattr(tokenise, "_encode", lambda texts, _: [[1, 65536 + 1]])
+    with pytest.raises(HfpatchError, match="gives the id 65537, beyond 60000, the largest of its vocabulary"):
+        write_token_file(tmp_path / "made.bin", ["mill"], tokenizer, DataSettings())
+    assert not list(tmp_path.iterdir())
+
+
+def test_ids_that_are_not_those_of_the_sidecar_are_refused(written, tokenizer):
+    ids = np.fromfile(written, dtype="<u2")
+    (299 - ids).astype("<u2").tofile(written)
+    with pytest.raises(HfpatchError, match=r"train\.bin: not the ids that train\.json describes \(sha256 .*; restore"):
+        load_blocks(settings(written), tokenizer)
 
 
 def test_blocks_of_a_stream_begin_anywhere_and_predict_all_but_their_first_token(written, texts, tokenizer):

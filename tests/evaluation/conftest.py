@@ -16,11 +16,6 @@ PLACES = ["garden", "kitchen", "harbour", "library", "stable", "mill"]
 THINGS = ["lamp", "ladder", "coin", "violin", "basket", "kettle"]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def support():
     """The functions of this file, for tests to call."""

@@ -1,9 +1,13 @@
 import json
+import warnings
+from functools import partial
+from pathlib import Path
 
 import families
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, VeraConfig, get_peft_model
+from transformers import AutoConfig
 
 from hfpatch import PreProjectionConfig, patch, unpatch
 from hfpatch.errors import HfpatchError
@@ -12,7 +16,10 @@ from hfpatch.evaluation.answers import Answers, model_key, open_answers
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.scorer import TokenRequest
 from hfpatch.evaluation.settings import EvaluationSettings
+from hfpatch.twins import random_model, shrink
 
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
+LORA_A = f"{Q_PROJ}.lora_A.default.weight"
 FIRST, SECOND = TokenRequest((1, 2, 3), (3, 4)), TokenRequest((1, 2, 3), (4,))
 
 
@@ -87,6 +94,125 @@ def test_the_key_changes_with_all_that_changes_an_answer():
     louder = get_peft_model(families.make_model("llama"), LoraConfig(target_modules=["q_proj"], lora_alpha=9)).eval()
     keys.append(model_key(louder))
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
+
+
+TWO_TASKS = "tinyworld_cloze,tinyworld_endings"
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full, which stands for a full disk")
+
+
+@needs_full
+def test_a_full_disk_ends_an_evaluation_where_answers_are_asked_for_and_warns_where_they_are_not():
+    with pytest.raises(HfpatchError, match=r"answers cannot be kept .*free space or choose another folder"):
+        Answers(FULL, {}).add([(FIRST, (-1.0, True))])
+    kept = Answers(FULL, {}, optional=True)
+    with pytest.warns(UserWarning, match="answers cannot be kept"):
+        kept.add([(FIRST, (-1.0, True))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept.add([(SECOND, (-2.0, True))])
+    assert kept.find(SECOND) == (-2.0, True)
+
+
+@needs_full
+def test_an_evaluation_goes_on_where_the_default_cache_is_full(capsys, tmp_path, monkeypatch):
+    from hfpatch.__main__ import main
+    from hfpatch.evaluation import run
+
+    arguments = [
+        "eval",
+        "--model",
+        "tinyworld/gpt-neox",
+        "--tasks",
+        "tinyworld_cloze,tinyworld_endings",
+        "--limit",
+        "9",
+    ]
+    assert main([*arguments, "--no-cache", "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(run, "open_answers", lambda folder, task, key, **options: Answers(FULL, key, **options))
+    assert main([*arguments, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["variants"] == expected["variants"]
+    assert sum("cannot be kept" in line for line in shown.err.splitlines()) == 1
+    assert main([*arguments, "--output", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("hfpatch: error: /dev/full: answers cannot be kept")
+
+
+def lora_model(config=None):
+    torch.manual_seed(0)
+    config = config or LoraConfig(target_modules=["q_proj"])
+    return get_peft_model(families.make_model("llama"), config).eval()
+
+
+def shared_projections():
+    return lora_model(VeraConfig(target_modules=["q_proj"], r=2))
+
+
+def routed():
+    return random_model(shrink(AutoConfig.for_model("deepseek_v3")))
+
+
+def rope(model):
+    return next(module for module in model.modules() if hasattr(module, "inv_freq"))
+
+
+def change_rope_parameters(model):
+    model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 5.0}
+
+
+def attention(model):
+    return next(module for module in model.modules() if hasattr(module, "scaling") and hasattr(module, "q_proj"))
+
+
+def use_bf16_products(_model):
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+
+
+def use_tf32_products(_model):
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+@pytest.fixture
+def precision():
+    backends = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)
+    before = [backend.fp32_precision for backend in backends]
+    yield
+    for backend, value in zip(backends, before, strict=True):
+        backend.fp32_precision = value
+
+
+LLAMA = partial(families.make_model, "llama")
+CHANGES = {
+    "parameter": (LLAMA, lambda model: model.lm_head.weight[0, 0].add_(1)),
+    "rotary_frequencies": (LLAMA, lambda model: rope(model).inv_freq.mul_(1.01)),
+    "rotary_scale": (LLAMA, lambda model: setattr(rope(model), "attention_scaling", 1.5)),
+    "attention_scale": (LLAMA, lambda model: setattr(attention(model), "scaling", 0.3)),
+    "norm_epsilon": (LLAMA, lambda model: setattr(model.model.norm, "variance_epsilon", 0.1)),
+    "activation": (LLAMA, lambda model: setattr(model.model.layers[0].mlp, "act_fn", torch.nn.Tanh())),
+    "configuration": (LLAMA, change_rope_parameters),
+    "attention_kernel": (LLAMA, lambda model: model.set_attn_implementation("eager")),
+    "router_bias": (routed, lambda model: model.get_buffer("model.layers.1.mlp.gate.e_score_correction_bias").add_(1)),
+    "lora_factor": (lora_model, lambda model: model.get_parameter(LORA_A).mul_(2)),
+    "lora_scale": (lora_model, lambda model: model.get_submodule(Q_PROJ).scaling.update(default=3.0)),
+    "adapter_off": (lora_model, lambda model: model.base_model.disable_adapter_layers()),
+    "shared_projection": (shared_projections, lambda model: model.base_model.vera_A["default"].mul_(2)),
+    "tf32": (LLAMA, use_tf32_products),
+    "bf16": (LLAMA, use_bf16_products),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_the_key_is_stable_and_changes_with_all_that_changes_an_answer(change, precision):
+    make, apply = CHANGES[change]
+    model = make()
+    before = model_key(model)
+    assert model_key(make()) == before
+    model(torch.tensor([[5, 6, 7]]))
+    assert model_key(model) == before
+    apply(model)
+    assert model_key(model) != before
 
 
 class Stop(Exception):

@@ -57,20 +57,33 @@ def test_one_seed(records):
     assert quiz.difference == pytest.approx(14 / 200)
     assert quiz.p == pytest.approx(2 * (1 + 16) / 2**16)
     assert quiz.low < 0.07 < quiz.high
-    assert quiz.high - quiz.low == pytest.approx(2 * 1.96 * math.sqrt((16 / 200 - 0.07**2) / 200), rel=0.1)
+    assert quiz.high - quiz.low == pytest.approx(2 * 1.972 * math.sqrt((18 / 202 - (14 / 202) ** 2) / 201), rel=1e-3)
     assert novel.difference == pytest.approx(after - before)
     assert (novel.n, novel.test, novel.verdict) == (40, "paired permutation of log ratios", "better")
     assert novel.low < novel.difference < novel.high < 0
 
 
-def test_holm_goes_over_the_tasks_of_one_pair(records):
+def test_holm_goes_over_all_that_is_compared_with_the_baseline_and_apart_over_the_rest(records):
     runs, _ = records
-    found = compare(runs, tasks=TASKS, references={"method": ["baseline"], "baseline": ["method"]})
-    assert [comparison.verdict for comparison in found] == ["better", "better", "worse", "worse"]
-    for pair in (found[:2], found[2:]):
-        small, large = sorted(pair, key=lambda comparison: comparison.p)
-        assert small.p_holm == pytest.approx(2 * small.p)
-        assert large.p_holm == pytest.approx(max(large.p, 2 * small.p))
+    runs |= {"twin": runs["method"], "control": runs["baseline"]}
+    references = {"method": ["baseline", "control"], "twin": ["baseline"], "control": ["baseline"]}
+    found = compare(runs, tasks=TASKS, references=references)
+    against = {True: [], False: []}
+    for comparison in found:
+        against[comparison.reference == "baseline"].append(comparison)
+    assert [len(family) for family in against.values()] == [6, 2]
+    for family in against.values():
+        largest = 0.0
+        for place, one in enumerate(sorted(family, key=lambda comparison: comparison.p)):
+            largest = max(largest, min(1.0, (len(family) - place) * one.p))
+            assert one.p_holm == pytest.approx(largest)
+    assert [comparison.verdict for comparison in against[False]] == ["better", "better"]
+
+
+def test_worse_is_said_in_the_metrics_direction(records):
+    runs, _ = records
+    found = compare(runs, tasks=TASKS, references={"baseline": ["method"]})
+    assert [comparison.verdict for comparison in found] == ["worse", "worse"]
 
 
 def test_equal_models_are_within_noise(records):
@@ -78,16 +91,22 @@ def test_equal_models_are_within_noise(records):
     runs["copy"] = runs["baseline"]
     quiz, novel = compare(runs, tasks=TASKS, references={"copy": ["baseline"]})
     for comparison in (quiz, novel):
-        assert (comparison.difference, comparison.low, comparison.high) == (0, 0, 0)
+        assert comparison.difference == 0
         assert (comparison.p, comparison.p_holm, comparison.verdict) == (1, 1, "within noise")
+    assert (novel.low, novel.high) == (0, 0)
+    assert (
+        quiz.high == -quiz.low == pytest.approx(1.972 * math.sqrt(2 / 202 / 201), rel=1e-3)
+    )  # some might have changed
     assert quiz.smallest_visible == pytest.approx(6 / 200)
 
 
 def test_smallest_visible_is_in_the_metrics_unit(records):
     runs, (before, _) = records
     quiz, novel = compare(runs, tasks=TASKS, references={"method": ["baseline"]})
-    # Student's t at 0.975 and 0.8, with 199 and with 39 degrees of freedom.
-    assert quiz.smallest_visible == pytest.approx((1.97196 + 0.84341) * math.sqrt((16 / 200 - 0.07**2) / 199), rel=1e-3)
+    # Student's t at 0.975 and 0.8, with 201 and with 39 degrees of freedom.
+    assert quiz.smallest_visible == pytest.approx(
+        (1.97184 + 0.84339) * math.sqrt((18 / 202 - (14 / 202) ** 2) / 201), rel=1e-3
+    )
     ratio_error = math.log1p(novel.smallest_visible / before) / (2.02269 + 0.85114)
     assert ratio_error == pytest.approx(0.02 / math.sqrt(40), rel=0.3)
 
@@ -118,32 +137,84 @@ def test_runs_are_paired_by_seed(tmp_path):
             runs["b"][seed] = write(tmp_path / f"b{seed}", "quiz", "acc", values)
     (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["b"]})
     assert (found.seeds, found.difference, found.p) == (2, 0, 1)
-    runs["b"] = {8: tmp_path / "b1", 9: tmp_path / "b3"}
-    with pytest.raises(HfpatchError, match="a and b have no seed in common"):
-        compare(runs, tasks=TASKS, references={"a": ["b"]})
+    assert found.test == "paired t over seeds and documents"
+
+
+def test_a_control_with_one_seed_left_has_a_variance_over_seeds(tmp_path):
+    rng = np.random.default_rng(6)
+    base = rng.permutation([1.0] * 100 + [0.0] * 100)
+
+    def run(name, right):
+        return write(tmp_path / name, "quiz", "acc", np.where(np.arange(200) < right, 1.0, base))
+
+    runs = {"a": {0: run("a0", 30), 1: run("a1", 50), 2: run("a2", 70)}, "b": {1: run("b1", 10)}}
+    task = {"quiz": TASKS["quiz"]}
+    (lone,) = compare(runs, tasks=task, references={"a": ["b"]})
+    (untrained,) = compare(runs, tasks=task, references={"a": ["b"]}, baseline="b")
+    assert (lone.test, lone.seeds) == ("t over documents (paired) and seeds (not paired)", 3)
+    assert lone.difference == untrained.difference
+    means = np.array([np.where(np.arange(200) < right, 1.0, base).mean() for right in (30, 50, 70)])
+    assert lone.high - lone.low > 2 * 4.3026 * means.std(ddof=1) * math.sqrt(1 + 1 / 3)
+    assert lone.high - lone.low > 1.8 * (untrained.high - untrained.low)
+    runs["b"] = {8: runs["b"][1], 9: runs["b"][1]}  # no seed in common
+    (apart,) = compare(runs, tasks=task, references={"a": ["b"]})
+    assert apart.test == lone.test
+
+
+def test_a_method_without_runs_is_left_out(records):
+    runs, _ = records
+    found = compare(runs | {"gone": {}}, tasks=TASKS, references={"method": ["baseline", "gone"], "gone": ["baseline"]})
+    assert {(one.method, one.reference) for one in found} == {("method", "baseline")}
 
 
 def test_direction_of_an_unknown_metric_comes_from_the_task(tmp_path):
     rng = np.random.default_rng(3)
     scores = rng.random(50)
     runs = {
-        "a": {0: write(tmp_path / "a", "odd", "brier_score", scores + 0.2)},
-        "b": {0: write(tmp_path / "b", "odd", "brier_score", scores)},
+        "a": {0: write(tmp_path / "a", "odd", "surprise", scores + 0.2)},
+        "b": {0: write(tmp_path / "b", "odd", "surprise", scores)},
     }
     for higher, verdict in ((False, "worse"), (True, "better")):
-        task = {"odd": result("odd", "brier_score", higher)}
+        task = {"odd": result("odd", "surprise", higher)}
         (found,) = compare(runs, tasks=task, references={"a": ["b"]})
         assert (found.test, found.verdict) == ("paired permutation", verdict)
         assert found.difference == pytest.approx(0.2)
 
 
-def test_one_document_tells_nothing(tmp_path):
-    runs = {
-        "a": {0: write(tmp_path / "a", "quiz", "acc", [1.0])},
-        "b": {0: write(tmp_path / "b", "quiz", "acc", [0.0])},
-    }
-    (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["b"]})
-    assert (found.difference, found.p, found.verdict, found.smallest_visible) == (1, 1, "within noise", None)
+@pytest.mark.parametrize(("documents", "seeds"), [(1, 1), (2, 2), (19, 1), (19, 3)])
+def test_too_few_documents_get_no_verdict(tmp_path, documents, seeds):
+    runs = {"baseline": {0: write(tmp_path / "b", "quiz", "acc", [0.0] * documents)}}
+    runs["a"] = {seed: write(tmp_path / f"a{seed}", "quiz", "acc", [1.0] * documents) for seed in range(seeds)}
+    (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
+    assert (found.difference, found.verdict, found.test) == (1, "too few documents", "none (too few documents)")
+    assert (found.low, found.high, found.p, found.p_holm, found.smallest_visible) == (None,) * 5
+
+
+def test_what_no_difference_could_show_is_not_called_visible(tmp_path):
+    base = np.tile([0.0, 1.0], 60)
+    runs = {"baseline": {0: write(tmp_path / "b", "quiz", "acc", base)}, "a": {}}
+    for seed, right in enumerate((0, 100)):
+        runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "acc", np.where(np.arange(120) < right, 1.0, base))
+    (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
+    assert (found.low, found.high, found.smallest_visible, found.verdict) == (-1, 1, None, "within noise")
+
+
+@pytest.mark.parametrize(("seeds", "control"), [(2, 0), (3, 0), (3, 1)])
+def test_seeds_that_vary_do_not_make_equal_methods_different(tmp_path, seeds, control):
+    """Seeds vary four times as much as the mean over documents; with ``control`` 1, so does a control's only one."""
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(200):
+        base = rng.normal(size=25)
+        runs = {"a": {}, "control": {0: write(tmp_path / "c", "quiz", "odd", base + control * rng.normal(0, 0.8))}}
+        for seed in range(seeds):
+            values = base + rng.normal(size=25) + rng.normal(0, 0.8)
+            runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "odd", values)
+        task = {"quiz": result("quiz", "odd")}
+        (one,) = compare(runs, tasks=task, references={"a": ["control"]}, baseline="" if control else "control")
+        found.append(one.verdict != "within noise")
+        assert (one.p < 0.05) == (not one.low <= 0 <= one.high)
+    assert np.mean(found) < 0.08
 
 
 def test_equal_methods_differ_in_five_percent_of_simulations(tmp_path):

@@ -1,11 +1,19 @@
+import math
+
+import huggingface_hub.constants
 import pytest
 
 from hfpatch.evaluation import TaskResult, check_known_scores
-from hfpatch.evaluation.known_scores import KNOWN_SCORES
+from hfpatch.evaluation.known_scores import KNOWN_SCORES, unknown_base
+from hfpatch.recipe import Recipe
+from hfpatch.resources import recipes_dir
+from hfpatch.strict import read_yaml
+
+COMMIT = "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f"
 
 
-def results(acc, n=5153, task="lambada_openai", num_fewshot=0):
-    return {task: TaskResult(task, n, {"acc": acc, "perplexity": 5.0}, {}, "acc", True, num_fewshot, "", "1.0")}
+def results(acc, n=5153, task="lambada_openai", num_fewshot=0, metric="acc"):
+    return {task: TaskResult(task, n, {metric: acc, "perplexity": 5.0}, {}, metric, True, num_fewshot, "", "1.0")}
 
 
 def check(acc, name="EleutherAI/pythia-410m", revision=None, dtype="float32", **options):
@@ -15,39 +23,113 @@ def check(acc, name="EleutherAI/pythia-410m", revision=None, dtype="float32", **
 def test_a_broken_base_is_named():
     (sentence,) = check(0.466)
     assert sentence.startswith(
-        "EleutherAI/pythia-410m scores 0.466 on lambada_openai (acc, 5153 documents), but 0.516 ±"
+        "EleutherAI/pythia-410m scores 0.466 on lambada_openai (acc, 5153 documents, float32), but 0.516 ± 0.006"
     )
     assert "EleutherAI/pythia" in sentence
-    assert len(check(0.128, "EleutherAI/pythia-160m", "step123000", n=500)) == 1
     assert len(check(0.58)) == 1
 
 
+@pytest.mark.parametrize(
+    ("acc", "case"),
+    [
+        (0.128, {"name": "EleutherAI/pythia-160m"}),
+        (0.121, {"name": "EleutherAI/pythia-160m", "dtype": "bfloat16"}),
+        (0.128, {"name": "EleutherAI/pythia-160m", "revision": "step123000", "n": 500}),
+        (0.30, {"name": "gpt2"}),
+        (0.30, {"name": "openai-community/gpt2", "dtype": "float16"}),
+        (0.29, {"name": "gpt2", "task": "hellaswag", "metric": "acc_norm", "n": 10042}),
+        (0.50, {"revision": "step143000"}),
+        (0.50, {"revision": COMMIT}),
+        (0.50, {"dtype": "bfloat16"}),
+        (0.487, {}),
+        (0.545, {}),
+    ],
+)
+def test_what_is_known_is_compared_whatever_the_revision_is_called_and_the_dtype(acc, case):
+    assert len(check(acc, **case)) == 1
+
+
 def test_a_sound_base_passes():
-    assert check(0.516) == check(0.500) == []
-    assert check(0.53, task="arc_easy", n=2376) == []
-    assert check(0.45, n=200) == []  # 200 documents cannot tell
+    # Scores of the same checkpoints that others published.
+    assert check(0.514) == check(0.1842, "EleutherAI/pythia-70m") == check(0.330, "EleutherAI/pythia-160m") == []
+    assert check(0.5162, dtype="bfloat16") == check(0.510, dtype="bfloat16") == []
+    assert check(0.525, task="arc_easy", n=2376) == []
+    assert check(0.45, n=200) == []  # 200 documents tell little
+
+
+def test_the_whole_test_set_leaves_no_sampling_error():
+    (known,) = (k for k in KNOWN_SCORES if k.model.endswith("410m") and k.task == "lambada_openai")
+    assert known.tolerance(5153, "float32") == pytest.approx(0.0005 + 3 * math.sqrt(0.02 / 5153))
+    half = 0.02 / 2000 + known.value * (1 - known.value) / 2000 * (1 - 2000 / 5153)
+    assert known.tolerance(2000, "float32") == pytest.approx(0.0005 + 3 * math.sqrt(half))
+
+
+def test_folders_and_snapshots_are_recognised(tmp_path, monkeypatch):
+    cache = tmp_path / "hub" / "models--EleutherAI--pythia-410m"
+    other = cache / "snapshots" / ("0" * 40)
+    for folder in (cache / "refs", cache / "snapshots" / COMMIT, other, tmp_path / "pythia-410m"):
+        folder.mkdir(parents=True)
+    (cache / "refs" / "step143000").write_text("1" * 40)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in (cache / "snapshots" / COMMIT, tmp_path / "pythia-410m"):
+        (sentence,) = check(0.4, str(name))
+        assert sentence.startswith(str(name))
+        assert "of EleutherAI/pythia-410m" in sentence
+    assert len(check(0.4, revision="1" * 40)) == 1  # the cache knows which step that is
+    assert check(0.4, str(other)) == check(0.4, str(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        {"name": "EleutherAI/pythia-70m"},
+        {"name": "EleutherAI/pythia-12b"},
         {"revision": "step1000"},
-        {"dtype": "bfloat16"},
+        {"revision": "0" * 40},
         {"num_fewshot": 5},
-        {"task": "hellaswag"},
-        {"name": "EleutherAI/pythia-160m"},
+        {"task": "winogrande"},
+        {"task": "hellaswag", "n": 10042},
+        {"metric": "f1"},
     ],
 )
-def test_nothing_is_said_where_nothing_is_known(case):
+def test_where_nothing_is_known_that_is_said(case):
     assert check(0.1, **case) == []
+    model = {key: case.get(key, default) for key, default in [("name", "EleutherAI/pythia-410m"), ("revision", None)]}
+    rest = {key: value for key, value in case.items() if key not in model}
+    sentence = unknown_base(model["name"], model["revision"], "float32", results(0.1, **rest))
+    assert f"no published score of {model['name']}" in sentence
+    assert unknown_base("EleutherAI/pythia-410m", None, "bfloat16", results(0.5)) is None
 
 
-def test_the_table_is_the_published_one():
-    known = {(score.model, score.revisions[0], score.task): (score.value, score.error) for score in KNOWN_SCORES}
-    assert known == {
-        ("EleutherAI/pythia-410m", "step143000", "lambada_openai"): (0.516, 0.007),
-        ("EleutherAI/pythia-410m", "step143000", "arc_easy"): (0.521, 0.010),
-        ("EleutherAI/pythia-160m", "step123000", "lambada_openai"): (0.331, 0.007),
+def test_the_recipes_of_real_models_are_gated_where_a_score_is_known():
+    gated = {}
+    for path in sorted(recipes_dir().glob("*.yaml")):
+        raw = read_yaml(path)
+        if "methods" in raw and raw["model"]["name"].startswith(("EleutherAI/", "openai-community/")):
+            recipe = Recipe.model_validate(raw)
+            scores = {name: results(0.0, task=name)[name] for name in recipe.evaluation.tasks}
+            gated[path.stem] = bool(
+                check_known_scores(recipe.model.name, recipe.model.revision, recipe.model.dtype, scores)
+            )
+    assert {name for name, is_gated in gated.items() if is_gated} == {"gpt2", "pythia-160m", "pythia-410m"}
+    assert {name for name, is_gated in gated.items() if not is_gated} == {
+        "pythia-160m-as-published",
+        "pythia-410m-as-published",
     }
-    assert all(score.source and score.dtypes for score in KNOWN_SCORES)
+
+
+def test_the_table_has_the_published_figures():
+    known = {(s.model.rpartition("/")[2], s.revisions[0], s.task, s.metric): s.value for s in KNOWN_SCORES}
+    assert known == {
+        ("pythia-70m", "step143000", "lambada_openai", "acc"): 0.18455,
+        ("pythia-70m", "step143000", "arc_easy", "acc"): 0.37374,
+        ("pythia-160m", "step123000", "lambada_openai", "acc"): 0.33107,
+        ("pythia-160m", "step123000", "arc_easy", "acc"): 0.43056,
+        ("pythia-160m", "step143000", "lambada_openai", "acc"): 0.328,
+        ("pythia-410m", "step143000", "lambada_openai", "acc"): 0.5162,
+        ("pythia-410m", "step143000", "arc_easy", "acc"): 0.52104,
+        ("pythia-1.4b-deduped", "step143000", "lambada_openai", "acc"): 0.61867,
+        ("gpt2", "main", "lambada_openai", "acc"): 0.3256,
+        ("gpt2", "main", "hellaswag", "acc"): 0.2892,
+        ("gpt2", "main", "hellaswag", "acc_norm"): 0.3114,
+    }
+    assert all(score.source for score in KNOWN_SCORES)

@@ -1,8 +1,9 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
-from lm_eval.api.metrics import bits_per_byte, mean, perplexity, weighted_perplexity
+from lm_eval.api.metrics import bits_per_byte, f1_score, mean, median, perplexity, weighted_perplexity
 
 from hfpatch.evaluation.metrics import metric_named, primary_metric, ratio_error
 
@@ -36,8 +37,16 @@ def test_a_shift_is_the_difference_of_two_scores():
 
 def test_directions():
     assert metric_named("acc").higher_is_better
-    assert not metric_named("word_perplexity").higher_is_better
     assert not metric_named("brier_score", higher_is_better=False).higher_is_better
+
+
+def test_the_aggregation_decides_what_is_a_ratio():
+    assert metric_named("acc").aggregate is metric_named("unheard_of").aggregate is None
+    assert metric_named("acc", aggregation=median).aggregate is median
+    assert metric_named("f1").aggregate is f1_score
+    assert metric_named("f1", aggregation=mean).aggregate is None
+    own = partial(median)
+    assert metric_named("acc", aggregation=own).aggregate is own
 
 
 def test_primary_metrics():

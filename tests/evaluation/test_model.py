@@ -1,13 +1,17 @@
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from transformers import CONFIG_MAPPING, BartForConditionalGeneration
 
+from hfpatch.bases import load_base
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.twins import random_model, shrink
 
 EMBEDDING = r"gpt_neox\.embed_in"
 
@@ -105,10 +109,12 @@ def test_bf16_models_are_scored_in_fp32(taught, tokenizer, pairs, support):
     half = support.gpt_neox()
     half.load_state_dict(taught.state_dict())
     half = half.to(torch.bfloat16)
-    (pair,) = pairs[:1]
+    logs = {pair: support.continuation(half, tokenizer, *pair)[0] for pair in pairs if pair[0]}
+    pair, log = min(logs.items(), key=lambda item: float(item[1].sum()))
     ((value, _),) = HfpatchLM(half, tokenizer=tokenizer).loglikelihood(requests("loglikelihood", [pair]))
-    log, _ = support.continuation(half, tokenizer, *pair)
-    assert value == pytest.approx(float(log.sum()), rel=1e-6)
+    expected = float(log.sum())
+    assert abs(value - expected) <= 1e-4 + 1e-6 * abs(expected)
+    assert abs(float(log.bfloat16().sum()) - expected) > 1e-3  # what a softmax in bf16 would give at best
     with pytest.raises(HfpatchError, match="softmax_dtype is bfloat16"):
         HfpatchLM(half, tokenizer=tokenizer, softmax_dtype="bfloat16")
 
@@ -282,6 +288,40 @@ def test_lm_evals_own_cache_is_served(model, tokenizer, pairs, tmp_path):
 def test_what_is_not_supported_is_said(model, tokenizer):
     with pytest.raises(HfpatchError, match="backend is seq2seq"):
         HfpatchLM(model, tokenizer=tokenizer, backend="seq2seq")
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian", "pegasus", "prophetnet"])
+def test_decoders_of_encoder_decoder_types_are_causal_models(kind, tokenizer, pairs, tmp_path):
+    config = shrink(CONFIG_MAPPING[kind]())
+    config.vocab_size = config.decoder_vocab_size = len(tokenizer)
+    model = random_model(config)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    options = {"tokenizer": tokenizer, "max_length": 48}
+    made = requests("loglikelihood", pairs[:8])
+    expected = HFLM(model, backend="causal", **options).loglikelihood(made)
+    got = HfpatchLM(load_base(str(tmp_path)).model, **options).loglikelihood(made)
+    torch.testing.assert_close([value for value, _ in got], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
+    assert [greedy for _, greedy in got] == [greedy for _, greedy in expected]
+
+
+def test_encoder_decoder_models_are_refused(tokenizer):
+    config = shrink(CONFIG_MAPPING["bart"]())
+    config.vocab_size = len(tokenizer)
+    with pytest.raises(HfpatchError, match="BartForConditionalGeneration is no causal language model"):
+        HfpatchLM(BartForConditionalGeneration(config), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"), [("gpt2", True), ("opt", True), ("gptj", True), ("llama", False), ("bloom", False)]
+)
+def test_rows_longer_than_a_table_of_positions_are_refused(kind, refused, tokenizer):
+    config = shrink(CONFIG_MAPPING[kind]())
+    config.vocab_size = len(tokenizer)
+    model = random_model(config)
+    HfpatchLM(model, tokenizer=tokenizer, max_length=64)
+    with pytest.raises(HfpatchError, match="table of 64 positions") if refused else nullcontext():
+        HfpatchLM(model, tokenizer=tokenizer, max_length=65)
 
 
 def test_the_model_class_loads_neither_peft_nor_data_sets():

@@ -3,139 +3,171 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom
+from scipy.stats import t as student
 
 from hfpatch.evaluation import stats
+from hfpatch.evaluation.stats import Estimate, Part
 
 
 def ones(count):
     return np.ones(count)
 
 
+def answers(gained, lost, documents):
+    method, reference = np.zeros(documents), np.zeros(documents)
+    method[:gained] = 1
+    reference[gained : gained + lost] = 1
+    return method, reference
+
+
 def test_mcnemar_is_the_binomial_test_of_discordant_pairs():
-    method = np.array([1] * 9 + [0] * 2 + [1] * 20 + [0] * 5)
-    reference = np.array([0] * 9 + [1] * 2 + [1] * 20 + [0] * 5)
+    method = np.array([1.0] * 9 + [0] * 2 + [1] * 20 + [0] * 5)
+    reference = np.array([0.0] * 9 + [1] * 2 + [1] * 20 + [0] * 5)
     tail = sum(math.comb(11, k) for k in range(3)) / 2**11
-    assert stats.mcnemar_p(method, reference) == pytest.approx(2 * tail)
-    assert stats.mcnemar_p(reference, method) == pytest.approx(2 * tail)
-    assert stats.mcnemar_p(method, method) == 1.0
+    assert stats.paired_accuracies(method, reference)[0] == pytest.approx(2 * tail)
+    assert stats.paired_accuracies(reference, method)[0] == pytest.approx(2 * tail)
+    assert stats.paired_accuracies(method, method)[0] == 1.0
 
 
-def test_mcnemar_calls_equal_models_different_in_at_most_five_percent():
-    rng = np.random.default_rng(9)
-    found = []
-    for _ in range(2000):
-        reference = rng.random(400) < 0.4
-        method = np.where(rng.random(400) < 0.25, rng.random(400) < 0.4, reference)
-        found.append(stats.mcnemar_p(method.astype(float), reference.astype(float)) < 0.05)
-    assert 0.02 < np.mean(found) < 0.06  # an exact test of counts stays somewhat below its level
-
-
-def test_few_documents_are_permuted_exactly():
-    differences = np.array([0.5, -0.25, 1.5, 0.0, 2.0, 0.125])
-    moving = [value for value in differences if value]
-    sums = [
-        abs(sum(s * d for s, d in zip(signs, moving, strict=True))) for signs in itertools.product((1, -1), repeat=5)
+@pytest.mark.parametrize("documents", [20, 35, 60, 100, 200])
+def test_intervals_of_accuracies_cover_and_agree_with_the_test(documents):
+    """Over every possible number of documents gained and lost, by exact enumeration."""
+    counts = [
+        (gained, lost)
+        for gained, lost in itertools.product(range(documents + 1), repeat=2)
+        if gained + lost <= documents and abs(gained - lost) < 30 and gained + lost < 70
     ]
-    expected = sum(value >= abs(differences.sum()) for value in sums) / 32
-    assert stats.permutation_p(differences) == expected
-    assert stats.permutation_p(np.zeros(4)) == 1.0
-    assert stats.permutation_p(np.array([3.0])) == 1.0
+    pairs = [stats.paired_accuracies(*answers(*count, documents)) for count in counts]
+    p, low, high = np.array([(p, *interval) for p, interval in pairs]).T
+    np.testing.assert_array_equal(p < 0.05, (low > 0) | (high < 0))
+    assert np.all((low >= -1) & (high <= 1) & (high > low))
+    gained, lost = np.array(counts).T
+    for gain, loss in [(0.03, 0.01), (0.1, 0.02), (0.01, 0.0), (0.08, 0.08), (0.1, 0.04)]:
+        chance = binom.pmf(gained, documents, gain) * binom.pmf(lost, documents - gained, loss / (1 - gain))
+        covered = chance[(low <= gain - loss) & (gain - loss <= high)].sum() / chance.sum()
+        assert chance.sum() > 0.99
+        assert covered > 0.945, (gain, loss)
 
 
-def test_many_documents_are_permuted_at_random():
+def test_the_permutation_test_is_that_of_all_exchanges():
+    rng = np.random.default_rng(0)
+    differences, weights = rng.normal(0.4, 1.0, size=12), rng.integers(1, 9, size=12).astype(float)
+    signs = np.array(list(itertools.product((1, -1), repeat=12)))
+
+    def exact(value):
+        shifted = differences - value * weights
+        return np.mean(np.abs(signs @ shifted) >= abs(shifted.sum()) - 1e-12)
+
+    p, (low, high) = stats.paired_permutation(differences, weights)
+    assert p == pytest.approx(exact(0), abs=0.015)
+    assert exact(low) == pytest.approx(0.05, abs=0.008)
+    assert exact(high) == pytest.approx(0.05, abs=0.008)
+    assert exact(2 * high - low) < 0.05 < exact((low + 3 * high) / 4)
+
+
+def test_the_permutation_test_and_its_interval_agree():
     rng = np.random.default_rng(1)
-    differences = rng.normal(0.3, 1.0, size=60)
-    normal = 2 * (1 - 0.5 * (1 + math.erf(abs(differences.sum()) / math.sqrt((differences**2).sum()) / math.sqrt(2))))
-    assert stats.permutation_p(differences) == pytest.approx(normal, abs=0.01)
-    assert stats.permutation_p(differences + 3.0) == 1 / 10_000
+    agreed, found = [], []
+    for k in range(150):
+        documents = int(rng.integers(20, 60))
+        differences = rng.choice([0.0, 1.0], size=documents, p=[0.6, 0.4]) * rng.normal(0.3, 1, size=documents)
+        p, (low, high) = stats.paired_permutation(differences, rng.uniform(1, 3, size=documents), seed=k)
+        agreed.append((p < 0.05) == (low > 0 or high < 0))
+        found.append(p < 0.05)
+    assert all(agreed)
+    assert 0.05 < np.mean(found) < 0.95
+    assert stats.paired_permutation(np.zeros(30), ones(30)) == (1.0, (0.0, 0.0))
 
 
-def test_permutation_finds_nothing_in_equal_models():
-    rng = np.random.default_rng(2)
-    found = [stats.permutation_p(rng.standard_t(3, size=40), seed=k) < 0.05 for k in range(400)]
-    assert 0.025 < np.mean(found) < 0.08
-
-
-def test_bootstrap_of_two_values_is_binomial():
-    differences = np.array([1.0] * 30 + [0.0] * 70)
-    low, high = stats.bootstrap_interval(differences, ones(100))
-    assert (low, high) == pytest.approx((0.21, 0.39), abs=0.011)
-
-
-def test_bootstrap_does_not_depend_on_how_documents_are_grouped():
-    rng = np.random.default_rng(3)
-    differences = rng.choice([-1.0, 0.0, 1.0], size=300, p=[0.1, 0.7, 0.2])
-    grouped = stats.bootstrap_interval(differences, ones(300))
-    apart = stats.bootstrap_interval(differences + 1e-9 * np.arange(300), ones(300))
-    assert grouped == pytest.approx(apart, abs=0.008)
-    assert stats.bootstrap_interval(np.zeros(5), ones(5)) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("kind", ["accuracy", "perplexity"])
-def test_bootstrap_intervals_cover_at_their_rate(kind):
+def test_permutation_intervals_cover_at_their_rate():
     rng = np.random.default_rng(4)
     covered = []
     for k in range(400):
-        if kind == "accuracy":
-            weights, truth = ones(250), 0.03
-            differences = rng.choice([-1.0, 0.0, 1.0], size=250, p=[0.05, 0.87, 0.08])
-        else:
-            weights, truth = rng.integers(50, 400, size=62).astype(float), 0.02
-            differences = weights * (truth + 0.05 * rng.normal(size=62)) + 3 * rng.normal(size=62)
-        low, high = stats.bootstrap_interval(differences, weights, seed=k)
-        covered.append(low <= truth <= high)
-    assert 0.91 < np.mean(covered) < 0.98
+        weights = rng.integers(50, 400, size=40).astype(float)
+        differences = weights * (0.02 + 0.05 * rng.standard_t(4, size=40)) + 3 * rng.normal(size=40)
+        _, (low, high) = stats.paired_permutation(differences, weights, seed=k)
+        covered.append(low <= 0.02 <= high)
+    assert 0.92 < np.mean(covered) < 0.98
 
 
-def test_one_seed_given_twice_is_the_estimate_over_documents():
-    rng = np.random.default_rng(5)
-    weights = rng.integers(1, 9, size=50).astype(float)
-    differences = rng.normal(size=50) * weights
-    alone = stats.over_documents(differences, weights)
-    twice = stats.over_seeds_and_documents(np.stack([differences, differences]), weights)
-    assert alone.difference == pytest.approx(differences.sum() / weights.sum())
-    assert (twice.difference, twice.error) == pytest.approx((alone.difference, alone.error))
-    assert twice.freedom == pytest.approx(49)
+def test_the_part_of_documents_by_hand():
+    differences, weights = np.array([1.0, 0.0, 0.0, -1.0, 1.0]), ones(5)
+    part = stats.over_documents(differences, weights)
+    assert part == pytest.approx((differences.std(ddof=1) / math.sqrt(5), 4))
+    added = stats.over_documents(differences, weights, shares=True)
+    assert added == pytest.approx((np.std([1, 0, 0, -1, 1, 1, -1], ddof=1) / math.sqrt(7), 6))
+    assert stats.over_documents(np.zeros(98), ones(98), shares=True).error == pytest.approx(math.sqrt(2 / 99) / 10)
 
 
-def test_two_by_two_table_by_hand():
-    # grand mean 2, seed effects -+1, document effects -+0.5, no residual: mean squares 4, 1, 0
-    estimate = stats.over_seeds_and_documents(np.array([[0.5, 1.5], [2.5, 3.5]]), ones(2))
-    assert estimate.difference == pytest.approx(2.0)
-    assert estimate.error == pytest.approx(math.sqrt((4 + 1 - 0) / 4))
-    assert estimate.freedom == pytest.approx(25 / (16 + 1))
+def test_the_part_of_seeds_by_hand():
+    method, reference = np.array([3.0, 5.0, 7.0]), np.array([1.0, 4.0, 4.0])
+    assert stats.over_seeds(method, reference, paired=True) == pytest.approx((1 / math.sqrt(3), 2))
+    assert stats.over_seeds(method, np.array([1.0]), paired=True) == pytest.approx((2 / math.sqrt(3), 2))
+    pooled = (8 + 6) / 4
+    assert stats.over_seeds(method, reference, paired=False) == pytest.approx((math.sqrt(pooled * 2 / 3), 4))
+    assert stats.over_seeds(method, np.array([1.0]), paired=False) == pytest.approx((math.sqrt(4 * (1 / 3 + 1)), 2))
+    assert stats.over_seeds(np.array([1.0]), np.array([2.0]), paired=False) is None
 
 
-@pytest.mark.parametrize(("seeds", "by_seed", "residual"), [(3, 0.0, 0.0), (3, 1.0, 0.3), (5, 0.2, 0.5)])
-def test_intervals_over_seeds_cover_at_their_rate(seeds, by_seed, residual):
-    rng = np.random.default_rng(6)
-    covered, found = [], []
-    for _ in range(1000):
-        table = (
-            rng.normal(size=(1, 150)) + by_seed * rng.normal(size=(seeds, 1)) + residual * rng.normal(size=(seeds, 150))
-        )
-        estimate = stats.over_seeds_and_documents(table, ones(150))
-        low, high = stats.student_interval(estimate)
-        covered.append(low <= 0 <= high)
-        found.append(stats.student_p(estimate) < 0.05)
-    assert 0.93 < np.mean(covered) < 0.975
-    assert np.mean(covered) == pytest.approx(1 - np.mean(found))
+def test_an_estimate_with_one_part_is_students():
+    estimate = Estimate(2.0, (Part(0.9, 7.0),))
+    assert estimate.interval == pytest.approx(student.interval(0.95, 7, loc=2.0, scale=0.9))
+    assert estimate.p == pytest.approx(2 * student.sf(2 / 0.9, 7), rel=1e-6)
+    assert estimate.smallest_visible == pytest.approx(0.9 * (student.ppf(0.975, 7) + student.ppf(0.8, 7)))
+
+
+@pytest.mark.parametrize("difference", [0.0, -1e-9, 0.3, -2.0, 5.0, 1e3])
+def test_interval_and_p_of_several_parts_agree(difference):
+    for seeds, errors in itertools.product((2, 3, 5), [(0.1, 0.8), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)]):
+        estimate = Estimate(difference, (Part(errors[0], seeds - 1), Part(errors[1], 399)))
+        low, high = estimate.interval
+        assert (estimate.p < 0.05) == (low > 0 or high < 0)
+        assert 0 < estimate.p <= 1
+        for part in estimate.parts:
+            assert high - low >= Estimate(0.0, (part,)).reach(0.05) * 2 - 1e-9
+
+
+def test_no_difference_at_all():
+    estimate = Estimate(0.0, (Part(0.0, 2), Part(0.0, 9)))
+    assert (estimate.interval, estimate.p) == ((0.0, 0.0), 1.0)
+    assert 0 < Estimate(1.0, (Part(0.0, 2), Part(0.0, 9))).p < 1e-14
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("spread", [0, 1, 2, 4, 10])
+@pytest.mark.parametrize("residual", [0.0, 1.0])
+def test_equal_methods_are_told_apart_no_more_often_than_stated(seeds, spread, residual):
+    """Seeds vary ``spread`` times as much as the mean over documents does; documents may vary with the seed, too."""
+    rng = np.random.default_rng(100 * seeds + spread)
+    repeats, documents = 20_000, 50
+    by_document = rng.normal(size=(repeats, documents))
+    scores, sums = [], by_document * seeds
+    for _ in range(seeds):
+        values = by_document + residual * rng.normal(size=(repeats, documents)) if residual else by_document
+        shift = spread / math.sqrt(documents) * rng.normal(size=repeats)
+        scores.append(values.mean(axis=1) + shift)
+        sums = sums + values - by_document
+    means = np.stack(scores)
+    parts = (
+        Part(means.std(axis=0, ddof=1) / math.sqrt(seeds), seeds - 1),
+        Part((sums / seeds).std(axis=1, ddof=1) / math.sqrt(documents), documents - 1),
+    )
+    estimate = Estimate(means.mean(axis=0), parts)
+    for p in (0.05, 0.0125, 0.001):
+        found = np.mean(np.abs(estimate.difference) > estimate.reach(p))
+        assert found < p + 0.01, p
+        assert found < p * 1.15 + 0.001, p  # tighter where the nominal rate is small
 
 
 def test_seeds_that_differ_widen_the_interval():
     rng = np.random.default_rng(7)
-    documents = rng.normal(0.5, 1.0, size=(1, 400))
-    same = stats.over_seeds_and_documents(np.repeat(documents, 3, axis=0), ones(400))
-    apart = stats.over_seeds_and_documents(documents + np.array([[-0.4], [0.0], [0.4]]), ones(400))
-    assert apart.difference == pytest.approx(same.difference)
-    assert stats.student_p(same) < 1e-6 < 0.05 < stats.student_p(apart)
-
-
-def test_no_difference_at_all():
-    estimate = stats.over_seeds_and_documents(np.zeros((3, 10)), ones(10))
-    assert stats.student_interval(estimate) == (0.0, 0.0)
-    assert stats.student_p(estimate) == 1.0
-    assert stats.student_p(stats.over_seeds_and_documents(ones((3, 10)), ones(10))) == 0.0
+    documents = stats.over_documents(rng.normal(0.5, 1.0, size=400), ones(400))
+    same, apart = (
+        Estimate(0.5, (documents, stats.over_seeds(0.5 + np.array(seeds), np.zeros(1), paired=True)))
+        for seeds in ([0.0, 0.0, 0.0], [-0.4, 0.0, 0.4])
+    )
+    assert same.p < 1e-6 < 0.05 < apart.p
 
 
 def test_holm_by_hand():
@@ -144,17 +176,13 @@ def test_holm_by_hand():
     assert stats.holm([]) == []
 
 
-@pytest.mark.parametrize(("documents", "low", "high"), [(100, 0.77, 0.83), (5, 0.77, 0.87)])
-def test_a_difference_of_the_smallest_visible_size_is_found_four_times_out_of_five(documents, low, high):
+@pytest.mark.parametrize("documents", [100, 30])
+def test_the_smallest_visible_difference_is_found_four_times_out_of_five(documents):
     rng = np.random.default_rng(8)
-    shift = stats.smallest_visible(stats.Estimate(0.0, error=1 / math.sqrt(documents), freedom=documents - 1))
-    found = []
-    for _ in range(2000):
-        estimate = stats.over_documents(rng.normal(shift, 1.0, size=documents), ones(documents))
-        found.append(stats.student_p(estimate) < 0.05)
-    assert low < np.mean(found) < high
-
-
-def test_few_degrees_of_freedom_see_less():
-    few, many = (stats.smallest_visible(stats.Estimate(0.0, error=1.0, freedom=f)) for f in (2, 1000))
-    assert few > 1.5 * many
+    tables = rng.normal(size=(4000, documents))
+    visible = Estimate(
+        0.0, (stats.over_documents(tables[0] / tables[0].std(ddof=1), ones(documents)),)
+    ).smallest_visible
+    errors = tables.std(axis=1, ddof=1) / math.sqrt(documents)
+    found = Estimate(tables.mean(axis=1) + visible, (Part(errors, documents - 1),))
+    assert 0.77 < np.mean(np.abs(found.difference) > found.reach(0.05)) < 0.84

@@ -10,6 +10,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import HiddenProjection, HiddenState, IdentityAnchoredQuery, MixedProjection, WeightAnchoredQuery
+from hfpatch.nn.calls import CALLS
 from hfpatch.nn.shared import SharedLinear
 
 
@@ -87,13 +88,14 @@ def test_the_linear_part_is_what_is_left_without_f():
 def test_a_shared_product_serves_the_same_x_once():
     layer = SharedLinear(4, 3)
     x, kept = torch.randn(2, 4), torch.randn(2, 3)
-    layer.kept = (x, kept)
+    layer.keep(x, kept)
     assert layer(x) is kept
     assert torch.equal(layer(x), x @ layer.weight.T + layer.bias)
-    layer.kept = (x, kept)
+    layer.keep(x, kept)
     other = x.clone()
     torch.testing.assert_close(layer(other), other @ layer.weight.T + layer.bias)
-    assert layer.kept is None
+    assert torch.equal(layer(x), x @ layer.weight.T + layer.bias)
+    assert not CALLS.values
 
 
 def test_joining_with_a_layernorm_or_without_a_matrix_is_refused():

@@ -125,6 +125,7 @@ def test_the_bottleneck_can_be_scaled_after_the_product():
     [
         ({"rank": 0}, "rank=0 must be at least 1"),
         ({"rank": -3}, "rank=-3 must be at least 1"),
+        ({"rank": 10**12}, "rank=1000000000000 must be at most 1024 times the hidden size"),
         ({"hidden_size": 15}, "hidden size 15 is odd, so rank=None"),
         ({"activation_name": "gleu"}, "did you mean 'gelu'"),
         ({"input_norm": "rms"}, "did you mean 'rmsnorm'"),

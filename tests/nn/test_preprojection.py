@@ -132,7 +132,9 @@ def test_dropout_drops_inner_activations_in_training_only():
     ("options", "message"),
     [
         ({"expansion": 0.01}, "expansion=0.01 gives an inner width of 0 at hidden size 16"),
-        ({"expansion": -1.0}, "expansion=-1.0 gives an inner width of -16"),
+        ({"expansion": -1.0}, "expansion=-1.0 must be above 0"),
+        ({"expansion": float("inf")}, "expansion=inf must be above 0 and at most 1024"),
+        ({"expansion": float("nan")}, "expansion=nan must be above 0"),
         ({"activation_name": "sillu"}, "did you mean 'silu'"),
         ({"init": "zero"}, "init='zero' is not one of identity"),
     ],

@@ -14,10 +14,12 @@ from hfpatch.budget import attention_modules
 from hfpatch.sites import survey
 
 NAMES = [
-    "no-op at init", "unpatch restores, base never changes", "pure: only the attention sees the change",
-    "the content skip reaches the residual", "projections are what they are taken for", "causality",
-    "generation with and without cache", "left padding", "gradient checkpointing", "torch.compile",
-    "gradients reach what was added, only that", "save and load", "init independent of the rest", "fp32 trainables",
+    "no-op at init", "unpatch restores, base never changes", "attention is what it is taken for",
+    "pure: only the attention sees the change",
+    "x~ reaches query, key and value", "the content skip reaches the residual",
+    "projections are what they are taken for", "causality", "generation with and without cache", "left padding",
+    "gradient checkpointing", "torch.compile", "gradients reach what was added, only that", "save and load",
+    "init independent of the rest", "fp32 trainables",
 ]  # fmt: skip
 
 

@@ -3,28 +3,34 @@
 from dataclasses import replace
 
 import pytest
-from families import make_model
+from families import LLAMA, make_config, make_model
+from peft import LoraConfig
 from transformers import CONFIG_MAPPING, BertConfig, GraniteConfig
 
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.bases import hash_weights
 from hfpatch.promises import run
-from hfpatch.sites import Family, find_sites, gated, separate
+from hfpatch.sites import Columns, Family, discovery, find_sites, gated, separate
 from hfpatch.sites import family as registry
-from hfpatch.twins import twin
+from hfpatch.sites.layouts import whole
+from hfpatch.twins import random_model, twin
 
 SKIP = PreProjectionConfig(content_skip=True)
-PURE, ARRIVES, COLUMNS = (
-    "pure: only the attention sees the change", "the content skip reaches the residual",
-    "projections are what they are taken for",
+ATTENTION, PURE, REACHES, ARRIVES, COLUMNS = (
+    "attention is what it is taken for", "pure: only the attention sees the change", "x~ reaches query, key and value",
+    "the content skip reaches the residual", "projections are what they are taken for",
 )  # fmt: skip
+QUERY = NonlinearQueryConfig()
+LORA = LoraConfig(r=2, target_modules="all-linear")
 
 
 @pytest.fixture
 def declare(monkeypatch):
     monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
-    monkeypatch.setattr(run, "PROMISES", [p for p in run.PROMISES if p[0] in (PURE, ARRIVES, COLUMNS)])
+    monkeypatch.setattr(
+        run, "PROMISES", [p for p in run.PROMISES if p[0] in (ATTENTION, PURE, REACHES, ARRIVES, COLUMNS)]
+    )
 
     def register(model_type, **changes):
         llama = Family(
@@ -110,3 +116,139 @@ def test_find_sites_does_not_touch_the_model():
     before = hash_weights(model)
     find_sites(model)
     assert hash_weights(model) == before
+
+
+def three_blocks(case):
+    """Return a tiny model whose middle block is neither the first nor the last."""
+    if case == "granite":
+        return random_model(GraniteConfig(**LLAMA | {"num_hidden_layers": 3, "residual_multiplier": 0.22}))
+    return random_model(make_config(case, **{"n_layer" if case == "gpt2" else "num_hidden_layers": 3}))
+
+
+def entries_without(*missing):
+    """x~ reaches the projections of some targets alone."""
+
+    def change(site, block):
+        kept = {"query", "key", "value"} - set(missing)
+        return replace(site, entries=tuple(site.projection_module(target) for target in sorted(kept)))
+
+    return change
+
+
+def exit_at(path):
+    return lambda site, block: replace(site, exit=block.get_submodule(path), exit_path=path)
+
+
+def norm_at(path):
+    return lambda site, block: replace(site, norm=block.get_submodule(path))
+
+
+def output_at(path):
+    return lambda site, block: replace(site, output_path=f"{site.path}.{path}")
+
+
+def factor(value):
+    return lambda site, block: replace(site, exit_factor=value)
+
+
+def columns(change):
+    def changed(site, block):
+        query = site.projections["query"]
+        found = replace(query, columns=change(query.columns))
+        return replace(site, projections={**site.projections, "query": found})
+
+    return changed
+
+
+def key_as_query(site, block):
+    return replace(site, projections={**site.projections, "query": site.projections["key"]})
+
+
+def attention_at(path, **projections):
+    """Something without a softmax is taken for the attention."""
+
+    def change(site, block):
+        module = block.get_submodule(path)
+        found = {target: whole(module, name) for target, name in projections.items()}
+        at = site.path.rpartition(".")[0]
+        return replace(
+            site, attention=module, path=f"{at}.{path}", host_path=f"{at}.{path}", entries=(module,), exit=module,
+            projections=found,
+        )  # fmt: skip
+
+    return change
+
+
+first_half = columns(lambda c: replace(c, length=c.length // 2))
+every_second_column = columns(lambda c: Columns(c.size // 2, 2, 0, 1))
+half_of_the_heads = columns(lambda c: replace(c, groups=c.groups // 2, width=c.width * 2))
+shifted = columns(lambda c: replace(c, start=c.start + c.length // 2))
+MLP = {"query": "gate_proj", "key": "gate_proj", "value": "up_proj"}
+
+WRONG = [
+    *((entries_without(*missing), "llama", SKIP, REACHES)
+      for missing in [("query", "key"), ("key", "value"), ("query", "value"), ("query",), ("key",), ("value",)]),
+    (entries_without("key", "value"), "gemma2", SKIP, REACHES),
+    (entries_without("query"), "granite", SKIP, REACHES),
+    (norm_at("post_attention_layernorm"), "llama", SKIP, REACHES),
+    (norm_at("post_attention_layernorm"), "llama", SKIP, PURE),
+    (norm_at("post_attention_layernorm"), "gpt_neox", SKIP, REACHES),
+    (norm_at("ln_2"), "gpt2", SKIP, PURE),
+    (exit_at("mlp"), "llama", SKIP, ARRIVES),
+    (exit_at("mlp.down_proj"), "granite", SKIP, ARRIVES),
+    (exit_at("mlp"), "gpt2", SKIP, ARRIVES),
+    (exit_at("post_feedforward_layernorm"), "gemma2", SKIP, ARRIVES),
+    (exit_at("self_attn"), "gemma2", SKIP, ARRIVES),
+    (exit_at("post_attention_layernorm"), "gpt_neox", SKIP, ARRIVES),
+    (exit_at("input_layernorm"), "llama", SKIP, ARRIVES),
+    (factor(0.5), "llama", SKIP, ARRIVES),
+    (factor(0.5), "gpt_neox", SKIP, ARRIVES),
+    (factor(1.0), "granite", SKIP, ARRIVES),
+    (attention_at("mlp", **MLP), "llama", SKIP, REACHES),
+    (attention_at("mlp", **MLP), "llama", LORA, ATTENTION),
+    (output_at("q_proj"), "llama", LORA, ATTENTION),
+    (output_at("query_key_value"), "gpt_neox", SKIP, ATTENTION),
+    (attention_at("mlp", **MLP), "llama", SKIP, PURE),
+    (attention_at("mlp", **MLP), "llama", QUERY, COLUMNS),
+    (attention_at("mlp", query="c_fc", key="c_fc", value="c_fc"), "gpt2", SKIP, REACHES),
+    (first_half, "llama", QUERY, COLUMNS),
+    (first_half, "gpt_neox", QUERY, COLUMNS),
+    (first_half, "gpt2", QUERY, COLUMNS),
+    (every_second_column, "gemma2", QUERY, COLUMNS),
+    (half_of_the_heads, "gpt_neox", QUERY, COLUMNS),
+    (shifted, "gpt2", QUERY, COLUMNS),
+    (shifted, "gpt_neox", QUERY, COLUMNS),
+    (key_as_query, "qwen3", QUERY, COLUMNS),
+    (key_as_query, "gpt_neox", QUERY, COLUMNS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize(("change", "case", "config", "promise"), WRONG)
+def test_one_wrong_site_is_seen_wherever_it_is(change, case, config, promise, block, declare, monkeypatch):
+    read = discovery.read_site
+
+    def wrong(family, settings, at_block, *, layer, **place):
+        site = read(family, settings, at_block, layer=layer, **place)
+        return change(site, at_block) if layer == block else site
+
+    model = three_blocks(case)
+    monkeypatch.setattr(discovery, "read_site", wrong)
+    assert promise in failures(model, config)
+
+
+@pytest.mark.parametrize("case", sorted({case for _, case, *_ in WRONG}))
+def test_the_models_of_the_wrong_sites_pass_with_the_right_ones(case, declare):
+    for config in (SKIP, QUERY, NonlinearQueryConfig(targets=("query", "key", "value"))):
+        assert not failures(three_blocks(case), config)
+
+
+def test_a_block_whose_attention_is_left_out_is_seen(declare, monkeypatch):
+    monkeypatch.setattr(discovery, "_has_attention", lambda family, block: block.self_attn.layer_idx != 1)
+    for config in (SKIP, QUERY, LORA):
+        assert ATTENTION in failures(three_blocks("qwen3"), config)
+
+
+def test_the_norm_of_the_attention_is_a_right_place(declare):
+    declare("llama", norm="input_layernorm")
+    assert not failures(make_model("llama"), SKIP)

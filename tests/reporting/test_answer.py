@@ -1,4 +1,6 @@
+from hfpatch.reporting import captions
 from hfpatch.reporting.answer import answer, control_for
+from hfpatch.reporting.tables import cell_of, paired_table
 
 
 def told(results):
@@ -69,6 +71,29 @@ def test_without_comparisons_nothing_is_claimed(build, raw):
     assert "was not compared with baseline" in told(build(raw))["lora", "unknown"]
     raw["methods"] = {"baseline": raw["methods"]["baseline"]}
     assert answer(build(raw)).headline == "There is no method to compare with a baseline."
+
+
+def test_too_few_documents_are_said_and_get_no_verdict(build, raw, compared):
+    few = dict.fromkeys(("low", "high", "p", "p_holm", "smallest_visible"))
+    raw["comparisons"] = [compared("lora", "tinyworld_cloze", 0.02, 0.03, "too few documents") | few | {"n": 8}]
+    results = build(raw)
+    assert told(results)["lora", "unknown"] == (
+        "lora shows nothing certain with 81,920 trainable parameters: on tinyworld_cloze there are too few documents "
+        "for a verdict (n = 8)."
+    )
+    assert answer(results).headline == "Of 2 methods against baseline: 2 are without a verdict."
+    cell = cell_of(results, "lora", "tinyworld_cloze")
+    assert (cell.difference, cell.verdict_text) == ("+2.0 [−∞, ∞]", "too few documents")
+    (row,) = paired_table(results)
+    assert (row.absolute, row.p, row.p_holm, row.visible) == ("+0.0200", "–", "–", "–")
+
+
+def test_the_caption_names_what_was_corrected_over(build, raw):
+    assert "correction over the tasks of a method" in captions.main_table(build(raw))
+    raw["correction"] = "methods and tasks"
+    results = build(raw)
+    assert "correction over all methods and tasks of this table" in captions.main_table(results)
+    assert "over all comparisons with the baseline, and apart from them over all others" in captions.paired(results)
 
 
 def test_the_control_is_the_matched_lora(build, raw):

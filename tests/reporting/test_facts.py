@@ -23,5 +23,5 @@ def test_the_environment_names_command_commit_and_versions(build, raw):
 
 
 def test_nothing_known_is_nothing_said_but_the_commit(build):
-    assert environment_facts(build({})) == [("Commit", "unknown")]
-    assert [label for label, _ in protocol_facts(build({}))] == ["Protocol"]
+    assert environment_facts(build({"schema": 1})) == [("Commit", "unknown")]
+    assert [label for label, _ in protocol_facts(build({"schema": 1}))] == ["Protocol"]

@@ -90,10 +90,17 @@ def test_held_out_loss_has_a_panel_where_it_was_measured(results):
 
 
 def test_nothing_to_draw_is_no_figure(draw, build):
-    empty = build({})
+    empty = build({"schema": 1})
     assert draw(differences, empty) is None
     assert draw(quality, empty) is None
     assert draw(training, empty, {}) is None
+
+
+def test_a_row_without_an_interval_is_drawn_and_named(draw, build, raw):
+    untested = {"low": None, "high": None, "p": None, "smallest_visible": None, "verdict": "too few documents"}
+    assert "too few documents" not in texts(draw(differences, build(raw)))
+    raw["comparisons"][0].update(untested)
+    assert "too few documents" in texts(draw(differences, build(raw)))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])

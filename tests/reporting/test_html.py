@@ -140,7 +140,7 @@ def test_numbers_of_the_table_are_there(build, raw):
 
 
 def test_an_empty_run_is_a_page_too(build):
-    text = html([material(build({}), {})])
+    text = html([material(build({"schema": 1}), {})])
     assert "incomplete run" in text
     assert "No method has a result." in text
     assert "<figure>" not in text

@@ -1,6 +1,11 @@
 import csv
 import io
 
+import numpy as np
+import pytest
+
+from hfpatch.reporting.curves import Curve
+from hfpatch.reporting.figure_data import csv_text, read_training_csv, training_csv
 from hfpatch.reporting.results_csv import COLUMNS, results_csv
 
 
@@ -28,3 +33,13 @@ def test_values(results):
 def test_hostile_text_comes_back_as_it_was(build, hostile):
     results = build(hostile, curves=False)
     assert {row["method"] for row in read(results_csv(results))} == set(results.methods)
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
+def test_text_that_a_spreadsheet_takes_for_a_formula_is_quoted_and_numbers_are_not(start, tmp_path):
+    text = f"{start}HYPERLINK(1)"
+    (row,) = csv.reader(io.StringIO(csv_text(["name", "value"], [[text, -1.5]])[len("name,value\n") :], newline=""))
+    assert row == [f"'{text}", "-1.5"]
+    curve = Curve(np.arange(1, 4), np.array([3.0, 2.0, 1.0]), 1, {})
+    (tmp_path / "training.csv").write_text(training_csv({text: curve}), newline="")
+    assert list(read_training_csv(tmp_path / "training.csv", [text])) == [text]

@@ -19,13 +19,14 @@ from reporting.study_example import (
     without_sweep,
 )
 
+from hfpatch.reporting.numbers import diverged_text
 from hfpatch.reporting.study.answer import answer_of, tone_of
 from hfpatch.reporting.study.cautions import cautions
 from hfpatch.reporting.study.diagnostics import series_of, spread_of
 from hfpatch.reporting.study.facts import glance, study_facts
 from hfpatch.reporting.study.results import StudyResults
 from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, variant_table
-from hfpatch.reporting.study.words import diverged_text, share_words
+from hfpatch.reporting.study.words import share_words
 
 
 def read(raw):

@@ -1,10 +1,12 @@
 """What a transformers model does, a model from scratch does: every query path in every architecture."""
 
+import contextlib
 import copy
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from families import logits_of, make_tokens
 from scratch.test_build import ATTENTIONS, build, config_of, projection
 from transformers import AutoModelForCausalLM
 
+from hfpatch.nn.calls import CALLS
 from hfpatch.scratch import ScratchSettings, build_scratch, load_scratch, register_scratch
 
 PATHS = {
@@ -86,6 +89,38 @@ def test_compiled_it_is_one_graph_of_the_same_function(case, path):
         torch.testing.assert_close(other, plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("path", ["fused", "mlp"])
+def test_two_threads_in_step_and_a_call_that_fails(path):
+    """What modules hand to each other belongs to a call: both threads are in the same module at any time."""
+    model, tokens, found = made("llama", path), [make_tokens(seed=seed) for seed in (0, 1)], {}
+    expected, meet = [logits_of(model, each) for each in tokens], threading.Barrier(2, timeout=20)
+
+    def wait(*_):
+        meet.wait()
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    def call(index):
+        found[index] = logits_of(model, tokens[index])
+
+    handles = [module.register_forward_hook(wait) for module in model.modules()]
+    threads = [threading.Thread(target=call, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[index], expected[index]) for index in (0, 1))
+    for handle in handles:
+        handle.remove()
+    for module in model.model.layers.modules():
+        handle = module.register_forward_hook(fail)
+        with contextlib.suppress(ZeroDivisionError):
+            logits_of(model, tokens[0])
+        handle.remove()
+        assert not CALLS.values
+
+
 @EVERY
 def test_a_copy_is_a_model_of_its_own(case, path):
     model, tokens = made(case, path), make_tokens()
@@ -126,7 +161,7 @@ import torch
 from transformers import AutoModelForCausalLM
 tokens, answers = torch.tensor(json.loads(sys.argv[1])), []
 for folder in sys.argv[2:]:
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval().requires_grad_(False)
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -143,7 +178,7 @@ import torch
 from hfpatch.scratch import load_scratch
 tokens, answers = torch.tensor(json.loads(sys.argv[1])), []
 for folder in sys.argv[2:]:
-    model = load_scratch(folder)
+    model = load_scratch(folder).requires_grad_(False)
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight

@@ -13,10 +13,11 @@ import pytest
 import safetensors.torch
 import torch
 from families import make_model
+from huggingface_hub import HfApi, constants
 from reporting.conftest import example, write_run
 
 import hfpatch
-from hfpatch import HfpatchError
+from hfpatch import HfpatchError, sharing
 from hfpatch.reporting import write_report
 from hfpatch.sharing.contents import contents
 
@@ -177,6 +178,16 @@ def test_a_refusal_of_the_hub_is_one_line(hub, run):
     assert done.returncode == 2
     assert done.stderr.startswith("hfpatch: error: me/run: the hub did not take it (")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
+def test_no_network_is_one_line(run, monkeypatch, endpoint):
+    real = HfApi
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(sys.modules["hfpatch.sharing.push"], "HfApi", lambda: real(endpoint=endpoint, token="hf_none"))
+    with pytest.raises(HfpatchError, match=r"me/run: the hub did not take it \(.*; check .* the network") as caught:
+        sharing.push(run, "me/run")
+    assert "\n" not in str(caught.value)
 
 
 def test_one_method_stands_at_the_top_ready_to_be_loaded(run):

@@ -3,7 +3,9 @@ import shutil
 import pytest
 import torch
 
+from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
+from hfpatch.files import write_manifest
 from hfpatch.training.checkpoint import (
     checkpoint_at,
     load_optimizer,
@@ -13,6 +15,7 @@ from hfpatch.training.checkpoint import (
     save_checkpoint,
 )
 from hfpatch.training.optim import build_optimizer, build_scheduler
+from hfpatch.training.probe import train_probe
 from hfpatch.training.settings import TrainingSettings
 from hfpatch.training.state import LoopState
 
@@ -87,7 +90,7 @@ def test_misfits_are_refused(saved):
         load_trainables(checkpoint, {"0.weight": build()[0]["0.weight"]})
 
 
-FILES = ["trainable.safetensors", "optimizer.safetensors", "state.json"]
+FILES = ["trainable.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
 
 
 def cut(path):
@@ -104,7 +107,32 @@ def remove(path):
     path.unlink()
 
 
-DAMAGE = [(name, damage) for name in FILES for damage in (cut, flip, remove) if (name, damage) != ("state.json", flip)]
+def change_a_digit(path):
+    """A number that is as good as the one before, so that nothing but a hash can tell."""
+    text = path.read_text()
+    changed = text.replace("0.9,", "0.8,", 1)
+    assert changed != text
+    path.write_text(changed)
+
+
+def empty(path):
+    path.write_text("{}")
+
+
+def sign_an_empty_state(path):
+    """What its own manifest says, and no state."""
+    empty(path)
+    (path.parent / "manifest.json").unlink()
+    write_manifest(path.parent)
+
+
+DAMAGE = [
+    *((name, damage) for name in FILES for damage in (cut, flip, remove)),
+    ("state.json", change_a_digit),
+    ("state.json", empty),
+    ("state.json", sign_an_empty_state),
+    ("manifest.json", empty),
+]
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGE)
@@ -148,3 +176,21 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
             identity={}, state=LoopState(), keep=1,
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("origin", [None, {"base_weights": "a", "method": "b"}])
+def test_a_run_does_not_go_on_with_another_base_or_method(patched, blocks, tmp_path, origin):
+    def run(model, **options):
+        plan = draw_plan(blocks=len(blocks), steps=2, batch_size=4, seed=3)
+        settings = TrainingSettings(steps=2, batch_size=4, lr=1e-2, warmup_steps=1)
+        train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=tmp_path, **options)
+
+    run(patched(), origin=origin)
+    (tmp_path / "checkpoints" / "step-00000001").mkdir()  # a kill while it was removed, after the last save
+    run(patched(), origin=origin, resume=True)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    other = patched()
+    next(value for value in other.parameters() if not value.requires_grad).data[3, 5] += 0.25
+    changed, name = ({**origin, "method": "c"}, "method") if origin else (None, "frozen")
+    with pytest.raises(HfpatchError, match=rf"step-00000002: the checkpoint is of a run with another origin.{name} \("):
+        run(other, origin=changed, resume=True)

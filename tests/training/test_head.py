@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from families import CASES, logits_of, make_model, make_tokens
+from families import CASES, frozen, logits_of, make_model, make_tokens
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -40,7 +40,7 @@ def made(kind, **options):
 def test_the_loss_of_every_family_is_that_of_its_logits(case):
     model, tokens = make_model(case), make_tokens()
     expected = reference(model, tokens, some_labels(tokens))
-    with torch.no_grad(), loss_in_forward(model):
+    with torch.no_grad(), frozen(model), loss_in_forward(model):
         outputs = model(tokens, labels=some_labels(tokens), use_cache=False)
         assert torch.equal(model(tokens, use_cache=False).logits, logits_of(model, tokens))
     assert outputs.get("logits") is None
@@ -148,9 +148,9 @@ def test_a_forward_that_was_replaced_before_is_used_and_put_back():
         return stock(*args, **kwargs)
 
     model.forward = hooked
-    with torch.no_grad(), loss_in_forward(model):
+    with loss_in_forward(model):
         before = len(calls)
-        logits = model(tokens).logits
+        logits = logits_of(model, tokens)
     assert len(calls) == before + 1
     assert model.forward is hooked
     assert torch.equal(logits, logits_of(make_model("llama"), tokens))

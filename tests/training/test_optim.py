@@ -43,7 +43,7 @@ def test_schedules_against_their_formulas(schedule, floor, after, warmup):
 def test_wsd_holds_and_then_falls_in_a_line(asked, decay, floor):
     settings = TrainingSettings(lr=3e-4, schedule="wsd", warmup_steps=4, decay_steps=asked, min_lr_ratio=floor)
     expected = [
-        floor + (1 - floor) * step / 4 if step < 4
+        step / 4 if step < 4
         else 1.0 if step < 30 - decay
         else floor + (1 - floor) * (30 - step) / decay
         for step in range(30)

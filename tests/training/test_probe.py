@@ -1,5 +1,6 @@
 import json
 import math
+import resource
 from itertools import pairwise
 
 import pytest
@@ -247,7 +248,40 @@ def test_a_loss_of_nan_stops_and_names_step_and_blocks(patched, blocks, tmp_path
     model.get_input_embeddings().weight.data[63] = float("nan")
     blocks_named = str(plan.indices[first - 1].tolist()).replace("[", r"\[").replace("]", r"\]")
     with pytest.raises(HfpatchError, match=f"step {first}: the loss is nan, on blocks {blocks_named}"):
-        run(model, bad, tmp_path, save_every=1)
+        run(model, bad, tmp_path / "stop", save_every=1, on_bad_loss="stop")
+    result = run(model, bad, tmp_path / "record")
+    assert result.diverged_step == result.steps == first
+    again = run(patched(), bad, tmp_path / "record", resume=True, on_step=lambda _: pytest.fail("trained again"))
+    assert again.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
+
+
+def test_a_last_update_that_breaks_the_model_counts_as_divergence(patched, blocks, tmp_path):
+    """Its own loss was finite: the first step has a learning rate of zero, and there is no third."""
+    result = run(patched(), blocks, tmp_path, steps=2, warmup_steps=1, lr=1e30)
+    assert all(math.isfinite(loss) for loss in losses(tmp_path))
+    assert (len(losses(tmp_path)), result.diverged_step) == (2, 2)
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_checkpoints_before_it(patched, blocks, tmp_path):
+    """The system refuses files beyond a size, as it does on a full disk, while the second checkpoint is written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(record):
+        if record.step == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2500, before[1]))
+
+    try:
+        with pytest.raises(HfpatchError, match=r"step-00000004: cannot be written \(File too large\); .*") as caught:
+            run(patched(), blocks, tmp_path, save_every=2, on_step=fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert f"the last good checkpoint is {tmp_path / 'checkpoints' / 'step-00000002'}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    resumed, straight = patched(), patched()
+    run(resumed, blocks, tmp_path, save_every=2, resume=True)
+    run(straight, blocks, tmp_path / "straight", save_every=2)
+    assert same(trainables(resumed), trainables(straight))
 
 
 def test_what_cannot_be_trained_is_refused(patched, base, blocks, tmp_path):
@@ -337,6 +371,13 @@ def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):
         assert logs["tokens_per_s"] == pytest.approx(line["tokens"] / line["seconds"])
         assert 0 < logs["mfu"] < 1
         assert logs["peak_memory_bytes"] > 10**7
+
+
+def test_the_precision_is_the_recipes_and_never_the_launchers(patched, blocks, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(HfpatchError, match=r"set training\.autocast=bfloat16"):
+        run(patched(), blocks, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_tracker_is_one_clear_error(patched, blocks, tmp_path):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from train_on_processes import STEPS, train
 
 from hfpatch import load_patch
 from hfpatch.errors import HfpatchError
+from hfpatch.pipeline import compare
+from hfpatch.pipeline import train as run_train
+from hfpatch.recipe import load_recipe
 from hfpatch.training import processes
 
 TESTS = Path(__file__).parent.parent
@@ -233,3 +237,15 @@ def test_without_a_launcher_an_error_is_not_hidden(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(HfpatchError, match="port is in use"):
         processes.start_processes()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+def test_a_launcher_that_asks_for_mixed_precision_is_refused_before_anything_runs(tmp_path, monkeypatch, precision):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    recipe = load_recipe("quickstart", ["training.autocast=bfloat16"] if precision == "bf16" else [])
+    for start in (compare, partial(run_train, method="lora")):
+        with pytest.raises(HfpatchError, match=rf"mixed precision \({precision}\), and the recipe's training.autocast"):
+            start(recipe, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # as accelerate launch says it
+    processes.start_processes()

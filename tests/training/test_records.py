@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hfpatch.errors import HfpatchError
+from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.lines import JsonLines
 from hfpatch.training.records import MetricsFile, StepRecord, summarise
 from hfpatch.training.state import LoopState
@@ -35,8 +36,42 @@ def test_lines_come_back_and_a_torn_one_is_left_out(metrics):
 
 
 def test_missing_lines_are_refused(metrics):
-    with pytest.raises(HfpatchError, match="lines up to step 5 are missing"):
+    with pytest.raises(HfpatchError, match="lines up to step 5 are missing or damaged"):
         metrics.truncate(5)
+
+
+GARBAGE = [b"garbage", b"3", b"[]", b"{}", b'{"step": "two"}', b"\xff\xfe", b"\0\0\0"]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_damaged_line_is_one_clear_line(metrics, garbage):
+    lines = metrics.path.read_bytes().splitlines(keepends=True)
+    metrics.path.write_bytes(b"".join([*lines[:2], garbage + b"\n", *lines[2:]]))
+    with pytest.raises(HfpatchError, match=r"metrics.jsonl: line 3 is damaged; delete .* and resume"):
+        metrics.read()
+    with pytest.raises(HfpatchError, match=r"lines up to step 4 are missing or damaged"):
+        metrics.truncate(4)
+    metrics.truncate(2)  # what comes after the checkpoint is dropped, whatever it is
+    assert metrics.read() == records(2)
+    metrics.path.write_bytes(garbage + b"\n")
+    metrics.truncate(0)
+    assert metrics.read() == []
+
+
+def test_a_line_of_something_else_is_one_clear_line(metrics):
+    metrics.write([{"step": 5, "layer": 1}])
+    with pytest.raises(HfpatchError, match=r"metrics.jsonl: line 5 is damaged; delete"):
+        metrics.read()
+
+
+def test_a_damaged_diagnostic_is_not_dropped_unseen(tmp_path):
+    file = DiagnosticsFile(tmp_path / "diagnostics.jsonl")
+    file.write([{"step": step, "layer": layer} for step in (0, 2, 4) for layer in (0, 1)])
+    lines = file.path.read_text().splitlines()
+    file.path.write_text("\n".join([*lines[:3], "garbage", *lines[4:]]) + "\n")
+    for step, expected in ((2, {0, 2}), (4, {0, 2, 4})):
+        with pytest.raises(HfpatchError, match=f"lines up to step {step} are missing or damaged"):
+            file.truncate(step, expected)
 
 
 def test_eval_loss_is_written_where_it_was_measured(metrics):

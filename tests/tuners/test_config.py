@@ -1,15 +1,20 @@
+import json
+import math
 import warnings
 
+import numpy as np
 import pytest
 from families import make_model
-from peft import PeftConfig, TaskType
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, PeftConfig, TaskType, get_peft_model
 from peft.mapping import (
     PEFT_TYPE_TO_CONFIG_MAPPING,
     PEFT_TYPE_TO_PREFIX_MAPPING,
     PEFT_TYPE_TO_TUNER_MAPPING,
 )
 
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, tuners
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch, save_patch, tuners
 
 
 def test_defaults_are_those_of_the_design():
@@ -50,6 +55,144 @@ def test_a_config_survives_its_file(config, tmp_path):
     again = PeftConfig.from_pretrained(str(tmp_path))
     assert type(again) is type(config)
     assert again.to_dict() == config.to_dict()
+
+
+LAYERS = st.none() | st.integers(0, 99) | st.lists(st.integers(0, 99))
+SHARED = {"layers_to_transform": LAYERS, "seed": st.integers(-(2**40), 2**40)}
+ACTIVATION = st.sampled_from(["silu", "gelu", "relu", "relu2", "identity"])
+OPTIONS = {
+    PreProjectionConfig: SHARED
+    | {
+        "expansion": st.floats(0.01, 8) | st.integers(1, 8),
+        "activation": ACTIVATION,
+        "gated": st.booleans(),
+        "dropout": st.floats(0, 0.9),
+        "content_skip": st.booleans(),
+        "init": st.sampled_from(["identity", "paper"]),
+    },
+    NonlinearQueryConfig: SHARED
+    | {
+        "rank": st.none() | st.integers(1, 4096),
+        "activation": ACTIVATION,
+        "input_norm": st.sampled_from(["rmsnorm", "layernorm", "none"]),
+        "output_norm": st.sampled_from(["rmsnorm", "layernorm", "none"]),
+        "anchor": st.just("weight"),
+        "form": st.sampled_from(["preserving", "literal"]),
+        "targets": st.sampled_from(["query", ("value",), ["key", "value"]]),
+    },
+}
+WRONG = [
+    "false",
+    "0",
+    "1.5",
+    "x",
+    1.5,
+    3,
+    True,
+    b"x",
+    {},
+    {"a": 1},
+    [True],
+    ["a"],
+    [1.5],
+    [None],
+    math.inf,
+    math.nan,
+    1j,
+]
+
+
+@pytest.mark.parametrize("cls", OPTIONS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_options_survive_json_in_pythons_or_numpys_types_and_wrong_types_are_one_line(cls, data):
+    options = data.draw(st.fixed_dictionaries({}, optional=OPTIONS[cls]))
+    config = cls(**options)
+    assert cls(**json.loads(json.dumps(config.to_dict()))).to_dict() == config.to_dict()
+    kinds = (bool, int, float)
+    in_numpy = {name: np.array(value)[()] if type(value) in kinds else value for name, value in options.items()}
+    again = cls(**in_numpy).to_dict()
+    assert json.loads(json.dumps(again)) == json.loads(json.dumps(config.to_dict()))
+
+    name, wrong = data.draw(st.sampled_from(sorted(OPTIONS[cls]))), data.draw(st.sampled_from(WRONG))
+    assume(not is_right(cls, name, wrong))
+    with pytest.raises(HfpatchError, match=name) as error:
+        cls(**{**options, name: wrong})
+    assert "\n" not in str(error.value)
+
+
+def is_right(cls, name, value):
+    """Whether a value of WRONG is right for an option after all."""
+    whole, number = type(value) is int, type(value) in (int, float) and math.isfinite(value)
+    if name in ("gated", "content_skip"):
+        return type(value) is bool
+    return {"expansion": number, "dropout": False, "rank": whole, "seed": whole, "layers_to_transform": whole}.get(
+        name, False
+    )
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "message"),
+    [
+        (PreProjectionConfig, {"gated": "false"}, "gated='false' must be true or false"),
+        (PreProjectionConfig, {"content_skip": 1}, "content_skip=1 must be true or false"),
+        (PreProjectionConfig, {"expansion": "1.25"}, r"expansion='1\.25' must be a finite number"),
+        (PreProjectionConfig, {"expansion": math.inf}, "expansion=inf must be a finite number"),
+        (PreProjectionConfig, {"expansion": math.nan}, "expansion=nan must be a finite number"),
+        (PreProjectionConfig, {"expansion": 1e9}, "expansion=1000000000.0 must be above 0 and at most 1024"),
+        (PreProjectionConfig, {"seed": 1.0}, r"seed=1\.0 must be an integer"),
+        (PreProjectionConfig, {"seed": True}, "seed=True must be an integer"),
+        (PreProjectionConfig, {"layers_to_transform": [True]}, "must be a list of integers or an integer or None"),
+        (PreProjectionConfig, {"layers_to_transform": "0"}, "layers_to_transform='0' must be a list of integers"),
+        (
+            PreProjectionConfig,
+            {"target_modules": "all-linear"},
+            "target_modules='all-linear' must be a list of strings",
+        ),
+        (NonlinearQueryConfig, {"rank": 2.5}, r"rank=2\.5 must be an integer or None"),
+        (NonlinearQueryConfig, {"activation": None}, "activation=None must be a string"),
+        (NonlinearQueryConfig, {"targets": 1}, "targets=1 must be a list of strings"),
+    ],
+)
+def test_what_is_wrong_with_a_type_is_said(cls, options, message):
+    with pytest.raises(HfpatchError, match=message):
+        cls(**options)
+
+
+def test_a_range_and_an_array_of_layers_are_a_list():
+    for layers in (range(2), np.arange(2), (np.int64(0), np.int64(1)), [0, 1]):
+        assert json.dumps(PreProjectionConfig(layers_to_transform=layers).layers_to_transform) == "[0, 1]"
+
+
+def test_numpys_numbers_in_a_config_of_peft_are_saved(tmp_path):
+    config = LoraConfig(
+        r=np.int64(2), lora_alpha=np.float64(4), target_modules=["q_proj"], rank_pattern={"x": np.int32(1)}
+    )
+    folder = save_patch(patch(make_model("llama"), config, seed=np.int64(1)), tmp_path / "patch")
+    saved = json.loads((folder / "lora" / "adapter_config.json").read_text())
+    assert (saved["r"], saved["lora_alpha"], saved["rank_pattern"]) == (2, 4.0, {"x": 1})
+    assert isinstance(config.r, np.int64)  # the caller's own is left alone
+
+
+@pytest.mark.parametrize("config", [PreProjectionConfig, NonlinearQueryConfig])
+def test_target_modules_are_not_chosen(config):
+    model = make_model("llama")
+    message = r"target_modules=\['q_proj'\] cannot be chosen .* choose layers with layers_to_transform"
+    with pytest.raises(HfpatchError, match=message):
+        patch(model, config(target_modules=["q_proj"]))
+    with pytest.raises(HfpatchError, match=message):
+        model.add_adapter(config(target_modules=["q_proj"]))
+    reused = config()
+    for case in ("llama", "gpt2"):
+        made = get_peft_model(make_model(case), reused)
+        assert len(made.peft_config["default"].target_modules) == 2
+    assert reused.target_modules is None
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "0", 2**64, math.nan])
+def test_a_seed_that_is_none(seed):
+    with pytest.raises(HfpatchError, match=r"seed=.* must be a whole number of at least 0"):
+        patch(make_model("llama"), PreProjectionConfig(), seed=seed)
 
 
 def test_one_target_may_be_given_as_a_string():

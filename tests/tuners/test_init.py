@@ -5,7 +5,7 @@ import torch
 from families import FAMILIES, FEW, make_model
 from peft import LoraConfig, get_peft_model
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
 from hfpatch.budget import attention_modules
 
 
@@ -80,11 +80,31 @@ def test_layers_adapter_matrices_and_seeds_differ():
         assert all((one - other).abs().max() > 0.1 for other in tensors[:i])
 
 
-def test_the_name_of_the_adapter_and_the_way_in_do_not_matter():
+@pytest.mark.parametrize("kind", ["pre", "query", "lora"])
+def test_two_parts_of_a_kind_start_apart_and_each_depends_on_its_own_name_alone(kind):
+    def part():
+        return LoraConfig(r=2, target_modules=["q_proj"]) if kind == "lora" else configs()[kind]
+
+    names = ["pre_projection", "nonlinear_query", "lora"][["pre", "query", "lora"].index(kind)], "two"
+    both = patch(make_model("llama"), [part(), part()], names=names, seed=3)
+    first, second = (
+        {key.replace(f".{name}.", "."): p for key, p in values(both, name).items() if p.dim() == 2 and p.any()}
+        for name in names
+    )
+    assert first.keys() == second.keys()
+    for key, tensor in first.items():
+        assert abs(torch.cosine_similarity(tensor.flatten(), second[key].flatten(), dim=0)) < 0.5, key
+    alone = patch(make_model("llama"), [configs()["query"], part()], names=["first", "two"], seed=3)
+    assert_same(values(both, "two"), values(alone, "two"))
+    unnamed = patch(make_model("llama"), [part(), part()], seed=3)
+    assert_same(values(both, names[0]), values(unnamed, names[0]))
+
+
+def test_default_the_methods_name_and_the_way_in_do_not_matter():
     model = make_model("llama")
-    model.add_adapter(configs()["pre"], adapter_name="b")
+    model.add_adapter(configs()["pre"], adapter_name="pre_projection")
     wrapped = get_peft_model(make_model("llama"), configs()["pre"])
-    first = {key.replace(".b.", "."): p for key, p in values(model, "b").items()}
+    first = {key.replace(".pre_projection.", "."): p for key, p in values(model, "pre_projection").items()}
     second = {
         key.replace("base_model.model.", "").replace(".default.", "."): p
         for key, p in values(wrapped, "default").items()

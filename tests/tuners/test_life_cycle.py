@@ -77,7 +77,6 @@ from peft import PeftModel
 if first == "peft":
     import hfpatch
 from families import logits_of, make_model, make_tokens
-torch.set_num_threads(1)
 for saved in sorted(folder.iterdir()):
     case = saved.name.partition("-")[0]
     model = PeftModel.from_pretrained(make_model(case), saved)

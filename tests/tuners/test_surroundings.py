@@ -174,8 +174,7 @@ def test_a_decoder_that_reads_an_encoder_is_changed_in_its_self_attention_alone(
     tokens, states = make_tokens(), torch.randn(2, 7, 64)
 
     def run():
-        with torch.no_grad():
-            return model(tokens, encoder_hidden_states=states, use_cache=False).logits
+        return logits_of(model, tokens, encoder_hidden_states=states)
 
     base = run()
     patch(model, STACK)

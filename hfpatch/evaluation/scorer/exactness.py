@@ -1,25 +1,36 @@
-"""Whether a model computes a tree of endings as it computes plain rows.
+"""Whether a model computes a tree of endings, or a padded row, as it computes plain rows.
 
 A tree needs two things: attention that heeds a mask alone, and positions that come from position ids. Recurrent layers
 and convolutions have no mask; ALiBi measures distances in the row, not in the text; a sliding window counts tokens of
-the row, so that it must not be shorter than the row. What a model's configuration does not tell, a probe does.
+the row, so that it must not be shorter than the row. What a model's configuration does not tell, a probe does, at the
+lengths that are scored: a limit (a window, a number of selected keys) shows in rows that are longer.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from hfpatch.evaluation.scorer.grouping import TokenRequest, Tree, group
 from hfpatch.evaluation.scorer.head import Parts, close
 from hfpatch.evaluation.scorer.inputs import model_inputs
+from hfpatch.evaluation.scorer.trimming import only_at
 
+SHORT = 18  # tokens of a row that the first probe tries
+_UNITS = 18  # of the probe's tree of three endings
+_SEEDS = range(3)
+_FAILURES = (TypeError, RuntimeError, ValueError, IndexError, AssertionError)
 _MASKED = ("sdpa", "eager")
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _WINDOWS = ("sliding_window", "attention_window_size", "window_size", "attention_chunk_size")
+_SELECTED_KEYS = ("index_topk", "indexer_budget", "keep_window_size")
+_CHANGING_ROPE = ("dynamic", "longrope")
 _LAYERS = ("layer_types", "layers_block_type", "block_types")
 
 
@@ -36,23 +47,21 @@ class Sharing:
     reason: str | None = None
 
 
-def find_sharing(model: Any, parts: Parts, max_length: int, probe: Tensor) -> Sharing:
-    """Return in how long a row endings may share their context on this model, by its configuration and a probe.
+def find_sharing(model: Any, parts: Parts, max_length: int) -> Sharing:
+    """Return in how long a row endings may share their context on this model, by its configuration and a short probe.
 
     Args:
         model: a causal language model, with adapters or without.
         parts: the model in two steps.
         max_length: the longest row that the model takes.
-        probe: at least 12 tokens (1, seq).
     """
     config = model.config.get_text_config()
     declared = _declared_obstacle(model, config)
     if declared:
         return Sharing(0, declared)
-    if not _equal_on_probe(model, parts, probe):
+    if not trees_are_exact(model, parts, SHORT):
         return Sharing(0, "a probe gave other numbers")
-    windows = [value for name in _WINDOWS if isinstance(value := getattr(config, name, None), int) and value > 0]
-    window = min(windows, default=max_length)
+    window = min(_limits(model, _WINDOWS + _SELECTED_KEYS), default=max_length)
     return Sharing(window, f"attention sees {window} tokens") if window < max_length else Sharing(max_length)
 
 
@@ -71,15 +80,90 @@ def _declared_obstacle(model: Any, config: Any) -> str | None:
     return None
 
 
-def _equal_on_probe(model: Any, parts: Parts, probe: Tensor) -> bool:
+def trees_are_exact(model: Any, parts: Parts, size: int) -> bool:
+    """Return whether rows with several endings, of up to ``size`` tokens, give the features of plain rows."""
+    unit = math.ceil(size / _UNITS)
+    return any(_equal_as_trees(model, parts, random_tokens(model, 1, 12 * unit, seed), unit) for seed in _SEEDS)
+
+
+def padding_obstacle(model: Any, parts: Parts, modules: Sequence[nn.Module], shortest: int, longest: int) -> str | None:
+    """Return why a row may not be padded, or continued by other tokens, to the longest; None where nothing is found.
+
+    Something may depend on the whole row: which of equal scores an indexer selects, rotary frequencies that switch at
+    a length, attention that is not causal. Ties are rare and switches have their place, so that the configuration
+    must tell of both. The rest is tried on rows of the shortest length and of nearly the longest; one is followed by
+    tokens, the other padded with zeros. A router's near ties may fall differently for rounding alone, so that a row
+    may differ as much as it does in a batch without padding, and one of three probes is enough.
+
+    Args:
+        model: a causal language model, with adapters or without.
+        parts: the model in two steps.
+        modules: those that compute scored positions only.
+        shortest: tokens of the shortest row, less than those of the longest.
+        longest: tokens of the longest row.
+    """
+    keys = min(_limits(model, _SELECTED_KEYS), default=longest)
+    if keys < longest:
+        return f"its attention selects {keys} keys"
+    original = _rotary_switch(model.config.get_text_config())
+    if original is not None and original < longest:
+        return f"its rotary frequencies change beyond {original} tokens"
+    sizes = (min(max(2, shortest), longest - 1), longest - 1)  # one token has no other to turn against
+    try:
+        probes = (random_tokens(model, 2, longest, seed) for seed in _SEEDS)
+        exact = longest == 1 or any(_equal_padded(parts, modules, probe, sizes) for probe in probes)
+    except _FAILURES:
+        exact = False
+    return None if exact else "a probe gave other numbers when they were padded"
+
+
+def _rotary_switch(config: Any) -> int | None:
+    """Return the longest row with the frequencies of short rows, where those of longer ones are others."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # one, or one for each type of layer
+    changing = [each for each in kinds if each.get("rope_type") in _CHANGING_ROPE]
+    own = [each.get("original_max_position_embeddings") for each in changing]
+    lengths = [*own, config.max_position_embeddings] if changing else []
+    return min((length for length in lengths if length), default=None)
+
+
+def _limits(model: Any, names: Sequence[str]) -> list[int]:
+    config = model.config.get_text_config()
+    return [value for name in names if isinstance(value := getattr(config, name, None), int) and value > 0]
+
+
+def random_tokens(model: Any, rows: int, size: int, seed: int = 0) -> Tensor:
+    """Return tokens (rows, size), the same for the same seed."""
+    words = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(words, (rows, size), generator=generator).to(model.device)
+
+
+def _equal_padded(parts: Parts, modules: Sequence[nn.Module], tokens: Tensor, sizes: tuple[int, int]) -> bool:
+    alone = [parts.features(tokens[row : row + 1, :size])[0, :size] for row, size in enumerate(sizes)]
+    expected = torch.cat(alone).float()
+    rows = torch.arange(2, device=tokens.device).repeat_interleave(torch.tensor(sizes, device=tokens.device))
+    nodes = torch.cat([torch.arange(size, device=tokens.device) for size in sizes])
+    padded = tokens.clone()
+    padded[1, sizes[1] :] = 0
+    with only_at(modules, rows, nodes, padded):
+        found = parts.features(padded)[rows, nodes].float()
+    if close(found, expected, alone[0].dtype):
+        return True
+    again = parts.features(tokens[1:, : sizes[1]].expand(2, -1))[0, : sizes[1]]
+    rounding = (again - alone[1]).float().abs().max()
+    return bool((found - expected).abs().max() <= 3 * rounding)
+
+
+def _equal_as_trees(model: Any, parts: Parts, probe: Tensor, unit: int) -> bool:
     """Return whether trees of two and three endings give the features of plain rows, in one row and side by side."""
-    requests = _probe_requests(probe[0].tolist())
-    first, second = group(requests, longest=len(probe[0]) * 4)
+    requests = _probe_requests(probe[0].tolist(), unit)
+    first, second = group(requests, longest=len(probe[0]) * 4, endings=len(probe[0]) * 4)
     trees = [Tree.joined([first, second]), second]
     rows = [Tree.of(request.tokens) for request in requests]
     try:
         together = parts.features(**model_inputs(model, trees))
-    except (TypeError, RuntimeError, ValueError, IndexError):
+    except _FAILURES:
         return False
     alone = parts.features(**model_inputs(model, rows))
     return all(
@@ -93,9 +177,10 @@ def _equal_on_probe(model: Any, parts: Parts, probe: Tensor) -> bool:
     )
 
 
-def _probe_requests(tokens: list[int]) -> list[TokenRequest]:
-    context, others = tokens[:6], tokens[6:12]
-    endings = [others[:5], [*others[:2], *others[4:], *others[:2]], others[::-1]]
+def _probe_requests(tokens: list[int], unit: int) -> list[TokenRequest]:
+    """Return three requests with a context of 6 units and two with one of 3, of 12 units of tokens."""
+    context, others = tokens[: 6 * unit], tokens[6 * unit :]
+    endings = [others[: 5 * unit], [*others[: 2 * unit], *others[4 * unit :], *others[: 2 * unit]], others[::-1]]
     requests = [TokenRequest.cut(context, ending, max_length=len(tokens)) for ending in endings]
-    pair = [TokenRequest.cut(others[:3], ending, max_length=len(tokens)) for ending in (context[:3], context[3:6])]
-    return [*requests, *pair]
+    pair = (context[: 3 * unit], context[3 * unit :])
+    return [*requests, *(TokenRequest.cut(others[: 3 * unit], ending, max_length=len(tokens)) for ending in pair)]

@@ -116,6 +116,15 @@ def group(requests: Sequence[TokenRequest], *, longest: int, endings: int = 512)
     return [tree for context, group in members.items() for tree in _trees(requests, context, group, limits[context])]
 
 
+def plain_rows(requests: Sequence[TokenRequest]) -> list[Tree]:
+    """Return a row for each different row of tokens, which the requests of just these tokens share."""
+    rows: dict[tuple[int, ...], Tree] = {}
+    for index, request in enumerate(requests):
+        row = rows.setdefault(request.tokens, Tree.of(request.tokens))
+        row.scored.append((index, list(range(len(row) - len(request.targets), len(row)))))
+    return list(rows.values())
+
+
 def _trees(
     requests: Sequence[TokenRequest], context: tuple[int, ...], members: Iterable[int], longest: int
 ) -> Iterable[Tree]:

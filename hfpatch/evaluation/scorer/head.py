@@ -83,11 +83,6 @@ class BodyAndHead:
                 torch.mm(features, part.t(), out=logits)
             yield start, self._finished(logits if bias is None else logits.add_(bias[start : start + step]))
 
-    def guess(self, features: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logits (targets,) of some tokens in fp32, up to rounding."""
-        logits = (features[rows].float() * self.head.weight[tokens].float()).sum(dim=-1)
-        return self._finished(logits if self.head.bias is None else logits + self.head.bias[tokens].float())
-
     def _finished(self, logits: Tensor) -> Tensor:
         if self.scale != 1.0:
             logits = logits * self.scale

@@ -47,7 +47,7 @@ def from_logits(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     rows, tokens = targets.rows, targets.tokens
     top = logits.amax(dim=-1)
     wanted, highest = logits[rows, tokens], top[rows]
-    greedy = wanted >= highest - _NEAR * (1 + highest.abs())
+    greedy = _reaches(wanted, highest)
     (near,) = greedy.nonzero(as_tuple=True)
     if len(near):
         greedy[near] = logits[rows[near]].log_softmax(dim=-1).argmax(dim=-1) == tokens[near]
@@ -58,31 +58,35 @@ def from_logits(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
 def _by_slices(parts: BodyAndHead, features: Tensor, targets: Targets, numbers: int) -> tuple[Tensor, Tensor]:
     """Go through the vocabulary slice by slice, which keeps each slice's logits in the processor's cache.
 
-    Running over the slices: the largest logit ``m`` of each row and ``s = Σ exp(logit - m)``. Of the greedy decision
-    first comes a guess at the target's logit; a target is out as soon as a logit is larger. Where at the end the target
-    alone comes near its own logit, it is the greedy one; where others do, `from_logits` decides.
+    Running over the slices: the largest logit ``m`` of each row, ``s = Σ exp(logit - m)`` and the second largest of the
+    slices' peaks. A target is the greedy token where its logit reaches ``m`` and no other one comes near: neither in
+    its own slice, where those near it are counted, nor in another, whose peak the second largest bounds. All these
+    logits are of one product, so that its precision (TF32, bf16) does not matter. Where others come near,
+    `from_logits` decides.
     """
     rows, tokens = targets.rows, targets.tokens
-    guess = parts.guess(features, rows, tokens)
-    slack = max(_NEAR, 4 * torch.finfo(features.dtype).eps) * (1 + guess.abs())
-    top = guess.new_full((len(features),), torch.finfo(torch.float32).min)
-    total = torch.zeros_like(top)
-    wanted = torch.zeros_like(guess)
-    rivals = torch.zeros_like(tokens)
-    possible = torch.ones_like(tokens, dtype=torch.bool)
+    top = torch.full((len(features),), torch.finfo(torch.float32).min, device=features.device)
+    runner_up, total = top.clone(), torch.zeros_like(top)
+    wanted = torch.zeros(len(tokens), device=features.device)
+    rivals = torch.full_like(tokens, 2)
     for start, logits in parts.slices(features, numbers):
         peak = logits.amax(dim=-1)
         (here,) = ((tokens >= start) & (tokens < start + logits.shape[1])).nonzero(as_tuple=True)
         wanted[here] = logits[rows[here], tokens[here] - start]
-        possible &= ~(peak[rows] > guess + slack)
-        (near,) = (possible & (peak[rows] >= guess - slack)).nonzero(as_tuple=True)
-        rivals[near] += (logits[rows[near]] >= (guess - slack)[near, None]).sum(dim=-1)
+        near = here[_reaches(wanted[here], torch.maximum(peak, top)[rows[here]])]
+        rivals[near] = _reaches(logits[rows[near]], wanted[near, None]).sum(dim=-1)
         higher = torch.maximum(top, peak)
+        runner_up = torch.maximum(runner_up, torch.minimum(top, peak))
         total = total * (top - higher).exp() + logits.sub_(higher[:, None]).exp_().sum(dim=-1)
         top = higher
-    greedy = possible & (rivals == 1)
-    (unclear,) = (possible & (rivals != 1)).nonzero(as_tuple=True)
+    greedy = _reaches(wanted, top[rows])
+    (unclear,) = (greedy & ((rivals > 1) | _reaches(runner_up[rows], wanted))).nonzero(as_tuple=True)
     for some in torch.split(unclear, max(1, numbers // parts.vocabulary)):
         again = Targets(torch.arange(len(some), device=rows.device), tokens[some])
         greedy[some] = from_logits(parts.logits(features[rows[some]]), again)[1]
     return (wanted - top[rows]) - total.log()[rows], greedy
+
+
+def _reaches(logits: Tensor, others: Tensor) -> Tensor:
+    """Return where logits are as large as others, up to what rounding to a log-probability hides."""
+    return logits >= others - _NEAR * (1 + others.abs())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hfpatch.reporting.answer import Answer, Finding, Tone, listed, size_text
-from hfpatch.reporting.numbers import Change, Scale, decimal, p_text, signed, told
+from hfpatch.reporting.answer import Answer, Finding, Tone, size_text
+from hfpatch.reporting.numbers import Change, Scale, decimal, diverged_text, listed, p_text, signed, told
 from hfpatch.reporting.study.results import Improvement, Row, StudyResults
-from hfpatch.reporting.study.words import FEW_SEEDS, and_seeds, diverged_text, seeds_text, share_of, share_words
+from hfpatch.reporting.study.words import FEW_SEEDS, and_seeds, seeds_text, share_of, share_words
 
 LEVEL = 0.05
 """At which a difference is told as one."""

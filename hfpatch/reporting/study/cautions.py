@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hfpatch.reporting.answer import listed
-from hfpatch.reporting.numbers import count
+from hfpatch.reporting.numbers import count, diverged_text, listed
 from hfpatch.reporting.study.answer import share
 from hfpatch.reporting.study.results import Row, StudyResults
 from hfpatch.reporting.study.words import (
     FEW_SEEDS,
-    diverged_text,
     key_text,
     point_text,
     seeds_text,

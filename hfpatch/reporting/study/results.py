@@ -211,10 +211,7 @@ def read_study(run_dir: Path) -> StudyResults:
     path = run_dir / "results.json"
     if not path.is_file():
         raise HfpatchError(f"{run_dir}: no result of this study yet; the same hfpatch pretrain with --resume goes on")
-    raw = _finite(plain(read_json(path)))
-    if not isinstance(raw, dict):
-        raise HfpatchError(f"{path}: is not a JSON object; give the folder that hfpatch pretrain wrote")
-    return validate(raw, StudyResults, str(path))
+    return validate(_finite(plain(read_json(path))), StudyResults, str(path))
 
 
 def _finite(value: Any) -> Any:

@@ -8,14 +8,13 @@ from typing import Any
 
 from hfpatch.reporting.answer import Tone
 from hfpatch.reporting.facts import settings_text
-from hfpatch.reporting.numbers import NOTHING, count, decimal, p_text
+from hfpatch.reporting.numbers import NOTHING, count, decimal, diverged_text, p_text
 from hfpatch.reporting.study import captions
 from hfpatch.reporting.study.answer import change_of, falls_to_correction, improvement_text, share, tone_of
 from hfpatch.reporting.study.diagnostics import series_of
 from hfpatch.reporting.study.results import Row, StudyResults
 from hfpatch.reporting.study.words import (
     and_seeds,
-    diverged_text,
     key_text,
     mean_sd,
     point_text,

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hfpatch.reporting.answer import listed
-from hfpatch.reporting.numbers import NOTHING, decimal, signed
+from hfpatch.reporting.numbers import NOTHING, decimal, listed, signed
 
 FEW_SEEDS = 5
 """Below this many seeds the report says that they are few."""
@@ -39,12 +38,6 @@ def and_seeds(seeds: Sequence[int]) -> str:
     """Return ``seed 2`` or ``seeds 1 and 2``, with the verb that follows."""
     told = listed([str(seed) for seed in seeds])
     return f"seed {told} has" if len(seeds) == 1 else f"seeds {told} have"
-
-
-def diverged_text(diverged: Mapping[int, int]) -> str:
-    """Return ``diverged at step 340 (seed 2) and 360 (seed 0)``, or nothing."""
-    told = [f"{step:,} (seed {seed})" for seed, step in sorted(diverged.items(), key=lambda item: (item[1], item[0]))]
-    return f"diverged at step {listed(told)}" if told else ""
 
 
 def share_of(parameters: int, baseline: int) -> float:

@@ -12,7 +12,7 @@ INKLING = Family(
     model_types=("inkling_text",),
     layers="layers",
     attention="self_attn",
-    qkv=separate(),
+    qkv=separate(query_beside=("r_proj",)),  # relative positions, computed from the hidden state
     output="o_proj",
     exit="attn_sconv",
 )

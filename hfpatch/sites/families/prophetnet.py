@@ -9,7 +9,7 @@ register_family(
         model_types=("prophetnet",),
         layers="layers",
         attention="self_attn",
-        qkv=separate(query="query_proj", key="key_proj", value="value_proj"),
+        qkv=separate(query="query_proj", key="key_proj", value="value_proj", query_beside=("relative_pos_embeddings",)),
         output="out_proj",
     )
 )

@@ -1,9 +1,27 @@
 """Zamba: a shared block of attention and MLP, whose output feeds the Mamba layer instead of the residual stream."""
 
 from dataclasses import replace
+from typing import Any
+
+from torch import nn
 
 from hfpatch.sites.family import Family, register_family
-from hfpatch.sites.layouts import separate
+from hfpatch.sites.layouts import Projections, separate
+
+
+def adapted_qkv(attention: nn.Module, config: Any) -> Projections:
+    """Read the projections, and the adapters of a layer's own beside those that the layers share."""
+    found = separate()(attention, config)
+    if not config.use_shared_attention_adapter:
+        return found
+    lists = {target: f"linear_{target[0]}_adapter_list" for target in found}
+    return {target: replace(found[target], beside=_used(attention, path)) for target, path in lists.items()}
+
+
+def _used(attention: nn.Module, path: str) -> tuple[str, ...]:
+    adapters = attention.get_submodule(path).named_children()
+    return tuple(f"{path}.{name}" for name, adapter in adapters if not isinstance(adapter, nn.Identity))
+
 
 ZAMBA = Family(
     name="zamba",
@@ -24,6 +42,7 @@ register_family(
         name="zamba2",
         model_types=("zamba2",),
         attention="shared_transformer.self_attn",
+        qkv=adapted_qkv,
         attention_classes=("Zamba2Attention",),
     )
 )

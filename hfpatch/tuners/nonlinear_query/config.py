@@ -46,9 +46,9 @@ class NonlinearQueryConfig(SurgeryConfig):
     targets: tuple[str, ...] = field(default=("query",), metadata={"help": "Which of query, key, value."})
 
     def __post_init__(self) -> None:
+        self.targets = (self.targets,) if isinstance(self.targets, str) else self.targets
         super().__post_init__()
         self.peft_type = SurgeryType.NONLINEAR_QUERY
-        self.targets = (self.targets,) if isinstance(self.targets, str) else tuple(self.targets)
         activation(self.activation)
         for name, known in (("input_norm", NORMS), ("output_norm", NORMS), ("anchor", ANCHORS), ("form", FORMS)):
             _one_of(name, getattr(self, name), tuple(known))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,20 +28,18 @@ class NonlinearQueryLayer(SurgeryLayer):
     child_name = "hfpatch_query"
     adapter_layer_names = tuple(f"nonlinear_{target}_{part}" for target in TARGETS for part in PARTS)
 
-    def __init__(self, site: AttentionSite) -> None:
-        super().__init__(site)
-        self.hidden_size = site.hidden_size
+    def register(self, site: AttentionSite) -> None:
+        """Hook into the projections, and into what reads the hidden state where a projection reads an image of it."""
         self.columns = {target: projection.columns for target, projection in site.projections.items()}
-        self._read: dict[str, Tensor] = {}  # what source modules read, until the projection behind them takes it
         by_module: dict[nn.Module, list[str]] = {}
         for target, projection in site.projections.items():
             by_module.setdefault(site.projection_module(target), []).append(target)
             if projection.source is not None:
-                self.before(site.inner_module(projection.source), partial(self._remember, target))
+                self.before(site.inner_module(projection.source), NonlinearQueryLayer._remember, target)
         for module, targets in by_module.items():
-            self.after(module, partial(self._project, tuple(targets)))
+            self.after(module, NonlinearQueryLayer._project, tuple(targets))
 
-    def build(self, config: NonlinearQueryConfig) -> dict[str, nn.Module]:
+    def build(self, config: NonlinearQueryConfig, name: str) -> dict[str, nn.Module]:
         """Return the norms and matrices of f for every target."""
         modules: dict[str, nn.Module] = {}
         for target in config.targets:
@@ -58,7 +55,7 @@ class NonlinearQueryLayer(SurgeryLayer):
                 norm_out=norm_out,
                 silent=config.form == "preserving",
                 seed=config.seed,
-                name=f"{self.site_name}.nonlinear_{target}",
+                name=f"{name}.nonlinear_{target}",
             )
             parts = zip(PARTS, (norm_in, up, down, norm_out), strict=True)
             modules |= {f"nonlinear_{target}_{part}": module for part, module in parts}
@@ -86,11 +83,12 @@ class NonlinearQueryLayer(SurgeryLayer):
 
     def entered(self, target: str, x: Tensor) -> Tensor:
         """Return what f reads where a projection reads x: x, or the hidden state behind a low-rank image of it."""
-        return self._read.get(target, x)
+        kept = self.look(target)
+        return x if kept is None else kept
 
     def _remember(self, target: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.working_adapters():
-            self._read[target] = args[0]
+            self.keep(target, args[0])
 
     def _project(
         self,
@@ -102,7 +100,7 @@ class NonlinearQueryLayer(SurgeryLayer):
     ) -> Tensor:
         for target in targets:
             columns, x = self.columns[target], self.entered(target, args[0])
-            self._read.pop(target, None)
+            self.take(target)
             for name in self.working_adapters():
                 if target in self.configs[name].targets:
                     output = columns.write(output, self.query(name, target, x, columns.read(output)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import activation
-from hfpatch.nn.preprojection import check_init
+from hfpatch.nn.preprojection import check_expansion, check_init
 from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.tuners.registration import SurgeryType
 
@@ -42,7 +42,6 @@ class PreProjectionConfig(SurgeryConfig):
         self.peft_type = SurgeryType.PRE_PROJECTION
         activation(self.activation)
         check_init(self.init)
-        if self.expansion <= 0:
-            raise HfpatchError(f"expansion={self.expansion} must be above 0")
+        check_expansion(self.expansion)
         if not 0 <= self.dropout < 1:
             raise HfpatchError(f"dropout={self.dropout} must be at least 0 and below 1")

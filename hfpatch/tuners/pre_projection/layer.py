@@ -26,29 +26,27 @@ class PreProjectionLayer(SurgeryLayer):
     child_name = "hfpatch_pre_projection"
     adapter_layer_names = ("preproj_up", "preproj_gate", "preproj_down", "preproj_skip")
 
-    def __init__(self, site: AttentionSite) -> None:
-        super().__init__(site)
-        self.hidden_size = site.hidden_size
+    def register(self, site: AttentionSite) -> None:
+        """Hook into what reads the hidden state, or computes it, and into the module where the branch ends."""
         self.exit_factor = site.exit_factor
-        self._pending: Tensor | None = None
         if site.norm is None:
             for entry in site.entries:
-                self.before(entry, self._enter)
+                self.before(entry, PreProjectionLayer._enter)
         else:
-            self.after(site.norm, self._enter_behind)
+            self.after(site.norm, PreProjectionLayer._enter_behind)
         if site.exit is site.attention:
-            self.after(site.attention, self._leave)
+            self.after(site.attention, PreProjectionLayer._leave)
         else:
-            self.after(site.entries[0], self._remember)
-            self.after(site.exit, self._leave_behind)
+            self.after(site.entries[0], PreProjectionLayer._remember)
+            self.after(site.exit, PreProjectionLayer._leave_behind)
 
-    def build(self, config: PreProjectionConfig) -> dict[str, nn.Module]:
+    def build(self, config: PreProjectionConfig, name: str) -> dict[str, nn.Module]:
         """Return W_up, W_down and, where asked for, W_gate and W_skip."""
         inner = inner_width(self.hidden_size, config.expansion)
         up = nn.Linear(self.hidden_size, inner, bias=False)
         down = nn.Linear(inner, self.hidden_size, bias=False)
         gate = nn.Linear(self.hidden_size, inner, bias=False) if config.gated else None
-        name = f"{self.site_name}.preproj"
+        name = f"{name}.preproj"
         init_pre_projection(up=up, down=down, gate=gate, init=config.init, seed=config.seed, name=name)
         modules: dict[str, nn.Module] = {"preproj_up": up, "preproj_down": down}
         if gate is not None:
@@ -99,10 +97,11 @@ class PreProjectionLayer(SurgeryLayer):
         return replace_first(output, lambda branch: self.skip(branch, x)) if self._skips() else output
 
     def _remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self._pending = hidden_argument(args, kwargs) if self._skips() else None
+        if self._skips():
+            self.keep("x", hidden_argument(args, kwargs))
 
     def _leave_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        x, self._pending = self._pending, None
+        x = self.take("x")
         return output if x is None else replace_first(output, lambda branch: self.skip(branch, x))
 
     def _skips(self) -> bool:

@@ -8,15 +8,18 @@ import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
 from peft import LoraConfig
-from transformers import GPT2LMHeadModel
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import CONFIG_MAPPING, GPT2LMHeadModel
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.scorer import Scorer, TokenRequest, scorer
+from hfpatch.evaluation.scorer import Scorer, TokenRequest, exactness, scorer
 from hfpatch.evaluation.scorer.budget import Budget
 from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
+from hfpatch.twins import random_model, shrink
 
 LONGEST = 40
+PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm, torch.ops.aten.linear}
 SMALL = Budget(tokens=160, logits=1 << 14)
 MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 MORE = {
@@ -45,6 +48,16 @@ SHARED = {
     "bloom": 0,
     "falcon_h1": 0,
     "lfm2": 0,
+}
+ROPE = {"rope_theta": 10_000.0, "original_max_position_embeddings": 20}
+LONG = {**ROPE, "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+INDEXERS = ["axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"]
+OF_WHOLE_ROWS = {  # type -> what limits its short rows to 20 tokens, or nothing where every length counts
+    **{kind: {"index_topk": 20} for kind in INDEXERS},
+    "doge": {"keep_window_size": 20},
+    "phi3": {"rope_parameters": LONG, "original_max_position_embeddings": 20},
+    "llama": {"rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 20},
+    "xlnet": {},
 }
 SURGERY = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig()]
 LORA = LoraConfig(target_modules=["q_proj", "v_proj"])
@@ -132,6 +145,42 @@ def test_answers_are_lm_evals_on_patched_models(case, configs, make, tokenizer):
     assert Scorer(model, LONGEST).sharing.longest == SHARED[case]
 
 
+@pytest.mark.parametrize("kind", [kind for kind in OF_WHOLE_ROWS if kind in CONFIG_MAPPING])
+def test_rows_are_scored_one_by_one_where_their_length_decides(kind, tokenizer, caplog):
+    def make():
+        config = shrink(CONFIG_MAPPING[kind]())
+        for name, value in OF_WHOLE_ROWS[kind].items():
+            setattr(config, name, value)
+        return random_model(config)
+
+    requests = encoded(families.make_model("llama"), contexts=12)  # rows of 1 to 40 tokens, across the limit of 20
+    scorer._say_once.cache_clear()
+    assert_equal(ours(make(), requests), theirs(make(), tokenizer, requests, batch_size=1))
+    assert "one by one" in caplog.text
+    short = [(texts, context, ending) for texts, context, ending in requests if len(context) + len(ending) <= 20]
+    assert_equal(ours(make(), short), theirs(make(), tokenizer, short, batch_size=1))
+
+
+def test_what_a_short_probe_misses_a_long_one_finds(make, tokenizer, monkeypatch):
+    monkeypatch.setattr(exactness, "_WINDOWS", ())  # as where a configuration has another name for it
+    model = make("mistral_window")
+    requests = encoded(model)
+    made = Scorer(model, LONGEST, SMALL)
+    assert made.sharing.longest == LONGEST
+    assert_equal(ours(model, requests), theirs(model, tokenizer, requests))
+    made.batches([TokenRequest.cut(context, ending, LONGEST) for _, context, ending in requests], SMALL)
+    assert made.sharing.longest < LONGEST
+
+
+def test_rows_without_a_limit_share_batches(make, caplog):
+    model = make("gpt_neox")
+    scorer._say_once.cache_clear()
+    made = Scorer(model, LONGEST, SMALL)
+    requests = [TokenRequest.cut(context, ending, LONGEST) for _, context, ending in encoded(model)]
+    assert max(map(len, made.batches(requests, SMALL))) > 1
+    assert not caplog.records
+
+
 def test_eager_attention_and_a_peft_model(make, tokenizer):
     from peft import get_peft_model
 
@@ -153,6 +202,34 @@ def test_virtual_tokens_in_front(make, tokenizer):
     assert_equal(ours(model, requests), expected)
     assert isinstance(Scorer(model, LONGEST).parts, WholeModel)
     assert abs(expected[0][0] - ours(make("llama"), requests)[0][0]) > 1e-3
+
+
+class RoundedProducts(TorchDispatchMode):
+    """Rounds what matrix products take to TF32's 10 bits of mantissa."""
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        if operator.overloadpacket in PRODUCTS:
+            arguments = [self.rounded(each) for each in arguments]
+        return operator(*arguments, **(options or {}))
+
+    @staticmethod
+    def rounded(value):
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+            return value
+        return (value.detach().contiguous().view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
+
+
+def test_decisions_are_those_of_the_products_that_the_model_computes(make, tokenizer):
+    model = make("gpt_neox")
+    requests = [(texts, context, ending[-1:]) for texts, context, ending in encoded(model, contexts=20)]
+    exact = theirs(model, tokenizer, requests)
+    with RoundedProducts():
+        expected = theirs(model, tokenizer, requests)
+        got = ours(model, requests)
+    changed = [abs(value - other) for (value, _), (other, _) in zip(exact, expected, strict=True)]
+    assert max(changed) > 1e-3
+    assert [greedy for _, greedy in got] == [greedy for _, greedy in expected]
+    assert sum(greedy for _, greedy in got) >= 20
 
 
 def test_neither_order_nor_budget_changes_a_decision(make):

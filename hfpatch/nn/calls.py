@@ -1,0 +1,108 @@
+"""What the hooks of one forward pass hand to each other, kept by thread and call and never on a model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Calls(threading.local):
+    """What is under way in this thread: tensors by their owner and name, and replicas by the module they are of."""
+
+    def __init__(self) -> None:
+        self.values: dict[Any, dict[str, Any]] = {}
+        self.replicas: dict[nn.Module, nn.Module] = {}
+
+    def keep(self, owner: Any, name: str, value: Any) -> None:
+        """Keep a value until it is taken or its owner's call ends."""
+        self.values.setdefault(owner, {})[name] = value
+
+    def look(self, owner: Any, name: str) -> Any:
+        """Return a value and keep it; None where there is none."""
+        return self.values.get(owner, {}).get(name)
+
+    def take(self, owner: Any, name: str) -> Any:
+        """Return a value and forget it; None where there is none."""
+        kept = self.values.get(owner, {})
+        value = kept.pop(name, None)
+        if not kept:
+            self.values.pop(owner, None)
+        return value
+
+    def end(self, owner: Any) -> None:
+        """Forget everything that an owner kept."""
+        self.values.pop(owner, None)
+
+
+CALLS = Calls()
+
+
+class HookedModule(nn.Module):
+    """A module that acts through hooks on other modules of its block.
+
+    What one hook leaves for a later one is kept by thread and cleared when the block's forward ends, also by an
+    exception: threads, recomputation and failed calls do not meet. A replica of ``nn.DataParallel`` shares the hooks of
+    its original; the block that is called then shows which replica of this module has to act. Hooks are kept as bound
+    methods, so that a deep copy or an unpickled model acts on its own modules.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._path = ""
+
+    def hook_into(self, block: nn.Module, path: str, register: Callable[[], None]) -> None:
+        """Register hooks.
+
+        Args:
+            block: the module whose call encloses every call of the hooked modules.
+            path: path of this module, from the block.
+            register: registers the hooks by :meth:`before` and :meth:`after`.
+        """
+        self._path = path
+        self._hooks.append(block.register_forward_pre_hook(self._begin, prepend=True))
+        register()
+        self._hooks.append(block.register_forward_hook(self._end, always_call=True))
+
+    def before(self, module: nn.Module, hook: Callable[..., Any], *options: Any) -> None:
+        """Call ``hook(self, *options, module, args, kwargs)`` before every forward; ``hook`` is a plain function."""
+        self._hooks.append(module.register_forward_pre_hook(partial(self._act, hook, *options), with_kwargs=True))
+
+    def after(self, module: nn.Module, hook: Callable[..., Any], *options: Any) -> None:
+        """Call ``hook(self, *options, module, args, kwargs, output)`` after every forward."""
+        self._hooks.append(module.register_forward_hook(partial(self._act, hook, *options), with_kwargs=True))
+
+    def unhook(self) -> None:
+        """Remove every hook."""
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Keep a tensor for a later hook of this call."""
+        CALLS.keep(self, name, value)
+
+    def look(self, name: str) -> Tensor | None:
+        """Return what an earlier hook of this call kept, and go on keeping it."""
+        kept: Tensor | None = CALLS.look(self, name)
+        return kept
+
+    def take(self, name: str) -> Tensor | None:
+        """Return what an earlier hook of this call kept; it is forgotten."""
+        kept: Tensor | None = CALLS.take(self, name)
+        return kept
+
+    def _act(self, hook: Callable[..., Any], *signals: Any) -> Any:
+        return hook(CALLS.replicas.get(self, self), *signals)
+
+    def _begin(self, block: nn.Module, args: tuple[Any, ...]) -> None:
+        if getattr(block, "_is_replica", False):
+            CALLS.replicas[self] = block.get_submodule(self._path)
+
+    def _end(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        CALLS.end(CALLS.replicas.pop(self, self))

@@ -1,0 +1,209 @@
+"""Metrics that are no means over documents: F1, Matthews correlation, Brier score, BLEU and kin, medians, NaN."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from lm_eval.api import metrics as lm_evals
+from scipy.stats import t as student
+
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import (
+    TaskResult,
+    check_comparable,
+    compare,
+    comparison,
+    evaluate,
+    load_tasks,
+    primary_aggregations,
+)
+from hfpatch.evaluation.settings import EvaluationSettings
+
+DOCUMENTS = 40
+HEAD = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files: {folder}/rows.jsonl
+test_split: train
+"""
+CHOICE = """
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: ["no", "yes"]
+doc_to_target: "{{{{label}}}}"
+metric_list:
+  - metric: {metric}
+"""
+WRITING = """
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{text}}}}"
+generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 6}}
+metric_list:
+  - metric: {metric}
+"""
+CLOZE = """
+output_type: loglikelihood
+doc_to_text: "{{{{question}}}}"
+doc_to_target: " {{{{text}}}}"
+metric_list:
+  - metric: {metric}
+    aggregation: {aggregation}
+    higher_is_better: false
+"""
+OWN = """
+output_type: loglikelihood
+doc_to_text: "{{{{question}}}}"
+doc_to_target: " {{{{text}}}}"
+process_results: !function own.{metric}
+metric_list:
+  - metric: {metric}
+    aggregation: {aggregation}
+    higher_is_better: true
+"""
+CODE = """
+import math
+
+def gaps(doc, results):
+    return {"gaps": math.nan if doc["question"].startswith("Anna") else results[0][0]}
+
+def objects(doc, results):
+    return {"objects": {doc["text"]: results[0][0]}.items()}
+
+def last_of(items):
+    return float(len(items) and list(items[-1])[0][1])
+"""
+TASKS = {
+    "f1": (CHOICE, "f1", None, lm_evals.f1_score),
+    "mcc": (CHOICE, "mcc", None, lm_evals.matthews_corrcoef),
+    "brier": (CHOICE, "brier_score", None, lm_evals.brier_score),
+    "bleu": (WRITING, "bleu", None, lm_evals.bleu),
+    "chrf": (WRITING, "chrf", None, lm_evals.chrf),
+    "ter": (WRITING, "ter", None, lm_evals.ter),
+    "median": (CLOZE, "perplexity", "median", lm_evals.median),
+    "perplexity": (CLOZE, "perplexity", "perplexity", lm_evals.perplexity),
+    "gaps": (OWN, "gaps", "nanmean", lambda values: np.nanmean(np.array(values, dtype=float))),
+}
+
+
+def rows(support):
+    for i, text in enumerate(support.passages(DOCUMENTS)):
+        yield {"question": text.rpartition(" ")[0], "text": text.rpartition(" ")[2], "label": i % 2}
+
+
+def write_tasks(folder, support, tasks):
+    support.write_rows(folder / "rows.jsonl", rows(support))
+    (folder / "own.py").write_text(CODE)
+    for name, (form, metric, aggregation, *_) in tasks.items():
+        text = HEAD.format(name=name, folder=folder) + form.format(metric=metric, aggregation=aggregation)
+        (folder / f"{name}.yaml").write_text(text)
+    return EvaluationSettings(tasks=tuple(tasks), include_path=folder, batch_size=DOCUMENTS)
+
+
+@pytest.fixture(scope="module")
+def scored(taught, tokenizer, support, tmp_path_factory):
+    """The scores of a taught and of an untaught model, and where their records are."""
+    folder = tmp_path_factory.mktemp("metrics")
+    chosen = write_tasks(folder, support, TASKS)
+    found = {
+        name: evaluate(model, tokenizer, settings=chosen, records_dir=folder / name)
+        for name, model in {"baseline": support.gpt_neox(), "taught": taught}.items()
+    }
+    return folder, found, load_tasks(chosen.tasks, **chosen.task_options)
+
+
+def values(folder, task, metric):
+    lines = (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line, parse_constant=pytest.fail)[metric] for line in lines]
+
+
+def test_they_are_compared_by_lm_evals_own_function(scored, monkeypatch):
+    folder, found, tasks = scored
+    scores = found["baseline"]
+    monkeypatch.setattr(comparison, "RESAMPLES", 30)
+    aggregations = primary_aggregations(tasks, scores)
+    check_comparable(folder / "baseline", scores, aggregations)
+    runs = {"baseline": {0: folder / "baseline"}, "taught": {0: folder / "taught"}}
+    compared = compare(runs, tasks=scores, references={"taught": ["baseline"]}, aggregations=aggregations)
+    assert [one.task for one in compared] == list(TASKS)
+    for one in compared:
+        _, metric, _, function = TASKS[one.task]
+        both = [np.array(values(folder / name, one.task, metric), dtype=object) for name in ("taught", "baseline")]
+        assert [function(list(each)) for each in both] == [
+            pytest.approx(found[name][one.task].metrics[metric]) for name in ("taught", "baseline")
+        ]
+        assert one.difference == pytest.approx(function(list(both[0])) - function(list(both[1])), rel=1e-6, abs=1e-9)
+        assert one.low <= one.difference <= one.high
+        assert (one.p < 0.05) == (one.low > 0 or one.high < 0)
+        json.dumps(one.to_json(), allow_nan=False)
+        assert one.test == (
+            "paired permutation of log ratios" if one.task == "perplexity" else "paired bootstrap t over documents"
+        )
+    assert {one.task: one.verdict for one in compared}["perplexity"] == "better"
+
+
+@pytest.mark.parametrize(("task", "metric"), [("brier", "brier_score"), ("median", "perplexity")])
+def test_the_interval_is_that_of_a_bootstrap_over_documents(scored, task, metric):
+    folder, found, tasks = scored
+    scores = {task: found["baseline"][task]}
+    aggregations = primary_aggregations({task: tasks[task]}, scores)
+    runs = {"baseline": {0: folder / "baseline"}, "taught": {0: folder / "taught"}}
+    (one,) = compare(runs, tasks=scores, references={"taught": ["baseline"]}, aggregations=aggregations)
+    both = [np.array(values(folder / name, task, metric), dtype=object) for name in ("taught", "baseline")]
+    draws = np.random.default_rng(3).integers(0, DOCUMENTS, size=(1000, DOCUMENTS))
+    error = np.std([np.diff([aggregations[task](list(each[d])) for each in both]) for d in draws])
+    assert one.high - one.low == pytest.approx(2 * student.ppf(0.975, DOCUMENTS - 1) * error, rel=0.2)
+
+
+def test_a_score_that_no_draw_changes_gets_no_verdict(tmp_path):
+    for name, value in (("baseline", 1.0), ("a", 2.0)):
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"doc_hash": str(i), "steps": value}) for i in range(30)]
+        (tmp_path / name / "count.jsonl").write_text("\n".join(lines))
+    task = {"count": TaskResult("count", 30, {"steps": 1.0}, {}, "steps", True, 0, "", "1")}
+    runs = {name: {0: tmp_path / name} for name in ("baseline", "a")}
+    given = {"references": {"a": ["baseline"]}, "aggregations": {"count": lm_evals.median}}
+    (one,) = compare(runs, tasks=task, **given)
+    assert (one.difference, one.verdict, one.p) == (1.0, "too few documents", None)
+
+
+def test_several_seeds_add_their_own_variance(scored, monkeypatch):
+    folder, found, tasks = scored
+    monkeypatch.setattr(comparison, "RESAMPLES", 30)
+    scores = {"f1": found["baseline"]["f1"]}
+    runs = {"baseline": {0: folder / "baseline"}, "a": {0: folder / "taught", 1: folder / "baseline"}}
+    aggregations = primary_aggregations({"f1": tasks["f1"]}, scores)
+    (one,) = compare(runs, tasks=scores, references={"a": ["baseline"]}, aggregations=aggregations)
+    gain = found["taught"]["f1"].metrics["f1"] - found["baseline"]["f1"].metrics["f1"]
+    assert one.test == "paired bootstrap t over seeds and documents"
+    assert one.difference == pytest.approx(gain / 2)
+    assert one.high - one.low >= 2 * 12.706 * abs(gain) / 2
+
+
+def test_only_ratios_have_a_standard_error(scored):
+    _, found, _ = scored
+    errors = {name: set(result.stderr) for name, result in found["taught"].items()}
+    assert errors == {task: set() for task in TASKS} | {"perplexity": {"perplexity"}}
+
+
+def test_values_that_are_no_numbers_become_null_and_a_score_that_is_none_is_refused(
+    scored, taught, tokenizer, support, tmp_path
+):
+    folder, _, _ = scored
+    assert None in values(folder / "taught", "gaps", "gaps")
+    chosen = write_tasks(tmp_path, support, {"nothing": (OWN, "gaps", "mean")})
+    with pytest.raises(HfpatchError, match="task nothing: its metric gaps is nan over 40 documents"):
+        evaluate(taught, tokenizer, settings=chosen, records_dir=tmp_path)
+
+
+def test_a_metric_that_records_cannot_give_again_is_refused_before_anything_is_compared(
+    taught, tokenizer, support, tmp_path
+):
+    chosen = write_tasks(tmp_path, support, {"objects": (OWN, "objects", "!function own.last_of")})
+    scores = evaluate(taught, tokenizer, settings=chosen, records_dir=tmp_path)
+    assert math.isfinite(scores["objects"].metrics["objects"])
+    aggregations = primary_aggregations(load_tasks(chosen.tasks, **chosen.task_options), scores)
+    with pytest.raises(HfpatchError, match="task objects: its metric objects does not follow from the documents'"):
+        check_comparable(tmp_path, scores, aggregations)

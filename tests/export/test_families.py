@@ -1,0 +1,139 @@
+"""Exports of models whose branches end, multiply or project in ways of their own, loaded through the written file."""
+
+import threading
+
+import pytest
+import torch
+from families import logits_of, make_tokens, perturb
+from peft import LoraConfig
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BigBirdConfig,
+    BitsAndBytesConfig,
+    DeepseekV3Config,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MixtralConfig,
+    ReformerConfig,
+)
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.bases import load_base, locate_base
+from hfpatch.export import export_patch
+from hfpatch.export.folder import _imported
+from hfpatch.export.source import FILE
+from hfpatch.twins import random_model, shrink
+
+STACK = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)]
+CONFIGS = {
+    "bert": BertConfig(is_decoder=True),
+    "deepseek_v3": DeepseekV3Config(first_k_dense_replace=1),
+    "gemma2": Gemma2Config(),
+    "granite": GraniteConfig(residual_multiplier=0.3),
+}
+
+
+@torch.no_grad()
+def write(folder, config, configs):
+    """Write a base of which every tensor is random, and its patch; return the patched model."""
+    model = random_model(shrink(config))
+    generator = torch.Generator().manual_seed(0)
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
+    model.save_pretrained(folder / "base")
+    AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox")).save_pretrained(folder / "base")
+    model = load_base(str(folder / "base")).model
+    hfpatch.patch(model, configs)
+    perturb(model)
+    hfpatch.save_patch(model, folder / "patch")
+    return model
+
+
+def classes(folder, prefix=""):
+    """Return the written model class, or that of the part below a prefix."""
+    module = _imported(folder / FILE)
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, module.Hooked)]
+    return next(kind for kind in kinds[1:] if kind.hfpatch_prefix == prefix)
+
+
+def together(model, tokens):
+    """Return the logits of two threads that are in the same module at any time."""
+    meet, found = threading.Barrier(2, timeout=20), {}
+
+    def wait(*_):
+        meet.wait()
+
+    def call(index):
+        found[index] = logits_of(model, tokens[index])
+
+    handles = [module.register_forward_hook(wait) for module in model.modules()]
+    threads = [threading.Thread(target=call, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for handle in handles:
+        handle.remove()
+    return found[0], found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CONFIGS)
+def test_an_export_holds_and_computes_what_the_patched_model_does(case, tmp_path):
+    model, tokens = write(tmp_path, CONFIGS[case], STACK), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
+    expected = [logits_of(model, each) for each in tokens]
+    folder = export_patch(tmp_path / "patch", tmp_path / "export").directory
+    exported = classes(folder).from_pretrained(folder).eval()
+    held = exported.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert "hfpatch_" in name or torch.equal(held[name], tensor), name
+    assert torch.equal(logits_of(exported, tokens[0]), expected[0])
+    assert all(map(torch.equal, together(exported, tokens), expected))
+
+    tower = classes(folder, model.base_model_prefix).from_pretrained(folder).eval()
+    with torch.no_grad():
+        hidden = [each(tokens[0], use_cache=False).last_hidden_state for each in (tower, model.base_model)]
+    assert torch.equal(*hidden)
+
+    exported.add_adapter(LoraConfig(r=2, target_modules="all-linear"))
+    assert not [name for name, _ in exported.named_parameters() if "hfpatch_" in name and "lora_A" in name]
+    assert torch.equal(logits_of(exported, tokens[0]), expected[0])
+    perturb(exported)
+    assert not torch.allclose(logits_of(exported, tokens[0]), expected[0], atol=1e-2)
+
+
+@pytest.mark.slow
+def test_an_export_is_quantised_as_its_base_would_be(tmp_path):
+    write(tmp_path, LlamaConfig(), [*STACK, LoraConfig(r=2, target_modules=["q_proj", "o_proj", "up_proj"])])
+    folder, tokens = export_patch(tmp_path / "patch", tmp_path / "export").directory, make_tokens()
+    eight_bits = {"quantization_config": BitsAndBytesConfig(load_in_8bit=True), "device_map": "cpu"}
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "base", **eight_bits).eval()
+    plain = logits_of(model, tokens)
+    hfpatch.load_patch(model, tmp_path / "patch", allow_other_base=True)
+    exported = classes(folder).from_pretrained(folder, **eight_bits).eval()
+    assert {p.dtype for name, p in exported.named_parameters() if "q_proj.weight" in name} == {torch.int8}
+    assert torch.equal(logits_of(exported, tokens), logits_of(model, tokens))
+    assert not torch.allclose(logits_of(exported, tokens), plain, atol=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "configs", "message"),
+    [
+        (ReformerConfig(is_decoder=True), PreProjectionConfig(), "pre-projection cannot be exported"),
+        (BigBirdConfig(is_decoder=True), PreProjectionConfig(), "pre-projection cannot be exported"),
+        (MixtralConfig(), LoraConfig(r=2, target_parameters=["mlp.experts.down_proj"]), "only LoRA on a linear"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_before_anything_is_written(config, configs, message, tmp_path):
+    write(tmp_path, config, configs)
+    with pytest.raises(HfpatchError, match=message) as error:
+        export_patch(tmp_path / "patch", tmp_path / "export")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "export").exists()

@@ -1,0 +1,122 @@
+"""What is saved is what was trained, whatever the adapter, and comes back in the state that it was saved in."""
+
+import copy
+
+import pytest
+import safetensors.torch
+import torch
+from families import VOCABULARY, logits_of, make_model, make_tokens, perturb
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+
+TENSORS = "adapter_model.safetensors"
+QUERIES = {"target_modules": ["q_proj"]}
+
+
+@pytest.fixture(scope="module")
+def experts():
+    """A mixture of experts, whose weights transformers keep in one fused parameter for all experts."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "initializer_range": 0.2}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **sizes, **heads)).eval()
+
+
+def saved_tensors(folder):
+    return [t for file in folder.rglob("*.safetensors") for t in safetensors.torch.load_file(file).values()]
+
+
+def all_linear(**options):
+    return LoraConfig(r=2, target_modules="all-linear", **options)
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match")
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [all_linear()],
+        [all_linear(), PreProjectionConfig(), IA3Config(feedforward_modules=[], **QUERIES)],
+        [IA3Config(feedforward_modules=[], **QUERIES), all_linear()],
+    ],
+    ids=["alone", "first", "last"],
+)
+def test_lora_on_fused_experts_is_saved_whole(experts, parts, tmp_path):
+    model, tokens = copy.deepcopy(experts), make_tokens()
+    hfpatch.patch(model, parts)
+    trained = perturb(model, std=0.2)
+    assert len([name for name in trained if ".lora." in name]) == 28
+    hfpatch.save_patch(model, tmp_path / "patch")
+    assert len(saved_tensors(tmp_path / "patch")) == len(trained)
+    fresh = hfpatch.load_patch(copy.deepcopy(experts), tmp_path / "patch")
+    state = dict(fresh.named_parameters())
+    for name, parameter in trained.items():
+        assert torch.equal(state[name], parameter), name
+    assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+    model.set_adapter("lora")
+    alone = PeftModel.from_pretrained(copy.deepcopy(experts), tmp_path / "patch" / "lora")
+    assert torch.equal(logits_of(alone, tokens), logits_of(model, tokens))
+
+
+@pytest.mark.parametrize("name", ["lora_A", "lora_B", "preproj_up", "base_layer", "nonlinear_query_down"])
+def test_a_name_of_peft_is_no_name_for_an_adapter(name, tmp_path):
+    model = make_model("llama")
+    parts = [LoraConfig(r=2, **QUERIES), PreProjectionConfig(), NonlinearQueryConfig()]
+    for order in (1, -1):
+        with pytest.raises(HfpatchError, match=f"adapter name '{name}' is a part of .* names"):
+            hfpatch.patch(model, parts[::order], names=[name, "a", "b"])
+        assert not hasattr(model, "peft_config")
+
+
+def test_a_model_that_peft_wrapped_is_saved_as_one_that_it_did_not(tmp_path):
+    model, tokens = get_peft_model(make_model("llama"), LoraConfig(r=2, **QUERIES)), make_tokens()
+    model.add_adapter("more", LoraConfig(r=3, target_modules=["k_proj", "q_proj"]))
+    model.base_model.set_adapter(["default", "more"])
+    perturb(model, std=0.2)
+    hfpatch.save_patch(model, tmp_path / "patch")
+    fresh = hfpatch.load_patch(make_model("llama"), tmp_path / "patch")
+    assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+    assert not torch.equal(logits_of(fresh, tokens), logits_of(make_model("llama"), tokens))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tensors: tensors.clear(),
+        lambda tensors: tensors.pop(min(tensors)),
+        lambda tensors: tensors.update({min(tensors): torch.empty(0)}),
+        lambda tensors: tensors.update({min(tensors): tensors[min(tensors)][:1].clone()}),
+        lambda tensors: tensors.update({min(tensors): tensors[min(tensors)].to(torch.float16)}),
+        lambda tensors: tensors.update({min(tensors): tensors[min(tensors)] + 1e-7}),
+    ],
+    ids=["empty file", "one missing", "one empty", "one partial", "another dtype", "other values"],
+)
+@pytest.mark.parametrize("where", ["safetensors.torch.save_file", "hfpatch.patch_files.get_peft_model_state_dict"])
+def test_a_tensor_that_is_not_in_the_files_is_an_error_and_nothing_is_written(where, damage, tmp_path, monkeypatch):
+    """Whether the disk loses it, or PEFT does not say that there is one."""
+    parts = [PreProjectionConfig(content_skip=True), LoraConfig(r=2, **QUERIES)]  # some are zero, with equal bytes
+    model = hfpatch.patch(make_model("llama"), parts)
+    to_disk = where == "safetensors.torch.save_file"
+    whole = safetensors.torch.save_file if to_disk else hfpatch.patch_files.get_peft_model_state_dict
+
+    def less(given, *args, **kwargs):
+        tensors = dict(given if to_disk else whole(given, *args, **kwargs))
+        damage(tensors)
+        return whole(tensors, *args, **kwargs) if to_disk else tensors
+
+    monkeypatch.setattr(where, less)
+    message = "the file of 'pre_projection' is not what was saved" if to_disk else "of 10 trained tensors would not be"
+    with pytest.raises(HfpatchError, match=f"patch: .*{message}") as error:
+        hfpatch.save_patch(model, tmp_path / "patch")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_base_that_was_trained_too_cannot_be_kept_in_a_patch(tmp_path):
+    model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
+    model.lm_head.weight.requires_grad = True
+    with pytest.raises(HfpatchError, match=r"1 of 5 trained tensors .*lm_head\.weight"):
+        hfpatch.save_patch(model, tmp_path / "patch")
+    assert not list(tmp_path.iterdir())

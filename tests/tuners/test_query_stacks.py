@@ -1,0 +1,105 @@
+"""A nonlinear query with every method of PEFT on the same projection, in both orders: it acts, or is refused."""
+
+import pytest
+import torch
+from families import logits_of, make_model, make_tokens
+from peft import HRAConfig, LoraConfig
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch
+
+SMALL = {  # what the methods need at a hidden size of 32
+    "ADALORA": {"total_step": 10, "init_r": 2, "target_r": 1},
+    "C3A": {"block_size": 8},
+    "FOURIERFT": {"n_frequency": 20},
+    "MISS": {"r": 4},
+    "PSOFT": {"r": 4},
+    "ROAD": {"group_size": 8},
+    "SHIRA": {"r": 2},
+    "WAVEFT": {"n_frequency": 20},
+}
+BYPASS = {"HRA", "MISS bat", "GLORA", "SHIRA", "SUPERTUNING"}  # they compute with the projection's weight
+OURS = {"PRE_PROJECTION", "NONLINEAR_QUERY"}
+ELSEWHERE = {"LN_TUNING", "TRAINABLE_TOKENS"}  # they are for norms and embeddings
+KINDS = sorted({str(kind.value) for kind in PEFT_TYPE_TO_CONFIG_MAPPING} - OURS - ELSEWHERE | {"MISS bat", "LORA dora"})
+
+
+def make_config(kind):
+    name, _, variant = kind.partition(" ")
+    options = SMALL.get(name, {}) | {"bat": {"init_weights": "bat"}, "dora": {"use_dora": True}}.get(variant, {})
+    return PEFT_TYPE_TO_CONFIG_MAPPING[name](target_modules=["q_proj"], **options)
+
+
+def state(model):
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    return hooks, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@torch.no_grad()
+def with_formula(model, tokens):
+    """Return logits where Q + f/2 is put by hand in the place of what the innermost projection gives."""
+    for name, layer in model.named_modules():
+        if name.endswith("hfpatch_query"):
+            layer._disable_adapters = True
+            names = [f"nonlinear_query_{part}" for part in ("norm_in", "up", "down", "norm_out")]
+            norm_in, *parts = (getattr(layer, part)["nonlinear_query"] for part in names)
+            projection = model.get_submodule(name.removesuffix("hfpatch_query") + "q_proj").get_base_layer()
+            projection.register_forward_hook(added(norm_in.weight, *parts))
+    return logits_of(model, tokens)
+
+
+def added(norm_in, up, down, norm_out):
+    def hook(module, args, output):
+        x = args[0].float()
+        normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm_in
+        return output + norm_out(down(torch.nn.functional.gelu(up(normed)))) / 2
+
+    return hook
+
+
+def parts_of(kind, other, other_first):
+    """Return a stack of one method and another, in an order; skip what is no part of a stack anyway."""
+    try:
+        config = make_config(kind)
+        stack = [other, config] if other_first else [config, other]
+        neutral = [PreProjectionConfig() if part is other else part for part in stack]
+        logits_of(patch(make_model("llama"), neutral), make_tokens())
+    except (HfpatchError, AttributeError, TypeError, ValueError) as error:
+        pytest.skip(f"is no part of any stack: {error}")
+    return stack
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("query_first", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_query_acts_or_is_refused(kind, query_first):
+    parts = parts_of(kind, NonlinearQueryConfig(rank=4, output_norm="none"), query_first)
+    model, tokens = make_model("llama"), make_tokens()
+    before = state(model)
+    if kind in BYPASS:
+        with pytest.raises(HfpatchError, match="does not call the projection") as error:
+            patch(model, parts)
+        assert "\n" not in str(error.value)
+        after = state(model)
+        assert before[0] == after[0]
+        assert before[1].keys() == after[1].keys()
+        assert all(torch.equal(after[1][name], tensor) for name, tensor in before[1].items())
+        return
+    patch(model, parts)
+    silent = logits_of(model, tokens)
+    for name, parameter in model.named_parameters():
+        if "nonlinear_query_down" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    acting = logits_of(model, tokens)
+    assert not torch.allclose(acting, silent, atol=1e-2)
+    torch.testing.assert_close(with_formula(model, tokens), acting, rtol=1e-4, atol=1e-4)
+
+
+def test_every_bypass_is_among_the_methods():
+    assert set(KINDS) >= BYPASS
+
+
+def test_another_projection_may_be_bypassed():
+    model = patch(make_model("llama"), [NonlinearQueryConfig(), HRAConfig(target_modules=["v_proj"])])
+    assert not logits_of(model, make_tokens()).isnan().any()
+    patch(make_model("gpt_neox"), [NonlinearQueryConfig(), LoraConfig(target_modules=["query_key_value"])])

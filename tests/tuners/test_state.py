@@ -1,0 +1,143 @@
+"""A patched model keeps no state between calls: threads, replicas, recomputation and exceptions meet nothing of others.
+
+The families differ in where the skip leaves and what the query reads: the attention itself (GPT-NeoX), a norm behind it
+(Gemma 2, OLMo 2), a projection beside it (BERT), a projection of a latent (DeepSeek-V3).
+"""
+
+import copy
+import pickle
+import threading
+import weakref
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+from families import logits_of, make_model, make_tokens, perturb
+from torch.utils._pytree import tree_leaves
+from transformers import BertConfig, DeepseekV3Config, Olmo2Config
+
+import hfpatch
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.twins import random_model, shrink
+
+MODELS = {
+    "gpt_neox": lambda: make_model("gpt_neox"),
+    "gemma2": lambda: make_model("gemma2"),
+    "olmo2": lambda: random_model(shrink(Olmo2Config())),
+    "bert": lambda: random_model(shrink(BertConfig(is_decoder=True))),
+    "deepseek_v3": lambda: random_model(shrink(DeepseekV3Config())),
+}
+
+
+def patched(case):
+    model = MODELS[case]().requires_grad_(False).eval()
+    hfpatch.patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig()])
+    perturb(model)
+    return model
+
+
+@contextmanager
+def watching(model):
+    """Yield a function that returns how many of the tensors that went through the modules since it was called live."""
+    seen = []
+
+    def note(module, *signals):
+        seen.extend(weakref.ref(leaf) for leaf in tree_leaves(signals) if isinstance(leaf, torch.Tensor))
+
+    def living():
+        count = sum(tensor() is not None for tensor in seen)
+        seen.clear()
+        return count
+
+    handles = [module.register_forward_hook(note, with_kwargs=True) for module in model.modules()]
+    handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
+    yield living
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_two_threads_in_step(case):
+    """Both are between the same two modules at the same time, whatever those are."""
+    model, tokens = patched(case), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
+    expected, found = [logits_of(model, each) for each in tokens], {}
+    meet = threading.Barrier(2, timeout=20)
+
+    def wait(*_):
+        meet.wait()
+
+    handles = [module.register_forward_hook(wait) for module in model.modules()]
+
+    def call(index):
+        try:
+            found[index] = logits_of(model, tokens[index])
+        except threading.BrokenBarrierError:
+            meet.abort()
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for handle in handles:
+        handle.remove()
+    assert all(torch.equal(found[index], expected[index]) for index in (0, 1))
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_an_exception_leaves_nothing(case):
+    model, tokens = patched(case), make_tokens()
+    expected = logits_of(model, tokens)
+
+    def stop(*_):
+        raise RuntimeError("stopped")
+
+    block = hfpatch.find_sites(model)[0].block
+    with watching(model) as living:
+        for module in block.modules():
+            handle = module.register_forward_hook(stop)
+            with suppress(RuntimeError):
+                logits_of(model, make_tokens(3, 4))
+            handle.remove()
+            assert not living(), type(module).__name__
+    assert torch.equal(logits_of(model, tokens), expected)
+
+
+@pytest.mark.parametrize("case", ["gemma2", "bert"])
+def test_recomputation_that_stops_early_leaves_nothing(case):
+    """Checkpointing ends the recomputed forward by an exception as soon as it has what the backward needs."""
+    model = patched(case).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    with watching(model) as living:
+        model(make_tokens(), use_cache=False).logits.sum().backward()
+        assert not living()
+
+
+def replicated(model, values):
+    """Return a replica as ``nn.DataParallel`` makes it: the modules' own hooks, other tensors (here: other values)."""
+    copies = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for name, module in model.named_modules():
+        for child, inner in module._modules.items():
+            copies[module]._modules[child] = copies.get(inner)
+        for key, parameter in module._parameters.items():
+            if parameter is None:
+                copies[module]._parameters[key] = None
+            else:
+                setattr(copies[module], key, values[f"{name}.{key}".lstrip(".")].detach().clone())
+    return copies[model]
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_copies_act_with_their_own_weights(case):
+    model, tokens = patched(case), make_tokens()
+    before = logits_of(model, tokens)
+    other = patched(case)
+    perturb(other, std=0.3, seed=1)
+    expected = logits_of(other, tokens)
+    assert not torch.allclose(expected, before, atol=1e-2)
+    values = dict(other.named_parameters(remove_duplicate=False))
+    assert torch.equal(logits_of(replicated(model, values), tokens), expected)
+    for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        made.load_state_dict(other.state_dict())
+        assert torch.equal(logits_of(made, tokens), expected)
+    assert torch.equal(logits_of(model, tokens), before)
