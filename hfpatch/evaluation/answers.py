@@ -23,6 +23,7 @@ from hfpatch.bases import hash_weights
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Answer, TokenRequest
 from hfpatch.files import sha256_file
+from hfpatch.nn.matmul import choose_library
 from hfpatch.provenance import installed_versions
 from hfpatch.with_peft import peft_is_imported
 
@@ -144,6 +145,7 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
         "attention": str(model.config._attn_implementation),
         "device": model.device.type,
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "matmul": choose_library(model),
         "precision": _precision(),
         "versions": installed_versions(),
         "code_sha256": code_hash(),

@@ -36,6 +36,7 @@ _SECONDS = 0.06  # for one shape; past that, two times of each library must do
 _PLAIN = (Tensor, nn.Parameter)
 
 _active: ContextVar[MatmulLibrary] = ContextVar("hfpatch_matmul", default="mkl")
+_pinned: ContextVar[MatmulLibrary | None] = ContextVar("hfpatch_matmul_pinned", default=None)
 
 
 @contextmanager
@@ -57,7 +58,8 @@ def fast_matmul(model: nn.Module, *, library: MatmulLibrary | None = None) -> It
         HfpatchError: if ``library`` or the variable ``HFPATCH_MATMUL`` asks for a library that is unknown or missing.
     """
     chosen = _checked(library, "library") if library is not None else choose_library(model)
-    changed = [module for module in model.modules() if _is_plain(module)] if chosen == "onednn" else []
+    plain = [module for module in model.modules() if _is_plain(module)] if chosen == "onednn" else []
+    changed = [module for module in plain if "forward" not in vars(module)]  # within another such block
     for module in changed:
         module.forward = partial(_forward, module)
     token = _active.set(chosen or "mkl")
@@ -67,6 +69,28 @@ def fast_matmul(model: nn.Module, *, library: MatmulLibrary | None = None) -> It
         _active.reset(token)
         for module in changed:
             del module.forward
+
+
+@contextmanager
+def pinned_library(library: MatmulLibrary | None) -> Iterator[None]:
+    """Let `choose_library` return one library for as long as this lasts, as all parts of a run must share it.
+
+    Args:
+        library: the library; None pins nothing.
+
+    Raises:
+        HfpatchError: if this build of torch does not have it, or ``HFPATCH_MATMUL`` asks for the other one.
+    """
+    asked = os.environ.get(VARIABLE, "auto")
+    if library is not None and asked not in ("auto", library):
+        raise HfpatchError(
+            f"{VARIABLE} is {asked!r}, and the run was begun with {library}; unset it or start a new run"
+        )
+    token = _pinned.set(library if library is None else _checked(library, "the run"))
+    try:
+        yield
+    finally:
+        _pinned.reset(token)
 
 
 def choose_library(model: nn.Module) -> MatmulLibrary | None:
@@ -79,18 +103,19 @@ def choose_library(model: nn.Module) -> MatmulLibrary | None:
     Raises:
         HfpatchError: if the variable has another value, or asks for oneDNN where torch is built without it.
     """
-    asked = os.environ.get(VARIABLE, "auto")
-    if asked != "auto":
-        return _checked(asked, VARIABLE) if _on_cpu(model) else None
+    asked = _pinned.get() or os.environ.get(VARIABLE, "auto")
     if not _on_cpu(model):
         return None
+    if asked != "auto":
+        return _checked(asked, VARIABLE)
     shapes = _expensive_shapes(model)
     return "onednn" if shapes and available() and measured_gain(shapes, torch.get_num_threads()) >= _GAIN else "mkl"
 
 
 def available() -> bool:
     """Return whether this build of torch has oneDNN's product with a plain weight."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    onednn: Any = torch.backends.mkldnn
+    return bool(onednn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def active_library() -> MatmulLibrary:
@@ -198,10 +223,16 @@ def _forward(module: Any, x: Tensor) -> Tensor:
     return cast("Tensor", type(module).forward(module, x))
 
 
+def has_own_forward(module: nn.Module) -> bool:
+    """Return whether a module's ``forward`` was replaced by anything but `fast_matmul`."""
+    forward = vars(module).get("forward")
+    return forward is not None and getattr(forward, "func", None) is not _forward
+
+
 def _is_plain(module: nn.Module) -> bool:
     kind = type(module)
     known = kind is nn.Linear or (kind.__name__, kind.__module__) == ("Conv1D", "transformers.pytorch_utils")
-    return known and "forward" not in vars(module) and _takes(cast("Tensor", module.weight))
+    return known and not has_own_forward(module) and _takes(cast("Tensor", module.weight))
 
 
 def _on_cpu(model: nn.Module) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
@@ -20,6 +19,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.model import check_tokenizer
 from hfpatch.files import check_data_dir
 from hfpatch.methods import Method, build_method, validate_methods
+from hfpatch.nn.matmul import MatmulLibrary, choose_library
 from hfpatch.patching import PatchSummary, patch, patch_summary, unpatch
 from hfpatch.pipeline.identity import Identity, identify_base, identify_data, identify_method, identify_training
 from hfpatch.recipe import Recipe
@@ -43,12 +43,7 @@ class Bench:
     methods: dict[str, Method]
     sizes: dict[str, PatchSummary]
     shared: Identity
-
-    @property
-    def device(self) -> torch.device:
-        """The device the runs take place on."""
-        device: torch.device = PartialState().device
-        return device
+    matmul: MatmulLibrary | None
 
     def identify(self, method: str, seed: int) -> Identity:
         """Return the identity of a method's run with a seed; the bare base is evaluated only, and has no plan."""
@@ -111,10 +106,10 @@ def set_up(recipe: Recipe) -> Bench:
         for seed in training.seeds
     }
     identity |= identify_data(base.tokenizer, blocks, splits.held_out)
-    bench = Bench(recipe, base, blocks, splits.held_out, plans, methods, sizes, identity)
     if not cuts_tensors():  # what is cut in pieces goes to the devices piece by piece
-        base.model.to(bench.device)
-    return bench
+        base.model.to(PartialState().device)
+    library = choose_library(base.model)
+    return Bench(recipe, base, blocks, splits.held_out, plans, methods, sizes, identity, library)
 
 
 def _measure(base: Base, method: Method) -> PatchSummary:

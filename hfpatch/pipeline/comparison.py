@@ -14,10 +14,11 @@ from accelerate import PartialState
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation import check_comparable
 from hfpatch.files import read_json, write_json
+from hfpatch.nn.matmul import pinned_library
 from hfpatch.pipeline.bench import Bench, set_up
 from hfpatch.pipeline.cautions import known_score_surprises, scores_of
 from hfpatch.pipeline.folder import RunFolder, no_false_start, open_folder
-from hfpatch.pipeline.identity import check_run, check_shared, write_shared
+from hfpatch.pipeline.identity import check_run, check_shared, stored_library, write_shared
 from hfpatch.pipeline.locks import hold, hold_shared, run_lock
 from hfpatch.pipeline.progress import Progress
 from hfpatch.pipeline.results import aggregations, collect, planned_runs
@@ -54,16 +55,17 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
         write_report(out)
         return folder.read_results()
     locks = _locks(folder, planned_runs(recipe))
-    with hold(out, locks), no_false_start(out, locks):
+    with hold(out, locks), no_false_start(out, locks), pinned_library(stored_library(out)):
         return _compare(recipe, folder, resume=resume, progress=progress or Progress())
 
 
 def _compare(recipe: Recipe, folder: RunFolder, *, resume: bool, progress: Progress) -> dict[str, Any]:
     clock = _clock(folder)
     bench = _prepare(recipe, folder, resume=resume)
-    for method, seed in planned_runs(recipe):
-        _complete_run(bench, folder, method, seed, resume=resume, progress=progress)
-        write_json(folder.results, collect(bench, folder, clock, complete=False))
+    with pinned_library(bench.matmul):
+        for method, seed in planned_runs(recipe):
+            _complete_run(bench, folder, method, seed, resume=resume, progress=progress)
+            write_json(folder.results, collect(bench, folder, clock, complete=False))
     results = collect(bench, folder, clock, complete=True)
     write_json(folder.results, results)
     write_report(folder.root)
@@ -102,7 +104,9 @@ def train(
             stack.enter_context(hold(out, locks))
             stack.enter_context(no_false_start(out, locks))
         state.wait_for_everyone()
+        stack.enter_context(pinned_library(stored_library(out)))
         bench = _prepare(recipe, folder, resume=resume, method=method)
+        stack.enter_context(pinned_library(bench.matmul))
         for _, seed in runs:
             _trained(bench, folder, method, seed, resume=resume, progress=listener)
     trained = [folder.run(method, seed) for _, seed in runs]
@@ -122,7 +126,7 @@ def _prepare(recipe: Recipe, folder: RunFolder, *, resume: bool, method: str | N
             check_shared(folder.root, bench.shared, bench.plans)
             for name, seed in planned_runs(recipe):
                 check_run(folder.run(name, seed).root, bench.identify(name, seed))
-            write_shared(folder.root, recipe.to_yaml(), bench.shared, bench.plans)
+            write_shared(folder.root, recipe.to_yaml(), bench.shared, bench.plans, bench.matmul)
     return bench
 
 

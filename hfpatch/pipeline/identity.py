@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -22,6 +22,7 @@ from hfpatch.data.plan import PLAN, BatchPlan, read_plans, write_plans
 from hfpatch.data.tokenise import hash_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json, write_json, write_text
+from hfpatch.nn.matmul import MatmulLibrary
 from hfpatch.training.checkpoint import stored_origins
 from hfpatch.training.settings import NOT_IDENTITY, LoopSettings
 
@@ -32,6 +33,7 @@ Identity: TypeAlias = dict[str, str | None]
 """A SHA-256 by name, see :data:`NAMES`; None where there is no such thing."""
 
 FILE = "identity.json"
+MATMUL = "matmul"
 NAMES = {
     "base_weights": "base weights",
     "base_buffers": "base buffers",
@@ -120,14 +122,26 @@ def check_run(folder: Path, identity: Identity) -> None:
         _check(path, stored, identity)
 
 
-def write_shared(out: Path, recipe: str, shared: Identity, plans: Mapping[int, BatchPlan]) -> None:
+def stored_library(out: Path) -> MatmulLibrary | None:
+    """Return the library for matrix products that the runs of a folder were begun with; None if there is none yet."""
+    stored: Any = read_json(out / FILE).get(MATMUL) if (out / FILE).is_file() else None
+    return cast("MatmulLibrary | None", stored)
+
+
+def write_shared(
+    out: Path,
+    recipe: str,
+    shared: Identity,
+    plans: Mapping[int, BatchPlan],
+    matmul: MatmulLibrary | None = None,
+) -> None:
     """Write what all runs of a folder share, where it is missing; the recipe first, as it marks the folder as a run."""
     if not (out / "recipe.yaml").is_file():
         write_text(out / "recipe.yaml", recipe)
     if plans and not (out / PLAN).is_file():
         write_plans(out, plans)
     if not (out / FILE).is_file():
-        write_json(out / FILE, shared)
+        write_json(out / FILE, {**shared, MATMUL: matmul} if matmul else shared)
 
 
 def _check(path: Path, stored: Any, identity: Identity) -> None:

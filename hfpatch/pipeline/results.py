@@ -35,7 +35,7 @@ def collect(bench: Bench, folder: RunFolder, clock: Clock, *, complete: bool) ->
         "schema": SCHEMA,
         **{key: recipe[key] for key in ("name", "description", "protocol")},
         "complete": complete,
-        "provenance": provenance(clock),
+        "provenance": {**provenance(clock), "matmul": bench.matmul},
         "model": _model(bench),
         "data": _data(bench),
         "plan": {str(seed): _plan(bench, seed) for seed in bench.plans},

@@ -19,6 +19,7 @@ from hfpatch.evaluation import TaskResult, check_known_scores, load_tasks, unkno
 from hfpatch.evaluation import evaluate as run_tasks
 from hfpatch.evaluation.settings import EvaluationSettings
 from hfpatch.files import read_json, sha256_file, write_json
+from hfpatch.nn.matmul import choose_library, pinned_library
 from hfpatch.pipeline.folder import flatten
 from hfpatch.pipeline.progress import Progress
 from hfpatch.provenance import Clock, provenance
@@ -133,7 +134,8 @@ def evaluate(
     given: dict[str, Any] = {"settings": settings, "data_dir": data_dir}
     given |= {"answers_dir": answers_dir, "answers_optional": output is None}
     variants: dict[str, Variant] = {}
-    with _records_folder(output) as folder:
+    library = choose_library(base.model)  # of all variants
+    with _records_folder(output) as folder, pinned_library(library):
         for label, patch in labels.items():
             variants[label] = _score(
                 base, label, patch, listener, allow_other_base, records_dir=folder / label, **given
@@ -148,7 +150,7 @@ def evaluate(
             variants=variants,
             comparisons=_compare(folder, variants, tasks),
             warnings=warnings,
-            provenance=provenance(clock),
+            provenance={**provenance(clock), "matmul": library},
         )
     if output is not None:
         write_json(output / RESULTS, found.to_json())

@@ -60,6 +60,7 @@ class TrainResult:
             loss after it said so.
         mfu: the share of the measured rate of a large matrix product that the steps reached; a lower bound, see
             :func:`hfpatch.training.throughput.flops_per_token`.
+        matmul: the library of the matrix products on the CPU, see :mod:`hfpatch.nn.matmul`.
     """
 
     steps: int
@@ -76,6 +77,7 @@ class TrainResult:
     stopped_early: bool = False
     diverged_step: int | None = None
     mfu: float | None = None
+    matmul: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values; a loss that is not finite is null."""
@@ -109,6 +111,7 @@ def summarise(
         stopped_early=state.stopped,
         diverged_step=state.diverged_step,
         mfu=tokens / wall_s / speed_limit if speed_limit else None,
+        matmul=state.matmul,
     )
 
 

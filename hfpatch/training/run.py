@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
-from hfpatch.nn.matmul import MatmulLibrary
 from hfpatch.training.checkpoint import Checkpoint
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import MetricsFile, StepRecord
@@ -37,7 +36,6 @@ class Run:
         diverged_above: with ``record``, the loss above which a run has diverged once warm-up is over, or None.
         evaluate_at_start: whether to measure the loss of the held-out blocks before the first step too.
         diagnose_every: measure the query paths every so many steps, at the start and at the end; None never does.
-        matmul: the library of the matrix products on the CPU; None measures which one is faster.
         checkpoint: where it resumes from, or None.
         records: the records so far.
         state: what else it knows so far.
@@ -56,7 +54,6 @@ class Run:
     diverged_above: float | None = None
     evaluate_at_start: bool = False
     diagnose_every: int | None = None
-    matmul: MatmulLibrary | None = None
     checkpoint: Checkpoint | None = None
     records: list[StepRecord] = field(default_factory=list)
     state: LoopState = field(default_factory=LoopState)

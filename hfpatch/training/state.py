@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hfpatch.nn.matmul import MatmulLibrary
+
 
 @dataclass
 class LoopState:
@@ -20,6 +22,7 @@ class LoopState:
         waited: evaluations since then.
         stopped: whether early stopping has ended the run.
         diverged_step: the step at which the run diverged, which ended it, or None.
+        matmul: the library of the matrix products on the CPU, which a resumed run keeps; None before the first step.
     """
 
     survival: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -29,6 +32,7 @@ class LoopState:
     waited: int = 0
     stopped: bool = False
     diverged_step: int | None = None
+    matmul: MatmulLibrary | None = None
 
     @property
     def ended_early(self) -> bool:

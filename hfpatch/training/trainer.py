@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
@@ -16,7 +17,7 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.collate import collate
 from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.matmul import fast_matmul
+from hfpatch.nn.matmul import MatmulLibrary, choose_library, fast_matmul, pinned_library
 from hfpatch.training.callbacks import RunCallback, StepOutcome, SurvivalCallback, Tools
 from hfpatch.training.diagnostics import QueryDiagnostic, diagnose
 from hfpatch.training.interruption import SigtermWatch
@@ -202,7 +203,7 @@ def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
     if run.settings.gradient_checkpointing:
         switch_checkpointing(model, on=True)
     try:
-        with fast_matmul(model, library=run.matmul):
+        with pinned_library(run.state.matmul), fast_matmul(model, library=_agreed_library(model)) as run.state.matmul:
             yield
     finally:
         if run.settings.gradient_checkpointing:
@@ -210,6 +211,12 @@ def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
         model.config.use_cache = use_cache
         model.zero_grad(set_to_none=True)
         model.train(training)
+
+
+def _agreed_library(model: PreTrainedModel) -> MatmulLibrary | None:
+    """Return the library for matrix products that the first process chooses."""
+    choice = [choose_library(model)]
+    return cast("MatmulLibrary | None", broadcast_object_list(choice)[0])
 
 
 def switch_checkpointing(model: PreTrainedModel, *, on: bool) -> None:

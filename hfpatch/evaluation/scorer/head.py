@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hfpatch.nn.matmul import active_library, linear
+from hfpatch.nn.matmul import active_library, has_own_forward, linear
 
 _CAPS = ("final_logit_softcapping", "logits_soft_cap")
 _SMALLEST_SLICE = 256
@@ -59,7 +59,7 @@ class BodyAndHead:
         """Return whether the head is a matrix and nothing else, so that parts of its rows give parts of the logits."""
         head = self.head
         plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
-        plain = plain and "forward" not in vars(head) and head.weight.device == features.device
+        plain = plain and not has_own_forward(head) and head.weight.device == features.device
         return plain and head.weight.dtype == features.dtype and not torch.is_autocast_enabled(features.device.type)
 
     def slices(self, features: Tensor, numbers: int) -> Iterator[tuple[int, Tensor]]:
