@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from hfpatch.bases import Base
-from hfpatch.data.plan import draw_plan
+from hfpatch.data.plan import draw_plan, write_plans
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.files import read_json
@@ -31,7 +31,7 @@ NEOX = {
     "max_position_embeddings": 64,
 }
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 32, "biases": False}
-TRAINING = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 1}
+TRAINING = {"keep_finished": True, "steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 1}
 
 
 class Stop(Progress):
@@ -221,8 +221,8 @@ def forget_where_a_run_is_from(place, out):
 
 
 def redraw_the_plans(place, out):
-    plan = draw_plan(blocks=json.loads((out / "plan.json").read_text())["0"]["blocks"], steps=3, batch_size=4, seed=9)
-    edit(out / "plan.json", **{"0": plan.to_json()})
+    blocks = json.loads((out / "plan.json").read_text())["0"]["blocks"]
+    write_plans(out, {0: draw_plan(blocks=blocks, steps=3, batch_size=4, seed=9)})
 
 
 MIXTURES = [
@@ -271,6 +271,7 @@ def test_everything_in_a_folder_names_what_it_comes_from(place):
     }
     named["checkpoint"] = named["checkpoint"]["origin"]
     shared = read_json(out / "identity.json")
+    assert shared.pop("matmul") == read_json(out / "results.json")["provenance"]["matmul"] == "mkl"  # a small model
     assert shared["base_weights"] == weights == read_json(out / "results.json")["model"]["sha256"]
     assert shared["text"] == read_json(out / "results.json")["data"]["sha256"]
     assert None not in shared.values()

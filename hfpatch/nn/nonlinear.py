@@ -9,8 +9,10 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.activations import Activation, activation
 from hfpatch.nn.initialization import normal_
 from hfpatch.nn.norms import NORM_EPSILON, make_norm
-from hfpatch.nn.preprojection import MAX_EXPANSION
 from hfpatch.nn.shared import as_read_by, shared, shared_inside
+
+MAX_EXPANSION = 1024
+"""The largest inner width over the hidden size: far beyond any use; what is more is a typing mistake."""
 
 
 def nonlinear_map(

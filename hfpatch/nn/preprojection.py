@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.activations import Activation, activation
 from hfpatch.nn.initialization import normal_
+from hfpatch.nn.nonlinear import MAX_EXPANSION
 
 PAPER_STD = 0.01
-MAX_EXPANSION = 1024  # far beyond any use; what is more is a slip of the keyboard that would fill the memory
 
 
 def inner_width(hidden_size: int, expansion: float) -> int:

@@ -96,7 +96,7 @@ def set_up(recipe: Recipe) -> Bench:
     check_tokenizer(base.model, base.tokenizer)
     identity = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
-    sizes = {name: _measure(base, method) for name, method in methods.items()}
+    sizes = {name: _measure(base, name, method) for name, method in methods.items()}
     with PartialState().local_main_process_first():  # the others find the tokens in the cache
         splits = load_splits(recipe.data, base.tokenizer, data_dir=recipe.data_dir, cache_dir=cache_folder("tokens"))
     blocks, training = splits.train, recipe.training
@@ -112,8 +112,11 @@ def set_up(recipe: Recipe) -> Bench:
     return Bench(recipe, base, blocks, splits.held_out, plans, methods, sizes, identity, library)
 
 
-def _measure(base: Base, method: Method) -> PatchSummary:
+def _measure(base: Base, name: str, method: Method) -> PatchSummary:
     """Return the parameter counts of a method, tried on a twin of the base without values."""
     if not method.configs:
         return replace(patch_summary(base.model), trainable=0)
-    return patch_summary(patch(meta_twin(base.model), method.configs))
+    try:
+        return patch_summary(patch(meta_twin(base.model), method.configs))
+    except HfpatchError as error:
+        raise HfpatchError(f"methods.{name}: {error}") from error

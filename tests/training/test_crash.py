@@ -154,7 +154,7 @@ def test_a_gradient_that_is_not_finite_stops_before_it_does_harm(patched, tmp_pa
 
     weight.register_hook(hook)
     with pytest.raises(HfpatchError, match=r"step 3: the loss is \d\.\d+ but its gradient is not finite, on blocks \["):
-        run(model, tmp_path, save_every=2, max_grad_norm=clip)
+        run(model, tmp_path, save_every=2, max_grad_norm=clip, on_bad_loss="stop")
     assert all(torch.isfinite(value).all() for value in trainables(model).values())
     assert same(trainables(model), load(tmp_path, 2))
 
@@ -163,7 +163,7 @@ def test_the_stop_names_the_last_good_checkpoint(patched, tmp_path):
     with pytest.raises(
         HfpatchError, match=r"the last good checkpoint is .*checkpoints/step-00000004; .*on_bad_loss=skip"
     ):
-        run(poison(patched(), 6, float("nan")), tmp_path, save_every=2)
+        run(poison(patched(), 6, float("nan")), tmp_path, save_every=2, on_bad_loss="stop")
     assert len(lines(tmp_path)) == 5
 
 
