@@ -82,6 +82,7 @@ def patch(
         require_distinct_names(model, names)
         activate(model)
         _require_frozen_base(model)
+        _require_values(model)
     except BaseException as error:
         unpatch(model)
         if isinstance(error, ValueError | TypeError | NotImplementedError):
@@ -260,6 +261,16 @@ def _require_frozen_base(model: nn.Module) -> None:
         raise HfpatchError(
             f"a configuration trains {len(trained)} parameters of the base, such as {trained[0]}, which a patch must "
             "leave as they are"
+        )
+
+
+def _require_values(model: nn.Module) -> None:
+    """Refuse adapters without values on a model whose weights accelerate keeps elsewhere; a model on meta has none."""
+    empty = [name for name, parameter in adapter_parameters(model).items() if parameter.is_meta]
+    if empty and any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise HfpatchError(
+            f"{empty[0]}: the module that it adapts is offloaded, and PEFT gives its adapter no values there; load the "
+            "model without offloading, or adapt other modules (pre_projection and nonlinear_query work offloaded)"
         )
 
 

@@ -5,12 +5,14 @@ import copy
 import pytest
 import safetensors.torch
 import torch
-from families import VOCABULARY, logits_of, make_model, make_tokens, perturb
+from accelerate import cpu_offload, disk_offload
+from families import VOCABULARY, logits_of, make_config, make_model, make_tokens, perturb
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.bases import fingerprint, hash_weights
 
 TENSORS = "adapter_model.safetensors"
 QUERIES = {"target_modules": ["q_proj"]}
@@ -118,5 +120,52 @@ def test_a_base_that_was_trained_too_cannot_be_kept_in_a_patch(tmp_path):
     model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
     model.lm_head.weight.requires_grad = True
     with pytest.raises(HfpatchError, match=r"1 of 5 trained tensors .*lm_head\.weight"):
+        hfpatch.save_patch(model, tmp_path / "patch")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(params=["cpu", "disk", "part"])
+def offloaded(request, tmp_path):
+    """A model with tied embeddings whose weights accelerate keeps elsewhere until they are used."""
+    model, here = make_model("gemma2"), torch.device("cpu")
+    if request.param == "cpu":
+        return cpu_offload(model, execution_device=here)
+    if request.param == "disk":
+        return disk_offload(model, tmp_path / "offloaded", execution_device=here)
+    model.save_pretrained(tmp_path / "model")
+    places = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "lm_head", "model.rotary_emb"], "cpu")
+    options = {"device_map": {**places, "model.layers.1": "disk"}, "offload_folder": tmp_path / "offloaded"}
+    return AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32, **options).eval()
+
+
+def test_an_offloaded_model_is_saved_and_loaded_as_any_other(offloaded, tmp_path):
+    tokens, plain = make_tokens(), make_model("gemma2")
+    assert any(p.is_meta for p in offloaded.parameters())
+    assert fingerprint(offloaded) == fingerprint(plain)
+    assert hash_weights(offloaded) == hash_weights(plain)
+    base = logits_of(offloaded, tokens)
+    hfpatch.patch(offloaded, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)])
+    perturb(offloaded, std=0.2)
+    patched = logits_of(offloaded, tokens)
+    hfpatch.save_patch(offloaded, tmp_path / "patch")
+    torch.testing.assert_close(logits_of(hfpatch.load_patch(plain, tmp_path / "patch"), tokens), patched)
+    hfpatch.unpatch(offloaded)
+    torch.testing.assert_close(logits_of(offloaded, tokens), base)
+    torch.testing.assert_close(logits_of(hfpatch.load_patch(offloaded, tmp_path / "patch"), tokens), patched)
+
+
+def test_peft_has_no_values_for_adapters_of_offloaded_modules(offloaded, tmp_path):
+    before = {name: p.requires_grad for name, p in offloaded.named_parameters()}
+    with pytest.raises(HfpatchError, match=r"q_proj\.lora_A.* is offloaded, and PEFT gives its adapter no values"):
+        hfpatch.patch(offloaded, LoraConfig(r=2, **QUERIES))
+    assert {name: p.requires_grad for name, p in offloaded.named_parameters()} == before
+    assert not any(p.is_meta for p in hfpatch.patch(make_model("gemma2"), LoraConfig(r=2, **QUERIES)).parameters())
+
+
+def test_a_model_without_values_is_not_saved(tmp_path):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(make_config("llama"))
+    hfpatch.patch(model, PreProjectionConfig())
+    with pytest.raises(HfpatchError, match=r"lm_head\.weight is on the meta device and has no values"):
         hfpatch.save_patch(model, tmp_path / "patch")
     assert not list(tmp_path.iterdir())
