@@ -23,7 +23,8 @@ def whole_number(name: str, value: Any, *, at_least: int) -> int:
     Raises:
         HfpatchError: if it is none, or below ``at_least`` or above 2^63 - 1.
     """
-    number = int(math.trunc(value)) if isinstance(value, numbers.Real) and math.isfinite(value) else None
+    finite = isinstance(value, numbers.Real) and math.isfinite(value)
+    number = int(value) if finite else None
     if number is None or number != value or not at_least <= number < 2**63:
         raise HfpatchError(f"{name}={value!r} must be a whole number of at least {at_least}")
     return number
