@@ -25,7 +25,7 @@ from hfpatch.card import patch_card
 from hfpatch.errors import HfpatchError
 from hfpatch.files import atomic_directory, read_json, sha256_file, write_json, write_text
 from hfpatch.patching import activate, method_name, patch, stack, unpatch
-from hfpatch.tuners.adapters import adapter_parameters, has_adapters
+from hfpatch.tuners.adapters import has_adapters
 from hfpatch.tuners.config import SurgeryConfig
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -47,22 +47,26 @@ def save_patch(model: nn.Module, directory: str | Path) -> Path:
         HfpatchError: if the model has no adapters, the folder holds something else than a patch, or it cannot be
             written; nothing half-written remains.
     """
-    parts = stack(model)
-    if not parts:
+    if not stack(model):
         raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
     directory = Path(directory)
     if directory.is_dir() and any(directory.iterdir()) and not (directory / MANIFEST).is_file():
         raise HfpatchError(f"{directory}: holds something else than a patch, which saving would replace; name another")
     with atomic_directory(directory) as temporary:
-        adapters = []
-        for name, config in parts.items():
-            _save_part(model, name, config, temporary / name)
-            adapters.append(
-                {"name": name, "method": method_name(config), "sha256": sha256_file(temporary / name / TENSORS)}
-            )
-        write_json(temporary / MANIFEST, {"format": 1, "base": _describe_base(model), "adapters": adapters})
-        write_text(temporary / "README.md", patch_card(_describe_base(model), adapters))
+        write_patch(model, temporary)
     return directory
+
+
+def write_patch(model: nn.Module, directory: Path) -> None:
+    """Write the files of a patch into an existing folder, whatever else it holds; not atomically."""
+    adapters = []
+    for name, config in stack(model).items():
+        _save_part(model, name, config, directory / name)
+        adapters.append(
+            {"name": name, "method": method_name(config), "sha256": sha256_file(directory / name / TENSORS)}
+        )
+    write_json(directory / MANIFEST, {"format": 1, "base": _describe_base(model), "adapters": adapters})
+    write_text(directory / "README.md", patch_card(_describe_base(model), adapters))
 
 
 def load_patch(
@@ -99,8 +103,8 @@ def load_patch(
 
 
 def _save_part(model: nn.Module, name: str, config: PeftConfig, folder: Path) -> None:
-    folder.mkdir()
-    tensors = _state(model, name, config)
+    folder.mkdir(exist_ok=True)
+    tensors = {key: tensor.clone() for key, tensor in _state(model, name, config).items()}  # layers may share some
     try:
         safetensors.torch.save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
     except SafetensorError as error:  # also where the disk is full
@@ -118,10 +122,12 @@ def _state(model: nn.Module, name: str, config: PeftConfig) -> dict[str, Tensor]
     return {_file_key(key): tensor.detach().cpu().contiguous() for key, tensor in state.items()}
 
 
-def _nested_state(model: nn.Module, name: str, config: PeftConfig) -> dict[str, Tensor]:
-    """Return an adapter's tensors under the names that this stack gives them."""
+def _nested_state(model: nn.Module, name: str, config: PeftConfig, *, keep_vars: bool = False) -> dict[str, Tensor]:
+    """Return an adapter's tensors under the names that this stack gives them; with ``keep_vars`` the model's own."""
     embeddings: Any = False if isinstance(config, SurgeryConfig) else "auto"
-    state: dict[str, Tensor] = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=embeddings)
+    state: dict[str, Tensor] = get_peft_model_state_dict(
+        model, model.state_dict(keep_vars=keep_vars), adapter_name=name, save_embedding_layers=embeddings
+    )
     return state
 
 
@@ -202,14 +208,10 @@ def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path)
             raise HfpatchError(
                 f"{folder / TENSORS}: tensor {min(keys)!r} {problem}{more}; the adapter is not for this model"
             )
-    dtypes = {tensor.dtype for tensor in tensors.values()}
-    for parameter in _parameters_of(model, name):
-        parameter.data = parameter.data.to(min(dtypes, key=lambda dtype: dtype.itemsize))
-    state = {key: tensors[_file_key(key)] for key in _nested_state(model, name, stack(model)[name])}
+    state = {}
+    for key, tensor in _nested_state(model, name, stack(model)[name], keep_vars=True).items():
+        state[key] = tensors[_file_key(key)]
+        tensor.data = tensor.data.to(state[key].dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         set_peft_model_state_dict(model, state, adapter_name=name)
-
-
-def _parameters_of(model: nn.Module, name: str) -> list[nn.Parameter]:
-    return [p for key, p in adapter_parameters(model).items() if f".{name}." in f".{key}."]

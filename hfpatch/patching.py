@@ -10,19 +10,23 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig, PeftModel, inject_adapter_in_model
 from torch import nn
 
+from hfpatch.checkpoints import disable_checkpoints, enable_checkpoints
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import find_sites, survey
 from hfpatch.tuners.adapters import (
+    activate_adapters,
     adapter_parameters,
     base_parameters,
     has_adapters,
     keep_mode,
     remove_adapters,
+    require_injectable,
     require_matrices,
     rewrites_base,
+    upcast_adapters,
 )
 from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.tuners.model import unreached_layers
@@ -69,6 +73,7 @@ def patch(
         find_sites(model)  # an unknown architecture is refused before PEFT records the adapter
     _require_untouched_base(configs)
     for part in configs:
+        require_injectable(part, alone=len(configs) == 1)
         require_matrices(model, part)
     setattr(model, _TRAINABLE_BEFORE, {name for name, p in model.named_parameters() if p.requires_grad})
     try:
@@ -81,6 +86,7 @@ def patch(
             raise HfpatchError(" ".join(str(error).split())) from error
         raise
     keep_mode(model)
+    enable_checkpoints(model)
     return model
 
 
@@ -92,6 +98,7 @@ def unpatch(model: Model) -> Model:
     """
     _require_plain(model)
     remove_adapters(model)
+    disable_checkpoints(model)
     if hasattr(model, "peft_config"):
         del model.peft_config
     model._hf_peft_config_loaded = False  # type: ignore[assignment]
@@ -110,12 +117,11 @@ def stack(model: nn.Module) -> dict[str, PeftConfig]:
 
 def activate(model: nn.Module, *, trainable: bool = True, upcast: bool = True) -> None:
     """Make every adapter of the stack active, trainable or not, and (``upcast``) in fp32 whatever the base's dtype."""
-    if stack(model):
-        model.set_adapter(list(stack(model)))  # type: ignore[operator]
-    for parameter in adapter_parameters(model).values():
-        if upcast and parameter.dtype in (torch.float16, torch.bfloat16):
-            parameter.data = parameter.data.float()
-        if not trainable:
+    activate_adapters(model, list(stack(model)))
+    if upcast:
+        upcast_adapters(model)
+    if not trainable:
+        for parameter in adapter_parameters(model).values():
             parameter.requires_grad = False
 
 
@@ -189,7 +195,13 @@ def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(0 if seed is None else seed)
         warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")  # a stack is intended
-        model.add_adapter(config, adapter_name=name)  # type: ignore[operator]
+        # Some tuners read every configuration of the model as if it were one of their own, so they see only those.
+        before = stack(model)
+        model.peft_config = {n: c for n, c in before.items() if c.peft_type == config.peft_type}  # type: ignore[assignment]
+        config.base_model_name_or_path = model.name_or_path  # type: ignore[assignment]
+        model._hf_peft_config_loaded = True  # type: ignore[assignment]
+        inject_adapter_in_model(config, model, name)  # add_adapter would then deactivate the other adapters
+        model.peft_config = {**before, name: config}  # type: ignore[assignment]
 
 
 def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Sequence[str] | None) -> list[str]:

@@ -1,13 +1,19 @@
-"""Telling adapter parameters from base parameters, and taking every adapter out again."""
+"""What all adapters share, of whatever method: which tensors are theirs, activating them, taking them out."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from typing import Any, cast
 
-from peft import PeftConfig
+import torch
+from peft import PEFT_TYPE_TO_TUNER_MAPPING, PeftConfig
+from peft.tuners.ln_tuning.layer import LNTuningLayer
+from peft.tuners.osf.layer import OSFLayer
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
-from peft.utils.other import AuxiliaryTrainingWrapper
-from torch import nn
+from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import require_matrix
@@ -15,6 +21,19 @@ from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.tuners.model import detach_layers
 
 AdapterWrapper = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+
+_LOW = (torch.float16, torch.bfloat16)
+
+# Layers that compute with one adapter, and fail or ignore the rest where several are active.
+_ONE_ADAPTER = (AuxiliaryTrainingWrapper, LNTuningLayer, OSFLayer, TrainableTokensLayer)
+
+_NEEDS_MORE = {  # PEFT type -> what it needs beside modules in the model
+    "ADALORA": "prunes its ranks and adds a penalty to the loss in the methods of its PeftModel",
+    "ADAPTION_PROMPT": "replaces the attention modules and needs the methods of its PeftModel",
+    "POLY": "needs task_ids in every call of the model",
+    "SHADOW": "runs a second network beside the model",
+    "XLORA": "mixes adapters that were trained before, by a classifier outside the model",
+}
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -24,8 +43,14 @@ def has_adapters(model: nn.Module) -> bool:
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that adapters added, by their name in the model."""
-    added = {id(p) for module in model.modules() for p in _own_adapter_parameters(module)}
+    added = {id(t) for module in model.modules() for t in _own_adapter_tensors(module)}
     return {name: p for name, p in model.named_parameters() if id(p) in added}
+
+
+def adapter_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return every tensor of the model's state that adapters added, buffers included, by its name there."""
+    added = {id(t) for module in model.modules() for t in _own_adapter_tensors(module)}
+    return {name: t for name, t in model.state_dict(keep_vars=True).items() if id(t) in added}
 
 
 def base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -45,10 +70,66 @@ def keep_mode(model: nn.Module) -> None:
                 child.train(parent.training)
 
 
+def upcast_adapters(model: nn.Module) -> None:
+    """Put the tensors of adapters in fp32, whatever the dtype of the base.
+
+    Most adapters cast what they get and give; a trained copy of a module (``modules_to_save``, LN tuning) does not, so
+    hooks do it there.
+    """
+    for module in model.modules():
+        if isinstance(module, ModulesToSaveWrapper | LNTuningLayer):
+            held = module.modules_to_save if isinstance(module, ModulesToSaveWrapper) else module.ln_tuning_layers
+            for trained in held.values():
+                dtype = next(trained.parameters()).dtype
+                if dtype in _LOW:
+                    trained.register_forward_pre_hook(_to_own_dtype)
+                    trained.register_forward_hook(functools.partial(_to_dtype, dtype))
+    for tensor in adapter_state(model).values():  # buffers too: DeLoRA multiplies its input by one
+        if tensor.dtype in _LOW:
+            tensor.data = tensor.data.float()
+
+
 def rewrites_base(config: PeftConfig) -> bool:
     """Return whether injecting a configuration changes the base's weights, as PiSSA and its kin do."""
     init = str(getattr(config, "init_lora_weights", "")).lower()
     return init.startswith(("pissa", "olora", "corda", "loftq", "lora_ga"))
+
+
+def activate_adapters(model: nn.Module, names: list[str]) -> None:
+    """Make adapters active and trainable, in every module that holds one of them.
+
+    Raises:
+        HfpatchError: if a module that computes with one adapter holds several of them.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, _ONE_ADAPTER):
+            held = [name for name in names if name in module._get_available_adapters()]
+            if len(held) > 1:
+                raise HfpatchError(f"{path}: {' and '.join(held)} both replace this module; leave it to one of them")
+            module.set_adapter(held)
+        elif isinstance(module, BaseTunerLayer):
+            module.set_adapter(names)
+
+
+def require_injectable(config: PeftConfig, *, alone: bool = True) -> None:
+    """Refuse a method that is more than modules injected into the model.
+
+    Raises:
+        HfpatchError: saying what it needs.
+    """
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    if config.is_prompt_learning:
+        need = "puts virtual tokens before the input"
+    elif getattr(PEFT_TYPE_TO_TUNER_MAPPING.get(cast("Any", config.peft_type)), "uses_shared_state", False):
+        need = "keeps tensors that its layers share outside the model"
+    else:
+        need = _NEEDS_MORE.get(kind, "")
+    if need:
+        raise HfpatchError(f"{kind.lower()} {need}, so it cannot be injected; use peft.get_peft_model")
+    if not alone and getattr(config, "trainable_token_indices", None) is not None:
+        raise HfpatchError(
+            "trainable_token_indices works alone, not in a stack; give the stack a TrainableTokensConfig of its own"
+        )
 
 
 def require_matrices(model: nn.Module, config: PeftConfig) -> None:
@@ -83,18 +164,23 @@ def remove_adapters(model: nn.Module) -> None:
                 setattr(parent, name, child.original_module)
 
 
-def _own_adapter_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the adapter parameters that this module itself holds, in ``ModuleDict``s or ``ParameterDict``s."""
-    if isinstance(module, AuxiliaryTrainingWrapper):
-        original = {id(p) for p in module.original_module.parameters()}
-        yield from (p for p in module.parameters() if id(p) not in original)
-    elif isinstance(module, BaseTunerLayer):
-        for name in module.adapter_layer_names:
-            held = getattr(module, name, None)
-            if isinstance(held, nn.Module):
-                yield from held.parameters()
+def _to_own_dtype(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    dtype = next(module.parameters()).dtype
+    return tuple(a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+
+
+def _to_dtype(dtype: torch.dtype, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    return output.to(dtype) if isinstance(output, Tensor) else output
+
+
+def _own_adapter_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the parameters and buffers of this module, if it is an adapter's, but not those of what it wraps."""
+    if isinstance(module, AdapterWrapper):
+        wrapped = getattr(module, "base_layer" if isinstance(module, BaseTunerLayer) else "original_module", None)
+        originals = {id(t) for t in (*wrapped.parameters(), *wrapped.buffers())} if wrapped is not None else set()
+        yield from (t for t in (*module.parameters(), *module.buffers()) if id(t) not in originals)
 
 
 def _base_name(name: str) -> str:
     """Drop the wrappers from a name; adapters of several methods on one module nest."""
-    return ".".join(part for part in name.split(".") if part not in ("base_layer", "original_module"))
+    return ".".join(part for part in name.split(".") if part not in ("base_layer", "original_module", "token_adapter"))
