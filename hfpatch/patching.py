@@ -24,6 +24,7 @@ from hfpatch.tuners.adapters import (
     keep_mode,
     remove_adapters,
     require_injectable,
+    require_matches,
     require_matrices,
     rewrites_base,
     upcast_adapters,
@@ -74,6 +75,7 @@ def patch(
     _require_untouched_base(configs)
     for part in configs:
         require_injectable(part, alone=len(configs) == 1)
+        require_matches(model, part)
         require_matrices(model, part)
     setattr(model, _TRAINABLE_BEFORE, {name for name, p in model.named_parameters() if p.requires_grad})
     try:

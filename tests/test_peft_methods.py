@@ -7,7 +7,6 @@ import peft_methods
 import pytest
 import torch
 
-
 PAGE = peft_methods.FILE.read_text(encoding="utf-8")
 ROWS = {line.split(" | ")[0].removeprefix("| "): line for line in PAGE.splitlines() if line.startswith("| `")}
 

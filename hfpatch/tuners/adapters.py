@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -144,6 +146,48 @@ def require_matrices(model: nn.Module, config: PeftConfig) -> None:
     for name, module in model.named_modules():
         if check_target_module_exists(config, name):
             require_matrix(module, name)
+
+
+def require_matches(model: nn.Module, config: PeftConfig) -> None:
+    """Refuse names and layers in a new configuration that match no module, which PEFT ignores where others match.
+
+    Raises:
+        HfpatchError: naming the option and what does not match.
+    """
+    if config.inference_mode or isinstance(config, SurgeryConfig):  # one that was saved fits or its tensors do not
+        return
+    names = [name for name, _ in model.named_modules() if name]
+    for option in ("target_modules", "exclude_modules", "modules_to_save"):
+        given = getattr(config, option, None) or []
+        for wanted in () if isinstance(given, str) else sorted(given):
+            if not any(f".{name}".endswith(f".{wanted}") for name in names):
+                raise HfpatchError(f"{option}: no module of this model is called {wanted!r}")
+    for option in ("rank_pattern", "alpha_pattern"):
+        for wanted in getattr(config, option, None) or {}:
+            if not any(re.match(rf"(.*\.)?({wanted})$", name) for name in names):
+                raise HfpatchError(f"{option}: no module of this model matches {wanted!r}")
+    _require_layers(model, config, names)
+
+
+def _require_layers(model: nn.Module, config: PeftConfig, names: list[str]) -> None:
+    layers, targets = getattr(config, "layers_to_transform", None), getattr(config, "target_modules", None)
+    if layers is None or not targets:
+        return
+    if paths := sorted({*targets} & {*names}) if not isinstance(targets, str) else [targets]:
+        raise HfpatchError(
+            f"layers_to_transform does not act on target_modules that say the layer themselves ({paths[0]!r}); "
+            "name modules by their last part, such as q_proj, or leave layers_to_transform out"
+        )
+    for layer in [layers] if isinstance(layers, int) else layers:
+        one = copy.copy(config)
+        one.layers_to_transform = layer  # type: ignore[attr-defined]
+        if not targeted_modules(model, one):
+            raise HfpatchError(f"layers_to_transform: layer {layer} has none of the target_modules, or does not exist")
+
+
+def targeted_modules(model: nn.Module, config: PeftConfig) -> list[str]:
+    """Return the names of the modules that a configuration targets, with its excluded ones and its layers."""
+    return [name for name, _ in model.named_modules() if check_target_module_exists(config, name)]
 
 
 def remove_adapters(model: nn.Module) -> None:
