@@ -180,7 +180,7 @@ def _require_layers(model: nn.Module, config: PeftConfig, names: list[str]) -> N
         )
     for layer in [layers] if isinstance(layers, int) else layers:
         one = copy.copy(config)
-        one.layers_to_transform = layer  # type: ignore[attr-defined]
+        one.layers_to_transform = layer
         if not targeted_modules(model, one):
             raise HfpatchError(f"layers_to_transform: layer {layer} has none of the target_modules, or does not exist")
 
