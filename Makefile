@@ -7,10 +7,10 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint format types bench architectures clean
+.PHONY: help install quickstart test lint format types bench architectures clean peft-methods
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 install: $(VENV)/.installed  ## create the virtual environment with the pinned versions
 
@@ -40,6 +40,9 @@ types: install  ## check types
 
 bench: install  ## measure the step time of every method against LoRA in the same run
 	$(BIN)/python benchmarks/step_time.py
+
+peft-methods: install  ## try every method of PEFT and write docs/peft-methods.md (seconds)
+	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m peft_methods
 
 architectures: install  ## try every method on every architecture and write docs/architectures.md (about 3 minutes)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m architectures.table
