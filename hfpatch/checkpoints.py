@@ -45,13 +45,16 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
     One adapter is saved as transformers saves it, a PEFT adapter folder; several are saved as ``save_patch`` does.
 
     Raises:
-        HfpatchError: for several adapters, if an option is given that asks for more than files in a folder.
+        HfpatchError: if something trained is not in the files, or, for several adapters, an option is given that asks
+            for more than files in a folder.
     """
-    from hfpatch.patch_files import write_patch
+    from hfpatch.patch_files import require_adapter_saved, write_patch
 
     directory, names, sharded = Path(save_directory), list(model.peft_config), options.get("state_dict") is not None
     if len(names) == 1:
         type(model).save_pretrained(model, directory, is_main_process=is_main_process, **options)
+        if is_main_process and not sharded:
+            require_adapter_saved(model, directory)
     elif given := [name for name, value in options.items() if value]:
         raise HfpatchError(
             f"save_pretrained({', '.join(given)}=...) saves one adapter, and the model has {len(names)} "

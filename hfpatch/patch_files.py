@@ -99,6 +99,15 @@ def write_patch(model: nn.Module, folder: Path, directory: Path) -> None:
     write_text(folder / CARD, patch_card(base, adapters))
 
 
+def require_adapter_saved(model: nn.Module, folder: Path) -> None:
+    """Find everything that is trainable or of an adapter in the folder of a model's only adapter, which others wrote.
+
+    Raises:
+        HfpatchError: if something is missing there.
+    """
+    _require_all_saved(model, Counter(map(_identity, _read_tensors(folder).values())), folder)
+
+
 def load_patch(
     model: Model, directory: str | Path, *, trainable: bool = False, allow_other_base: bool = False
 ) -> Model:

@@ -7,12 +7,14 @@ import safetensors.torch
 import torch
 from accelerate import cpu_offload, disk_offload
 from families import VOCABULARY, logits_of, make_config, make_model, make_tokens, perturb
-from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LNTuningConfig, LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.bases import fingerprint, hash_weights
+from hfpatch.patching import activate
+from hfpatch.tuners.adapters import active_adapters
 
 TENSORS = "adapter_model.safetensors"
 QUERIES = {"target_modules": ["q_proj"]}
@@ -122,6 +124,39 @@ def test_a_base_that_was_trained_too_cannot_be_kept_in_a_patch(tmp_path):
     with pytest.raises(HfpatchError, match=r"1 of 5 trained tensors .*lm_head\.weight"):
         hfpatch.save_patch(model, tmp_path / "patch")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2"])  # gemma2 ties its embeddings
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["embed_tokens", "q_proj"]},  # PEFT saves the base's embeddings beside it
+        {"modules_to_save": ["lm_head"], **QUERIES},  # saved under the name of a tensor of the base
+        {"trainable_token_indices": [1, 2, 3], **QUERIES},
+    ],
+    ids=["on embeddings", "trained copy", "trained tokens"],
+)
+def test_what_peft_saves_of_embeddings_is_loaded(case, options, tmp_path):
+    model, tokens = get_peft_model(make_model(case), LoraConfig(r=2, **options)), make_tokens()
+    perturb(model, std=0.2)
+    model.save_pretrained(tmp_path / "by_peft")
+    for folder in (tmp_path / "by_peft", hfpatch.save_patch(model, tmp_path / "by_us")):
+        fresh = hfpatch.load_patch(make_model(case), folder)
+        assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+
+
+@pytest.mark.parametrize("active", [["lora", "pre_projection"], ["pre_projection", "lora"], ["ln_tuning"], []])
+def test_modules_that_compute_with_one_adapter_keep_which_are_active(active, tmp_path):
+    copied = LoraConfig(r=2, modules_to_save=["embed_tokens"], **QUERIES)
+    norms = LNTuningConfig(target_modules=["input_layernorm"])
+    model = hfpatch.patch(make_model("llama"), [copied, PreProjectionConfig(content_skip=True), norms])
+    perturb(model, std=0.2)
+    activate(model, active)
+    flags = {name for name, p in model.named_parameters() if p.requires_grad}
+    fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"), trainable=True)
+    assert active_adapters(fresh) == active
+    assert {name for name, p in fresh.named_parameters() if p.requires_grad} == flags
+    assert torch.equal(logits_of(fresh, make_tokens()), logits_of(model, make_tokens()))
 
 
 @pytest.fixture(params=["cpu", "disk", "part"])

@@ -160,6 +160,15 @@ def test_saving_a_stack_asks_for_files_in_a_folder_alone_and_ends_with_unpatchin
     assert torch.equal(logits_of(type(model).from_pretrained(tmp_path), make_tokens()), logits_of(model, make_tokens()))
 
 
+@pytest.mark.parametrize("how", ["patch", "stack"])
+def test_a_checkpoint_that_would_lack_something_trained_is_refused(how, tmp_path):
+    model = ATTACHED[how]()
+    model.gpt_neox.layers[0].mlp.dense_4h_to_h.weight.requires_grad = True
+    message = r"1 of \d+ trained tensors would not be in the patch, such as gpt_neox\..*dense_4h_to_h\.weight"
+    with pytest.raises(HfpatchError, match=message):
+        make_trainer(model, tmp_path).train()
+
+
 @pytest.mark.slow
 @BOTH
 def test_sft_trainer_of_trl(method, tmp_path):
