@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-processors lint format types bench architectures clean
+.PHONY: help install quickstart test test-processors lint format types bench architectures peft-methods clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -54,6 +54,9 @@ types: install  ## check types
 
 bench: install  ## measure the step time of every method against LoRA in the same run
 	$(BIN)/python benchmarks/step_time.py
+
+peft-methods: install  ## try every method of PEFT and write docs/peft-methods.md (seconds)
+	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m peft_methods
 
 architectures: install  ## try every method on every architecture and write docs/architectures.md (about 3 minutes)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m architectures.table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError, whole_number
 from hfpatch.patching import patch, patch_summary
-from hfpatch.sites import base_model, features, find_sites, require_matrix, unwrapped
+from hfpatch.sites import base_model, features, find_sites, require_matrix, select_sites, survey, unwrapped
 
 
 def count_added(model: nn.Module, configs: Sequence[PeftConfig]) -> int:
@@ -30,12 +31,29 @@ def meta_twin(model: nn.Module) -> nn.Module:
     return twin
 
 
-def attention_modules(model: nn.Module) -> list[str]:
+def attention_modules(
+    model: nn.Module, *, layers: int | Sequence[int] | None = None, pattern: str | Sequence[str] | None = None
+) -> list[str]:
     """Return the names, as LoRA's ``target_modules``, of the QKV projection(s) and the output projection.
 
     The names are full paths, so that equally named modules elsewhere in a block are not touched.
+
+    Args:
+        model: the base.
+        layers: index or indices of the layers, as in ``layers_to_transform``; None takes all.
+        pattern: name or names of the lists that hold the layers, as in PEFT's ``layers_pattern``; None takes all.
+
+    Raises:
+        HfpatchError: if a layer does not exist or has no attention, or no list has such a name.
     """
-    return [path for site in find_sites(model) for path in site.linear_paths]
+    sites = find_sites(model) if layers is None else select_sites(survey(model), layers)
+    paths = [path for site in sites for path in site.linear_paths]
+    if pattern:
+        lists = "|".join(re.escape(name) for name in ([pattern] if isinstance(pattern, str) else pattern))
+        paths = [path for path in paths if re.search(rf"(^|\.)({lists})\.\d+\.", path)]
+        if not paths:
+            raise HfpatchError(f"layers_pattern={pattern!r}: no layer of this model is in a list of such a name")
+    return paths
 
 
 def match_lora_rank(model: nn.Module, *, budget: int, target_modules: Sequence[str]) -> int:

@@ -23,10 +23,11 @@ def whole_number(name: str, value: Any, *, at_least: int) -> int:
     Raises:
         HfpatchError: if it is none, or below ``at_least`` or above 2^63 - 1.
     """
-    number: Any = value if isinstance(value, numbers.Real) and math.isfinite(value) else None
-    if number is None or number != int(number) or not at_least <= number < 2**63:
+    finite = isinstance(value, numbers.Real) and math.isfinite(value)
+    number = int(value) if finite else None
+    if number is None or number != value or not at_least <= number < 2**63:
         raise HfpatchError(f"{name}={value!r} must be a whole number of at least {at_least}")
-    return int(number)
+    return number
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 
 from hfpatch.budget import attention_modules, count_added, lora_parameters_per_rank, match_lora_rank
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.tuners.adapters import require_injectable, targeted_modules
 from hfpatch.tuners.config import SurgeryConfig
 
 Part = Mapping[str, Any]
@@ -90,7 +91,8 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
         fields = dict(part)
         targets = _targets(model, fields) if fields["type"] == LORA else None
         if "match" in fields:
-            match = _match(model, methods, str(fields["match"]), targets or [])
+            unit = _config(f"methods.{name}[{number}]", {**fields, "r": 1}, target_modules=targets)
+            match = _match(model, methods, str(fields["match"]), targeted_modules(model, unit))
             fields["r"] = match.rank
         configs.append(_config(f"methods.{name}[{number}]", fields, target_modules=targets))
     return Method(name=name, configs=configs, match=match)
@@ -107,10 +109,12 @@ def _match(model: nn.Module, methods: Methods, other: str, targets: Sequence[str
     return Match(other, rank, rank * lora_parameters_per_rank(model, targets), budget)
 
 
-def _targets(model: nn.Module, fields: Part) -> list[str]:
+def _targets(model: nn.Module, fields: dict[str, Any]) -> list[str]:
+    """Return the target modules of a LoRA part; names that ``layers_to_transform`` chose need it no more."""
     targets = fields.get("target_modules", ATTENTION)
     if targets == ATTENTION:
-        return attention_modules(model)
+        layers, pattern = fields.pop("layers_to_transform", None), fields.pop("layers_pattern", None)
+        return attention_modules(model, layers=layers, pattern=pattern)
     return [targets] if isinstance(targets, str) else list(targets)
 
 
@@ -150,6 +154,7 @@ def _config(where: str, part: Part, *, target_modules: Sequence[str] | None) -> 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config: PeftConfig = _config_class(kind)(**fields)
+        require_injectable(config)
     except (ValueError, TypeError) as error:
         raise HfpatchError(f"{where}: {' '.join(str(error).split())}") from error
     if kind == LORA and (not isinstance(config.r, int) or config.r < 1):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,25 +66,46 @@ def save_patch(model: nn.Module, directory: str | Path) -> Path:
             files that are not of a patch, or it cannot be written; nothing half-written remains.
     """
     model = _without_wrapper(model)
-    parts = stack(model)
-    if not parts:
+    if not stack(model):
         raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
-    require_untouched_base(parts.values())
+    require_untouched_base(stack(model).values())
     directory = Path(directory)
     _require_replaceable(directory)
-    base = _describe_base(model)
     with atomic_directory(directory) as temporary:
-        adapters, written = [], Counter[_Identity]()
-        for name, config in parts.items():
-            written.update(_write_tensors(_state(model, name), temporary / name, directory))
-            entry = {"name": name, "method": method_name(config), "sha256": sha256_file(temporary / name / TENSORS)}
-            _write_config(config, base, entry, temporary / name)
-            adapters.append(entry)
-        _require_all_saved(model, written, directory)
-        manifest = {"format": FORMAT, "base": base, "active": active_adapters(model), "adapters": adapters}
-        write_json(temporary / MANIFEST, manifest)
-        write_text(temporary / CARD, patch_card(base, adapters))
+        write_patch(model, temporary, directory)
     return directory
+
+
+def write_patch(model: nn.Module, folder: Path, directory: Path) -> None:
+    """Write the files of a patch into an existing folder, whatever else it contains; not atomically.
+
+    Args:
+        model: a patched model.
+        folder: the folder.
+        directory: what errors call it.
+
+    Raises:
+        HfpatchError: if something trained is not in the files.
+    """
+    base, adapters, written = _describe_base(model), [], Counter[_Identity]()
+    for name, config in stack(model).items():
+        written.update(_write_tensors(_state(model, name), folder / name, directory))
+        entry = {"name": name, "method": method_name(config), "sha256": sha256_file(folder / name / TENSORS)}
+        _write_config(config, base, entry, folder / name)
+        adapters.append(entry)
+    _require_all_saved(model, written, directory)
+    manifest = {"format": FORMAT, "base": base, "active": active_adapters(model), "adapters": adapters}
+    write_json(folder / MANIFEST, manifest)
+    write_text(folder / CARD, patch_card(base, adapters))
+
+
+def require_adapter_saved(model: nn.Module, folder: Path) -> None:
+    """Find everything that is trainable or of an adapter in the folder of a model's only adapter, which others wrote.
+
+    Raises:
+        HfpatchError: if something is missing there.
+    """
+    _require_all_saved(model, Counter(map(_identity, _read_tensors(folder).values())), folder)
 
 
 def load_patch(
@@ -171,14 +192,14 @@ def _require_replaceable(directory: Path) -> None:
 
 def _write_tensors(tensors: dict[str, Tensor], folder: Path, directory: Path) -> list[_Identity]:
     """Write one part's tensors, and return what is in the file."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     try:
         safetensors.torch.save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
     except SafetensorError as error:  # also where the disk is full
         raise OSError(str(error)) from error
     written = {key: _identity(tensor) for key, tensor in _read_tensors(folder).items()}
     if written != {key: _identity(tensor) for key, tensor in tensors.items()}:
-        raise HfpatchError(f"{directory}: the file of {folder.name!r} is not what was saved; nothing was written")
+        raise HfpatchError(f"{directory}: the file of {folder.name!r} is not what was saved")
     return list(written.values())
 
 
@@ -205,8 +226,8 @@ def _require_all_saved(model: nn.Module, written: Counter[_Identity], directory:
             lost.append(name)
     if lost:
         raise HfpatchError(
-            f"{directory}: {len(lost)} of {len(trained)} trained tensors would not be in the patch, such as {lost[0]}, "
-            "so nothing was written; a patch keeps what adapters hold: freeze the rest, or adapt other modules"
+            f"{directory}: {len(lost)} of {len(trained)} trained tensors would not be in the patch, such as {lost[0]}; "
+            "it keeps what adapters hold: freeze the rest, or adapt other modules"
         )
 
 
@@ -216,14 +237,19 @@ def _identity(tensor: Tensor) -> _Identity:
 
 
 def _state(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """Return an adapter's tensors under the names of PEFT's files."""
-    rename = _file_keys(model, name)
-    return {rename(key): tensor.cpu().contiguous() for key, tensor in _nested_state(model, name).items()}
+    """Return copies of an adapter's tensors, of which layers may share some, under the names of PEFT's files."""
+    rename, state = _file_keys(model, name), _nested_state(model, name)
+    return {rename(key): tensor.cpu().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
 
 
-def _nested_state(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """Return an adapter's tensors under the names that this stack gives them; the base's embeddings are not of it."""
-    state: dict[str, Tensor] = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+def _nested_state(model: nn.Module, name: str, *, keep_vars: bool = False) -> dict[str, Tensor]:
+    """Return an adapter's tensors under the names that this stack gives them; with ``keep_vars`` the model's own.
+
+    The base's embeddings are not among them.
+    """
+    state: dict[str, Tensor] = get_peft_model_state_dict(
+        model, model.state_dict(keep_vars=keep_vars), adapter_name=name, save_embedding_layers=False
+    )
     return state
 
 
@@ -323,8 +349,8 @@ def _read_tensors(folder: Path, sha256: str | None = None) -> dict[str, Tensor]:
 
 def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path) -> None:
     """Put the tensors of one part in place, in the dtype in which they were saved."""
-    tensors = _without_embeddings(model, tensors, folder)
     expected = _state(model, name)
+    tensors = _without_embeddings(model, tensors, expected, folder)
     for problem, keys in (
         ("is missing", expected.keys() - tensors.keys()),
         ("is unexpected", tensors.keys() - expected.keys()),
@@ -335,22 +361,24 @@ def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path)
             raise HfpatchError(
                 f"{folder / TENSORS}: tensor {min(keys)!r} {problem}{more}; the adapter is not for this model"
             )
-    parameters = {p.data_ptr(): p for p in adapter_parameters(model).values()}
-    rename, state = _file_keys(model, name), _nested_state(model, name)
-    for key, current in state.items():
-        parameter = parameters.get(current.data_ptr())
-        if parameter is not None:
-            parameter.data = parameter.data.to(tensors[rename(key)].dtype)
+    rename, state = _file_keys(model, name), {}
+    for key, tensor in _nested_state(model, name, keep_vars=True).items():
+        state[key] = tensors[rename(key)]
+        tensor.data = tensor.data.to(state[key].dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        set_peft_model_state_dict(model, {key: tensors[rename(key)] for key in state}, adapter_name=name)
+        set_peft_model_state_dict(model, state, adapter_name=name)
     filled = _state(model, name)
     if wrong := [key for key, tensor in tensors.items() if _identity(filled[key]) != _identity(tensor)]:
         raise HfpatchError(f"{folder / TENSORS}: PEFT does not put tensor {min(wrong)!r} in its place in this model")
 
 
-def _without_embeddings(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+def _without_embeddings(
+    model: nn.Module, tensors: dict[str, Tensor], expected: Collection[str], folder: Path
+) -> dict[str, Tensor]:
     """Leave out the base's own embeddings, which PEFT saves beside adapters on them.
+
+    A trained copy of a module (``modules_to_save``) is called as the module itself, so it is ``expected``.
 
     Raises:
         HfpatchError: if they are others than the model's, which a patch leaves as it is.
@@ -358,7 +386,7 @@ def _without_embeddings(model: nn.Module, tensors: dict[str, Tensor], folder: Pa
     base, kept = base_parameters(model), {}
     for key, tensor in tensors.items():
         own = base.get(key.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."))
-        if own is None:
+        if key in expected or own is None:
             kept[key] = tensor
         elif own.shape != tensor.shape or not torch.equal(own.detach().cpu(), tensor.to(own.dtype)):
             raise HfpatchError(f"{folder / TENSORS}: {key!r} is of another base than the model")

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig, PeftModel, inject_adapter_in_model
 from torch import nn
 
+from hfpatch.checkpoints import disable_checkpoints, enable_checkpoints
 from hfpatch.errors import HfpatchError, whole_number
 from hfpatch.nn.initialization import seeded_generator
 from hfpatch.sites import find_sites, survey
 from hfpatch.tuners.adapters import (
+    activate_adapters,
     adapter_parameters,
     base_parameters,
     changes_base,
@@ -24,7 +26,10 @@ from hfpatch.tuners.adapters import (
     keep_mode,
     remove_adapters,
     require_distinct_names,
+    require_injectable,
+    require_matches,
     require_matrices,
+    upcast_adapters,
 )
 from hfpatch.tuners.config import SurgeryConfig, drawn_as, method_name, with_python_values
 from hfpatch.tuners.model import unreached_layers
@@ -75,16 +80,20 @@ def patch(
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first, or patch with one list")
     if any(isinstance(part, SurgeryConfig) for part in configs):
         find_sites(model)  # an unknown architecture is refused before PEFT records the adapter
+    configs = [with_python_values(copy.deepcopy(part)) for part in configs]
     require_untouched_base(configs)
     for part in configs:
+        require_injectable(part, alone=len(configs) == 1)
+        require_matches(model, part)
         require_matrices(model, part)
     setattr(model, _TRAINABLE_BEFORE, {name for name, p in model.named_parameters() if p.requires_grad})
     try:
         for name, part in zip(names, configs, strict=True):
-            _inject(model, with_python_values(copy.deepcopy(part)), name, seed)
+            _inject(model, part, name, seed)
         require_distinct_names(model, names)
         activate(model)
         _require_frozen_base(model)
+        _require_values(model)
         if any(isinstance(part, NonlinearQueryConfig) for part in configs):
             require_effect(model)
     except BaseException as error:
@@ -93,6 +102,7 @@ def patch(
             raise HfpatchError(" ".join(str(error).split())) from error
         raise
     keep_mode(model)
+    enable_checkpoints(model)
     return model
 
 
@@ -104,6 +114,7 @@ def unpatch(model: Model) -> Model:
     """
     _require_plain(model)
     remove_adapters(model)
+    disable_checkpoints(model)
     if hasattr(model, "peft_config"):
         del model.peft_config
     model._hf_peft_config_loaded = False  # type: ignore[assignment]
@@ -131,12 +142,11 @@ def activate(
         trainable: whether the active ones are trained.
         upcast: give adapters in half precision fp32.
     """
-    if stack(model):
-        model.set_adapter(list(stack(model)) if names is None else list(names))  # type: ignore[operator]
-    for parameter in adapter_parameters(model).values():
-        if upcast and parameter.dtype in (torch.float16, torch.bfloat16):
-            parameter.data = parameter.data.float()
-        if not trainable:
+    activate_adapters(model, list(stack(model) if names is None else names))
+    if upcast:
+        upcast_adapters(model)
+    if not trainable:
+        for parameter in adapter_parameters(model).values():
             parameter.requires_grad = False
 
 
@@ -211,7 +221,13 @@ def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seeded_generator(seed or 0, drawn).initial_seed() if drawn else seed or 0)
         warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")  # a stack is intended
-        model.add_adapter(config, adapter_name=name)  # type: ignore[operator]
+        # Some tuners read every configuration of the model as if it were one of their own, so they see only those.
+        before = stack(model)
+        model.peft_config = {n: c for n, c in before.items() if c.peft_type == config.peft_type}  # type: ignore[assignment]
+        config.base_model_name_or_path = model.name_or_path  # type: ignore[assignment]
+        model._hf_peft_config_loaded = True  # type: ignore[assignment]
+        inject_adapter_in_model(config, model, name)  # add_adapter would then deactivate the other adapters
+        model.peft_config = {**before, name: config}  # type: ignore[assignment]
 
 
 def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Sequence[str] | None) -> list[str]:
@@ -265,6 +281,16 @@ def _require_frozen_base(model: nn.Module) -> None:
         raise HfpatchError(
             f"a configuration trains {len(trained)} parameters of the base, such as {trained[0]}, which a patch must "
             "leave as they are"
+        )
+
+
+def _require_values(model: nn.Module) -> None:
+    """Refuse adapters without values on a model whose weights accelerate keeps elsewhere; a model on meta has none."""
+    empty = [name for name, parameter in adapter_parameters(model).items() if parameter.is_meta]
+    if empty and any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise HfpatchError(
+            f"{empty[0]}: the module that it adapts is offloaded, and PEFT gives its adapter no values there; load the "
+            "model without offloading, or adapt other modules (pre_projection and nonlinear_query work offloaded)"
         )
 
 

@@ -1,5 +1,6 @@
 """The command line: help in a blink, every mistake one line and exit code 2."""
 
+import importlib
 import importlib.metadata
 import io
 import json
@@ -18,6 +19,7 @@ from rich.progress import Progress as Bars
 from rich.progress import TextColumn
 from transformers import LlamaConfig, MambaConfig, ZambaConfig
 
+from hfpatch import HfpatchError
 from hfpatch.__main__ import main
 from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
 from hfpatch.pipeline import Progress
@@ -54,6 +56,24 @@ def refused(capsys, *arguments: object) -> str:
     assert lines[-1] == told[0]
     assert not any("Traceback" in line for line in lines)
     return told[0]
+
+
+@pytest.mark.parametrize("command", [["compare"], ["train", "--method", "pre_projection"], ["pretrain"], ["tokenize"]])
+def test_a_data_dir_is_the_recipe_s(command, recipe, tmp_path, monkeypatch):
+    """As data_dir=DIR would be, also where the folder's name needs quotes in YAML."""
+    seen = []
+    name = "load_recipe" if command[0] in ("compare", "train") else "load_pretrain_or_study"
+    module = "hfpatch.recipe" if name == "load_recipe" else "hfpatch.pretraining_recipe"
+    load = getattr(importlib.import_module(module), name)
+
+    def loaded(*args):
+        seen.append(load(*args).data_dir)
+        raise HfpatchError("enough")
+
+    monkeypatch.setattr(f"{module}.{name}", loaded)
+    file = recipe if name == "load_recipe" else "queries-books"
+    assert main([*command, str(file), "--data-dir", str(tmp_path / "a: #b")]) == 2
+    assert seen == [tmp_path / "a: #b"]
 
 
 def cpu_seconds_of_help() -> float:

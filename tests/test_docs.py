@@ -25,7 +25,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
     *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "evaluation", "analysis"),
     "adding-an-architecture",
-    *("architectures", "reproducing-the-papers", "faq"),
+    *("architectures", "peft-methods", "reproducing-the-papers", "faq"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 NOT_HERE = re.compile(r"#.*(needs the hub|minutes)")

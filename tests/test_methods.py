@@ -57,6 +57,73 @@ def test_lora_takes_the_attention_by_default(model, part):
     assert config.lora_alpha == 4
 
 
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        ({"layers_to_transform": [0]}, [0]),
+        ({"layers_to_transform": 1}, [1]),
+        ({"layers_to_transform": [1, 0], "layers_pattern": "layers"}, [0, 1]),
+        ({"layers_to_transform": [1], "layers_pattern": ["h", "layers"]}, [1]),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [1]}, [1]),
+    ],
+)
+def test_lora_trains_the_layers_that_it_is_given(options, layers):
+    model = make_model("llama")
+    hfpatch.patch(model, build_method(model, {"l": [{"type": "lora", "r": 2, **options}]}, "l").configs)
+    names = ["q_proj"] if "target_modules" in options else ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert {name.rsplit(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad} == {
+        f"model.layers.{layer}.self_attn.{name}" for layer in layers for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "per_rank"),
+    [
+        ({"layers_to_transform": [0]}, (32 + 32) + 2 * (32 + 16) + (32 + 32)),  # q; k and v; o of one layer
+        ({"layers_to_transform": [1], "target_modules": ["q_proj", "v_proj"]}, (32 + 32) + (32 + 16)),
+        ({"exclude_modules": ["k_proj"], "target_modules": ["q_proj", "k_proj"]}, 2 * (32 + 32)),
+    ],
+)
+def test_a_matched_lora_is_matched_on_the_modules_that_it_trains(model, options, per_rank):
+    methods = {"pre": [{"type": "pre_projection"}], "l": [{"type": "lora", "match": "pre", **options}]}
+    method = build_method(model, methods, "l")
+    assert method.match.target_parameters == 2 * 2 * 32 * 40
+    assert method.match.parameters == method.match.rank * per_rank == count_added(model, method.configs)
+    assert abs(method.match.parameters - method.match.target_parameters) <= per_rank / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"layers_to_transform": [99]},
+            r"layers_to_transform: layers \[99\] do not exist; this model has layers 0 to 1",
+        ),
+        ({"layers_to_transform": [0, 2]}, r"layers \[2\] do not exist"),
+        (
+            {"layers_to_transform": [0], "layers_pattern": "h"},
+            "layers_pattern='h': no layer of this model is in a list",
+        ),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [0, 7]}, "layers_to_transform: layer 7 has none of the"),
+        (
+            {"target_modules": ["model.layers.0.self_attn.q_proj"], "layers_to_transform": [1]},
+            r"layers_to_transform does not act on target_modules .*\('model.layers.0.self_attn.q_proj'",
+        ),
+        ({"target_modules": ["q_proj", "queries"]}, "target_modules: no module of this model is called 'queries'"),
+        ({"modules_to_save": ["nonsense"]}, "modules_to_save: no module of this model is called 'nonsense'"),
+        ({"exclude_modules": ["nonsense"]}, "exclude_modules: no module of this model is called 'nonsense'"),
+        ({"rank_pattern": {"nonsense": 3}}, "rank_pattern: no module of this model matches 'nonsense'"),
+        ({"alpha_pattern": {"layers.7.*": 3}}, r"alpha_pattern: no module of this model matches 'layers\.7\.\*'"),
+    ],
+)
+def test_what_a_lora_names_must_be_there(options, message):
+    model = make_model("llama")
+    with pytest.raises(HfpatchError, match=message) as error:
+        hfpatch.patch(model, build_method(model, {"l": [{"type": "lora", "r": 2, **options}]}, "l").configs)
+    assert "\n" not in str(error.value)
+    assert not hasattr(model, "peft_config")
+
+
 def test_given_options_of_lora_win_over_the_published_ones(model):
     (config,) = build_method(
         model, {"l": [{"type": "lora", "r": 2, "lora_alpha": 1, "lora_dropout": 0.1}]}, "l"
@@ -123,6 +190,10 @@ BAD = {
     "match to the baseline": ([{"type": "lora", "match": "baseline"}], "'baseline' is not another trained method"),
     "match to a matched one": ([{"type": "lora", "match": "matched"}], "'matched' is itself matched to a method"),
     "match of another type": ([{"type": "ia3", "match": "other"}], "ia3 has no option 'match'"),
+    "not injected": (
+        [{"type": "prompt_tuning", "num_virtual_tokens": 2}],
+        r"methods\.m\[0\]: prompt_tuning puts virtual tokens before the input",
+    ),
     "contradiction": (
         [{"type": "nonlinear_query", "anchor": "identity"}],
         "cannot preserve the model; set form='literal'",

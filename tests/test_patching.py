@@ -295,13 +295,12 @@ def test_other_wrappers_are_taken_out_as_well(make):
     assert torch.equal(logits_of(model, tokens), base)
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_what_peft_cannot_stack_is_refused_and_the_model_stays(order):
-    """PEFT allows one active adapter where modules_to_save is used."""
+def test_two_trained_copies_of_one_module_are_refused_and_the_model_stays():
     model = make_model("llama")
     before = state_of(model)
-    with pytest.raises(HfpatchError, match=r"."):
-        hfpatch.patch(model, [lora(model, modules_to_save=["lm_head"]), PreProjectionConfig()][::order])
+    parts = [lora(model, modules_to_save=["lm_head"]), PreProjectionConfig(), lora(model, modules_to_save=["lm_head"])]
+    with pytest.raises(HfpatchError, match="lm_head: lora and lora_2 both replace this module; leave it to one"):
+        hfpatch.patch(model, parts)
     assert_as_it_was(model, before)
 
 
@@ -380,13 +379,13 @@ def test_a_lora_that_changes_the_base_is_refused(options, message, tmp_path):
 def test_a_configuration_that_trains_the_base_in_a_way_of_its_own_is_refused(monkeypatch):
     model = make_model("llama")
     before = state_of(model)
-    add = type(model).add_adapter
+    inject = hfpatch.patching.inject_adapter_in_model
 
-    def add_and_train(self, *args, **kwargs):
-        add(self, *args, **kwargs)
-        self.lm_head.weight.requires_grad = True
+    def inject_and_train(config, model, name):
+        inject(config, model, name)
+        model.lm_head.weight.requires_grad = True
 
-    monkeypatch.setattr(type(model), "add_adapter", add_and_train)
+    monkeypatch.setattr("hfpatch.patching.inject_adapter_in_model", inject_and_train)
     with pytest.raises(HfpatchError, match=r"trains 1 parameters of the base, such as lm_head\.weight"):
         hfpatch.patch(model, lora(model))
     assert_as_it_was(model, before)
@@ -395,7 +394,10 @@ def test_a_configuration_that_trains_the_base_in_a_way_of_its_own_is_refused(mon
 UNFIT = {
     "layer out of range": (lambda m: PreProjectionConfig(layers_to_transform=[9]), r"layers \[9\] do not exist"),
     "no such LoRA target": (lambda m: LoraConfig(target_modules=["nothing"]), "nothing"),
-    "prompt learning": (lambda m: PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"), "."),
+    "prompt learning": (
+        lambda m: PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+        "prefix_tuning puts virtual tokens before the input, so it cannot be injected; use peft.get_peft_model",
+    ),
     "width that does not fit": (
         lambda m: NonlinearQueryConfig(anchor="identity", form="literal", targets=("value",)),
         "d_q=16",

@@ -5,12 +5,16 @@ import copy
 import pytest
 import safetensors.torch
 import torch
-from families import VOCABULARY, logits_of, make_model, make_tokens, perturb
-from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from accelerate import cpu_offload, disk_offload
+from families import VOCABULARY, logits_of, make_config, make_model, make_tokens, perturb
+from peft import IA3Config, LNTuningConfig, LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.bases import fingerprint, hash_weights
+from hfpatch.patching import activate
+from hfpatch.tuners.adapters import active_adapters
 
 TENSORS = "adapter_model.safetensors"
 QUERIES = {"target_modules": ["q_proj"]}
@@ -118,5 +122,85 @@ def test_a_base_that_was_trained_too_cannot_be_kept_in_a_patch(tmp_path):
     model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
     model.lm_head.weight.requires_grad = True
     with pytest.raises(HfpatchError, match=r"1 of 5 trained tensors .*lm_head\.weight"):
+        hfpatch.save_patch(model, tmp_path / "patch")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2"])  # gemma2 ties its embeddings
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["embed_tokens", "q_proj"]},  # PEFT saves the base's embeddings beside it
+        {"modules_to_save": ["lm_head"], **QUERIES},  # saved under the name of a tensor of the base
+        {"trainable_token_indices": [1, 2, 3], **QUERIES},
+    ],
+    ids=["on embeddings", "trained copy", "trained tokens"],
+)
+def test_what_peft_saves_of_embeddings_is_loaded(case, options, tmp_path):
+    model, tokens = get_peft_model(make_model(case), LoraConfig(r=2, **options)), make_tokens()
+    perturb(model, std=0.2)
+    model.save_pretrained(tmp_path / "by_peft")
+    for folder in (tmp_path / "by_peft", hfpatch.save_patch(model, tmp_path / "by_us")):
+        fresh = hfpatch.load_patch(make_model(case), folder)
+        assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+
+
+@pytest.mark.parametrize("active", [["lora", "pre_projection"], ["pre_projection", "lora"], ["ln_tuning"], []])
+def test_modules_that_compute_with_one_adapter_keep_which_are_active(active, tmp_path):
+    copied = LoraConfig(r=2, modules_to_save=["embed_tokens"], **QUERIES)
+    norms = LNTuningConfig(target_modules=["input_layernorm"])
+    model = hfpatch.patch(make_model("llama"), [copied, PreProjectionConfig(content_skip=True), norms])
+    perturb(model, std=0.2)
+    activate(model, active)
+    flags = {name for name, p in model.named_parameters() if p.requires_grad}
+    fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"), trainable=True)
+    assert active_adapters(fresh) == active
+    assert {name for name, p in fresh.named_parameters() if p.requires_grad} == flags
+    assert torch.equal(logits_of(fresh, make_tokens()), logits_of(model, make_tokens()))
+
+
+@pytest.fixture(params=["cpu", "disk", "part"])
+def offloaded(request, tmp_path):
+    """A model with tied embeddings whose weights accelerate keeps elsewhere until they are used."""
+    model, here = make_model("gemma2"), torch.device("cpu")
+    if request.param == "cpu":
+        return cpu_offload(model, execution_device=here)
+    if request.param == "disk":
+        return disk_offload(model, tmp_path / "offloaded", execution_device=here)
+    model.save_pretrained(tmp_path / "model")
+    places = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "lm_head", "model.rotary_emb"], "cpu")
+    options = {"device_map": {**places, "model.layers.1": "disk"}, "offload_folder": tmp_path / "offloaded"}
+    return AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32, **options).eval()
+
+
+def test_an_offloaded_model_is_saved_and_loaded_as_any_other(offloaded, tmp_path):
+    tokens, plain = make_tokens(), make_model("gemma2")
+    assert any(p.is_meta for p in offloaded.parameters())
+    assert fingerprint(offloaded) == fingerprint(plain)
+    assert hash_weights(offloaded) == hash_weights(plain)
+    base = logits_of(offloaded, tokens)
+    hfpatch.patch(offloaded, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)])
+    perturb(offloaded, std=0.2)
+    patched = logits_of(offloaded, tokens)
+    hfpatch.save_patch(offloaded, tmp_path / "patch")
+    torch.testing.assert_close(logits_of(hfpatch.load_patch(plain, tmp_path / "patch"), tokens), patched)
+    hfpatch.unpatch(offloaded)
+    torch.testing.assert_close(logits_of(offloaded, tokens), base)
+    torch.testing.assert_close(logits_of(hfpatch.load_patch(offloaded, tmp_path / "patch"), tokens), patched)
+
+
+def test_peft_has_no_values_for_adapters_of_offloaded_modules(offloaded, tmp_path):
+    before = {name: p.requires_grad for name, p in offloaded.named_parameters()}
+    with pytest.raises(HfpatchError, match=r"q_proj\.lora_A.* is offloaded, and PEFT gives its adapter no values"):
+        hfpatch.patch(offloaded, LoraConfig(r=2, **QUERIES))
+    assert {name: p.requires_grad for name, p in offloaded.named_parameters()} == before
+    assert not any(p.is_meta for p in hfpatch.patch(make_model("gemma2"), LoraConfig(r=2, **QUERIES)).parameters())
+
+
+def test_a_model_without_values_is_not_saved(tmp_path):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(make_config("llama"))
+    hfpatch.patch(model, PreProjectionConfig())
+    with pytest.raises(HfpatchError, match=r"lm_head\.weight is on the meta device and has no values"):
         hfpatch.save_patch(model, tmp_path / "patch")
     assert not list(tmp_path.iterdir())

@@ -30,14 +30,20 @@ app = typer.Typer(
 
 
 @app.command()
-def compare(recipe: RecipeArgument, overrides: Overrides = None, out: Out = None, resume: Resume = False) -> None:
+def compare(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    data_dir: DataDir = None,
+) -> None:
     """Train and evaluate every method of a recipe, then report.
 
     Example: hfpatch compare quickstart training.seeds=[0] --out runs/first
     """
     from hfpatch.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe(recipe, _overrides(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
     from hfpatch.cli.progress import choose_progress
@@ -57,6 +63,7 @@ def train(
     overrides: Overrides = None,
     out: Out = None,
     resume: Resume = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Train one method of a recipe, for each of its seeds, and save its patches.
 
@@ -67,7 +74,7 @@ def train(
     """
     from hfpatch.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe(recipe, _overrides(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
     from hfpatch.training.processes import start_processes
@@ -271,6 +278,7 @@ def pretrain(
     overrides: Overrides = None,
     out: Out = None,
     resume: Resume = False,
+    data_dir: DataDir = None,
     variant: Annotated[
         str | None, typer.Option(help="Of a study, train this variant's runs alone; a later call reports.")
     ] = None,
@@ -286,7 +294,7 @@ def pretrain(
     from hfpatch.errors import HfpatchError
     from hfpatch.pretraining_recipe import PretrainRecipe, load_pretrain_or_study
 
-    loaded = load_pretrain_or_study(recipe, overrides or [])
+    loaded = load_pretrain_or_study(recipe, _overrides(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     if isinstance(loaded, PretrainRecipe) and variant is not None:
         raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
@@ -317,6 +325,7 @@ def tokenize(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The token file, NAME.bin; <recipe name>.bin if not given.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Tokenise a pretraining recipe's text into a token file, which data.source can then name.
 
@@ -327,7 +336,7 @@ def tokenize(
     """
     from hfpatch.pretraining_recipe import load_pretrain_or_study
 
-    loaded = load_pretrain_or_study(recipe, overrides or [])
+    loaded = load_pretrain_or_study(recipe, _overrides(overrides, data_dir))
     quiet_libraries()
     from hfpatch.cli.progress import TokensSoFar
     from hfpatch.pipeline import tokenize as run_tokenize
@@ -339,6 +348,11 @@ def tokenize(
 
 app.command()(sharing.push)
 app.command()(sharing.export)
+
+
+def _overrides(overrides: list[str] | None, data_dir: Path | None) -> list[str]:
+    """Return the overrides of a recipe, with ``--data-dir`` as one of them."""
+    return [*(overrides or []), *([f"data_dir={json.dumps(str(data_dir))}"] if data_dir else [])]
 
 
 def _model_settings(name: str, revision: str | None, dtype: str) -> ModelSettings:

@@ -166,11 +166,15 @@ def test_a_range_and_an_array_of_layers_are_a_list():
 
 def test_numpys_numbers_in_a_config_of_peft_are_saved(tmp_path):
     config = LoraConfig(
-        r=np.int64(2), lora_alpha=np.float64(4), target_modules=["q_proj"], rank_pattern={"x": np.int32(1)}
+        r=np.int64(2),
+        lora_alpha=np.float64(4),
+        target_modules=["q_proj"],
+        layers_to_transform=np.int64(1),
+        rank_pattern={"q_proj": np.int32(1)},
     )
     folder = save_patch(patch(make_model("llama"), config, seed=np.int64(1)), tmp_path / "patch")
     saved = json.loads((folder / "lora" / "adapter_config.json").read_text())
-    assert (saved["r"], saved["lora_alpha"], saved["rank_pattern"]) == (2, 4.0, {"x": 1})
+    assert (saved["r"], saved["lora_alpha"], saved["rank_pattern"]) == (2, 4.0, {"q_proj": 1})
     assert isinstance(config.r, np.int64)  # the caller's own is left alone
 
 

@@ -1,13 +1,16 @@
 """transformers' Trainer and TRL's SFTTrainer, given a model or our configuration and nothing else of ours."""
 
+import copy
+
 import pytest
 import torch
 from families import VOCABULARY, logits_of, make_model, make_tokens
-from peft import PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 
 METHODS = {"pre": lambda: PreProjectionConfig(content_skip=True), "query": NonlinearQueryConfig}
 BOTH = pytest.mark.parametrize("method", METHODS)
@@ -58,6 +61,112 @@ def test_trainer_on_a_model_with_transformers_own_adapter(method, tmp_path):
     after_base, after_added = parts(model)
     assert all(torch.equal(base[name], after_base[name]) for name in base)
     assert all(not torch.equal(added[name], after_added[name]) for name in added)
+
+
+def stack_of_parts():
+    return [
+        LoraConfig(r=2, target_modules=["dense"], lora_dropout=0.2, modules_to_save=["final_layer_norm"]),
+        PreProjectionConfig(content_skip=True, dropout=0.2),
+        NonlinearQueryConfig(),
+        LoraConfig(r=3, target_modules=["query_key_value"]),
+    ]
+
+
+ATTACHED = {
+    "get_peft_model": lambda: get_peft_model(
+        make_model("gpt_neox"), PreProjectionConfig(content_skip=True, dropout=0.2)
+    ),
+    "patch": lambda: hfpatch.patch(make_model("gpt_neox"), PreProjectionConfig(content_skip=True, dropout=0.2)),
+    "stack": lambda: hfpatch.patch(make_model("gpt_neox"), stack_of_parts()),
+    "copy of a stack": lambda: copy.deepcopy(hfpatch.patch(make_model("gpt_neox"), stack_of_parts())),
+}
+LONGER = {**OPTIONS, "max_steps": 4, "save_steps": 2, "lr_scheduler_type": "linear", "save_strategy": "steps"}
+
+
+def make_trainer(model, folder, **options):
+    options = {**LONGER, **options}
+    data = {"train_dataset": rows(), "eval_dataset": rows()[:2]}
+    return Trainer(model=model, args=TrainingArguments(output_dir=str(folder), **options), **data)
+
+
+def make_sft_trainer(model, folder, **options):
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    data = Dataset.from_list([{"text": " ".join(f"w{i}" for i in row["input_ids"])} for row in rows()])
+    options = {**LONGER, "bf16": False, **options}
+    args = SFTConfig(output_dir=str(folder), **options)
+    return SFTTrainer(model=model, args=args, train_dataset=data, eval_dataset=data, processing_class=words())
+
+
+def losses_and_tensors(trainer):
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return losses, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+RUNS = [(make_trainer, how) for how in ATTACHED]
+RUNS += [pytest.param(make_sft_trainer, how, marks=pytest.mark.slow) for how in ("get_peft_model", "stack")]
+
+
+@pytest.mark.parametrize(("make", "how"), RUNS)
+def test_a_resumed_run_ends_as_one_never_stopped(make, how, tmp_path):
+    trainer = make(ATTACHED[how](), tmp_path)
+    trainer.train()
+    losses, tensors = losses_and_tensors(trainer)
+    resumed = make(ATTACHED[how](), tmp_path)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    losses_after, tensors_after = losses_and_tensors(resumed)
+    assert len(losses) == 4
+    assert losses_after == losses
+    assert tensors.keys() == tensors_after.keys()
+    assert [name for name in tensors if not torch.equal(tensors[name], tensors_after[name])] == []
+    if how != "get_peft_model":
+        loaded = hfpatch.load_patch(make_model("gpt_neox"), tmp_path / "checkpoint-4")
+        assert torch.equal(logits_of(loaded, make_tokens()), logits_of(trainer.model.eval(), make_tokens()))
+
+
+@pytest.mark.parametrize("how", ["get_peft_model", "patch", "stack"])
+def test_the_best_model_is_loaded_at_the_end(how, tmp_path):
+    """The metric is told to grow and the loss falls, so the first checkpoint counts as the best."""
+    options = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    options |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "max_steps": 3}
+    trainer = make_trainer(ATTACHED[how](), tmp_path, **options)
+    trainer.train()
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert losses == sorted(losses, reverse=True)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+    assert trainer.evaluate()["eval_loss"] == losses[0]
+
+
+def test_a_checkpoint_of_another_stack_or_base_is_refused(tmp_path):
+    trainer = make_trainer(ATTACHED["stack"](), tmp_path, max_steps=2)
+    trainer.train()
+    checkpoint = str(tmp_path / "checkpoint-2")
+    with pytest.raises(HfpatchError, match="the checkpoint holds other adapters; patch the model as it was"):
+        make_trainer(ATTACHED["patch"](), tmp_path).train(resume_from_checkpoint=checkpoint)
+    other = make_model("gpt_neox")
+    other.gpt_neox.layers[0].attention.dense.weight.data += 1
+    with pytest.raises(HfpatchError, match="the checkpoint was made on another base"):
+        make_trainer(hfpatch.patch(other, stack_of_parts()), tmp_path).train(resume_from_checkpoint=checkpoint)
+
+
+def test_saving_a_stack_asks_for_files_in_a_folder_alone_and_ends_with_unpatching(tmp_path):
+    model = ATTACHED["stack"]()
+    with pytest.raises(HfpatchError, match=r"save_pretrained\(push_to_hub=...\) saves one adapter, and .* has 4"):
+        model.save_pretrained(tmp_path, push_to_hub=True)
+    model.save_pretrained(tmp_path / "worker", is_main_process=False)
+    assert list(tmp_path.iterdir()) == []
+    hfpatch.unpatch(model).save_pretrained(tmp_path)
+    assert torch.equal(logits_of(type(model).from_pretrained(tmp_path), make_tokens()), logits_of(model, make_tokens()))
+
+
+@pytest.mark.parametrize("how", ["patch", "stack"])
+def test_a_checkpoint_that_would_lack_something_trained_is_refused(how, tmp_path):
+    model = ATTACHED[how]()
+    model.gpt_neox.layers[0].mlp.dense_4h_to_h.weight.requires_grad = True
+    message = r"1 of \d+ trained tensors would not be in the patch, such as gpt_neox\..*dense_4h_to_h\.weight"
+    with pytest.raises(HfpatchError, match=message):
+        make_trainer(model, tmp_path).train()
 
 
 @pytest.mark.slow
