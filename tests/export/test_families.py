@@ -62,7 +62,8 @@ def classes(folder, prefix=""):
 
 def together(model, tokens):
     """Return the logits of two threads that are in the same module at any time."""
-    meet, found = threading.Barrier(2, timeout=20), {}
+    model.requires_grad_(False)  # the threads must not meet in `logits_of`, which does that for a while
+    meet, found = threading.Barrier(2, timeout=120), {}
 
     def wait(*_):
         meet.wait()
@@ -94,7 +95,8 @@ def test_an_export_holds_and_computes_what_the_patched_model_does(case, tmp_path
     assert torch.equal(logits_of(exported, tokens[0]), expected[0])
     assert all(map(torch.equal, together(exported, tokens), expected))
 
-    tower = classes(folder, model.base_model_prefix).from_pretrained(folder).eval()
+    tower = classes(folder, model.base_model_prefix).from_pretrained(folder).eval().requires_grad_(False)
+    model.requires_grad_(False)
     with torch.no_grad():
         hidden = [each(tokens[0], use_cache=False).last_hidden_state for each in (tower, model.base_model)]
     assert torch.equal(*hidden)
