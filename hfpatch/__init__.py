@@ -14,6 +14,7 @@ from hfpatch.with_peft import register_when_peft_is_imported
 
 if TYPE_CHECKING:
     from hfpatch.budget import match_lora_rank
+    from hfpatch.nn.matmul import fast_matmul
     from hfpatch.patch_files import load_patch, save_patch
     from hfpatch.patching import patch, patch_summary, unpatch
     from hfpatch.promises import check
@@ -28,6 +29,7 @@ _HOMES = {
     "NonlinearQueryConfig": "tuners",
     "PreProjectionConfig": "tuners",
     "check": "promises",
+    "fast_matmul": "nn.matmul",
     "find_sites": "sites",
     "load_patch": "patch_files",
     "match_lora_rank": "budget",
@@ -46,6 +48,7 @@ __all__ = [
     "PreProjectionConfig",
     "__version__",
     "check",
+    "fast_matmul",
     "find_sites",
     "load_patch",
     "match_lora_rank",

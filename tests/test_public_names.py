@@ -10,6 +10,7 @@ import hfpatch
 NAMES = [
     "PreProjectionConfig", "NonlinearQueryConfig", "patch", "unpatch", "patch_summary", "save_patch", "load_patch",
     "find_sites", "match_lora_rank", "check", "AttentionSite", "Family", "register_family", "HfpatchError",
+    "fast_matmul",
 ]  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def pinned_library(library: MatmulLibrary | None) -> Iterator[None]:
     asked = os.environ.get(VARIABLE, "auto")
     if library is not None and asked not in ("auto", library):
         raise HfpatchError(
-            f"{VARIABLE} is {asked!r}, and the run was begun with {library}; unset it or start a new run"
+            f"{VARIABLE} is {asked!r}, but the run was begun with {library}; unset it or start a new run"
         )
     token = _pinned.set(library if library is None else _checked(library, "the run"))
     try:

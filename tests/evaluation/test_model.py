@@ -10,7 +10,9 @@ from transformers import CONFIG_MAPPING, BartForConditionalGeneration
 
 from hfpatch.bases import load_base
 from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.answers import model_key
 from hfpatch.evaluation.model import HfpatchLM
+from hfpatch.nn.matmul import available
 from hfpatch.twins import random_model, shrink
 
 EMBEDDING = r"gpt_neox\.embed_in"
@@ -83,6 +85,22 @@ def test_loglikelihoods_equal_hflm(model, tokenizer, batch_size, pairs, support)
     rolling = ours.loglikelihood_rolling(requests("loglikelihood_rolling", texts))
     also = theirs.loglikelihood_rolling(requests("loglikelihood_rolling", texts))
     torch.testing.assert_close(rolling, also, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.skipif(not available(), reason="this build of torch has no oneDNN")
+def test_loglikelihoods_by_onednn_equal_hflm(model, tokenizer, pairs, monkeypatch):
+    asked = requests("loglikelihood", pairs)
+    expected = HFLM(model, tokenizer=tokenizer, batch_size=1).loglikelihood(asked, disable_tqdm=True)
+    keys = []
+    for library in ("mkl", "onednn"):
+        monkeypatch.setenv("HFPATCH_MATMUL", library)
+        found = HfpatchLM(model, tokenizer=tokenizer).loglikelihood(asked)
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+        values = [[value for value, _ in answers] for answers in (found, expected)]
+        torch.testing.assert_close(*values, rtol=1e-6, atol=1e-4)
+        keys.append(model_key(model))
+    assert keys[0] != keys[1]
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_generation_equals_hflm(model, tokenizer, support):

@@ -13,6 +13,7 @@ from transformers.integrations import integration_utils
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
+from hfpatch.nn.matmul import available
 from hfpatch.training.groups import group_of
 from hfpatch.training.probe import train_probe
 from hfpatch.training.settings import TrainingSettings
@@ -301,6 +302,34 @@ def test_packing_is_refused_where_it_would_leak(base, blocks, padded_blocks, tmp
     with pytest.raises(HfpatchError, match=r"bloom models cannot .*; set data.layout=padded"):
         run(base("bloom"), blocks, tmp_path)
     run(base("bloom"), padded_blocks, tmp_path / "padded", lr=1e-3)
+
+
+@pytest.mark.skipif(not available(), reason="this build of torch has no oneDNN")
+def test_a_run_keeps_its_library_for_matrix_products(patched, blocks, tmp_path, monkeypatch):
+    plan = plan_for(blocks)
+    expected = plain_loop(patched(), blocks, plan, lr=1e-2, warmup=2, clip=1.0)
+    monkeypatch.setenv("HFPATCH_MATMUL", "onednn")
+    model = patched()
+    assert run(model, blocks, tmp_path / "whole", plan=plan).matmul == "onednn"
+    assert losses(tmp_path / "whole") == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(KeyboardInterrupt):
+        run(patched(), blocks, tmp_path / "cut", plan=plan, save_every=2, on_step=stop_at(5))
+    monkeypatch.setenv("HFPATCH_MATMUL", "mkl")
+    with pytest.raises(HfpatchError, match="HFPATCH_MATMUL is 'mkl', but the run was begun with onednn"):
+        run(patched(), blocks, tmp_path / "cut", plan=plan, save_every=2, resume=True)
+    monkeypatch.setenv("HFPATCH_MATMUL", "auto")  # which would be mkl, as the model is small
+    resumed = patched()
+    assert run(resumed, blocks, tmp_path / "cut", plan=plan, save_every=2, resume=True).matmul == "onednn"
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert same(trainables(resumed), trainables(model))
+
+
+def stop_at(step):
+    def stop(record):
+        if record.step == step:
+            raise KeyboardInterrupt
+
+    return stop
 
 
 def test_another_run_in_the_folder_is_refused(patched, blocks, tmp_path):
