@@ -28,9 +28,9 @@ test: install  ## run the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 # What computes numbers, in the tests that take a second or less each. One thread on every core; then two threads.
-NUMERIC := tests/nn tests/sites tests/tuners tests/promises tests/scratch tests/export tests/analysis \
+NUMERIC := tests/nn tests/sites tests/tuners tests/promises tests/models tests/export tests/analysis \
 	tests/evaluation/scorer tests/evaluation/test_model.py tests/training/test_head.py tests/training/test_loss.py \
-	tests/training/test_probe.py tests/test_patching.py tests/test_patch_files.py
+	tests/training/test_probe.py tests/surgery/test_patch.py tests/surgery/test_folder.py
 SOME := jamba or falcon or gemma2 or granite-
 AVX2 := MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
@@ -39,13 +39,14 @@ test-processors: install  ## run the numeric tests as on a processor with AVX2 a
 	$(AVX2) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal \
 		tests/architectures/test_architectures.py -k "test_method and ($(SOME))"
 	$(AVX2) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not slow" \
-		tests/nn tests/tuners tests/test_patching.py tests/scratch/test_catalogue.py
+		tests/nn tests/tuners tests/surgery/test_patch.py tests/models/test_catalogue.py
 
-lint: install  ## check style and formatting
+lint: install  ## check style, formatting and the directions of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
-format: install  ## format, and mend what can be mended
+format: install  ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -66,7 +67,7 @@ oldest:  ## test sites, tuners, patches and promises with the oldest supported t
 	$(VENV)-oldest/bin/python -m pip install --quiet --constraint tests/oldest.txt torch
 	$(VENV)-oldest/bin/python -m pip install --quiet --constraint tests/oldest.txt --editable '.[test]'
 	$(VENV)-oldest/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal tests/sites tests/tuners \
-		tests/promises tests/test_patching.py tests/test_patch_files.py tests/test_budget.py tests/test_methods.py
+		tests/promises tests/surgery/test_patch.py tests/surgery/test_folder.py tests/surgery/test_budget.py tests/surgery/test_methods.py
 
 clean:  ## remove the virtual environment and the caches
 	rm -rf $(VENV) $(VENV)-oldest .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -31,8 +31,8 @@ SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 
 def main() -> None:
     arguments = parse_arguments()
-    from hfpatch.files import write_json
-    from hfpatch.provenance import Clock, provenance
+    from hfpatch.support.files import write_json
+    from hfpatch.support.provenance import Clock, provenance
 
     clock, rows = Clock(), earlier_rows(arguments.out)
     for task in arguments.tasks:
@@ -54,8 +54,8 @@ def main() -> None:
 
 def earlier_rows(out: Path | None) -> list[dict[str, Any]]:
     """Return the rows that earlier calls at this commit left in the file."""
-    from hfpatch.files import read_json
-    from hfpatch.provenance import checkout_state
+    from hfpatch.support.files import read_json
+    from hfpatch.support.provenance import checkout_state
 
     if out is None or not out.is_file():
         return []

@@ -59,8 +59,8 @@ def main() -> None:
     if arguments.peak:
         print(json.dumps({"peak_bytes": peak_memory(arguments)}))
         return
-    from hfpatch.files import write_json
-    from hfpatch.provenance import Clock, provenance
+    from hfpatch.support.files import write_json
+    from hfpatch.support.provenance import Clock, provenance
 
     clock = Clock()
     found = {

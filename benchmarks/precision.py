@@ -20,12 +20,12 @@ from typing import Any
 
 from accelerate import PartialState
 
-from hfpatch.bases import load_base
 from hfpatch.data.load import load_splits
-from hfpatch.files import write_json, write_text
-from hfpatch.pipeline import compare
-from hfpatch.provenance import Clock, provenance
-from hfpatch.recipe import Recipe, load_recipe
+from hfpatch.recipes.comparison import Recipe, load_recipe
+from hfpatch.runs import compare
+from hfpatch.support.files import write_json, write_text
+from hfpatch.support.provenance import Clock, provenance
+from hfpatch.surgery.bases import load_base
 from hfpatch.training.validation import mean_loss
 
 DTYPES = ("float32", "bfloat16")

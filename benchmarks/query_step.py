@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 
-from hfpatch.files import write_json
-from hfpatch.provenance import Clock, provenance
-from hfpatch.scratch import GPT2_SMALL, non_embedding_parameters
+from hfpatch.models import GPT2_SMALL, non_embedding_parameters
+from hfpatch.support.files import write_json
+from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model
 
 PEER = "linear"

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
-from hfpatch.methods import build_method
-from hfpatch.patching import patch, patch_summary
+from hfpatch.surgery.methods import build_method
+from hfpatch.surgery.patch import patch, patch_summary
 
 PEER = "lora"
 METHODS = {

@@ -55,18 +55,18 @@ from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
 from hfpatch.data.collate import collate
 from hfpatch.data.load import load_blocks
 from hfpatch.data.plan import BatchPlan
-from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenise import TokenStream
-from hfpatch.files import write_json
-from hfpatch.methods import build_method
 from hfpatch.nn.matmul import fast_matmul
-from hfpatch.patching import patch, patch_summary
-from hfpatch.provenance import Clock, provenance
+from hfpatch.recipes.data import DataSettings
+from hfpatch.recipes.training import TrainingSettings
+from hfpatch.support.files import write_json
+from hfpatch.support.provenance import Clock, provenance
+from hfpatch.surgery.methods import build_method
+from hfpatch.surgery.patch import patch, patch_summary
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch
 from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
 from hfpatch.training.run import Run
-from hfpatch.training.settings import TrainingSettings
 from hfpatch.training.trainer import PlanTrainer, prepared
 
 SHAPES = {  # hidden, layers, heads, vocabulary

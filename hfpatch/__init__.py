@@ -9,19 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hfpatch.errors import HfpatchError
-from hfpatch.lazy import lazy_names
-from hfpatch.with_peft import register_when_peft_is_imported
+from hfpatch.support.lazy import lazy_names
+from hfpatch.support.version import __version__
+from hfpatch.surgery.peft_registration import register_when_peft_is_imported
 
 if TYPE_CHECKING:
-    from hfpatch.budget import match_lora_rank
     from hfpatch.nn.matmul import fast_matmul
-    from hfpatch.patch_files import load_patch, save_patch
-    from hfpatch.patching import patch, patch_summary, unpatch
     from hfpatch.promises import check
     from hfpatch.sites import AttentionSite, Family, find_sites, register_family
+    from hfpatch.surgery.budget import match_lora_rank
+    from hfpatch.surgery.folder import load_patch, save_patch
+    from hfpatch.surgery.patch import patch, patch_summary, unpatch
     from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "AttentionSite": "sites",
@@ -31,13 +30,13 @@ _HOMES = {
     "check": "promises",
     "fast_matmul": "nn.matmul",
     "find_sites": "sites",
-    "load_patch": "patch_files",
-    "match_lora_rank": "budget",
-    "patch": "patching",
-    "patch_summary": "patching",
+    "load_patch": "surgery.folder",
+    "match_lora_rank": "surgery.budget",
+    "patch": "surgery.patch",
+    "patch_summary": "surgery.patch",
     "register_family": "sites",
-    "save_patch": "patch_files",
-    "unpatch": "patching",
+    "save_patch": "surgery.folder",
+    "unpatch": "surgery.patch",
 }
 
 __all__ = [

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-import hfpatch.pipeline.comparison
+import hfpatch.runs.comparison
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.pipeline import Progress, compare, pretrain_study, train
-from hfpatch.pretraining_recipe import StudyRecipe
-from hfpatch.recipe import Recipe
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.runs import Progress, compare, pretrain_study, train
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
 
@@ -109,5 +109,5 @@ def main(root: Path) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    hfpatch.pipeline.comparison.write_report = lambda _: None  # takes longer than all the rest
+    hfpatch.runs.comparison.write_report = lambda _: None  # takes longer than all the rest
     print(json.dumps(main(Path(sys.argv[1]))))

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from hfpatch.__main__ import main
 from hfpatch.cli.app import app
-from hfpatch.pretraining_recipe import load_pretrain_or_study
-from hfpatch.recipe import load_recipe
+from hfpatch.recipes.comparison import load_recipe
+from hfpatch.recipes.pretraining import load_pretrain_or_study
+from hfpatch.recipes.training import TrainingSettings
 from hfpatch.sites import family, plugins
-from hfpatch.training.settings import TrainingSettings
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [

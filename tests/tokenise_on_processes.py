@@ -11,7 +11,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from hfpatch.data import load
-from hfpatch.data.settings import DataSettings
+from hfpatch.recipes.data import DataSettings
 from hfpatch.training.processes import start_processes
 
 

@@ -18,13 +18,13 @@ from families import make_config, make_model
 from training_blocks import make_blocks
 
 from hfpatch import PreProjectionConfig, patch, save_patch
-from hfpatch.bases import hash_weights
 from hfpatch.data.plan import draw_plan
-from hfpatch.scratch import ScratchSettings, build_scratch
+from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.recipes.training import PretrainSettings, TrainingSettings
+from hfpatch.surgery.bases import hash_weights
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes
-from hfpatch.training.settings import PretrainSettings, TrainingSettings
 
 STEPS, BATCH = 6, 4
 FSDP = {

@@ -3,8 +3,8 @@
 import numpy as np
 
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
-from hfpatch.data.settings import DataSettings, Layout
 from hfpatch.data.tokenise import TokenStream
+from hfpatch.recipes.data import DataSettings, Layout
 
 
 def make_blocks(

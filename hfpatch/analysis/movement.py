@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from hfpatch.analysis.running import block_of, name_in_block
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json
-from hfpatch.patch_files import load_patch
-from hfpatch.patching import patch, stack, unpatch
+from hfpatch.support.files import read_json
+from hfpatch.surgery.folder import load_patch
+from hfpatch.surgery.patch import patch, stack, unpatch
 from hfpatch.tuners.adapters import adapter_parameters, has_adapters
 from hfpatch.tuners.config import SurgeryConfig
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hfpatch.analysis.heads import head_size
 from hfpatch.analysis.means import TokenMeans, norm_ratio
 from hfpatch.analysis.running import Batch, block_of, run, surgery_layers
+from hfpatch.models.listening import Heard, listening
 from hfpatch.nn.skip import PAPER_SKIP_STD
-from hfpatch.scratch.listening import Heard, listening
 from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.tuners.hidden_state import hidden_argument
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
@@ -158,7 +158,7 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
     Of several working adapters each is anchored in what the one before it returned.
 
     Args:
-        model: patched with nonlinear queries or from :func:`hfpatch.scratch.build_scratch`; its mode and hooks are left
+        model: patched with nonlinear queries or from :func:`hfpatch.models.build_scratch`; its mode and hooks are left
             as they were.
         batches: see :data:`hfpatch.analysis.running.Batch`.
     """

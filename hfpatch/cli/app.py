@@ -17,7 +17,7 @@ from hfpatch.cli.options import AsJson, DataDir, DtypeOption, Out, Overrides, Re
 from hfpatch.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
-    from hfpatch.recipe import ModelSettings
+    from hfpatch.recipes.comparison import ModelSettings
 
 app = typer.Typer(
     name="hfpatch",
@@ -41,14 +41,14 @@ def compare(
 
     Example: hfpatch compare quickstart training.seeds=[0] --out runs/first
     """
-    from hfpatch.recipe import load_recipe
+    from hfpatch.recipes.comparison import load_recipe
 
     loaded = load_recipe(recipe, _overrides(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
     from hfpatch.cli.progress import choose_progress
     from hfpatch.cli.tables import print_comparison
-    from hfpatch.pipeline import compare as run_compare
+    from hfpatch.runs import compare as run_compare
 
     gc.freeze()  # the libraries' objects stay; each Trainer collects garbage twice, which then takes no time
     with _interruptible(folder), choose_progress() as progress:
@@ -72,7 +72,7 @@ def train(
 
     Example: hfpatch train quickstart --method pre_projection training.steps=60
     """
-    from hfpatch.recipe import load_recipe
+    from hfpatch.recipes.comparison import load_recipe
 
     loaded = load_recipe(recipe, _overrides(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
@@ -81,7 +81,7 @@ def train(
 
     start_processes()  # before what takes seconds to import, so that a mistake shows at once
     from hfpatch.cli.progress import choose_progress, is_first_process
-    from hfpatch.pipeline import train as run_train
+    from hfpatch.runs import train as run_train
 
     with _interruptible(folder), choose_progress() as progress:
         patches = run_train(loaded, method, folder, resume=resume, progress=progress)
@@ -114,8 +114,8 @@ def evaluate(
 
     Example: hfpatch eval --model EleutherAI/pythia-160m --tasks lambada_openai,arc_easy --limit 100
     """
-    from hfpatch.evaluation.settings import EvaluationSettings
-    from hfpatch.strict import validate
+    from hfpatch.recipes.evaluation import EvaluationSettings
+    from hfpatch.recipes.strict import validate
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     given = {
@@ -132,7 +132,7 @@ def evaluate(
     quiet_libraries()
     from hfpatch.cli.evaluation import answer_cache, print_evaluation, says_how_to_go_on
     from hfpatch.cli.progress import choose_progress
-    from hfpatch.pipeline import evaluate as run_evaluate
+    from hfpatch.runs import evaluate as run_evaluate
 
     base = _model_settings(model, revision, dtype)
     kept = answer_cache() if cache and output is None else None
@@ -201,7 +201,7 @@ def check(
     Example: hfpatch check tinyworld/gpt2 --method nonlinear_query form=literal
     """
     from hfpatch.errors import HfpatchError
-    from hfpatch.strict import read_override
+    from hfpatch.recipes.strict import read_override
 
     if options and method is None:
         raise HfpatchError(f"{options[0]}: options belong to a method; name it, as in --method pre_projection")
@@ -209,8 +209,8 @@ def check(
     base = _model_settings(model, revision, dtype)
     quiet_libraries()
     from hfpatch.cli.progress import choose_progress
-    from hfpatch.pipeline import check as run_check
-    from hfpatch.pipeline.progress import Progress
+    from hfpatch.runs import check as run_check
+    from hfpatch.runs.progress import Progress
 
     with nullcontext(Progress()) if as_json else choose_progress() as progress:
         outcome = run_check(base, part, config_only=config_only, progress=progress)
@@ -247,7 +247,7 @@ def inspect(
     """
     base = _model_settings(model, revision, dtype)
     quiet_libraries()
-    from hfpatch.pipeline import inspect as run_inspect
+    from hfpatch.runs import inspect as run_inspect
 
     found = run_inspect(
         base,
@@ -259,8 +259,8 @@ def inspect(
         reparametrisation=reparametrisation,
     )
     if as_html:
-        from hfpatch.files import write_text
-        from hfpatch.pipeline.inspection_page import inspection_page
+        from hfpatch.runs.inspection_page import inspection_page
+        from hfpatch.support.files import write_text
 
         write_text(out, inspection_page(found))
         print(f"page: {out}", file=sys.stderr if as_json else sys.stdout)
@@ -292,7 +292,7 @@ def pretrain(
     Example: hfpatch pretrain my-model.yaml training.steps=1000 --out runs/my-model
     """
     from hfpatch.errors import HfpatchError
-    from hfpatch.pretraining_recipe import PretrainRecipe, load_pretrain_or_study
+    from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_or_study
 
     loaded = load_pretrain_or_study(recipe, _overrides(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
@@ -301,8 +301,8 @@ def pretrain(
     quiet_libraries()
     from hfpatch.cli.progress import choose_progress, is_first_process
     from hfpatch.cli.tables import print_study
-    from hfpatch.pipeline import pretrain as run_pretrain
-    from hfpatch.pipeline import pretrain_study
+    from hfpatch.runs import pretrain as run_pretrain
+    from hfpatch.runs import pretrain_study
 
     gc.freeze()
     with _interruptible(folder), choose_progress() as progress:
@@ -334,12 +334,12 @@ def tokenize(
 
     Example: hfpatch tokenize my-model.yaml data.source=Skylion007/openwebtext --out openwebtext.bin
     """
-    from hfpatch.pretraining_recipe import load_pretrain_or_study
+    from hfpatch.recipes.pretraining import load_pretrain_or_study
 
     loaded = load_pretrain_or_study(recipe, _overrides(overrides, data_dir))
     quiet_libraries()
     from hfpatch.cli.progress import TokensSoFar
-    from hfpatch.pipeline import tokenize as run_tokenize
+    from hfpatch.runs import tokenize as run_tokenize
 
     made = run_tokenize(loaded, out, on_part=TokensSoFar())
     print(f"tokens: {made.file} ({made.info.tokens:,} tokens, {made.info.documents:,} documents)")
@@ -356,8 +356,8 @@ def _overrides(overrides: list[str] | None, data_dir: Path | None) -> list[str]:
 
 
 def _model_settings(name: str, revision: str | None, dtype: str) -> ModelSettings:
-    from hfpatch.recipe import ModelSettings
-    from hfpatch.strict import validate
+    from hfpatch.recipes.comparison import ModelSettings
+    from hfpatch.recipes.strict import validate
 
     return validate({"name": name, "revision": revision, "dtype": dtype}, ModelSettings, "hfpatch")
 

@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hfpatch.cache import cache_folder, is_writable
 from hfpatch.cli.tables import print_scores
+from hfpatch.support.cache import cache_folder, is_writable
 
 if TYPE_CHECKING:
     from hfpatch.evaluation import Comparison
-    from hfpatch.pipeline.scoring import Evaluation
+    from hfpatch.runs.scoring import Evaluation
 
 
 def print_evaluation(found: Evaluation) -> None:

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from hfpatch.pipeline.inspection_tables import TextTable, inspection_tables, opening
+from hfpatch.runs.inspection_tables import TextTable, inspection_tables, opening
 
 if TYPE_CHECKING:
-    from hfpatch.pipeline.inspection import Inspection
+    from hfpatch.runs.inspection import Inspection
 
 
 def print_inspection(found: Inspection) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from hfpatch.pipeline.progress import Progress
+from hfpatch.runs.progress import Progress
 from hfpatch.training.records import StepRecord
 
 PLAIN_EVERY_S = 30.0

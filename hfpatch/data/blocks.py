@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 
 from hfpatch.data.packing import Integers, pack, split_pieces
-from hfpatch.data.settings import DataSettings, Layout
 from hfpatch.data.tokenise import TokenArray, TokenStream
 from hfpatch.errors import HfpatchError
-from hfpatch.files import clear_about_writing
+from hfpatch.recipes.data import DataSettings, Layout
+from hfpatch.support.files import clear_about_writing
 
 IGNORE = -100
 _CHUNK_TOKENS = 1 << 20
@@ -37,7 +37,7 @@ class TokenBlocks:
         rows: (blocks, block_size) token ids.
         sizes: (pieces,) int32 tokens of each piece, row by row.
         offsets: (blocks + 1,) int64, where each row's pieces begin in ``sizes``.
-        layout: how documents became rows, see :class:`hfpatch.data.settings.DataSettings`.
+        layout: how documents became rows, see :class:`hfpatch.recipes.data.DataSettings`.
         documents: how many documents the rows were made from.
         source: where the text is from: the recipe's ``data.source``, or that of the recipe a token file was made by.
         revision: the hub revision, or None.

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hfpatch.data.readers import is_readable, missing_column, read_documents, texts_of
-from hfpatch.data.settings import DataSettings
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.files import check_data_dir, sha256_file
+from hfpatch.recipes.data import DataSettings
+from hfpatch.support.files import check_data_dir, sha256_file
 
 _TINYWORLD = ("tinyworld/base", "tinyworld/shifted")
 _REVISION = re.compile(r"@([0-9a-f]{40})/")

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hfpatch.cache import is_writable
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
 from hfpatch.data.corpora import Corpus, filtered_documents, open_corpus
-from hfpatch.data.settings import DataSettings
 from hfpatch.data.token_file import TokenFile, none_left, open_token_file, write_token_file
 from hfpatch.data.tokenise import TokenStream, hash_tokenizer, tokenise
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_directory, check_manifest, read_json, write_json, write_manifest
-from hfpatch.leftovers import remove_leftovers, temporary_path
+from hfpatch.recipes.data import DataSettings
+from hfpatch.support.cache import is_writable
+from hfpatch.support.files import atomic_directory, check_manifest, read_json, write_json, write_manifest
+from hfpatch.support.leftovers import remove_leftovers, temporary_path
 
 _CACHE_FORMAT = 4
 _STREAM = "tokens.bin"
@@ -61,7 +61,7 @@ def load_evaluation(
     """Return the blocks to measure the loss on: the held-out documents if ``settings`` hold some out, else all.
 
     So an evaluation section may name the text that is trained on, with a layout or block size of its own; see
-    :func:`hfpatch.data.settings.overlap_mistake`. Otherwise as `load_splits`.
+    :func:`hfpatch.recipes.data.overlap_mistake`. Otherwise as `load_splits`.
     """
     splits = load_splits(settings, tokenizer, data_dir=data_dir, cache_dir=cache_dir)
     return splits.held_out or splits.train

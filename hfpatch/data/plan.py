@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.settings import plan_mistake
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_file, read_json, write_json
+from hfpatch.recipes.data import plan_mistake
+from hfpatch.support.files import atomic_file, read_json, write_json
 
 PLAN = "plan.json"
 PLAN_ARRAYS = "plan.safetensors"

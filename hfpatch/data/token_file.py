@@ -17,12 +17,12 @@ from pydantic import NonNegativeInt, PositiveInt
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks, cut_blocks
-from hfpatch.data.settings import TOKEN_FILE, DataSettings
 from hfpatch.data.tokenise import TokenArray, hash_tokenizer, largest_id, token_dtype, tokenise_in_parts
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_file, read_json, sha256_file, write_json
-from hfpatch.settings import Section
-from hfpatch.strict import validate
+from hfpatch.recipes.data import TOKEN_FILE, DataSettings
+from hfpatch.recipes.section import Section
+from hfpatch.recipes.strict import validate
+from hfpatch.support.files import atomic_file, read_json, sha256_file, write_json
 
 _CHUNK_TOKENS = 1 << 22
 

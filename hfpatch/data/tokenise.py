@@ -15,7 +15,7 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import clear_about_writing
+from hfpatch.support.files import clear_about_writing
 
 TokenArray: TypeAlias = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 _BATCH_CHARACTERS = 4_000_000

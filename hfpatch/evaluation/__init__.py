@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lm_eval.api.registry import model_registry
 
-from hfpatch.lazy import lazy_names
+from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.evaluation.comparison import Comparison, check_comparable, compare

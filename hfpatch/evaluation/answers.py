@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hfpatch.bases import hash_weights
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Answer, TokenRequest
-from hfpatch.files import sha256_file
 from hfpatch.nn.matmul import choose_library
-from hfpatch.provenance import installed_versions
-from hfpatch.with_peft import peft_is_imported
+from hfpatch.support.files import sha256_file
+from hfpatch.support.provenance import installed_versions
+from hfpatch.surgery.bases import hash_weights
+from hfpatch.surgery.peft_registration import peft_is_imported
 
 FORMAT = 1
 _OF_TRAINING = ("training", "gradient_checkpointing")
@@ -165,7 +165,7 @@ def _hash_adapters(model: nn.Module) -> str | None:
     """Return the SHA-256 of the adapters' configurations, state and tensors; None where there are none."""
     if not peft_is_imported():
         return None
-    from hfpatch.patching import stack
+    from hfpatch.surgery.patch import stack
     from hfpatch.tuners.adapters import AdapterWrapper, adapter_parameters
 
     parameters = adapter_parameters(model)

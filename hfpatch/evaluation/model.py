@@ -86,7 +86,7 @@ class HfpatchLM(HFLM):
         _refuse_unsupported(options)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if isinstance(pretrained, str):
-            from hfpatch.bases import locate_base
+            from hfpatch.surgery.bases import locate_base
 
             pretrained = locate_base(pretrained)
         elif not pretrained.config.is_encoder_decoder:  # of BART and its kin lm-eval takes the type, not the class
@@ -97,7 +97,7 @@ class HfpatchLM(HFLM):
         check_tokenizer(self.model, self.tokenizer)
         check_positions(self.model, options.get("max_length"))
         if patch is not None:
-            from hfpatch.patch_files import load_patch
+            from hfpatch.surgery.folder import load_patch
 
             load_patch(self.model, Path(patch), allow_other_base=allow_other_base)
         self.answers: Answers | None = None

@@ -22,10 +22,10 @@ from hfpatch.evaluation.mistakes import first_unfit_document
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.quiet import quiet
 from hfpatch.evaluation.results import TaskResult
-from hfpatch.evaluation.settings import EvaluationSettings
 from hfpatch.evaluation.tasks import load_tasks
 from hfpatch.evaluation.templates import templates_compiled_once
-from hfpatch.files import write_text
+from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.support.files import write_text
 
 Record = dict[str, Any]
 

@@ -16,8 +16,8 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.evaluation.local import Stamp, file_stamp, local_data, local_overrides, local_stamp
 from hfpatch.evaluation.mistakes import refuse_broken_file, refuse_metrics_without_aggregation, refuse_unknown_metrics
 from hfpatch.evaluation.quiet import quiet
-from hfpatch.files import check_data_dir
-from hfpatch.resources import eval_dir
+from hfpatch.support.files import check_data_dir
+from hfpatch.support.resources import eval_dir
 
 _OWN = ("tinyworld", "paper")
 _FEWSHOT_SEED = 1234  # the seed that lm-eval draws few-shot examples with

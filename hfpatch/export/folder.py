@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
-from hfpatch.bases import load_base, locate_base
-from hfpatch.card import base_licence, export_card, shown_base
 from hfpatch.errors import HfpatchError
 from hfpatch.export.parts import Description, base_name, describe
 from hfpatch.export.source import FILE, class_names, has_tower, modelling_source
-from hfpatch.files import atomic_directory, read_json, write_text
-from hfpatch.patch_files import MANIFEST, load_patch
-from hfpatch.scratch import take_apart
+from hfpatch.models import take_apart
+from hfpatch.support.files import atomic_directory, read_json, write_text
+from hfpatch.surgery.bases import load_base, locate_base
+from hfpatch.surgery.card import base_licence, export_card, shown_base
+from hfpatch.surgery.folder import MANIFEST, load_patch
 from hfpatch.tuners.adapters import adapter_parameters
 
 _PROBE_TOKENS = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hfpatch import __version__
-from hfpatch.generated import LICENCE, body, outside_imports
+from hfpatch.support.generated import LICENCE, body, outside_imports
+from hfpatch.support.version import __version__
 
 FILE = "modeling_hfpatch.py"
 _PACKAGE = Path(__file__).parent.parent

@@ -13,10 +13,6 @@ import torch
 from peft import LoraConfig, PeftConfig
 from torch import Tensor
 
-from hfpatch.bases import hash_weights
-from hfpatch.budget import attention_modules
-from hfpatch.patch_files import load_patch, save_patch
-from hfpatch.patching import patch, patch_summary, unpatch
 from hfpatch.promises.common import (
     NEW_TOKENS,
     frozen,
@@ -31,6 +27,10 @@ from hfpatch.promises.common import (
     rounding,
     training,
 )
+from hfpatch.surgery.bases import hash_weights
+from hfpatch.surgery.budget import attention_modules
+from hfpatch.surgery.folder import load_patch, save_patch
+from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import normal_
-from hfpatch.patching import patch, unpatch
 from hfpatch.sites import text_config
+from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners.adapters import adapter_parameters
 
 BATCH, LENGTH, NEW_TOKENS = 2, 9, 6

@@ -8,11 +8,11 @@ import torch
 from peft import PeftConfig
 from torch import Tensor, nn
 
-from hfpatch.patching import patch, unpatch
 from hfpatch.promises.common import rounding
 from hfpatch.promises.site import changed_sites
 from hfpatch.promises.tracing import AdditionTrace
 from hfpatch.sites import AttentionSite, find_sites
+from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners import PreProjectionConfig
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.hidden_state import hidden_argument

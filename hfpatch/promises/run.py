@@ -9,13 +9,13 @@ import torch
 from peft import PeftConfig
 from torch import Tensor, nn
 
-from hfpatch.bases import load_base, load_config
 from hfpatch.errors import HfpatchError
-from hfpatch.patching import patch, patch_summary, unpatch
 from hfpatch.promises import behaviour, residual, site
 from hfpatch.promises.common import Test, example_tokens
 from hfpatch.promises.report import CheckReport, Verdict
 from hfpatch.sites import find_sites
+from hfpatch.surgery.bases import load_base, load_config
+from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.tuners import PreProjectionConfig
 from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.twins import twin
@@ -50,7 +50,7 @@ def check(
     """Run the promises on a model with a configuration; a model that is passed in is left as it was.
 
     Args:
-        model_or_id: a causal language model without adapters, or what :func:`hfpatch.bases.load_base` takes.
+        model_or_id: a causal language model without adapters, or what :func:`hfpatch.surgery.bases.load_base` takes.
         config: the method to inject; pre-projection with content skip by default.
         config_only: check a tiny random twin of the model's configuration, without its weights; see
             :func:`hfpatch.twins.twin`.

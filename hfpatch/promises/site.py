@@ -15,10 +15,10 @@ import torch
 from peft import PeftConfig
 from torch import Tensor, nn
 
-from hfpatch.patching import patch, unpatch
 from hfpatch.promises.common import held, leak, logits, perturbed, relative, rounding
 from hfpatch.promises.softmax import Observation, SoftmaxMode, attentions, observe, self_attention, silence
 from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
+from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.config import SurgeryConfig

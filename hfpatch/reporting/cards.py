@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hfpatch.card import TAGS, Measured, base_licence, front, hub_id, patch_card, shown_base
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json, write_text
-from hfpatch.markdown import block, escape, table
 from hfpatch.reporting.answer import answer
 from hfpatch.reporting.facts import protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, part_text, score
 from hfpatch.reporting.results import MethodOutcome, Results
 from hfpatch.reporting.tables import Cell, cell_of, main_table, scale_of_task, unit_of
+from hfpatch.support.files import read_json, write_text
+from hfpatch.support.markdown import block, escape, table
+from hfpatch.surgery.card import TAGS, Measured, base_licence, front, hub_id, patch_card, shown_base
 
 _DATA = ("Data", "Batch plan", "Training")
 _HEADINGS = ("task", "metric", "n", "base", "this patch", "difference over all seeds", "verdict")

@@ -37,7 +37,7 @@ def environment_facts(results: Results) -> list[Fact]:
 
 
 def provenance_facts(provenance: Mapping[str, Any]) -> list[Fact]:
-    """Return what :func:`hfpatch.provenance.provenance` recorded."""
+    """Return what :func:`hfpatch.support.provenance.provenance` recorded."""
     versions = provenance.get("versions")
     facts = [
         ("Command", _text(provenance.get("command"))),

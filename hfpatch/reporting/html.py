@@ -12,13 +12,13 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from hfpatch import __version__
 from hfpatch.reporting import captions
 from hfpatch.reporting.merging import Check
 from hfpatch.reporting.page import FigurePart, Material, Page, page
 from hfpatch.reporting.results_csv import results_csv
 from hfpatch.reporting.study.data import study_csv
 from hfpatch.reporting.theme import inline
+from hfpatch.support.version import __version__
 
 
 def html(material: Sequence[Material], checks: Sequence[Check] = ()) -> str:

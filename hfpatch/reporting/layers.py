@@ -12,8 +12,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json
 from hfpatch.reporting.results import Results, plain
+from hfpatch.support.files import read_json
 
 ANALYSIS = "analysis.json"
 """Beside a run's patch, what ``hfpatch inspect MODEL --patch PATCH --json`` prints: measurement -> records."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 
-from hfpatch.markdown import block, escape, table
 from hfpatch.reporting import captions
 from hfpatch.reporting.answer import Finding, answer
 from hfpatch.reporting.facts import Fact, environment_facts, protocol_facts
@@ -13,6 +12,7 @@ from hfpatch.reporting.merging import Check
 from hfpatch.reporting.page import Material, anchor, labelled, page, sides_row
 from hfpatch.reporting.results import Results
 from hfpatch.reporting.tables import Cell, MainTable, main_table, method_table, paired_table
+from hfpatch.support.markdown import block, escape, table
 
 
 def markdown(material: Sequence[Material], checks: Sequence[Check] = ()) -> str:

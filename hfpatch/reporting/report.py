@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import write_text
 from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.curves import Curve, read_curves
 from hfpatch.reporting.figure_data import figure_data, read_layers_csv, read_training_csv
@@ -26,6 +25,7 @@ from hfpatch.reporting.study.report import write_study
 from hfpatch.reporting.study.results import is_study
 from hfpatch.reporting.theme import house_style, to_svg
 from hfpatch.reporting.written import Report, write_figures
+from hfpatch.support.files import write_text
 
 _RUN_FILES = ("results.json", "recipe.yaml")
 

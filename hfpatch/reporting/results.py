@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json
 from hfpatch.reporting.salvage import salvage
+from hfpatch.support.files import read_json
 
 SCHEMA = 1
 """The newest ``results.json`` layout that this version reads."""

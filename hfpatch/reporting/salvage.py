@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json
-from hfpatch.strict import read_yaml
+from hfpatch.recipes.strict import read_yaml
+from hfpatch.support.files import read_json
 
 _SEED = re.compile(r"seed-(\d+)")
 _TASK_KEYS = ("primary", "higher_is_better", "n", "data_sha256", "version")

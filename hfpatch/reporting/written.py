@@ -8,10 +8,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from hfpatch.files import atomic_file, write_text
 from hfpatch.reporting.results import Results
 from hfpatch.reporting.study.results import StudyResults
 from hfpatch.reporting.theme import to_png
+from hfpatch.support.files import atomic_file, write_text
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hfpatch.card import shown_base
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.files import read_json
 from hfpatch.reporting.cards import run_card
 from hfpatch.reporting.results import read_results
+from hfpatch.support.files import read_json
+from hfpatch.surgery.card import shown_base
 
 Contents = dict[str, Path | bytes]
 """What goes to the hub: the path there, and the file or the bytes that it gets."""

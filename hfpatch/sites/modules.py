@@ -53,8 +53,8 @@ def require_matrix(module: nn.Module, at: str) -> None:
         return
     held = f"name those inside it: {', '.join(inside)}" if inside else "it holds none, so there is nothing to adapt"
     raise HfpatchError(
-        f"target_modules: {at} is not one matrix; {held} (hfpatch.budget.attention_modules(model), or target_modules: "
-        "attention in a recipe, names all that there are)"
+        f"target_modules: {at} is not one matrix; {held} (hfpatch.surgery.budget.attention_modules(model), or "
+        "target_modules: attention in a recipe, names all that there are)"
     )
 
 

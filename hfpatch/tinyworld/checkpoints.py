@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.files import read_json, sha256_file
+from hfpatch.support.files import read_json, sha256_file
 
 CHECKPOINTS = ("gpt-neox", "gpt2")
 _FOLDER = Path(__file__).parent

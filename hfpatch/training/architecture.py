@@ -17,7 +17,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.scratch import build_scratch, split_architecture
+from hfpatch.models import build_scratch, split_architecture
 
 
 def build_config(
@@ -27,7 +27,7 @@ def build_config(
 
     Args:
         architecture: ``model_type`` and the keys of its configuration class; those of
-            :class:`hfpatch.scratch.ScratchSettings` are left to :func:`build_model`.
+            :class:`hfpatch.models.ScratchSettings` are left to :func:`build_model`.
         tokenizer: gives ``vocab_size`` and the special tokens' ids where ``architecture`` does not.
 
     Raises:
@@ -64,7 +64,7 @@ def build_model(
     """Build a float32 model with the architecture's own initialisation, drawn from ``seed`` alone.
 
     Raises:
-        HfpatchError: as :func:`build_config` and :func:`hfpatch.scratch.build_scratch`.
+        HfpatchError: as :func:`build_config` and :func:`hfpatch.models.build_scratch`.
     """
     settings, _ = split_architecture(architecture)
     return build_scratch(build_config(architecture, tokenizer=tokenizer), settings, seed=seed)

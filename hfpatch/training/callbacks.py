@@ -13,6 +13,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.training import LoopSettings
 from hfpatch.training.checkpoint import load_optimizer, save_checkpoint
 from hfpatch.training.diagnostics import QueryDiagnostic
 from hfpatch.training.interruption import Terminated
@@ -20,7 +21,6 @@ from hfpatch.training.optim import current_lr
 from hfpatch.training.precision import trainable_parameters
 from hfpatch.training.records import StepRecord
 from hfpatch.training.run import Run
-from hfpatch.training.settings import LoopSettings
 from hfpatch.training.sharding import whole
 from hfpatch.training.survival import UpdateSurvival, survival_steps
 

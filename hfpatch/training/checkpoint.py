@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import LRScheduler
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_directory, check_manifest, read_json, write_json, write_manifest
+from hfpatch.support.files import atomic_directory, check_manifest, read_json, write_json, write_manifest
 from hfpatch.training.sharding import like, under_deepspeed, whole_tensors
 from hfpatch.training.state import LoopState
 

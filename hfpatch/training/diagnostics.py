@@ -16,7 +16,7 @@ from hfpatch.analysis.means import TokenMeans, norm_ratio
 from hfpatch.analysis.running import Batch, block_of
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.errors import HfpatchError
-from hfpatch.scratch.listening import Heard, listening
+from hfpatch.models.listening import Heard, listening
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.lines import JsonLines, as_json
 from hfpatch.training.validation import mean_loss
@@ -84,7 +84,7 @@ def diagnose(
     on several processes, all of them must call it.
 
     Args:
-        model: from :func:`hfpatch.scratch.build_scratch`.
+        model: from :func:`hfpatch.models.build_scratch`.
         blocks: the evaluation blocks; what fills up a row is not counted.
         step: optimiser steps done.
         batch_size: blocks in one forward pass.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import write_text
+from hfpatch.support.files import write_text
 
 
 class JsonLines:

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.exactness import packing_is_exact
 from hfpatch.errors import HfpatchError
+from hfpatch.models.listening import paths_with_f
 from hfpatch.nn.hidden import HiddenProjection
-from hfpatch.scratch.listening import paths_with_f
 from hfpatch.training.checkpoint import (
     checkpoint_at,
     load_trainables,

@@ -8,9 +8,9 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
-from hfpatch.training.groups import by_group
+from hfpatch.recipes.groups import by_group
+from hfpatch.recipes.training import LoopSettings
 from hfpatch.training.precision import trainable_parameters
-from hfpatch.training.settings import LoopSettings
 
 _SCHEDULERS = {
     "cosine": "cosine_with_min_lr",
@@ -24,7 +24,7 @@ def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.opt
 
     Embeddings are matrices: where they are trained they decay too, a tied head once.
 
-    Each tensor group has the learning rate that the settings give it, see :mod:`hfpatch.training.groups`.
+    Each tensor group has the learning rate that the settings give it, see :mod:`hfpatch.recipes.groups`.
     """
     parameters = trainable_parameters(model)
     groups = []

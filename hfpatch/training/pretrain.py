@@ -15,14 +15,14 @@ from transformers.utils import logging
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
-from hfpatch.files import atomic_directory
-from hfpatch.scratch import inner_width
-from hfpatch.scratch.listening import paths_with_f
+from hfpatch.models import inner_width
+from hfpatch.models.listening import paths_with_f
+from hfpatch.recipes.training import PretrainSettings
+from hfpatch.support.files import atomic_directory
 from hfpatch.training.loop import run_training
 from hfpatch.training.precision import cast_trainables
 from hfpatch.training.records import StepRecord, TrainResult
 from hfpatch.training.run import Run
-from hfpatch.training.settings import PretrainSettings
 from hfpatch.training.trainer import check_trackers
 
 

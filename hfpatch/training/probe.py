@@ -10,14 +10,14 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
-from hfpatch.bases import hash_tensors
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
+from hfpatch.recipes.training import TrainingSettings
+from hfpatch.surgery.bases import hash_tensors
 from hfpatch.training.loop import run_training
 from hfpatch.training.precision import cast_trainables, trainable_parameters
 from hfpatch.training.records import StepRecord, TrainResult
 from hfpatch.training.run import Run
-from hfpatch.training.settings import TrainingSettings
 
 
 def train_probe(

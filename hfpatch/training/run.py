@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
+from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
 from hfpatch.training.checkpoint import Checkpoint
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import MetricsFile, StepRecord
-from hfpatch.training.settings import NOT_IDENTITY, LoopSettings
 from hfpatch.training.state import LoopState
 
 

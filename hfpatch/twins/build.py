@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hfpatch.errors import HfpatchError
+from hfpatch.models import build_scratch, take_apart
 from hfpatch.nn import normal_
-from hfpatch.scratch import build_scratch, take_apart
 from hfpatch.twins.shrink import shrink, shrink_settings
 
 NOISE = 0.1  # moves biases and gains off the zero and one where a wrong site would not show

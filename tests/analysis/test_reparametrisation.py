@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from hfpatch import HfpatchError, PreProjectionConfig, find_sites, patch
 from hfpatch.analysis.heads import weight_matrix
 from hfpatch.analysis.reparametrisation import WHY_NOT, random_theta, reparametrise, without_query
-from hfpatch.scratch import ScratchSettings, build_scratch
+from hfpatch.models import ScratchSettings, build_scratch
 from hfpatch.twins import twin
 
 CASES = [

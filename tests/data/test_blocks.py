@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hfpatch.data.blocks import IGNORE, blocks_from_stream
-from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenise import TokenStream, tokenise
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings
 
 
 def stream(*documents):

@@ -7,8 +7,8 @@ import huggingface_hub
 import pytest
 
 from hfpatch.data.corpora import documents, filtered_documents, open_corpus, training_documents
-from hfpatch.data.settings import DataSettings
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings
 from hfpatch.tinyworld.language import documents as tinyworld_documents
 
 

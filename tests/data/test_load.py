@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import hfpatch.data.load
-import hfpatch.files
+import hfpatch.support.files
 from hfpatch.data.load import load_blocks, load_evaluation, load_splits
-from hfpatch.data.settings import DataSettings
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch, la
     """Of four times the text, memory takes what describes its documents, some 100 bytes each, and nothing else."""
     monkeypatch.setattr("hfpatch.data.tokenise._BATCH_CHARACTERS", 50_000)
     monkeypatch.setattr("hfpatch.data.blocks._CHUNK_TOKENS", 20_000)
-    monkeypatch.setattr("hfpatch.files._CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr("hfpatch.support.files._CHUNK_BYTES", 1 << 16)
     chosen, peaks, text = DataSettings(block_size=256, layout=layout), [], "the mill likes nobody in the harbour " * 27
     for documents in (300, 1200):
         path = tmp_path / f"{documents}.txt"
@@ -196,7 +196,7 @@ def test_two_runs_that_tokenise_the_same_stream_at_once(tmp_path, text_file, tok
             load_blocks(chosen, tokenizer, cache_dir=cache)
         return write(*args, **kwargs)
 
-    swap, full = hfpatch.files._swap, []
+    swap, full = hfpatch.support.files._swap, []
 
     def refusing(new, path):
         if full or path.exists():
@@ -206,7 +206,7 @@ def test_two_runs_that_tokenise_the_same_stream_at_once(tmp_path, text_file, tok
     monkeypatch.setattr("hfpatch.data.load.write_token_file", beaten)
     expected = load_blocks(chosen, tokenizer, cache_dir=cache).to_json()
     shutil.rmtree(cache)
-    monkeypatch.setattr("hfpatch.files._swap", refusing)
+    monkeypatch.setattr("hfpatch.support.files._swap", refusing)
     assert load_blocks(chosen, tokenizer, cache_dir=cache).to_json() == expected
     assert len(list(cache.iterdir())) == 1
     shutil.rmtree(cache)

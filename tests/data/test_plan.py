@@ -11,9 +11,9 @@ from safetensors.numpy import save_file
 
 from hfpatch.data.blocks import blocks_from_stream
 from hfpatch.data.plan import draw_evaluation, draw_plan, read_plans, write_plans
-from hfpatch.data.settings import DataSettings
 from hfpatch.data.tokenise import TokenStream
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings
 
 sizes = st.tuples(st.integers(1, 60), st.integers(1, 30), st.integers(1, 8)).filter(lambda size: size[0] >= size[2])
 

@@ -17,10 +17,10 @@ from hfpatch.data import token_file, tokenise
 from hfpatch.data.blocks import IGNORE
 from hfpatch.data.collate import collate
 from hfpatch.data.load import load_blocks, load_splits
-from hfpatch.data.settings import DataSettings
 from hfpatch.data.token_file import TokenFile, TokenFileInfo, describe_token_file, open_token_file, write_token_file
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hfpatch.evaluation import evaluate
 from hfpatch.evaluation.answers import Answers, model_key, open_answers
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.scorer import TokenRequest
-from hfpatch.evaluation.settings import EvaluationSettings
+from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.twins import random_model, shrink
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"

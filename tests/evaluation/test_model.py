@@ -8,11 +8,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import CONFIG_MAPPING, BartForConditionalGeneration
 
-from hfpatch.bases import load_base
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.answers import model_key
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.nn.matmul import available
+from hfpatch.surgery.bases import load_base
 from hfpatch.twins import random_model, shrink
 
 EMBEDDING = r"gpt_neox\.embed_in"
@@ -45,7 +45,7 @@ def run(code):
 
 def test_import_registers_the_model_without_torch():
     code = """
-import sys, hfpatch.evaluation, hfpatch.evaluation.settings
+import sys, hfpatch.evaluation, hfpatch.recipes.evaluation
 print([name for name in ('torch', 'transformers', 'datasets', 'scipy') if name in sys.modules])
 from lm_eval.api.registry import model_registry
 print('hf' in model_registry, 'hfpatch' in model_registry)

@@ -18,7 +18,7 @@ from hfpatch.evaluation import (
     load_tasks,
     primary_aggregations,
 )
-from hfpatch.evaluation.settings import EvaluationSettings
+from hfpatch.recipes.evaluation import EvaluationSettings
 
 DOCUMENTS = 40
 HEAD = """

@@ -5,7 +5,7 @@ import torch
 
 from hfpatch.evaluation import evaluate
 from hfpatch.evaluation.paper_tasks import first_documents, first_paragraphs
-from hfpatch.evaluation.settings import EvaluationSettings
+from hfpatch.recipes.evaluation import EvaluationSettings
 
 
 @pytest.fixture(scope="module")

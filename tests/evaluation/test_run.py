@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, evaluate
 from hfpatch.evaluation.metrics import metric_named
-from hfpatch.evaluation.settings import EvaluationSettings
+from hfpatch.recipes.evaluation import EvaluationSettings
 
 TASKS = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
 

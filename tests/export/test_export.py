@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
-from hfpatch.bases import locate_base
-from hfpatch.budget import attention_modules
 from hfpatch.export import export_patch
+from hfpatch.surgery.bases import locate_base
+from hfpatch.surgery.budget import attention_modules
 
 CASES = {
     "gpt_neox": torch.float32,
@@ -143,7 +143,7 @@ def test_the_file_states_licence_and_source_and_nothing_of_this_machine(exports)
 
 
 def test_the_notice_is_the_projects_licence():
-    from hfpatch.generated import LICENCE
+    from hfpatch.support.generated import LICENCE
 
     def words(text):
         return " ".join(text.replace("#", " ").split())

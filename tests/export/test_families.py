@@ -21,10 +21,10 @@ from transformers import (
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
-from hfpatch.bases import load_base, locate_base
 from hfpatch.export import export_patch
 from hfpatch.export.folder import _imported
 from hfpatch.export.source import FILE
+from hfpatch.surgery.bases import load_base, locate_base
 from hfpatch.twins import random_model, shrink
 
 STACK = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)]

@@ -9,9 +9,9 @@ from peft import LoraConfig
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
-from hfpatch.bases import hash_weights
-from hfpatch.budget import attention_modules
 from hfpatch.sites import survey
+from hfpatch.surgery.bases import hash_weights
+from hfpatch.surgery.budget import attention_modules
 
 NAMES = [
     "no-op at init", "unpatch restores, base never changes", "attention is what it is taken for",

@@ -9,11 +9,11 @@ from transformers import CONFIG_MAPPING, BertConfig, GraniteConfig
 
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig
-from hfpatch.bases import hash_weights
 from hfpatch.promises import run
 from hfpatch.sites import Columns, Family, discovery, find_sites, gated, separate
 from hfpatch.sites import family as registry
 from hfpatch.sites.layouts import whole
+from hfpatch.surgery.bases import hash_weights
 from hfpatch.twins import random_model, twin
 
 SKIP = PreProjectionConfig(content_skip=True)

@@ -3,10 +3,10 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 
-from hfpatch.markdown import block, escape, table
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.page import Material
 from hfpatch.reporting.samples import Samples
+from hfpatch.support.markdown import block, escape, table
 
 FIGURES = ["differences", "quality", "training"]
 

@@ -9,10 +9,10 @@ from families import make_config, make_model
 from transformers import AutoModelForCausalLM
 
 from hfpatch import PreProjectionConfig, find_sites, patch
-from hfpatch.bases import load_base
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import family as registry
 from hfpatch.sites.plugins import load_plugins
+from hfpatch.surgery.bases import load_base
 
 MODULE = """
 from hfpatch import Family

@@ -5,7 +5,8 @@ import torch
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.files import write_manifest
+from hfpatch.recipes.training import TrainingSettings
+from hfpatch.support.files import write_manifest
 from hfpatch.training.checkpoint import (
     checkpoint_at,
     load_optimizer,
@@ -16,7 +17,6 @@ from hfpatch.training.checkpoint import (
 )
 from hfpatch.training.optim import build_optimizer, build_scheduler
 from hfpatch.training.probe import train_probe
-from hfpatch.training.settings import TrainingSettings
 from hfpatch.training.state import LoopState
 
 SETTINGS = TrainingSettings(steps=10, warmup_steps=2, lr=1e-2)

@@ -15,9 +15,9 @@ from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.training import TrainingSettings
 from hfpatch.training.interruption import SigtermWatch, Terminated
 from hfpatch.training.probe import train_probe
-from hfpatch.training.settings import TrainingSettings
 
 TESTS = Path(__file__).parent.parent
 KILLS, STEPS, BATCH = 20, 8, 4

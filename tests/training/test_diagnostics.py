@@ -11,11 +11,11 @@ from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.scratch import ScratchSettings, build_scratch
+from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.recipes.training import PretrainSettings
 from hfpatch.training import trainer
 from hfpatch.training.diagnostics import DIAGNOSED_BLOCKS, DiagnosticsFile, QueryDiagnostic, diagnose
 from hfpatch.training.pretrain import pretrain
-from hfpatch.training.settings import PretrainSettings
 
 STEPS, BATCH = 6, 4
 ATTENTIONS = {

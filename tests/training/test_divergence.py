@@ -8,8 +8,8 @@ import torch
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.training import PretrainSettings
 from hfpatch.training.pretrain import pretrain
-from hfpatch.training.settings import PretrainSettings
 
 STEPS, BATCH, VOCABULARY = 6, 4, 64
 

@@ -6,9 +6,9 @@ from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.training import TrainingSettings
 from hfpatch.training import loop
 from hfpatch.training.run import Run
-from hfpatch.training.settings import TrainingSettings
 
 
 def made(folder):

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from hfpatch.recipes.training import PretrainSettings, TrainingSettings
 from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr
-from hfpatch.training.settings import PretrainSettings, TrainingSettings
 
 
 def rates(settings, steps):

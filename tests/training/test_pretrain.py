@@ -6,8 +6,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.recipes.training import PretrainSettings
 from hfpatch.training.pretrain import pretrain
-from hfpatch.training.settings import PretrainSettings
 from hfpatch.training.validation import mean_loss
 
 STEPS = 6

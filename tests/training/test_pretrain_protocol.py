@@ -11,11 +11,11 @@ from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.scratch import GPT2_SMALL, ScratchSettings, build_scratch
+from hfpatch.models import GPT2_SMALL, ScratchSettings, build_scratch
+from hfpatch.recipes.training import PretrainSettings
 from hfpatch.training.architecture import build_model
 from hfpatch.training.optim import build_optimizer
 from hfpatch.training.pretrain import pretrain, scale_rates
-from hfpatch.training.settings import PretrainSettings
 
 STEPS, WARMUP, BATCH, LR, FLOOR, DECAY, CLIP = 7, 3, 4, 3e-2, 0.1, 2**-5, 0.05
 PAPER = {

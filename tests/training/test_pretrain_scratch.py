@@ -9,9 +9,9 @@ from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.scratch import ScratchSettings, build_scratch
+from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.recipes.training import PretrainSettings
 from hfpatch.training.pretrain import pretrain
-from hfpatch.training.settings import PretrainSettings
 
 STEPS, BATCH = 4, 4
 MODELS = {

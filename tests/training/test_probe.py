@@ -14,9 +14,9 @@ from hfpatch import PreProjectionConfig, patch
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import available
-from hfpatch.training.groups import group_of
+from hfpatch.recipes.groups import group_of
+from hfpatch.recipes.training import TrainingSettings
 from hfpatch.training.probe import train_probe
-from hfpatch.training.settings import TrainingSettings
 from hfpatch.training.validation import mean_loss
 
 STEPS, BATCH = 8, 4

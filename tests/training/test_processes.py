@@ -18,9 +18,9 @@ from train_on_processes import STEPS, train
 
 from hfpatch import load_patch
 from hfpatch.errors import HfpatchError
-from hfpatch.pipeline import compare
-from hfpatch.pipeline import train as run_train
-from hfpatch.recipe import load_recipe
+from hfpatch.recipes.comparison import load_recipe
+from hfpatch.runs import compare
+from hfpatch.runs import train as run_train
 from hfpatch.training import processes
 
 TESTS = Path(__file__).parent.parent

@@ -8,10 +8,10 @@ from families import make_model
 from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
-from hfpatch.methods import build_method
-from hfpatch.patching import patch
-from hfpatch.recipe import load_recipe
-from hfpatch.training.groups import group_of
+from hfpatch.recipes.comparison import load_recipe
+from hfpatch.recipes.groups import group_of
+from hfpatch.surgery.methods import build_method
+from hfpatch.surgery.patch import patch
 from hfpatch.training.optim import build_optimizer, build_scheduler
 from hfpatch.training.probe import train_probe
 

@@ -16,9 +16,9 @@ from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.recipe import load_recipe
+from hfpatch.recipes.comparison import load_recipe
+from hfpatch.recipes.training import TrainingSettings
 from hfpatch.training.probe import train_probe
-from hfpatch.training.settings import TrainingSettings
 from hfpatch.training.sharding import like, whole, whole_tensors
 
 CONFIGS = sorted((Path(__file__).parent.parent.parent / "docs" / "accelerate").glob("*.yaml"))

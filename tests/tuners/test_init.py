@@ -6,7 +6,7 @@ from families import FAMILIES, FEW, make_model
 from peft import LoraConfig, get_peft_model
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
-from hfpatch.budget import attention_modules
+from hfpatch.surgery.budget import attention_modules
 
 
 def configs():

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from hfpatch.errors import HfpatchError
-from hfpatch.scratch import ScratchSettings, build_scratch
+from hfpatch.models import ScratchSettings, build_scratch
 from hfpatch.sites import find_sites
 from hfpatch.twins import random_model, shrink, twin
 

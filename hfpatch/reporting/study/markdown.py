@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hfpatch.markdown import block, escape, table
 from hfpatch.reporting.markdown import facts_list, findings_list, sentences_list
 from hfpatch.reporting.page import Page
 from hfpatch.reporting.study.page import Section, StudyPanel
 from hfpatch.reporting.study.tables import TextTable
+from hfpatch.support.markdown import block, escape, table
 
 
 def study_markdown(page: Page) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hfpatch.files import write_text
 from hfpatch.reporting.html import render
 from hfpatch.reporting.study.data import figure_csv, study_csv
 from hfpatch.reporting.study.figures import differences, draw
@@ -13,6 +12,7 @@ from hfpatch.reporting.study.page import study_page
 from hfpatch.reporting.study.results import read_study
 from hfpatch.reporting.theme import house_style
 from hfpatch.reporting.written import Report, write_figures
+from hfpatch.support.files import write_text
 
 
 def write_study(run_dir: Path, out: Path) -> Report:

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hfpatch.errors import HfpatchError
-from hfpatch.files import read_json
+from hfpatch.recipes.strict import read_yaml, validate
 from hfpatch.reporting.results import TrainOutcome, plain
 from hfpatch.reporting.study.words import and_seeds, point_text
-from hfpatch.strict import read_yaml, validate
+from hfpatch.support.files import read_json
 
 KIND = "pretraining"
 

@@ -1,0 +1,176 @@
+"""Rebuilding a stock model as a plan says. Plain torch: exported folders hold a copy of this file."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery
+from hfpatch.nn.calls import CALLS
+from hfpatch.nn.hidden import HiddenProjection, HiddenState
+from hfpatch.nn.initialization import normal_
+from hfpatch.nn.mixed import MixedProjection
+from hfpatch.nn.nonlinear import NonlinearProjection, init_nonlinear
+from hfpatch.nn.shared import SharedLinear, shared
+
+Plan = dict[str, Any]
+
+
+def attach(model: nn.Module, plan: Plan) -> None:
+    """Give a stock model, in place, the head size, the biases and the query paths of a plan.
+
+    What stays of a stock matrix keeps its values, so that variants of one seed start from the same weights.
+
+    Args:
+        model: just built, on any device.
+        plan: ``biases``, ``head_size``, ``seed``, ``std`` and ``projections``, as ``hfpatch.models.plan`` writes it.
+    """
+    reshape(model, plan)
+    for item in plan["projections"]:
+        _replace(model, item, plan)
+    owners: list[Any] = [module for module in model.modules() if isinstance(module, SharedLinear)]
+    owners += [module.source for module in model.modules() if isinstance(module, HiddenProjection)]
+    if owners:
+        model.register_forward_hook(partial(_forget, owners), always_call=True)
+    if any(item["reads"] for item in plan["projections"]):
+        model.supports_gradient_checkpointing = False  # type: ignore[assignment]  # a block reads another block's MLP
+
+
+def _forget(owners: list[Any], model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Clear what a call that failed has left."""
+    for owner in owners:
+        CALLS.end(owner)
+
+
+def reshape(model: nn.Module, plan: Plan) -> None:
+    """Give a stock model the head size and the biases of a plan."""
+    if plan["head_size"]:
+        _resize_heads(model, plan)
+    if not plan["biases"]:
+        _remove_biases(model)
+
+
+def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
+    """Exchange one stock projection."""
+    stock = model.get_submodule(item["at"])
+    weight, bias = _rows(stock)
+    source = _hidden_state(model, item["reads"]) if item["reads"] else None
+    new = MixedProjection(
+        inputs=weight.shape[1],
+        groups=item["groups"],
+        width=item["width"],
+        paths={name: _path(weight.shape[1], item, name, bias is not None, source) for name in item["spans"]},
+        spans={name: (start, length) for name, (start, length) in item["spans"].items()},
+        bias=bias is not None,
+        fused=item["fused"],
+        partners=[_shared(model, path) for path in item["joins"]],
+    ).to(weight.dtype)
+    new.train(stock.training)
+    for name, (start, length) in new.spans.items():
+        columns = list(range(start, start + length))
+        name_in_model = f"{item['at']}.{name}"
+        _fill_path(new.paths[name], _chosen(weight, columns, new), _chosen(bias, columns, new), name_in_model, plan)
+    if new.rest is not None:
+        _fill(new.rest, _chosen(weight, new.rest_columns(), new), _chosen(bias, new.rest_columns(), new))
+    _set(model, item["at"], new)
+
+
+def _path(hidden: int, item: dict[str, Any], name: str, bias: bool, source: HiddenState | None) -> nn.Module:
+    """Return the module of one target; ``item["options"]`` are those of its f."""
+    sizes = {"hidden_size": hidden, "out_features": item["groups"] * item["spans"][name][1]}
+    options = dict(item["options"]) | ({"source": source} if source else {})
+    if item["anchor"] == "weight":
+        return WeightAnchoredQuery(**sizes, bias=bias, f=item["f"], **options)
+    return IdentityAnchoredQuery(**sizes, f=item["f"], **options)
+
+
+def _fill_path(path: nn.Module, weight: Tensor | None, bias: Tensor | None, name: str, plan: Plan) -> None:
+    """Initialise a path: what has the place of the stock matrix takes its values, f the plan's own."""
+    if isinstance(path, WeightAnchoredQuery):
+        _fill(path.anchor, weight, bias)
+    f, std, seed = path.f, plan["std"], plan["seed"]
+    if isinstance(f, NonlinearProjection):
+        init_nonlinear(up=f.up, down=f.down, norm_out=f.norm_out, silent=False, seed=seed, name=name, std=std)
+    elif isinstance(f, nn.Linear):
+        _fill(f, weight, None)
+    elif f is not None:
+        normal_(f.down.weight, std=std, seed=seed, name=f"{name}_hidden")  # type: ignore[union-attr, arg-type]
+
+
+def _shared(model: nn.Module, path: str) -> SharedLinear:
+    """Exchange a projection for one whose product may be computed with another's."""
+    made = shared(_linear(*_rows(model.get_submodule(path)), keep_bias=True))
+    _set(model, path, made)
+    return made
+
+
+def _hidden_state(model: nn.Module, down: str) -> HiddenState:
+    mlp, _, name = down.rpartition(".")
+    return HiddenState(model.get_submodule(mlp), name)
+
+
+def _chosen(tensor: Tensor | None, columns: list[int], shape: MixedProjection) -> Tensor | None:
+    """Return the rows ``columns`` of every group of a matrix ``(groups·width, ...)``."""
+    if tensor is None:
+        return None
+    index = torch.tensor([g * shape.width + c for g in range(shape.groups) for c in columns], device=tensor.device)
+    return tensor.index_select(0, index)
+
+
+def _rows(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return weight ``(out, in)`` and bias of a Linear or of transformers' Conv1D, which holds its transpose."""
+    weight: Tensor = projection.weight  # type: ignore[assignment]
+    bias: Tensor | None = getattr(projection, "bias", None)
+    return (weight.detach().t() if hasattr(projection, "nf") else weight.detach()), bias
+
+
+@torch.no_grad()
+def _fill(linear: nn.Linear, weight: Tensor | None, bias: Tensor | None) -> None:
+    if weight is not None:
+        linear.weight.copy_(weight)
+    if bias is not None and linear.bias is not None:
+        linear.bias.copy_(bias)
+
+
+def _set(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
+
+
+def _linear(weight: Tensor, bias: Tensor | None, *, keep_bias: bool) -> nn.Linear:
+    """Return a Linear of a weight ``(out, in)`` and a bias."""
+    outputs, inputs = weight.shape
+    made = nn.Linear(inputs, outputs, bias=bias is not None and keep_bias, device=weight.device, dtype=weight.dtype)
+    _fill(made, weight, bias)
+    return made
+
+
+def _remove_biases(model: nn.Module) -> None:
+    """Take the bias off every linear layer and norm; a Conv1D, which cannot be without, becomes a Linear."""
+    for name, module in list(model.named_modules()):
+        if hasattr(module, "nf"):
+            _set(model, name, _linear(*_rows(module), keep_bias=False))
+        elif getattr(module, "bias", None) is not None:
+            module.bias = None
+
+
+def _resize_heads(model: nn.Module, plan: Plan) -> None:
+    """Give GPT-2's attention a head size of its own: q, k, v are h·k wide each and the output projection reads h·k."""
+    size, std = plan["head_size"], plan["std"]
+    attentions = [(name, module) for name, module in model.named_modules() if hasattr(module, "split_size")]
+    for name, attention in attentions:
+        wide, depth = size * attention.num_heads, 2 * len(attentions)
+        for part, (outputs, inputs), scale in (
+            ("c_attn", (3 * wide, attention.embed_dim), std),
+            ("c_proj", (attention.embed_dim, wide), std / depth**0.5),  # GPT-2's rule for what joins the residual
+        ):
+            old = getattr(attention, part).weight
+            weight = old.new_empty(outputs, inputs)
+            normal_(weight, std=scale, seed=plan["seed"], name=f"{name}.{part}")
+            setattr(attention, part, _linear(weight, old.new_zeros(outputs), keep_bias=True))
+        if attention.scale_attn_weights:
+            attention.scaling *= (attention.head_dim / size) ** 0.5
+        attention.head_dim, attention.split_size = size, wide

@@ -1,0 +1,110 @@
+"""A new model from a configuration and scratch settings."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from hfpatch.errors import HfpatchError
+from hfpatch.models.classes import make_config, scratch_classes
+from hfpatch.models.plan import HEAD_SIZE_TYPES, make_plan
+from hfpatch.recipes.models import MLP_WIDTHS, ScratchSettings
+
+
+def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: int = 0) -> PreTrainedModel:
+    """Build a float32 model of a causal language model's configuration, with the query path of ``settings``.
+
+    All draws depend on ``seed`` alone, and what a variant has in common with the linear W_Q starts from the same
+    weights. Where the settings ask for nothing that the stock class lacks, the stock class is built. On
+    ``torch.device("meta")`` nothing is allocated.
+
+    Args:
+        config: of any type that ``AutoModelForCausalLM`` knows; left as it is.
+        settings: query path, biases, width of the MLP, head size.
+        seed: seed of the initialisation.
+
+    Raises:
+        HfpatchError: if the architecture cannot be built so; the message names the setting.
+    """
+    config, head_size = _shaped(config, settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if settings.query.path == "linear" and settings.biases and head_size is None:
+            return _built(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+        stock: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        with torch.device("meta"):
+            outline = _built(lambda: stock(copy.deepcopy(config)))
+        plan = make_plan(outline, settings, head_size=head_size, seed=seed)
+        model_class, _ = scratch_classes(config.model_type)
+        own = make_config(config, plan)
+        torch.manual_seed(seed)
+        return _built(lambda: model_class._from_config(own, dtype=torch.float32))
+
+
+def inner_width(config: PreTrainedConfig) -> int | None:
+    """Return how wide an architecture's MLP, or each expert's, is inside; None where its configuration does not tell.
+
+    A GPT-2 that leaves ``n_inner`` out has 4d.
+    """
+    name = _width_key(config)
+    value = getattr(config, name) if name else None
+    if name == "n_inner" and value is None:
+        value = 4 * config.hidden_size
+    return value if isinstance(value, int) else None
+
+
+def _built(make: Any) -> Any:
+    try:
+        return make()
+    except HfpatchError as error:
+        raise HfpatchError(f"architecture.query: {error}") from error
+    except (ValueError, RuntimeError) as error:
+        raise HfpatchError(f"architecture: cannot be built ({' '.join(str(error).split())})") from error
+
+
+def _width_key(config: PreTrainedConfig) -> str | None:
+    """Return the key of a configuration that holds the width of the MLP."""
+    return next((name for name in MLP_WIDTHS if hasattr(config, name)), None)
+
+
+def _shaped(config: PreTrainedConfig, settings: ScratchSettings) -> tuple[PreTrainedConfig, int | None]:
+    """Return a copy of the configuration with the width of the MLP and the head size, and a head size left to do."""
+    config = copy.deepcopy(config)
+    if settings.mlp_width is not None:
+        name = _width_key(config)
+        if name is None:
+            raise HfpatchError(
+                f"architecture.mlp_width: {config.model_type} has no key for the width of its MLP that hfpatch knows; "
+                "leave it out and write the configuration's own"
+            )
+        width = round(settings.mlp_width * config.hidden_size)
+        if width < 1:
+            raise HfpatchError(f"architecture.mlp_width: {settings.mlp_width} times d={config.hidden_size} is no width")
+        _set(config, name, width, "mlp_width")
+    if settings.head_size is None:
+        return config, None
+    if hasattr(config, "head_dim"):
+        _set(config, "head_dim", settings.head_size, "head_size")
+        return config, None
+    if config.model_type not in HEAD_SIZE_TYPES:
+        raise HfpatchError(
+            f"architecture.head_size: {config.model_type} fixes it at d divided by the number of heads; choose "
+            f"{', '.join(HEAD_SIZE_TYPES)} or a type with head_dim in its configuration, such as llama"
+        )
+    return config, settings.head_size
+
+
+def _set(config: PreTrainedConfig, name: str, value: int, setting: str) -> None:
+    """Set a value, which the configuration may refuse as it does when it is made with it."""
+    setattr(config, name, value)
+    validate = getattr(config, "validate", None)  # configurations became dataclasses in the course of 5.x
+    try:
+        if callable(validate):
+            validate()
+    except (StrictDataclassError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise HfpatchError(f"architecture.{setting}: {config.model_type} refuses {name}={value} ({reason})") from error

@@ -1,0 +1,130 @@
+"""The classes of models pretrained from scratch: a stock class that follows the plan in its configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from hfpatch.errors import HfpatchError
+from hfpatch.models.attach import Plan, attach
+from hfpatch.models.source import FILE, modelling_source
+from hfpatch.sites.family import family_of, register_family
+from hfpatch.support.files import read_json, write_text
+
+PREFIX = "hfpatch_scratch_"
+
+
+@functools.cache
+def scratch_classes(model_type: str) -> tuple[type[PreTrainedModel], type[PreTrainedConfig]]:
+    """Return model and configuration class for a stock model type, known to transformers' Auto classes from now on."""
+    stock_config = CONFIG_MAPPING[model_type]
+    stock: Any = MODEL_FOR_CAUSAL_LM_MAPPING[stock_config]
+
+    class Config(stock_config):  # type: ignore[misc, valid-type]
+        """The stock configuration with the plan of its model, ``hfpatch_scratch``."""
+
+    Config.model_type = f"{PREFIX}{model_type}"
+    Config.__name__ = Config.__qualname__ = f"HfpatchScratch{stock_config.__name__}"
+
+    class Model(stock):
+        """The stock model with the query paths of ``config.hfpatch_scratch``; saved with its own modelling file."""
+
+        config_class = Config
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            attach(self, config.hfpatch_scratch)
+
+        def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:
+            """Save as transformers does, with a modelling file that needs no hfpatch."""
+            if is_main_process:
+                write_text(Path(save_directory) / FILE, modelling_source(stock, stock_config))
+            super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+
+    Model.__name__ = Model.__qualname__ = f"HfpatchScratch{stock.__name__}"
+    AutoConfig.register(Config.model_type, Config)
+    AutoModelForCausalLM.register(Config, Model)
+    family = family_of(model_type)
+    if family is not None:
+        register_family(dataclasses.replace(family, model_types=(Config.model_type,)))
+    return Model, Config
+
+
+def make_config(config: PreTrainedConfig, plan: Plan) -> PreTrainedConfig:
+    """Return a stock configuration as that of a model which follows ``plan``."""
+    model_class, config_class = scratch_classes(config.model_type)
+    values = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
+    made = config_class(**values, hfpatch_scratch=plan)
+    home = FILE.removesuffix(".py")
+    made.auto_map = {
+        "AutoConfig": f"{home}.{config_class.__name__}",
+        "AutoModelForCausalLM": f"{home}.{model_class.__name__}",
+    }
+    return made
+
+
+def take_apart(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Plan] | None:
+    """Return the stock configuration inside that of a model from scratch, and the plan; None for any other."""
+    if not config.model_type.startswith(PREFIX):
+        return None
+    own = ("model_type", "architectures", "auto_map", "hfpatch_scratch")
+    values = {key: value for key, value in config.to_dict().items() if key not in own}
+    return CONFIG_MAPPING[config.model_type.removeprefix(PREFIX)](**values), config.hfpatch_scratch
+
+
+def is_scratch(folder: str | Path) -> bool:
+    """Return whether a folder (or a config.json) is of a model that :func:`hfpatch.models.build_scratch` made."""
+    path = _config_file(folder)
+    return path.is_file() and str(read_json(path).get("model_type", "")).startswith(PREFIX)
+
+
+def _config_file(folder: str | Path) -> Path:
+    return Path(folder) if Path(folder).suffix == ".json" else Path(folder) / "config.json"
+
+
+def register_scratch(folder: str | Path) -> None:
+    """Make ``AutoModelForCausalLM`` know the class of a saved model; nothing happens for other folders.
+
+    Raises:
+        HfpatchError: if this version of transformers does not have its architecture.
+    """
+    if not is_scratch(folder):
+        return
+    model_type = read_json(_config_file(folder))["model_type"].removeprefix(PREFIX)
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise HfpatchError(f"{folder}: this version of transformers has no causal language model {model_type!r}")
+    scratch_classes(model_type)
+
+
+def load_scratch(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Load what such a model's ``save_pretrained`` wrote, in evaluation mode; no code of the folder is run.
+
+    Raises:
+        HfpatchError: if the folder holds no such model, or a tensor is missing or of another shape.
+    """
+    if not is_scratch(folder):
+        raise HfpatchError(f"{folder}: holds no model that hfpatch pretrained from scratch")
+    register_scratch(folder)
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=dtype, output_loading_info=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise HfpatchError(f"{folder}: cannot be loaded ({str(error).strip().splitlines()[0]})") from error
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found[kind]:
+            raise HfpatchError(f"{folder}: cannot be loaded ({kind.replace('_', ' ')}: {sorted(found[kind])[0]})")
+    return model.eval()

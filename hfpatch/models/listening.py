@@ -1,0 +1,100 @@
+"""Hearing what f of each query path says, beside what it is added to, while a model from scratch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery
+from hfpatch.nn.mixed import MixedProjection
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one path of one layer computed in a forward pass.
+
+    Attributes:
+        at: where its projection is in the model.
+        target: ``query``, ``key`` or ``value``.
+        x: what the projection reads, ``(batch, seq, hidden)``.
+        f: f(x), or xW of a residual path, ``(batch, seq, out)``.
+        anchor: A(x), what f is added to: x itself, or x W_Q with its bias, ``(batch, seq, out)``.
+    """
+
+    at: str
+    target: str
+    x: Tensor
+    f: Tensor
+    anchor: Tensor
+
+
+@dataclass(frozen=True)
+class HeardPath:
+    """One query path with an f.
+
+    Attributes:
+        at: where its projection is in the model.
+        target: ``query``, ``key`` or ``value``.
+        projection: the projection that holds it.
+        path: the path.
+    """
+
+    at: str
+    target: str
+    projection: MixedProjection
+    path: IdentityAnchoredQuery | WeightAnchoredQuery
+
+
+def paths_with_f(model: nn.Module) -> list[HeardPath]:
+    """Return the query paths of a model from :func:`hfpatch.models.build_scratch` that have an f; others have none."""
+    return [
+        HeardPath(name, target, module, path)
+        for name, module in model.named_modules()
+        if isinstance(module, MixedProjection)
+        for target, path in module.paths.items()
+        if isinstance(path, IdentityAnchoredQuery | WeightAnchoredQuery) and path.f is not None
+    ]
+
+
+@contextmanager
+def listening(model: nn.Module, tell: Callable[[Heard], None]) -> Iterator[None]:
+    """Call ``tell`` with what every path computes in every forward pass, as the model itself computes it, fused or not.
+
+    Args:
+        model: see :func:`paths_with_f`; left without hooks afterwards.
+        tell: called once for each path and forward pass.
+    """
+    with ExitStack() as hooks:
+        for each in paths_with_f(model):
+            _listen(hooks, each, tell)
+        yield
+
+
+def _listen(hooks: ExitStack, each: HeardPath, tell: Callable[[Heard], None]) -> None:
+    seen: dict[str, Tensor] = {}
+
+    def remember(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            seen[name] = output
+
+        return hook
+
+    def done(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        x = args[0]
+        tell(Heard(each.at, each.target, x, seen.pop("f"), seen.pop("anchor", x)))
+
+    hooks.callback(_last_of_f(each.path).register_forward_hook(remember("f")).remove)
+    if isinstance(each.path, WeightAnchoredQuery):
+        hooks.callback(each.path.anchor.register_forward_hook(remember("anchor")).remove)
+    hooks.callback(each.projection.register_forward_hook(done).remove)
+
+
+def _last_of_f(path: IdentityAnchoredQuery | WeightAnchoredQuery) -> nn.Module:
+    """Return the module whose output is f(x) whether W_1 is fused or not: a matrix, or the norm behind W_2."""
+    f: Any = path.f
+    last: nn.Module = f if isinstance(path, IdentityAnchoredQuery) and path.is_linear else f.norm_out
+    return last

@@ -1,0 +1,198 @@
+"""From settings and the sites of a stock model to the plan that :func:`hfpatch.models.attach.attach` follows."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.models.attach import Plan, reshape
+from hfpatch.nn.nonlinear import bottleneck_rank
+from hfpatch.recipes.models import QuerySettings, ScratchSettings
+from hfpatch.sites import AttentionSite, features, find_sites, submodule
+from hfpatch.sites.modules import has_module
+
+HEAD_SIZE_TYPES = ("gpt2",)  # whose attention is resized; others have a key for it in their configuration
+DOWN_PROJECTIONS = (
+    "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.down_proj", "mlp.fc_out", "mlp.fc2", "mlp.c_fc2", "feed_forward.down_proj",
+    "fc2",
+)  # fmt: skip
+_DEFAULT_STD = 0.02
+_WITHOUT_MATRIX = {"identity": "path: identity", "residual": "path: residual", "nonlinear": "anchor: identity"}
+
+
+def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None, seed: int) -> Plan:
+    """Return the plan for a model, in plain values.
+
+    Args:
+        outline: the stock model, on the meta device; head size and biases are changed in place.
+        settings: what to build.
+        head_size: of an attention that has to be resized, else None.
+        seed: seed of the initialisation.
+
+    Raises:
+        HfpatchError: if the query path is impossible in this architecture.
+    """
+    plan: Plan = {
+        "settings": settings.model_dump(mode="json"),
+        "biases": settings.biases,
+        "head_size": head_size,
+        "seed": seed,
+        "std": _initial_std(outline.config),
+        "projections": [],
+    }
+    reshape(outline, plan)
+    _require_no_bias(outline, settings)
+    if settings.query.path != "linear":
+        _warn(settings.query)
+        sites = _sites(outline)
+        readers = _readers(outline, sites) if settings.query.source == "mlp" else {}
+        for site in sites:
+            plan["projections"] += _projections(site, settings.query, readers.get(site.name))
+    return plan
+
+
+def _sites(outline: nn.Module) -> list[AttentionSite]:
+    try:
+        return find_sites(outline)
+    except HfpatchError as error:
+        raise HfpatchError(f"architecture.query: {error}") from error
+
+
+def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -> list[Plan]:
+    """Return an item for each projection of a site that changes."""
+    items: dict[str, Plan] = {}
+    for target in query.targets:
+        _require_possible(site, target, query)
+        projection = site.projections[target]
+        columns = projection.columns
+        at = f"{site.path}.{projection.path}"
+        item = items.setdefault(
+            at,
+            {
+                "at": at,
+                "groups": columns.groups,
+                "width": columns.width,
+                "spans": {},
+                "anchor": "weight" if query.anchor == "weight" else "identity",
+                "fused": query.fused,
+                "joins": _joins(site, at) if query.fused else [],
+                "reads": reads,
+                **_f(query, reads, site.hidden_size),
+            },
+        )
+        item["spans"][target] = [columns.start, columns.length]
+    return list(items.values())
+
+
+def _joins(site: AttentionSite, at: str) -> list[str]:
+    """Return the projections of key and value that f's first matrix joins, where the query's has none of their columns.
+
+    Raises:
+        HfpatchError: if there are none.
+    """
+    paths = [f"{site.path}.{site.projections[t].path}" for t in ("key", "value") if t in site.projections]
+    if at in paths and site.projections["query"].path == site.projections["key"].path:
+        return []
+    if at in paths or not paths:
+        raise HfpatchError(
+            f"architecture.query.fused: layer {site.layer}: {at} has no keys and values to be computed with; "
+            "leave fused out"
+        )
+    return list(dict.fromkeys(paths))
+
+
+def _f(query: QuerySettings, reads: str | None, hidden: int) -> Plan:
+    """Return which f and its options."""
+    if query.path != "nonlinear":
+        return {"f": {"identity": "none", "residual": "linear"}[query.path], "options": {}}
+    if reads:
+        norms = {"input_norm": query.input_norm or "none", "output_norm": query.output_norm or "none"}
+        return {"f": "hidden", "options": norms}
+    norms = {"input_norm": query.input_norm or "rmsnorm", "output_norm": query.output_norm or "layernorm"}
+    try:
+        rank = bottleneck_rank(hidden, query.rank)
+    except HfpatchError as error:
+        raise HfpatchError(f"architecture.query: {error}") from error
+    return {"f": "nonlinear", "options": {"rank": rank, "activation_name": query.activation, **norms}}
+
+
+def _require_possible(site: AttentionSite, target: str, query: QuerySettings) -> None:
+    reason = site.refusals.get(target)
+    if target not in site.projections:
+        reason = f"it has no {target} projection of its own"
+    elif site.projections[target].source:
+        reason = f"its {target} is computed from a low-rank latent, not from the hidden state"
+    if reason:
+        raise HfpatchError(f"architecture.query: layer {site.layer}: {target} cannot be changed: {reason}")
+    if query.anchor == "identity":
+        size = site.projections[target].columns.size
+        if size != site.hidden_size:
+            raise HfpatchError(
+                f"architecture.query: layer {site.layer}, {target}: {_WITHOUT_MATRIX[query.path]} needs it as wide as "
+                f"the hidden state, but it has d_q={size} and d={site.hidden_size}; set path: nonlinear with anchor: "
+                "weight, or let heads times head size be d"
+            )
+
+
+def _readers(outline: nn.Module, sites: list[AttentionSite]) -> dict[str, str]:
+    """Return, by site, the down-projection of the MLP before it.
+
+    Raises:
+        HfpatchError: if a block has no MLP of which that can be read, or it is narrower than d.
+    """
+    readers = {}
+    if len(sites) < 2:
+        raise HfpatchError("architecture.query.source: mlp needs two blocks at least; the first one has none before it")
+    for before, site in pairwise(sites):
+        block = _block_of(outline, before)
+        name = next((name for name in DOWN_PROJECTIONS if has_module(outline, f"{block}.{name}")), None)
+        if name is None:
+            raise HfpatchError(
+                f"architecture.query.source: mlp needs one MLP with one down-projection in every block; {block} has "
+                f"none of {', '.join(DOWN_PROJECTIONS)} (mixtures of experts have no such hidden activations)"
+            )
+        inner = features(submodule(outline, f"{block}.{name}", of=block))[0]
+        if inner < site.hidden_size:
+            raise HfpatchError(
+                f"architecture.query.source: mlp needs an MLP at least d={site.hidden_size} wide; {block} has {inner}"
+            )
+        readers[site.name] = f"{block}.{name}"
+    return readers
+
+
+def _block_of(outline: nn.Module, site: AttentionSite) -> str:
+    """Return the path of a site's block: the path of its attention up to the number."""
+    parts = site.path.split(".")
+    last = max(i for i, part in enumerate(parts) if part.isdigit())
+    return ".".join(parts[: last + 1])
+
+
+def _require_no_bias(outline: nn.Module, settings: ScratchSettings) -> None:
+    left = [name for name, _ in outline.named_parameters() if name.rpartition(".")[2].endswith("bias")]
+    if not settings.biases and left:
+        raise HfpatchError(f"architecture.biases: {left[0]} cannot be removed; leave biases out")
+
+
+def _warn(query: QuerySettings) -> None:
+    if not {"query", "key"} <= set(query.targets):
+        return
+    terms = [] if query.anchor == "weight" else ["a parameter-free x·x"]
+    terms += [] if query.path == "identity" else ["f(x)·f(x)"]
+    warnings.warn(
+        f"architecture.query.targets: with a path in both query and key the logits hold {' and '.join(terms)}",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def _initial_std(config: Any) -> float:
+    """Return the standard deviation by which an architecture draws its matrices."""
+    for name in ("initializer_range", "init_std"):
+        value = getattr(config, name, None)
+        if isinstance(value, float) and value > 0:
+            return value
+    return _DEFAULT_STD

@@ -1,0 +1,1 @@
+"""Recipes: their schema and their strict reading; nothing here imports torch."""

@@ -1,0 +1,36 @@
+"""What a recipe says about evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from hfpatch.recipes.section import Section
+
+
+class EvaluationSettings(Section):
+    """Which lm-eval tasks to run, and how."""
+
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)] = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
+    """lm-eval task names, hfpatch's own (``eval/``) included."""
+    include_path: Path | None = None
+    """A folder with more task files of lm-eval's kind; one that bears the name of another task takes its place."""
+    limit: PositiveInt | None = None
+    """Only the first documents of each task; None takes all."""
+    num_fewshot: NonNegativeInt | None = None
+    """Examples before each question; None takes each task's own number."""
+    batch_size: PositiveInt = 16
+    """Rows of one batch in text generation; scoring goes by tokens."""
+    token_budget: PositiveInt | None = None
+    """Tokens that are scored at once; None takes what suits the device. It changes no decision."""
+    max_length: PositiveInt | None = None
+    """Longest row in tokens; None takes the model's own."""
+    allow_unknown_base: bool = False
+    """Go on where the base scores outside its published known score."""
+
+    @property
+    def task_options(self) -> dict[str, Any]:
+        """What `load_tasks` takes beside the tasks' names and the data folder."""
+        return {"num_fewshot": self.num_fewshot, "include_path": self.include_path}

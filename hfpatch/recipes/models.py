@@ -1,0 +1,114 @@
+"""What a recipe says about a model that is pretrained from scratch, beyond its configuration class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.section import Section
+from hfpatch.recipes.strict import validate
+
+Norm = Literal["rmsnorm", "layernorm", "none"]
+
+MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_dim", "ffn_hidden_size", "d_inner", "decoder_ffn_dim")
+"""Keys by which configurations tell the inner width of an MLP."""
+
+GPT2_SMALL: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 50304,  # GPT-2's 50257, up to a multiple of 64
+    "n_positions": 1024,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "activation_function": "gelu",
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+    "tie_word_embeddings": True,
+    "biases": False,
+}
+"""The default architecture: GPT-2 small, no biases, tied head."""
+
+
+class QuerySettings(Section):
+    """Where the query of every attention comes from. x: the normed hidden state, d: its width. arXiv 2603.13381."""
+
+    path: Literal["linear", "identity", "residual", "nonlinear"] = "nonlinear"
+    """``linear``: x W_Q; ``identity``: x; ``residual``: x + xW; ``nonlinear``: (A + f(x))/2, A the anchor."""
+    anchor: Literal["identity", "weight"] = "identity"
+    """``identity``: A = x and W_Q is gone, which needs d_q = d; ``weight``: A = x W_Q, trained too."""
+    source: Literal["attention", "mlp"] = "attention"
+    """What f reads: ``attention`` is x; ``mlp`` is the first d hidden activations of the previous block's MLP, with
+    f = h[0:d] W'. The first block has none before it and reads x."""
+    activation: Literal["gelu", "relu", "relu2", "silu", "identity"] = "gelu"
+    """g; ``identity`` makes f linear, the capacity-matched control."""
+    input_norm: Norm | None = None
+    """The norm before f's first matrix; None takes rmsnorm for x and none for the MLP's activations."""
+    output_norm: Norm | None = None
+    """The norm after f's last matrix; None takes layernorm for x and none for the MLP's activations."""
+    rank: PositiveInt | None = None
+    """Width of f's bottleneck; None takes d/2, which makes f as large as W_Q."""
+    targets: tuple[Literal["query", "key", "value"], ...] = ("query",)
+    """Which projections become so; keys and values need as many heads as queries with an identity anchor."""
+    fused: bool = False
+    """Compute f's first matrix in one product with keys and values; exact to rounding, a matter of speed alone.
+    Quantised loading leaves these matrices as they are."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> QuerySettings:
+        if not self.targets or len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets={list(self.targets)} must name query, key or value, each at most once")
+        f_only = {"anchor", "source", "activation", "input_norm", "output_norm", "rank", "fused"}
+        idle = sorted(f_only & self._changed()) if self.path != "nonlinear" else []
+        if self.path == "linear" and "targets" in self._changed():
+            idle.append("targets")
+        if idle:
+            raise ValueError(f"{idle[0]} has no effect with path: {self.path}; leave it out or set path: nonlinear")
+        if self.source == "mlp":
+            if self.fused:
+                raise ValueError("fused: true cannot go with source: mlp, whose f has no matrix that reads x")
+            if self.targets != ("query",):
+                raise ValueError("source: mlp feeds the query alone; set targets: [query]")
+        if self.fused and self.input_norm == "layernorm":
+            raise ValueError("fused: true needs input_norm: rmsnorm or none, which commute with the matrix behind them")
+        return self
+
+    def _changed(self) -> set[str]:
+        fields = type(self).model_fields
+        return {name for name in self.model_fields_set if getattr(self, name) != fields[name].default}
+
+
+class ScratchSettings(Section):
+    """What an architecture section holds besides the keys of its configuration class."""
+
+    query: QuerySettings = QuerySettings(path="linear")
+    """The query path; left out, the linear W_Q."""
+    biases: bool = True
+    """Whether linear layers and norms keep the biases that the architecture gives them."""
+    mlp_width: PositiveFloat | None = None
+    """Inner width of the MLP as a multiple of d, rounded to a whole number; None leaves it to the configuration."""
+    head_size: PositiveInt | None = None
+    """k, where it is not d divided by the number of heads; None leaves it to the configuration."""
+
+
+def split_architecture(architecture: Mapping[str, Any]) -> tuple[ScratchSettings, dict[str, Any]]:
+    """Return what hfpatch reads of an architecture section, and the keys that are left for its configuration class.
+
+    Raises:
+        HfpatchError: if a value is unknown or of the wrong type, or two contradict each other.
+    """
+    own = {key: value for key, value in architecture.items() if key in ScratchSettings.model_fields}
+    left = {key: value for key, value in architecture.items() if key not in own}
+    if own.get("query", {}) is None:
+        raise HfpatchError("architecture.query is empty; leave it out or write query: {path: nonlinear}")
+    settings = validate(own, ScratchSettings, "architecture")
+    for ours, theirs in (("mlp_width", MLP_WIDTHS), ("head_size", ("head_dim",))):
+        both = [key for key in theirs if left.get(key) is not None]
+        if getattr(settings, ours) is not None and both:
+            raise HfpatchError(f"architecture: {ours} and {both[0]} say the same thing twice; leave one of them out")
+    return settings, left

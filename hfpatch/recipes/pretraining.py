@@ -1,0 +1,206 @@
+"""Pretraining recipes: one model from scratch, or a study that holds variants of one against each other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+
+from hfpatch.errors import nearest
+from hfpatch.recipes.comparison import SEED_LIMIT, find_recipe, held_out_mistake, load_as, loop_mistake, name_mistake
+from hfpatch.recipes.data import DataSettings, overlap_mistake
+from hfpatch.recipes.section import Section
+from hfpatch.recipes.strict import explain, read_yaml, write_yaml
+from hfpatch.recipes.training import PretrainSettings
+
+Point = dict[str, float | int | str | bool | None]
+"""One point of a sweep: a value for each of its keys; empty without a sweep."""
+
+_SEED = Annotated[NonNegativeInt, Field(lt=SEED_LIMIT)]
+_SHARED = ("steps", "batch_size")
+
+
+class TokenizerSettings(Section):
+    """Where a pretraining recipe's tokenizer comes from: exactly one of the two."""
+
+    train_vocab_size: PositiveInt | None = None
+    """Train a byte-level BPE of this many tokens on the training text."""
+    path: str | None = None
+    """A hub id or a local folder whose tokenizer to take."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> TokenizerSettings:
+        if (self.train_vocab_size is None) == (self.path is None):
+            raise ValueError("give train_vocab_size or path, and not both")
+        return self
+
+
+class _Pretraining(Section):
+    """What a single model and a study have in common."""
+
+    name: str
+    """Names the run; ``runs/<name>`` is where it goes unless ``--out`` says otherwise."""
+    description: str = ""
+    """One sentence."""
+    architecture: dict[str, Any]
+    """``model_type``, the keys of its configuration class, and ``query``, ``biases``, ``mlp_width``, ``head_size``."""
+    tokenizer: TokenizerSettings
+    """The tokenizer."""
+    data: DataSettings
+    """The training text."""
+    evaluation_data: DataSettings | None = None
+    """Text whose loss is measured, only what it holds out if it does so; None takes what ``data`` holds out."""
+    evaluation_blocks: PositiveInt | None = None
+    """Measure the loss on so many blocks of that text, drawn once for all runs; None takes all of it."""
+    training: PretrainSettings = PretrainSettings()
+    """The optimiser and its schedule."""
+    data_dir: Path | None = None
+    """A folder that holds local copies of hub data sets, relative to the working directory."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is text whose loss is measured."""
+        return self.data.held_out is not None or self.evaluation_data is not None
+
+    def to_yaml(self) -> str:
+        """Return the recipe as YAML that `load_pretrain_or_study` reads back as an equal recipe."""
+        return write_yaml(self.model_dump(mode="json"))
+
+
+class PretrainRecipe(_Pretraining):
+    """A model trained from scratch."""
+
+    seed: _SEED = 0
+    """Fixes initialisation and batch plan."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> PretrainRecipe:
+        loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=self.measured)
+        overlap = overlap_mistake(self.data, self.evaluation_data) if self.evaluation_data else None
+        for mistake in (name_mistake(self.name), loop, overlap, _diagnostics_mistake(self)):
+            if mistake:
+                raise ValueError(mistake)
+        return self
+
+
+class Variant(Section):
+    """What one variant of a study has otherwise; each key replaces the recipe's as a whole."""
+
+    description: str = ""
+    """One sentence for the report."""
+    architecture: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``architecture``, such as ``query: {path: nonlinear}``."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``training``, such as ``weight_decay: 0.03125``."""
+    sweep: dict[str, list[Any]] | None = None
+    """A sweep of its own; None takes the recipe's, ``{}`` has none."""
+
+
+class StudyRecipe(_Pretraining):
+    """Variants of one model, each trained from scratch on the same batches with every seed."""
+
+    seeds: Annotated[tuple[_SEED, ...], Field(min_length=1)] = (0,)
+    """One run of every variant per seed; a seed fixes initialisation and batches for all alike."""
+    baseline: str
+    """The variant that all others are held against."""
+    variants: Annotated[dict[str, Variant], Field(min_length=2)]
+    """What is held against each other; the reports keep their order."""
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)
+    """Keys of ``training`` and the values that each variant is trained with, in every combination:
+    ``{lr: [1e-3, 2e-3], weight_decay: [0.1, 0.03125]}``."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> StudyRecipe:
+        for mistake in (_study_mistake(self), next(_run_mistakes(self), None)):
+            if mistake:
+                raise ValueError(mistake)
+        return self
+
+    def points(self, variant: str) -> list[Point]:
+        """Return the points of a variant's sweep, the last key varying fastest; one empty point without a sweep."""
+        own = self.variants[variant].sweep
+        axes = self.sweep if own is None else own
+        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+    def single(self, variant: str, point: Point, seed: int) -> PretrainRecipe:
+        """Return the recipe of one run; by itself it trains the same model."""
+        values = self.model_dump(mode="json", exclude={"seeds", "baseline", "variants", "sweep"})
+        chosen = self.variants[variant]
+        values["architecture"] |= chosen.architecture
+        values["training"] |= chosen.training
+        values["training"] |= point
+        values |= {"name": f"{self.name}-{variant}", "description": chosen.description, "seed": seed}
+        return PretrainRecipe.model_validate_json(json.dumps(values), strict=True)
+
+
+def load_pretrain_recipe(path: Path | str, overrides: Sequence[str] = ()) -> PretrainRecipe:
+    """Read the pretraining recipe of one model; otherwise as `hfpatch.recipes.comparison.load_recipe`."""
+    return load_as(path, overrides, PretrainRecipe)
+
+
+def load_pretrain_or_study(path: Path | str, overrides: Sequence[str] = ()) -> PretrainRecipe | StudyRecipe:
+    """Read a pretraining recipe: a study if it has ``variants``, else one model."""
+    if "variants" in read_yaml(find_recipe(Path(path))):
+        return load_as(path, overrides, StudyRecipe)
+    return load_pretrain_recipe(path, overrides)
+
+
+def point_name(point: Point) -> str:
+    """Return a point of a sweep as a folder's name: ``lr=0.001,weight_decay=0.1``."""
+    return ",".join(f"{key}={value}" for key, value in point.items())
+
+
+def _diagnostics_mistake(recipe: _Pretraining) -> str | None:
+    if recipe.training.diagnose_every is None or recipe.measured:
+        return None
+    return "training.diagnose_every measures on held-out text, and there is none; set data.held_out or evaluation_data"
+
+
+def _study_mistake(study: StudyRecipe) -> str | None:
+    twice = next((seed for seed in study.seeds if study.seeds.count(seed) > 1), None)
+    if twice is not None:
+        return f"seeds holds {twice} twice; name each once"
+    if mistake := name_mistake(study.name, *study.variants):
+        return mistake
+    if study.baseline not in study.variants:
+        return f"baseline is {study.baseline!r}, which is not among variants{nearest(study.baseline, study.variants)}"
+    if not study.measured:
+        return "a study is decided by the loss on held-out text, and there is none; set data.held_out"
+    axes = {
+        "sweep": study.sweep,
+        **{f"variants.{name}.sweep": each.sweep or {} for name, each in study.variants.items()},
+    }
+    found = [_axis_mistake(f"{where}.{key}", key, axis[key]) for where, axis in axes.items() for key in axis]
+    return next((mistake for mistake in found if mistake), None)
+
+
+def _axis_mistake(where: str, key: str, values: list[Any]) -> str | None:
+    known = [name for name in PretrainSettings.model_fields if name not in _SHARED]
+    if key not in known:
+        why = "must be the same for all" if key in _SHARED else f"is no key of training{nearest(key, known)}"
+        return f"{where}: {key!r} {why}; a sweep goes over keys of training, such as lr"
+    if not values:
+        return f"{where} is empty; give at least one value"
+    if any(isinstance(value, (dict, list)) for value in values):
+        return f"{where} holds a mapping or a list; sweep over single values"
+    twice = next((value for value in values if values.count(value) > 1), None)
+    return None if twice is None else f"{where} holds {twice!r} twice; name each once"
+
+
+def _run_mistakes(study: StudyRecipe) -> Iterator[str]:
+    """Yield what is wrong with single runs: each must be a recipe, and all must see the same batches."""
+    for variant in study.variants:
+        for point in study.points(variant):
+            where = f"variants.{variant}{' at ' * bool(point)}{point_name(point)}"
+            try:
+                run = study.single(variant, point, study.seeds[0])
+            except ValidationError as error:
+                yield f"{where}: {explain(error, PretrainRecipe)}"
+                continue
+            for key in _SHARED:
+                if getattr(run.training, key) != getattr(study.training, key):
+                    yield f"{where}: training.{key} must be the same for all, which are compared on the same batches"

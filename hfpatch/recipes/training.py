@@ -1,0 +1,132 @@
+"""What a recipe says about training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from hfpatch.recipes.groups import Group
+from hfpatch.recipes.section import Dtype, Section
+
+_Rate = Annotated[float, Field(ge=0, lt=1)]
+
+
+NOT_IDENTITY = frozenset(
+    {
+        "seeds",
+        "micro_batch_size",
+        "gradient_checkpointing",
+        "compile",
+        "save_every",
+        "keep_checkpoints",
+        "keep_finished",
+        "report_to",
+    }
+)
+"""Settings that may differ between a run and its continuation: they change the numbers by rounding at most."""
+
+
+class LoopSettings(Section):
+    """What every training run has: batches, optimiser, schedule, checkpoints."""
+
+    steps: PositiveInt
+    """Optimiser steps."""
+    batch_size: PositiveInt = 16
+    """Blocks that one optimiser step sees, over all processes and accumulation steps together."""
+    micro_batch_size: PositiveInt | None = None
+    """Blocks in one forward pass on one process; None takes the whole batch at once."""
+    lr: PositiveFloat
+    """Peak learning rate."""
+    learning_rates: dict[Group, PositiveFloat] = Field(default_factory=dict)
+    """Peak learning rates of single tensor groups (pre_projection, skip, query, lora, other) where they differ from
+    ``lr``; a group that a method does not have is no mistake."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """The decay after warm-up (constant: none; wsd: none until the last ``decay_steps``, linear there). With
+    ``transformers``' own formulas, so the first of several warm-up steps has a learning rate of zero."""
+    decay_steps: PositiveInt | None = None
+    """Steps of wsd's decay at the end; None takes a tenth of the steps."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The floor of cosine and wsd, as a share of the peak."""
+    warmup_steps: NonNegativeInt
+    """Steps of linear warm-up."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay; never applied to norms and biases."""
+    betas: tuple[_Rate, _Rate]
+    """AdamW's decay rates."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Clip the gradient's norm to this; None does not clip."""
+    autocast: Literal["bfloat16"] | None = None
+    """Run the forward pass under autocast in this dtype."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    compile: bool = False
+    """Run the model through torch.compile: worth its start-up on GPUs, gains nothing on CPUs."""
+    evaluate_every: PositiveInt | None = None
+    """Measure the loss on the evaluation blocks every so many steps and at the end; None measures at the end only."""
+    patience: PositiveInt | None = None
+    """Stop when so many evaluations in a row brought no lower loss; None never stops early."""
+    keep_best: bool = False
+    """Keep the checkpoint with the lowest evaluation loss besides the newest, and end with its weights."""
+    save_every: PositiveInt | None = None
+    """Write a checkpoint every so many steps; None writes none before the end."""
+    keep_checkpoints: PositiveInt = 1
+    """How many checkpoints to keep, the newest ones."""
+    keep_finished: bool = False
+    """Leave a finished run's checkpoints, which hold the optimiser's state; otherwise its command removes them."""
+    report_to: tuple[str, ...] = ()
+    """Trackers that ``transformers`` knows, such as tensorboard, wandb or trackio; each must be installed."""
+
+
+class TrainingSettings(LoopSettings):
+    """The probe: a frozen base and a few trained tensors; the defaults are the protocol of arXiv 2604.10791."""
+
+    steps: PositiveInt = 500
+    """Optimiser steps."""
+    lr: PositiveFloat = 1e-5
+    """Peak learning rate."""
+    warmup_steps: NonNegativeInt = 50
+    """Steps of linear warm-up."""
+    betas: tuple[_Rate, _Rate] = (0.9, 0.999)
+    """AdamW's decay rates."""
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
+    """One run per seed; a seed fixes initialisation and batch plan for every method alike."""
+    on_bad_loss: Literal["record", "skip", "stop"] = "record"
+    """What a loss or a gradient that is NaN or infinite does. ``record``: the run ends there and counts as diverged,
+    which is a result: no patch, no scores, its step in the reports. ``skip``: the update is left out and counted.
+    ``stop``: an error that names the blocks of the step."""
+    trainable_dtype: Dtype = "float32"
+    """The dtype of what is trained. bfloat16 loses most small updates; it is here to reproduce results that used it."""
+    trainable_dtypes: dict[Group, Dtype] = Field(default_factory=dict)
+    """The dtype of single tensor groups (pre_projection, skip, query, lora, other) where it differs from
+    ``trainable_dtype``."""
+
+
+class PretrainSettings(LoopSettings):
+    """Pretraining: every parameter is trained, in float32; the defaults suit a model of a few million parameters."""
+
+    steps: PositiveInt = 2000
+    """Optimiser steps."""
+    batch_size: PositiveInt = 32
+    """Blocks that one optimiser step sees, over all processes and accumulation steps together."""
+    lr: PositiveFloat = 1e-3
+    """Peak learning rate."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """The floor of the cosine schedule, as a share of the peak."""
+    warmup_steps: NonNegativeInt = 100
+    """Steps of linear warm-up."""
+    lr_scaling: Literal["none", "width"] = "none"
+    """``width``: learning rates are multiplied by 4d / (inner width of the MLP), one over the width as the fan-in of
+    its second matrix asks for, so that widths differ in nothing but the width; 1 for GPT-2's own 4d. metrics.jsonl
+    shows the product."""
+    weight_decay: NonNegativeFloat = 0.1
+    """Decoupled weight decay, on matrices only: those of tokens and positions among them, gains and biases not."""
+    betas: tuple[_Rate, _Rate] = (0.9, 0.95)
+    """AdamW's decay rates."""
+    diverged_above: PositiveFloat | None = None
+    """The loss of a step's batch, in nats per token, above which the run counts as diverged; must be above ln V, where
+    a model of V tokens begins, and holds once warm-up is over. None: only a loss or gradient that is NaN or infinite
+    does. A diverged run ends there, with its step in the result and no model."""
+    diagnose_every: PositiveInt | None = None
+    """Measure f of every query path beside its anchor on the first evaluation blocks, before the first step, every so
+    many steps and at the end; None never does. Architectures without f write nothing."""

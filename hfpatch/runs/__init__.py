@@ -1,0 +1,33 @@
+"""From a recipe to results: every command of hfpatch as a function, imported when it is first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hfpatch.support.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from hfpatch.runs.checking import check
+    from hfpatch.runs.comparison import compare, train
+    from hfpatch.runs.inspection import inspect
+    from hfpatch.runs.pretraining import pretrain
+    from hfpatch.runs.progress import Progress
+    from hfpatch.runs.scoring import evaluate
+    from hfpatch.runs.study import pretrain_study
+    from hfpatch.runs.tokens import tokenize
+
+__all__ = ["Progress", "check", "compare", "evaluate", "inspect", "pretrain", "pretrain_study", "tokenize", "train"]
+
+_HOMES = {
+    "Progress": "progress",
+    "check": "checking",
+    "compare": "comparison",
+    "evaluate": "scoring",
+    "inspect": "inspection",
+    "pretrain": "pretraining",
+    "pretrain_study": "study",
+    "tokenize": "tokens",
+    "train": "comparison",
+}
+
+__getattr__ = lazy_names(__name__, _HOMES)

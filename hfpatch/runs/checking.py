@@ -1,0 +1,93 @@
+"""`check`: what one model promises, with one method or with every kind of method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from hfpatch.errors import HfpatchError
+from hfpatch.promises import CheckReport
+from hfpatch.promises import check as run_promises
+from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.runs.progress import Progress
+from hfpatch.surgery.bases import load_base, load_config
+from hfpatch.surgery.methods import Part, build_method, validate_methods
+from hfpatch.twins import twin
+
+EVERY_KIND: list[Part] = [{"type": "pre_projection", "content_skip": True}, {"type": "nonlinear_query"}]
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """The reports on one model, and what its architecture refuses; ``str()`` is a table.
+
+    Args:
+        reports: one for each method that could be injected.
+        refused: the others: method -> reason.
+    """
+
+    reports: list[CheckReport]
+    refused: dict[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every promise of every report holds."""
+        return all(report.passed for report in self.reports)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as a JSON object."""
+        reports = [report.to_json() for report in self.reports]
+        return {"passed": self.passed, "reports": reports, "refused": self.refused}
+
+    def __str__(self) -> str:
+        refused = [f"{method}: refused: {reason}" for method, reason in self.refused.items()]
+        return "\n".join([*map(str, self.reports), *refused])
+
+
+def check(
+    model: ModelSettings, part: Part | None = None, *, config_only: bool = False, progress: Progress | None = None
+) -> CheckOutcome:
+    """Run the promises on a model.
+
+    Args:
+        model: the model.
+        part: a method's part, as a recipe writes it; None runs pre-projection with content skip and the nonlinear
+            query, and reports what the architecture refuses.
+        config_only: run them on a tiny random twin of the model's configuration, without its weights.
+        progress: shown each promise before it is tested.
+
+    Raises:
+        HfpatchError: if the model cannot be had, or nothing fits it.
+    """
+    parts = EVERY_KIND if part is None else [part]
+    progress = progress or Progress()
+    for each in parts:
+        validate_methods({"checked": [each]})
+    loaded, name = _load(model, config_only)
+    reports: list[CheckReport] = []
+    refused: dict[str, str] = {}
+    for each in parts:
+        try:
+            config = build_method(loaded, {"checked": [each]}, "checked").configs[0]
+            report = run_promises(loaded, config, watch=partial(_show, progress, str(each["type"])))
+            reports.append(replace(report, model=name))
+            progress.finished(str(each["type"]), "" if report.passed else "broken promises")
+        except HfpatchError as error:
+            if part is not None:
+                raise
+            refused[str(each["type"])] = str(error)
+    if not reports:
+        raise HfpatchError(next(iter(refused.values())))
+    return CheckOutcome(reports, refused)
+
+
+def _show(progress: Progress, method: str, promise: str, done: int, total: int) -> None:
+    progress.evaluating(method, promise)
+    progress.scored(method, promise, done, total)
+
+
+def _load(model: ModelSettings, config_only: bool) -> tuple[Any, str]:
+    if config_only:
+        return twin(load_config(model.name, revision=model.revision)), f"a tiny random twin of {model.name}"
+    return load_base(model.name, revision=model.revision, dtype=model.dtype).model, model.name

@@ -1,0 +1,93 @@
+"""What a pretraining trains on: a tokenizer and token blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.corpora import open_corpus, training_documents
+from hfpatch.data.load import load_evaluation, load_splits
+from hfpatch.data.plan import draw_evaluation
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
+from hfpatch.runs.identity import Identity, identify_data
+from hfpatch.support.cache import cache_folder
+from hfpatch.support.files import atomic_directory, check_data_dir
+from hfpatch.surgery.bases import load_tokenizer
+from hfpatch.training.processes import start_processes
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A tokenizer, the blocks to train on and, where the recipe has any, those whose loss is measured."""
+
+    tokenizer: PreTrainedTokenizerBase
+    train: TokenBlocks
+    evaluation: TokenBlocks | None
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The hashes of all three."""
+        return identify_data(self.tokenizer, self.train, self.evaluation)
+
+
+def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
+    """Find or train the tokenizer and tokenise the text, on the first process; the others read its cache.
+
+    Raises:
+        HfpatchError: if tokenizer or text cannot be had.
+    """
+    check_data_dir(recipe.data_dir)
+    with start_processes().local_main_process_first():
+        tokenizer = recipe_tokenizer(recipe)
+        load = {"tokenizer": tokenizer, "data_dir": recipe.data_dir, "cache_dir": cache_folder("tokens")}
+        splits = load_splits(recipe.data, **load)
+        evaluation = load_evaluation(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
+    if evaluation is not None and recipe.evaluation_blocks is not None:
+        evaluation = draw_evaluation(evaluation, recipe.evaluation_blocks)
+    return Corpus(tokenizer, splits.train, evaluation)
+
+
+def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenizerBase:
+    """Load the recipe's tokenizer, or train it on the recipe's text unless that was done before.
+
+    Raises:
+        HfpatchError: if it cannot be loaded, or there is no text to train it on.
+    """
+    size = recipe.tokenizer.train_vocab_size
+    if size is None:
+        return load_tokenizer(str(recipe.tokenizer.path))
+    if recipe.data.is_token_file:
+        raise HfpatchError(
+            f"tokenizer.train_vocab_size: {recipe.data.source} holds tokens and no text to train a tokenizer on; set "
+            "tokenizer.path to the one it was made with"
+        )
+    return _trained_tokenizer(recipe.data, recipe.data_dir, size)
+
+
+def _trained_tokenizer(data: DataSettings, data_dir: Path | None, size: int) -> PreTrainedTokenizerBase:
+    """Train a tokenizer on what models are trained on, or take from the cache one that was trained on the same text."""
+    corpus = open_corpus(data, data_dir)
+    if not corpus.cacheable:
+        return train_tokenizer(training_documents(corpus, data), size)
+    text = [corpus.digest, corpus.revision, data.max_documents, data.min_characters]
+    text += [data.text_column, data.held_out, size]
+    kept = cache_folder("tokens") / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"
+    if not kept.is_dir():
+        trained = train_tokenizer(training_documents(corpus, data), size)
+        try:
+            with atomic_directory(kept) as temporary:
+                trained.save_pretrained(temporary)
+        except HfpatchError as error:  # a cache is a convenience
+            warnings.warn(f"the tokenizer is not kept for the next run: {error}", stacklevel=2)
+            return trained
+    return load_tokenizer(str(kept))

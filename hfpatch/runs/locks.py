@@ -1,0 +1,236 @@
+"""Locks on run folders: one process at a time writes a run, on any file system and from any machine.
+
+A lock is a file in ``OUT/.locks``, created exclusively, which many network file systems keep where they keep no
+``flock``. It says who holds it: host, process, since when, command. A thread of the holder renews its time. A lock
+counts for nothing once its process is gone, which a process on the same machine sees at once, or once it was not
+renewed for five minutes, so that the next command goes on after a crash.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hfpatch.errors import HfpatchError
+from hfpatch.support.provenance import command_line
+
+RENEW_S = 30.0
+STALE_S = 300.0
+"""How long a lock of another machine counts that nobody renews."""
+UNREADABLE_S = 10.0
+"""How long a lock counts that does not say who holds it: its holder is about to write that."""
+FOLDER = ".locks"
+SHARED = "folder"
+"""The name of the lock on what all runs of a folder share; it is held for moments only."""
+WHOLE = "run"
+"""The name of the lock on a folder that is one run."""
+_POLL_S = 0.05
+
+Holder: TypeAlias = Mapping[str, Any]
+
+
+@contextmanager
+def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold several locks of a folder, or none of them.
+
+    Should another process take one of them over, as it may after this one was suspended for minutes, the main thread
+    is interrupted as by Ctrl-C.
+
+    Args:
+        out: the folder; it is made if need be, and removed again if it is left empty.
+        names: the names of the locks; of a run that of `run_lock`.
+        wait_s: how long to wait for other processes to release them.
+
+    Raises:
+        HfpatchError: naming the lock and who holds it.
+    """
+    made, ended = not out.exists(), threading.Event()
+    holder = {**_this_process(), "since": _now(), "token": uuid.uuid4().hex}
+    held: list[Path] = []
+    renewer = threading.Thread(target=_renew, args=(held, holder, ended), daemon=True)
+    try:
+        for name in names:
+            held.append(_take(out / FOLDER / name, holder, time.monotonic() + wait_s))
+        renewer.start()
+        yield
+    finally:
+        ended.set()
+        if renewer.ident is not None:
+            renewer.join()
+        for path in held:
+            _remove(path, holder)
+        with suppress(OSError):  # others may hold theirs
+            (out / FOLDER).rmdir()
+            if made:
+                out.rmdir()
+
+
+def hold_shared(out: Path) -> AbstractContextManager[None]:
+    """Hold the lock on what all runs of a folder share, after waiting for another process to be done with it."""
+    return hold(out, [SHARED], wait_s=STALE_S + RENEW_S)
+
+
+def run_lock(out: Path, folder: Path) -> str:
+    """Return the name of the lock on one run's folder."""
+    return "@".join(folder.relative_to(out / "runs").parts)
+
+
+def held_by_others(out: Path, names: Collection[str]) -> bool:
+    """Return whether other processes hold locks on a folder, beside those of these names."""
+    return any(not path.name.startswith(".") and path.name not in names for path in (out / FOLDER).glob("*"))
+
+
+def _take(path: Path, holder: Holder, deadline: float) -> Path:
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as stream:
+                stream.write(json.dumps(holder))
+            return path
+        except FileExistsError:
+            other = _read(path)
+        except FileNotFoundError:
+            continue  # another process has just removed the empty folder
+        except OSError as error:
+            raise HfpatchError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error
+        if other is not None and _is_gone(path, other):
+            _remove(path, other)
+        elif other is not None and time.monotonic() >= deadline:
+            raise HfpatchError(_in_use(path, other))
+        elif other is not None:
+            time.sleep(_POLL_S)
+
+
+def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
+    while not ended.wait(RENEW_S):
+        for path in held:
+            with suppress(OSError, HfpatchError):  # a network file system may be away for a while
+                other = _read(path)
+                if other is None:  # removed by hand
+                    _take(path, holder, deadline=0.0)
+                elif other.get("token") == holder["token"]:
+                    os.utime(path)
+                else:
+                    print(f"hfpatch: {_lost(path, other)}", file=sys.stderr)
+                    _end(ended)
+                    return
+
+
+def _end(ended: threading.Event) -> None:
+    """Interrupt the main thread as Ctrl-C does; end the process where that is ignored, as it is in background jobs."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+    if not ended.wait(RENEW_S):
+        os._exit(2)
+
+
+def _read(path: Path) -> Holder | None:
+    """Return who holds a lock, nothing of him if that cannot be read, or None where the lock was released."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _remove(path: Path, holder: Holder) -> None:
+    """Remove a lock if it is still that of ``holder``: another process may have removed it and taken its own."""
+    aside = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        path.rename(aside)
+    except OSError:
+        return
+    with suppress(OSError):
+        if (_read(aside) or {}).get("token") != holder.get("token"):
+            os.link(aside, path)
+    aside.unlink(missing_ok=True)
+
+
+def _is_gone(path: Path, holder: Holder) -> bool:
+    """Whether the holder of a lock has ended without releasing it."""
+    machine = _this_process()["machine"]
+    if machine is not None and holder.get("machine") == machine:
+        return _birth(holder.get("pid")) != holder.get("born")
+    return _unrenewed_s(path) > (STALE_S if holder else UNREADABLE_S)
+
+
+def _unrenewed_s(path: Path) -> float:
+    """Return the seconds since a lock was renewed, by the file system's clock alone."""
+    probe = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        probe.touch()
+        return probe.stat().st_mtime - path.stat().st_mtime
+    except OSError:
+        return 0.0  # released meanwhile
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+@cache
+def _machine() -> str | None:
+    """Return what names the processes that this one can see, across restarts and containers; None if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return None
+
+
+def _birth(pid: Any) -> str | None:
+    """Return the time at which a process started, in the kernel's own count; None if there is none or it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _this_process() -> dict[str, Any]:
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": pid,
+        "born": _birth(pid),
+        "command": command_line(sys.argv),
+    }
+
+
+def _in_use(path: Path, holder: Holder) -> str:
+    return f"{_what(path)} is in use by {_who(holder)}; wait for it or end it, or choose another --out"
+
+
+def _lost(path: Path, other: Holder) -> str:
+    return f"the lock on {_what(path)} was taken over by {_who(other)} while this process did not run, so it ends"
+
+
+def _what(path: Path) -> str:
+    out = path.parent.parent
+    return str(out if "@" not in path.name else out.joinpath("runs", *path.name.split("@")))
+
+
+def _who(holder: Holder) -> str:
+    if not holder:
+        return "a process that does not say which"
+    return f"process {holder.get('pid')} on {holder.get('host')} since {holder.get('since')} ({holder.get('command')})"
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,1 @@
+"""What every package uses: files, caches, lazy names, provenance."""

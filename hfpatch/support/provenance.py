@@ -1,0 +1,92 @@
+"""Where a result comes from: commit, versions, platform, device, command line."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("hfpatch", "torch", "transformers", "peft", "accelerate", "lm_eval", "datasets", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The wall time of a run.
+
+    Attributes:
+        started: when the run first started, ISO 8601.
+        before: seconds that sessions before this one took.
+    """
+
+    started: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    before: float = 0.0
+    _now: float = field(default_factory=time.monotonic)
+
+    def elapsed(self) -> float:
+        """Return the seconds that all sessions took so far."""
+        return self.before + time.monotonic() - self._now
+
+
+def provenance(clock: Clock) -> dict[str, Any]:
+    """Return what a result must name about its making, as JSON values."""
+    import torch
+
+    commit, dirty = checkout_state()
+    cuda = torch.cuda.is_available()
+    return {
+        "commit": commit,
+        "dirty": dirty,
+        "command": command_line(sys.argv),
+        "started": clock.started,
+        "wall_s": round(clock.elapsed(), 3),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "device": torch.cuda.get_device_name(0) if cuda else "cpu",
+        "threads": torch.get_num_threads(),
+        "versions": installed_versions(),
+    }
+
+
+def checkout_state(package: Path = Path(__file__).parents[1]) -> tuple[str | None, bool]:
+    """Return the commit of hfpatch's checkout and whether it has uncommitted changes; (None, False) for a wheel."""
+    root = package.parent
+    if not (root / ".git").exists():
+        return None, False
+    commit = _git(root, "rev-parse", "HEAD")
+    return commit or None, bool(commit and _git(root, "status", "--porcelain", "--untracked-files=no"))
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of the packages that decide a number."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def command_line(arguments: list[str]) -> str:
+    """Return the command as it could be typed again, the home folder written ``~`` and the program by name alone."""
+    program = Path(arguments[0])
+    name = "python -m hfpatch" if program.name == "__main__.py" else program.name
+    home = str(Path.home())
+    rest = [word.replace(home, "~", 1) if word.startswith(home + os.sep) else word for word in arguments[1:]]
+    return " ".join([name, *(shlex.quote(word) if not word.startswith("~") else word for word in rest)])
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,3 @@
+"""The version of hfpatch, where every package can import it."""
+
+__version__ = "0.1.0"

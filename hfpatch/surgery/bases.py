@@ -1,0 +1,267 @@
+"""The frozen base: a causal language model and its tokenizer, from the hub, a folder or tinyworld."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+import xxhash
+from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.models import register_scratch
+from hfpatch.recipes.section import Dtype
+from hfpatch.surgery.peft_registration import peft_is_imported
+
+TINYWORLD = "tinyworld/"
+_HALVES = ("bfloat16", "float16")
+_PIECE = 1 << 18  # values that are rounded at once, so that the copy stays in the cache
+
+
+@dataclass(frozen=True)
+class Base:
+    """A loaded checkpoint.
+
+    Args:
+        name: as the user gave it.
+        revision: the hub commit, where there is one.
+        model: in evaluation mode.
+        tokenizer: with a padding token.
+        sha256: hash of the weights, see :func:`hash_weights`.
+    """
+
+    name: str
+    revision: str | None
+    model: Any
+    tokenizer: Any
+    sha256: str
+
+
+def load_base(name: str, *, revision: str | None = None, dtype: str = "float32") -> Base:
+    """Load a causal language model and its tokenizer; no remote code is run.
+
+    Args:
+        name: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``.
+        revision: hub branch, tag or commit.
+        dtype: float32, bfloat16 or float16.
+
+    Raises:
+        HfpatchError: if the model or its tokenizer cannot be found or loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in get_args(Dtype):
+        raise HfpatchError(
+            f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}{nearest(dtype, get_args(Dtype))}"
+        )
+    source = locate_base(name)
+    try:
+        register_scratch(source)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False
+        )
+        tokenizer = _tokenizer_of(source, revision)
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise HfpatchError(
+            f"model {name!r} cannot be loaded: {_first_line(error)} Check the id, the network and HF_HUB_OFFLINE, or "
+            "give a local folder"
+        ) from error
+    model.eval()
+    return Base(
+        name=name, revision=_commit(source, revision), model=model, tokenizer=tokenizer, sha256=hash_weights(model)
+    )
+
+
+def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
+    """Load a tokenizer; one without a padding token takes its end-of-text token for it. No remote code is run.
+
+    Args:
+        name: a hub id, a local folder with a tokenizer and perhaps no model, or a tinyworld name.
+        revision: hub branch, tag or commit.
+
+    Raises:
+        HfpatchError: if it cannot be found or loaded.
+    """
+    source = name if Path(name).is_dir() else locate_base(name)
+    try:
+        return _tokenizer_of(source, revision)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise HfpatchError(
+            f"tokenizer {name!r} cannot be loaded: {_first_line(error)} Check the id, the network and HF_HUB_OFFLINE, "
+            "or give a local folder"
+        ) from error
+
+
+def load_config(name: str, *, revision: str | None = None) -> Any:
+    """Load the configuration of a causal language model, without its weights; no remote code is run.
+
+    Args:
+        name: as :func:`load_base` takes it, or the path of a ``config.json``.
+        revision: hub branch, tag or commit.
+
+    Raises:
+        HfpatchError: if it cannot be found or read.
+    """
+    from transformers import AutoConfig
+
+    source = name if Path(name).is_file() else locate_base(name)
+    try:
+        register_scratch(source)
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HfpatchError(f"the configuration of {name!r} cannot be loaded: {_first_line(error)}") from error
+
+
+def locate_base(name: str) -> str:
+    """Return what ``from_pretrained`` takes for a name: tinyworld names become folders, others stay.
+
+    Raises:
+        HfpatchError: if the name is a tinyworld name that does not exist, or a folder without a model.
+    """
+    if name.startswith(TINYWORLD):
+        from hfpatch.tinyworld import checkpoint
+
+        return str(checkpoint(name.removeprefix(TINYWORLD)))
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise HfpatchError(f"model folder {name!r} has no config.json; give the folder of a Hugging Face model")
+    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise HfpatchError(f"model folder {name!r} does not exist")
+    return name
+
+
+def hash_weights(model: nn.Module) -> str:
+    """Return the SHA-256 over the names and the bytes of all base parameters, adapters and ties left out."""
+    tied = dict(getattr(model, "all_tied_weights_keys", {}))
+    places: dict[int, _Place] = {}
+    for place in _places(model):
+        is_tie = place.tensor.is_meta and place.name in tied  # ties are not seen once accelerate has offloaded them
+        if isinstance(place.tensor, nn.Parameter) and not is_tie:
+            places.setdefault(id(place.tensor), place)
+    return hash_tensors({place.name: place.value for place in places.values()})
+
+
+def hash_tensors(tensors: Mapping[str, Tensor | Callable[[], Tensor]]) -> str:
+    """Return the SHA-256 over the names and the bytes of tensors, or what gives them, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(bytes_of(tensor if isinstance(tensor, Tensor) else tensor()))
+    return digest.hexdigest()
+
+
+def fingerprint(model: nn.Module) -> dict[str, Any]:
+    """Return what tells a base from any other in JSON: hashes over every parameter and persistent buffer.
+
+    The hashes (XXH3, 128 bits) are of the bytes as they are (``exact``), and of all weights rounded to bfloat16 and to
+    float16, as loading in those dtypes rounds them: so :func:`difference` also knows the base in another dtype.
+    """
+    return {"dtypes": _dtypes(model), **_digests(model, ("exact", *_HALVES))}
+
+
+def difference(saved: Mapping[str, Any], model: nn.Module) -> str:
+    """Return how a model's weights differ from those of a saved fingerprint; an empty string if they do not.
+
+    In the dtypes of the fingerprint a change of a single bit is seen. In others the two are compared after rounding to
+    the half precision that one of them has. bfloat16 and float16 of one float32 checkpoint have nothing to compare:
+    neither follows from the other.
+    """
+    before, now = saved["dtypes"], _dtypes(model)
+    kinds = ["exact"] if before == now else [kind for kind in _HALVES if kind in before or kind in now]
+    found = _digests(model, kinds)
+    if any(saved.get(kind) == found[kind] for kind in kinds):
+        return ""
+    if before == now:
+        return "its weights differ"
+    return f"its weights, in {', '.join(now)}, cannot be told to be those of {', '.join(before)}"
+
+
+def bytes_of(tensor: Tensor) -> Any:
+    """Return a tensor's bytes as an array, without a copy where it is contiguous and on the CPU."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A parameter or persistent buffer of the base: its name, and where it is."""
+
+    name: str
+    module: nn.Module
+    key: str
+    tensor: Tensor
+
+    def value(self) -> Tensor:
+        """Return the tensor with its values, also where accelerate keeps them on the CPU or a disk meanwhile.
+
+        Raises:
+            HfpatchError: if it has none.
+        """
+        if not self.tensor.is_meta:
+            return self.tensor.detach()
+        hook = getattr(self.module, "_hf_hook", None)
+        for one in getattr(hook, "hooks", [hook]):
+            if self.key in (getattr(one, "weights_map", None) or {}):
+                return cast("Tensor", one.weights_map[self.key])
+        raise HfpatchError(f"{self.name} is on the meta device and has no values; load the model's weights first")
+
+
+def _places(model: nn.Module) -> Iterator[_Place]:
+    for at, module in _base_modules(model):
+        for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and key not in module._non_persistent_buffers_set:
+                yield _Place(f"{at}.{key}" if at else key, module, key, tensor)
+
+
+def _base_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    """Return the modules of the base by name, without importing PEFT where there can be no adapter."""
+    if not peft_is_imported():
+        return list(model.named_modules())
+    from hfpatch.tuners.adapters import base_modules
+
+    return base_modules(model)
+
+
+def _dtypes(model: nn.Module) -> list[str]:
+    return sorted({str(place.tensor.dtype).removeprefix("torch.") for place in _places(model)})
+
+
+def _digests(model: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
+    """Return the hash of the base's tensors by kind, reading each tensor once."""
+    digests = {kind: xxhash.xxh3_128() for kind in kinds}
+    for place in sorted(_places(model), key=lambda place: place.name):
+        flat = place.value().reshape(-1)
+        for kind, digest in digests.items():
+            rounded = kind != "exact" and flat.is_floating_point()
+            dtype = getattr(torch, kind) if rounded else flat.dtype
+            digest.update(f"{place.name} {tuple(place.tensor.shape)} {dtype} ".encode())
+            for piece in torch.split(flat, _PIECE):
+                digest.update(bytes_of(piece.to(dtype)))
+    return {kind: digest.hexdigest() for kind, digest in digests.items()}
+
+
+def _commit(source: str, revision: str | None) -> str | None:
+    """Return the commit of a model in the hub's cache, where the file's folder bears its name."""
+    if Path(source).is_dir():
+        return revision
+    config = try_to_load_from_cache(source, "config.json", revision=revision)
+    return Path(config).parent.name if isinstance(config, str) else revision
+
+
+def _tokenizer_of(source: str, revision: str | None) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

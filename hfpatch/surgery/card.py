@@ -1,0 +1,185 @@
+"""The Markdown cards of a patch and of an exported model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hfpatch.support.markdown import block, escape, table
+
+TAGS = ["hfpatch"]
+_METHODS = {
+    "pre_projection": "Pre-projection and content skip (arXiv 2604.10791)",
+    "nonlinear_query": "Anchored nonlinear query (arXiv 2603.13381)",
+    "lora": "LoRA (arXiv 2106.09685)",
+}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_WORD = re.compile(r"[A-Za-z][\w./-]*[A-Za-z][\w./-]*")
+_NOT_TEXT = {"yes", "no", "on", "off", "true", "false", "null"}
+_FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
+_TINYWORLD = "tinyworld/"
+_UNKNOWN_LICENCE = "The licence of the base, which its own page states, applies to what is made with it."
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a comparison knows of a patch beyond the patch itself, as labelled lines and a table.
+
+    Attributes:
+        title: the method's name.
+        method: what the method is, with its options and parameter count.
+        data: the training text, the batches and the optimiser.
+        headings: of the table of results.
+        results: its rows.
+        notes: what a reader must know, one sentence each.
+    """
+
+    title: str
+    method: Sequence[tuple[str, str]]
+    data: Sequence[tuple[str, str]]
+    headings: Sequence[str]
+    results: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+def patch_card(base: Mapping[str, Any], adapters: Sequence[Mapping[str, str]], measured: Measured | None = None) -> str:
+    """Return the card of a patch: base, method, data, results, how to load it and the base's licence.
+
+    Args:
+        base: ``name``, ``class``, ``model_type`` and ``fingerprint`` of the base.
+        adapters: ``name``, ``method`` and ``sha256`` of every adapter, in the order of the stack.
+        measured: what was measured; None where nothing was yet.
+    """
+    name = shown_base(str(base["name"] or base["class"]))
+    licence = base_licence(str(base["name"] or ""))
+    sections = [
+        front({"library_name": "peft", "base_model": hub_id(name), "license": licence, "tags": TAGS}),
+        f"# {escape(measured.title) + ' on' if measured else 'Patch for'} {escape(name)}",
+        f"A stack of adapters for a frozen {escape(str(base['model_type']))} model, made with hfpatch.",
+        f"## Base\n\n{_lines(_base_facts(base, name, licence))}",
+        f"## Method\n\n{_adapters(adapters)}",
+        *([_lines(measured.method)] if measured else []),
+        f"## Data\n\n{_lines(measured.data) if measured else 'Not recorded with this patch.'}",
+        f"## Results\n\n{_results(measured)}",
+        f"## How to load it\n\n{_how_to_load(name)}",
+        f"## Licence\n\n{_licence(licence)}",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def export_card(base: str, model_class: str, licence: str | None) -> str:
+    """Return the card of a folder that holds a base and its patch together."""
+    sections = [
+        front({"library_name": "transformers", "base_model": hub_id(base), "license": licence, "tags": TAGS}),
+        f"# {escape(base)} with a patch",
+        f"The weights of {escape(base)} and of a patch in its attention branches, made with hfpatch, in one folder. "
+        f"`modeling_hfpatch.py` ({escape(model_class)}) is plain torch and transformers: neither hfpatch nor PEFT is "
+        "needed. It is code, so transformers asks for your consent; read it first.",
+        "    from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        '    folder = "this folder"\n'
+        "    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)\n"
+        "    tokenizer = AutoTokenizer.from_pretrained(folder)",
+        f"## Licence\n\n{_licence(licence)} `modeling_hfpatch.py` is under the MIT licence, which it holds.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def shown_base(name: str) -> str:
+    """Return a base's name as others may read it: a hub id as it is, of a local folder the last part alone."""
+    path = Path(name)
+    if path.is_absolute() or name.startswith((".", "~")) or path.is_dir():
+        ours = path.parent.parts[-2:] == ("tinyworld", "checkpoints")
+        return f"{_TINYWORLD}{path.name}" if ours else path.name
+    return name
+
+
+def base_licence(name: str) -> str | None:
+    """Return the licence that a base's own card states, from its folder or the hub's cache; None if not known."""
+    if shown_base(name).startswith(_TINYWORLD):
+        return "mit"  # it comes with hfpatch
+    card = _cached_card(name)
+    front = _FRONT.match(card.read_text(encoding="utf-8", errors="replace")) if card else None
+    stated = re.search(r"^license:\s*[\"']?([\w.+-]+)", front[1], re.MULTILINE) if front else None
+    return stated[1] if stated else None
+
+
+def _cached_card(name: str) -> Path | None:
+    local = Path(name) / "README.md"
+    if local.is_file():
+        return local
+    if not _HUB_ID.fullmatch(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "README.md")
+    return Path(found) if isinstance(found, str) else None
+
+
+def hub_id(name: str) -> str | None:
+    """Return the name if it is a repository on the hub, as a card may name as its base; else None."""
+    return name if _HUB_ID.fullmatch(name) and "/" in name and not name.startswith(_TINYWORLD) else None
+
+
+def front(values: Mapping[str, Any]) -> str:
+    """Return a card's YAML header; what is not a plain word stands as JSON, so no value can end it."""
+    lines = [f"{key}: {_yaml(value)}" for key, value in values.items() if value is not None]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _yaml(value: Any) -> str:
+    plain = isinstance(value, str) and _WORD.fullmatch(value) and value.lower() not in _NOT_TEXT
+    return value if plain else json.dumps(value)
+
+
+def _base_facts(base: Mapping[str, Any], name: str, licence: str | None) -> list[tuple[str, str]]:
+    mark = base.get("fingerprint", "not recorded")
+    return [
+        ("Model", f"{name} ({base['class']})"),
+        ("Fingerprint", str(mark["exact"] if isinstance(mark, Mapping) else mark)),
+        ("Licence", licence or "not stated where this patch was made"),
+    ]
+
+
+def _adapters(adapters: Sequence[Mapping[str, str]]) -> str:
+    rows = [
+        [f"`{a['name']}`", escape(_METHODS.get(a["method"], a["method"])), f"`{a['sha256'][:16]}`"] for a in adapters
+    ]
+    return table(["adapter", "method", "SHA-256 of its tensors"], rows, numbers_from=3)
+
+
+def _lines(facts: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"- {block(label)}: {escape(value)}" for label, value in facts)
+
+
+def _results(measured: Measured | None) -> str:
+    if measured is None or not measured.results:
+        return "None yet: `hfpatch eval --model BASE --patch FOLDER --tasks TASKS` measures it."
+    rows = [list(map(escape, row)) for row in measured.results]
+    notes = "\n".join(f"- {block(note)}" for note in measured.notes)
+    return "\n\n".join(part for part in (table(list(map(escape, measured.headings)), rows), notes) if part)
+
+
+def _how_to_load(name: str) -> str:
+    home, model = "transformers import AutoModelForCausalLM", f"AutoModelForCausalLM.from_pretrained({name!r})"
+    if name.startswith(_TINYWORLD):
+        home, model = "hfpatch.surgery.bases import load_base", f"load_base({name!r}).model"
+    return f"""With hfpatch (`pip install hfpatch`), the whole stack:
+
+    import hfpatch
+    from {home}
+
+    model = {model}
+    hfpatch.load_patch(model, "this folder")
+
+One adapter alone is a PEFT adapter. With `import hfpatch` before it, PEFT and transformers know the method:
+`PeftModel.from_pretrained(model, "its folder")` or `model.load_adapter("its folder")`."""
+
+
+def _licence(licence: str | None) -> str:
+    if licence is None:
+        return _UNKNOWN_LICENCE
+    return f"The base is under {escape(licence)}; its licence applies to what is made with it."

@@ -1,0 +1,87 @@
+"""Checkpoints of a patched model under ``transformers.Trainer`` and its kin (TRL).
+
+Trainer saves by ``model.save_pretrained``, which refuses several active adapters, and of a model that is not a
+``PeftModel`` it resumes from ``model.safetensors`` alone, by ``model.load_state_dict(..., strict=False)``. So a patched
+model saves its adapters into that file too, marked, and on loading completes the marked tensors by its own base.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.surgery.bases import difference, fingerprint
+from hfpatch.tuners.adapters import adapter_state
+
+TENSORS = "model.safetensors"
+_BASE = "hfpatch.base"  # marks TENSORS as the adapters of a patched model: the base's fingerprint, as the bytes of JSON
+_LOADING = "_hfpatch_loading"  # on the model, so that a copy of it has its own
+
+
+def enable_checkpoints(model: nn.Module) -> None:
+    """Make ``save_pretrained`` and ``load_state_dict`` of a patched model save and restore all of its adapters."""
+    # A partial and not a method, so that a copy of the model, pickled or not, saves itself.
+    model.save_pretrained = functools.partial(_save, model)  # type: ignore[assignment]
+    setattr(model, _LOADING, model.register_load_state_dict_pre_hook(_complete))  # type: ignore[no-untyped-call]
+
+
+def disable_checkpoints(model: nn.Module) -> None:
+    """Take back what :func:`enable_checkpoints` did."""
+    model.__dict__.pop("save_pretrained", None)
+    if handle := model.__dict__.pop(_LOADING, None):
+        handle.remove()
+
+
+def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, **options: Any) -> None:
+    """Save a patched model's adapters so that ``load_patch`` and Trainer's ``resume_from_checkpoint`` restore them.
+
+    One adapter is saved as transformers saves it, a PEFT adapter folder; several are saved as ``save_patch`` does.
+
+    Raises:
+        HfpatchError: if something trained is not in the files, or, for several adapters, an option is given that asks
+            for more than files in a folder.
+    """
+    from hfpatch.surgery.folder import require_adapter_saved, write_patch
+
+    directory, names, sharded = Path(save_directory), list(model.peft_config), options.get("state_dict") is not None
+    if len(names) == 1:
+        type(model).save_pretrained(model, directory, is_main_process=is_main_process, **options)
+        if is_main_process and not sharded:
+            require_adapter_saved(model, directory)
+    elif given := [name for name, value in options.items() if value]:
+        raise HfpatchError(
+            f"save_pretrained({', '.join(given)}=...) saves one adapter, and the model has {len(names)} "
+            f"({', '.join(names)}); train a stack in one process, under DDP, or with hfpatch train"
+        )
+    elif is_main_process:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_patch(model, directory, directory)
+    if is_main_process and not sharded:  # sharded weights are saved and resumed by accelerate
+        mark = torch.tensor(list(json.dumps(fingerprint(model)).encode()), dtype=torch.uint8)
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in adapter_state(model).items()}
+        safetensors.torch.save_file({**tensors, _BASE: mark}, directory / TENSORS, metadata={"format": "pt"})
+
+
+def _complete(model: nn.Module, state: dict[str, Tensor], *_: Any) -> None:
+    """Complete a checkpoint of the adapters by the model's own base, before ``load_state_dict`` reads it.
+
+    Raises:
+        HfpatchError: if the checkpoint was made on another base or with other adapters.
+    """
+    mark = state.pop(_BASE, None)
+    if mark is None:
+        return
+    if why := difference(json.loads(bytes(mark.tolist())), model):
+        raise HfpatchError(f"the checkpoint was made on another base ({why}); load that one to resume")
+    expected = {name: tensor.shape for name, tensor in adapter_state(model).items()}
+    if expected != {name: tensor.shape for name, tensor in state.items()}:
+        raise HfpatchError("the checkpoint holds other adapters; patch the model as it was patched when it was saved")
+    for name, tensor in model.state_dict().items():
+        state.setdefault(name, tensor)

@@ -1,0 +1,393 @@
+"""A patch on disk: one folder for the whole stack, in which every part is a valid PEFT adapter folder.
+
+    DIRECTORY/patch.json               the order of the stack, the base it belongs to, a hash of every part
+    DIRECTORY/README.md                the card
+    DIRECTORY/<adapter name>/          adapter_config.json, adapter_model.safetensors, README.md
+
+Tensors are safetensors, everything else is JSON and Markdown; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors.torch
+import torch
+import xxhash
+from peft import PeftConfig, PeftMixedModel, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.support.files import atomic_directory, read_json, sha256_file, write_json, write_text
+from hfpatch.surgery.bases import bytes_of, difference, fingerprint
+from hfpatch.surgery.card import patch_card
+from hfpatch.surgery.patch import activate, patch, require_untouched_base, stack, unpatch
+from hfpatch.tuners.adapters import (
+    active_adapters,
+    adapter_parameters,
+    base_parameters,
+    has_adapters,
+    wrappers_of_others,
+)
+from hfpatch.tuners.config import method_name
+
+Model = TypeVar("Model", bound=nn.Module)
+_Identity = tuple[tuple[int, ...], torch.dtype, str]
+
+MANIFEST = "patch.json"
+CONFIG = "adapter_config.json"
+TENSORS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
+CARD = "README.md"
+FORMAT = 2
+PEFT_PREFIX = "base_model.model."
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}  # of torch; no part of a tensor's name
+
+
+def save_patch(model: nn.Module, directory: str | Path) -> Path:
+    """Write the whole stack of a patched model to a folder, atomically.
+
+    Each part, loaded alone by ``PeftModel.from_pretrained``, is that one adapter. What was written is read again and
+    compared with what is trainable or belongs to an adapter, bit for bit.
+
+    Args:
+        model: a patched model; a ``PeftModel`` is saved as the model that it wraps.
+        directory: the folder; an older patch there is replaced, a link is followed.
+
+    Raises:
+        HfpatchError: if the model has no adapters, something trained would not be in the patch, the folder contains
+            files that are not of a patch, or it cannot be written; nothing half-written remains.
+    """
+    model = _without_wrapper(model)
+    if not stack(model):
+        raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
+    require_untouched_base(stack(model).values())
+    directory = Path(directory)
+    _require_replaceable(directory)
+    with atomic_directory(directory) as temporary:
+        write_patch(model, temporary, directory)
+    return directory
+
+
+def write_patch(model: nn.Module, folder: Path, directory: Path) -> None:
+    """Write the files of a patch into an existing folder, whatever else it contains; not atomically.
+
+    Args:
+        model: a patched model.
+        folder: the folder.
+        directory: what errors call it.
+
+    Raises:
+        HfpatchError: if something trained is not in the files.
+    """
+    base, adapters, written = _describe_base(model), [], Counter[_Identity]()
+    for name, config in stack(model).items():
+        written.update(_write_tensors(_state(model, name), folder / name, directory))
+        entry = {"name": name, "method": method_name(config), "sha256": sha256_file(folder / name / TENSORS)}
+        _write_config(config, base, entry, folder / name)
+        adapters.append(entry)
+    _require_all_saved(model, written, directory)
+    manifest = {"format": FORMAT, "base": base, "active": active_adapters(model), "adapters": adapters}
+    write_json(folder / MANIFEST, manifest)
+    write_text(folder / CARD, patch_card(base, adapters))
+
+
+def require_adapter_saved(model: nn.Module, folder: Path) -> None:
+    """Find everything that is trainable or of an adapter in the folder of a model's only adapter, which others wrote.
+
+    Raises:
+        HfpatchError: if something is missing there.
+    """
+    _require_all_saved(model, Counter(map(_identity, _read_tensors(folder).values())), folder)
+
+
+def load_patch(
+    model: Model, directory: str | Path, *, trainable: bool = False, allow_other_base: bool = False
+) -> Model:
+    """Stack the adapters of a saved patch on a model, in place and strictly; those active when it was saved are active.
+
+    Args:
+        model: the base, without adapters.
+        directory: what :func:`save_patch` wrote, or the folder of a single PEFT adapter.
+        trainable: leave the active adapters trainable.
+        allow_other_base: accept a base whose weights differ from those that the patch was trained on.
+
+    Raises:
+        HfpatchError: if a file is missing, damaged or pickled, a tensor is missing, unexpected or of another shape,
+            or the base is another one; the model is then as it was.
+    """
+    directory = Path(directory)
+    if has_adapters(model):
+        raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first")
+    saved = _read_manifest(directory)
+    configs = {name: _read_config(folder) for name, folder in saved.folders.items()}
+    for name, method in saved.methods.items():
+        if method_name(configs[name]) != method:
+            found = method_name(configs[name])
+            raise HfpatchError(f"{directory / name}: holds a {found} adapter where {MANIFEST} says {method}")
+    tensors = {name: _read_tensors(folder, saved.sha256.get(name)) for name, folder in saved.folders.items()}
+    if saved.base is not None and not allow_other_base:
+        _require_same_base(model, saved.base, directory)
+    patch(model, list(configs.values()), names=list(configs))
+    try:
+        for name, folder in saved.folders.items():
+            _fill(model, name, tensors[name], folder)
+    except HfpatchError:
+        unpatch(model)
+        raise
+    activate(model, saved.active, trainable=trainable, upcast=False)
+    model.eval()
+    return model
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a folder says that it contains.
+
+    Args:
+        folders: folder of each part by adapter name, in the order of the stack.
+        base: fingerprint and names of the base; None where only PEFT wrote the folder.
+        active: the active adapters in their order; None makes all of them active.
+        methods: method of each part, as the manifest says.
+        sha256: hash of each part's tensors, as the manifest says.
+    """
+
+    folders: dict[str, Path]
+    base: dict[str, Any] | None = None
+    active: list[str] | None = None
+    methods: dict[str, str] = field(default_factory=dict)
+    sha256: dict[str, str] = field(default_factory=dict)
+
+
+def _without_wrapper(model: Any) -> Any:
+    """Return the transformers model inside ``torch.compile``'s or PEFT's wrapper."""
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, PeftMixedModel):
+        return model.base_model.model
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _require_replaceable(directory: Path) -> None:
+    """Refuse a folder in which anything is not of a patch, since it is replaced as a whole."""
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    if not (directory / MANIFEST).is_file():
+        raise HfpatchError(f"{directory}: contains files that are not of a patch; name another folder")
+    names = _read_manifest(directory).folders
+    ours = {Path(MANIFEST), Path(CARD), *(Path(name) / file for name in names for file in (CONFIG, TENSORS, CARD))}
+    others = [path for path in sorted(directory.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    if foreign := [path for path in others if path.relative_to(directory) not in ours]:
+        raise HfpatchError(
+            f"{directory}: contains {foreign[0].relative_to(directory)}, which is not of a patch and saving would "
+            "remove; move it or name another folder"
+        )
+
+
+def _write_tensors(tensors: dict[str, Tensor], folder: Path, directory: Path) -> list[_Identity]:
+    """Write one part's tensors, and return what is in the file."""
+    folder.mkdir(exist_ok=True)
+    try:
+        safetensors.torch.save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    except SafetensorError as error:  # also where the disk is full
+        raise OSError(str(error)) from error
+    written = {key: _identity(tensor) for key, tensor in _read_tensors(folder).items()}
+    if written != {key: _identity(tensor) for key, tensor in tensors.items()}:
+        raise HfpatchError(f"{directory}: the file of {folder.name!r} is not what was saved")
+    return list(written.values())
+
+
+def _write_config(config: PeftConfig, base: dict[str, Any], entry: dict[str, str], folder: Path) -> None:
+    saved = copy.deepcopy(config)
+    saved.inference_mode = True
+    for key, value in vars(saved).items():
+        if isinstance(value, set):  # which PEFT would write in an order that changes from process to process
+            setattr(saved, key, sorted(value))
+    saved.save_pretrained(str(folder))
+    write_text(folder / CARD, patch_card(base, [entry]))
+
+
+def _require_all_saved(model: nn.Module, written: Counter[_Identity], directory: Path) -> None:
+    """Find everything that is trainable or belongs to an adapter in what was written, bit for bit.
+
+    A tensor in a file counts for one parameter, so that two equal ones (as zeros at first) need two.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad} | adapter_parameters(model)
+    left, lost = written.copy(), []
+    for name, parameter in trained.items():
+        left[_identity(parameter)] -= 1
+        if left[_identity(parameter)] < 0:
+            lost.append(name)
+    if lost:
+        raise HfpatchError(
+            f"{directory}: {len(lost)} of {len(trained)} trained tensors would not be in the patch, such as {lost[0]}; "
+            "it keeps what adapters hold: freeze the rest, or adapt other modules"
+        )
+
+
+def _identity(tensor: Tensor) -> _Identity:
+    """Return a tensor's shape, dtype and the hash of its bytes."""
+    return tuple(tensor.shape), tensor.dtype, xxhash.xxh3_128_hexdigest(bytes_of(tensor))
+
+
+def _state(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """Return copies of an adapter's tensors, of which layers may share some, under the names of PEFT's files."""
+    rename, state = _file_keys(model, name), _nested_state(model, name)
+    return {rename(key): tensor.cpu().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
+
+
+def _nested_state(model: nn.Module, name: str, *, keep_vars: bool = False) -> dict[str, Tensor]:
+    """Return an adapter's tensors under the names that this stack gives them; with ``keep_vars`` the model's own.
+
+    The base's embeddings are not among them.
+    """
+    state: dict[str, Tensor] = get_peft_model_state_dict(
+        model, model.state_dict(keep_vars=keep_vars), adapter_name=name, save_embedding_layers=False
+    )
+    return state
+
+
+def _file_keys(model: nn.Module, name: str) -> Callable[[str], str]:
+    """Return the function from a tensor's name in this stack to that in its adapter's file.
+
+    There it is called as if no other adapter were wrapped around the module. A wrapper of the adapter itself stays in
+    the name: LoRA on fused experts wraps one module twice.
+    """
+    others = wrappers_of_others(model, name)
+
+    def file_key(key: str) -> str:
+        parts, kept = key.split("."), []
+        for index, part in enumerate(parts):
+            if part not in _WRAPPERS and not (part == "base_layer" and ".".join(parts[:index]) in others):
+                kept.append(part)
+        return PEFT_PREFIX + ".".join(kept)
+
+    return file_key
+
+
+def _describe_base(model: Any) -> dict[str, Any]:
+    return {
+        "name": model.name_or_path,
+        "model_type": model.config.model_type,
+        "class": type(model).__name__,
+        "fingerprint": fingerprint(model),
+    }
+
+
+def _read_manifest(directory: Path) -> _Saved:
+    if (directory / CONFIG).is_file():
+        return _Saved({"default": directory})
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise HfpatchError(f"{directory}: no patch here ({MANIFEST} or {CONFIG} is missing)")
+    manifest = read_json(path)
+    try:
+        if manifest["format"] != FORMAT:
+            raise HfpatchError(
+                f"{path}: format {manifest['format']!r} is not {FORMAT}, which this version of hfpatch reads; load the "
+                "parts by their own folders"
+            )
+        parts = {str(a["name"]): (str(a["method"]), str(a["sha256"])) for a in manifest["adapters"]}
+        base, active = dict(manifest["base"]), list(manifest["active"])
+        base["fingerprint"]["exact"], base["fingerprint"]["dtypes"]  # what is compared must be there
+    except (KeyError, TypeError, AttributeError) as error:
+        raise HfpatchError(f"{path}: not a patch manifest (no {error})") from error
+    if not parts or not set(active) <= parts.keys():
+        raise HfpatchError(f"{path}: not a patch manifest (adapters {list(parts)}, active {active})")
+    return _Saved(
+        folders={name: directory / name for name in parts},
+        base=base,
+        active=active,
+        methods={name: method for name, (method, _) in parts.items()},
+        sha256={name: sha256 for name, (_, sha256) in parts.items()},
+    )
+
+
+def _require_same_base(model: nn.Module, base: dict[str, Any], directory: Path) -> None:
+    why = difference(base["fingerprint"], model)
+    if why:
+        raise HfpatchError(
+            f"{directory}: made for another base, {base.get('name') or base.get('class')!r} ({why}); load that one, or "
+            "allow another: allow_other_base=True, or --allow-other-base of the commands"
+        )
+
+
+def _read_config(folder: Path) -> PeftConfig:
+    if not (folder / CONFIG).is_file():
+        raise HfpatchError(f"{folder / CONFIG}: missing; the adapter folder is incomplete")
+    read_json(folder / CONFIG)
+    try:
+        config: PeftConfig = PeftConfig.from_pretrained(str(folder))
+    except (KeyError, TypeError, ValueError) as error:
+        raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration ({error})") from error
+    if config.peft_type is None:
+        raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration (no peft_type)")
+    return config
+
+
+def _read_tensors(folder: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """Return the tensors of a part, whose file must have the given hash."""
+    path = folder / TENSORS
+    if not path.is_file():
+        pickle = (folder / PICKLE).is_file()
+        why = f"only a pickle ({PICKLE}), which is never loaded; save it again as safetensors" if pickle else "missing"
+        raise HfpatchError(f"{path}: {why}")
+    try:
+        tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise HfpatchError(f"{path}: truncated or not safetensors ({error})") from error
+    if sha256 is not None and sha256_file(path) != sha256:
+        raise HfpatchError(f"{path}: is not the file that {MANIFEST} names (another SHA-256); copy the patch again")
+    return tensors
+
+
+def _fill(model: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Put the tensors of one part in place, in the dtype in which they were saved."""
+    expected = _state(model, name)
+    tensors = _without_embeddings(model, tensors, expected, folder)
+    for problem, keys in (
+        ("is missing", expected.keys() - tensors.keys()),
+        ("is unexpected", tensors.keys() - expected.keys()),
+        ("has another shape", {k for k in expected.keys() & tensors.keys() if expected[k].shape != tensors[k].shape}),
+    ):
+        if keys:
+            more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
+            raise HfpatchError(
+                f"{folder / TENSORS}: tensor {min(keys)!r} {problem}{more}; the adapter is not for this model"
+            )
+    rename, state = _file_keys(model, name), {}
+    for key, tensor in _nested_state(model, name, keep_vars=True).items():
+        state[key] = tensors[rename(key)]
+        tensor.data = tensor.data.to(state[key].dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        set_peft_model_state_dict(model, state, adapter_name=name)
+    filled = _state(model, name)
+    if wrong := [key for key, tensor in tensors.items() if _identity(filled[key]) != _identity(tensor)]:
+        raise HfpatchError(f"{folder / TENSORS}: PEFT does not put tensor {min(wrong)!r} in its place in this model")
+
+
+def _without_embeddings(
+    model: nn.Module, tensors: dict[str, Tensor], expected: Collection[str], folder: Path
+) -> dict[str, Tensor]:
+    """Leave out the base's own embeddings, which PEFT saves beside adapters on them.
+
+    A trained copy of a module (``modules_to_save``) is called as the module itself, so it is ``expected``.
+
+    Raises:
+        HfpatchError: if they are others than the model's, which a patch leaves as it is.
+    """
+    base, kept = base_parameters(model), {}
+    for key, tensor in tensors.items():
+        own = base.get(key.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."))
+        if key in expected or own is None:
+            kept[key] = tensor
+        elif own.shape != tensor.shape or not torch.equal(own.detach().cpu(), tensor.to(own.dtype)):
+            raise HfpatchError(f"{folder / TENSORS}: {key!r} is of another base than the model")
+    return kept

@@ -1,0 +1,553 @@
+"""The command line: help in a blink, every mistake one line and exit code 2."""
+
+import importlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from rich.console import Console
+from rich.progress import Progress as Bars
+from rich.progress import TextColumn
+from transformers import LlamaConfig, MambaConfig, ZambaConfig
+
+from hfpatch import HfpatchError
+from hfpatch.__main__ import main
+from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
+from hfpatch.promises import PROMISES
+from hfpatch.runs import Progress
+from hfpatch.training.interruption import Terminated
+from hfpatch.training.records import StepRecord
+
+COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain", "tokenize", "push", "export"]
+RECIPE = """\
+name: small
+data: {block_size: 32, max_documents: 60}
+training: {steps: 3, warmup_steps: 1, batch_size: 2}
+evaluation: {tasks: [tinyworld_cloze], limit: 4}
+methods:
+  baseline: []
+  pre_projection:
+    - type: pre_projection
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def refused(capsys, *arguments: object) -> str:
+    """Run hfpatch, expect exit code 2 and exactly one line on standard error, and return that line."""
+    assert main([str(argument) for argument in arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    told = [line for line in lines if line.startswith("hfpatch: error: ")]
+    assert len(told) == 1
+    assert lines[-1] == told[0]
+    assert not any("Traceback" in line for line in lines)
+    return told[0]
+
+
+@pytest.mark.parametrize("command", [["compare"], ["train", "--method", "pre_projection"], ["pretrain"], ["tokenize"]])
+def test_a_data_dir_is_the_recipe_s(command, recipe, tmp_path, monkeypatch):
+    """As data_dir=DIR would be, also where the folder's name needs quotes in YAML."""
+    seen = []
+    name = "load_recipe" if command[0] in ("compare", "train") else "load_pretrain_or_study"
+    module = "hfpatch.recipes.comparison" if name == "load_recipe" else "hfpatch.recipes.pretraining"
+    load = getattr(importlib.import_module(module), name)
+
+    def loaded(*args):
+        seen.append(load(*args).data_dir)
+        raise HfpatchError("enough")
+
+    monkeypatch.setattr(f"{module}.{name}", loaded)
+    file = recipe if name == "load_recipe" else "queries-books"
+    assert main([*command, str(file), "--data-dir", str(tmp_path / "a: #b")]) == 2
+    assert seen == [tmp_path / "a: #b"]
+
+
+def cpu_seconds_of_help() -> float:
+    with subprocess.Popen([sys.executable, "-m", "hfpatch", "--help"], stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_help_takes_a_blink():
+    assert min(cpu_seconds_of_help() for _ in range(5)) < 0.3  # 0.13 s on an idle machine; the promise is 0.2 s
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in COMMANDS)
+
+
+def test_help_and_import_load_neither_torch_nor_transformers():
+    code = (
+        "import sys, hfpatch; from hfpatch.__main__ import main; main(['--help']);"
+        "heavy = {'torch', 'transformers', 'peft', 'lm_eval', 'datasets'} & set(sys.modules);"
+        "print('loaded', sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded []"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself_with_an_example(capsys, command):
+    assert main([command, "--help"]) == 0
+    assert f"Example: hfpatch {command}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["nonsense"], ["compare"], ["eval", "--limit", "x"], ["report"]])
+def test_wrong_usage_exits_with_2(capsys, arguments):
+    assert main(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_script_and_the_module_are_the_same():
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="hfpatch")
+    assert script.value == "hfpatch.__main__:main"
+    done = subprocess.run([sys.executable, "-m", "hfpatch", "compare", "absent.yaml"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hfpatch: error: absent.yaml: no such file")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("name: small", "name: [", "not valid YAML"),
+        ("training:", "trainig:", "did you mean 'training'"),
+        ("steps: 3", "steps: three", "training.steps"),
+        ("warmup_steps: 1", "warmup_steps: 3", "below training.steps"),
+        ("type: pre_projection", "type: pre_projektion", "did you mean 'pre_projection'"),
+        ("type: pre_projection", "type: pre_projection\n      expansoin: 2", "did you mean 'expansion'"),
+        ("type: pre_projection", "type: pre_projection\n      activation: sillu", "sillu"),
+        ("type: pre_projection", "type: pre_projection\n      layers_to_transform: [99]", "99"),
+        ("type: pre_projection", "type: nonlinear_query\n      rank: 0", "rank"),
+        ("type: pre_projection", "type: lora\n      r: 0\n      target_modules: attention", "r"),
+        ("name: small", "name: small\nmodel: {name: no/such-model}", "no/such-model"),
+        ("name: small", "name: small\nmodel: {name: ./absent}", "absent"),
+        ("tasks: [tinyworld_cloze]", "tasks: [tinyworld_close]", "did you mean 'tinyworld_cloze'"),
+        ("data: {", "data: {source: absent.jsonl, ", "absent.jsonl"),
+        ("data: {", "data: {source: tinyworld/shfted, ", "did you mean 'tinyworld/shifted'"),
+        ("batch_size: 2", "batch_size: 100000", "fewer than one batch"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_line(capsys, tmp_path, recipe, monkeypatch, old, new, expected):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert old in RECIPE
+    recipe.write_text(RECIPE.replace(old, new))
+    out = tmp_path / "out"
+    assert expected in refused(capsys, "compare", recipe, "--out", out)
+    assert not (out / "results.json").exists()
+
+
+def test_a_mistake_in_an_override_is_one_line(capsys, recipe):
+    assert "did you mean 'steps'" in refused(capsys, "compare", recipe, "training.step=3")
+
+
+def test_a_method_that_the_recipe_does_not_hold_is_one_line(capsys, recipe, tmp_path):
+    out = tmp_path / "out"
+    assert "did you mean 'pre_projection'" in refused(
+        capsys, "train", recipe, "--method", "preprojection", "--out", out
+    )
+    assert "nothing to train" in refused(capsys, "train", recipe, "--method", "baseline", "--out", out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "is empty"),
+        (b'{"texts": "a story"}\n', "'text'"),
+        (b"{not json}\n", "data.jsonl:1: not JSON"),
+        (b'{"text": "caf\xe9"}\n', "not UTF-8"),
+    ],
+)
+def test_training_text_that_cannot_be_read_is_one_line(capsys, tmp_path, recipe, content, expected):
+    data = tmp_path / "data.jsonl"
+    data.write_bytes(content)
+    assert expected in refused(capsys, "compare", recipe, f"data.source={data}", "--out", tmp_path / "out")
+
+
+def test_compare_and_report_print_the_table_and_the_report(capsys, tmp_path, recipe):
+    out = tmp_path / "out"
+    for arguments in (["compare", str(recipe), "--out", str(out)], ["report", str(out)]):
+        assert main(arguments) == 0
+        shown = capsys.readouterr().out
+        assert all(word in shown for word in ("baseline", "pre_projection", "tinyworld_cloze", "One seed only"))
+        assert f"report: {out / 'report.html'}" in shown
+
+
+def test_one_report_of_two_runs_and_the_export_of_a_patch(capsys, tmp_path, recipe):
+    for seed in (0, 1):
+        assert main(["compare", str(recipe), f"training.seeds=[{seed}]", "--out", str(tmp_path / f"run{seed}")]) == 0
+    capsys.readouterr()
+    assert main(["report", *(str(tmp_path / name) for name in ("run0", "run1")), "--out", str(tmp_path / "both")]) == 0
+    assert capsys.readouterr().out == f"report: {tmp_path / 'both' / 'report.html'}\n"
+    assert "pre_projection (run1)" in (tmp_path / "both" / "report.md").read_text()
+    patch = tmp_path / "run0" / "runs" / "pre_projection" / "seed-0" / "patch"
+    assert "## Data" in (patch / "README.md").read_text()
+    assert main(["export", str(patch)]) == 0
+    assert "HfpatchGPTNeoXForCausalLM, 163,840 added parameters" in capsys.readouterr().out
+    assert (patch.with_name("patch-standalone") / "model.safetensors").is_file()
+
+
+def test_an_interruption_says_how_to_go_on(capsys, tmp_path, recipe, monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hfpatch.runs.comparison.compare", interrupt)
+    assert main(["compare", str(recipe), "--out", str(tmp_path / "out")]) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--resume" in line
+    assert str(tmp_path / "out") in line
+
+
+def test_sigterm_says_what_is_saved_and_exits_as_any_ended_program(capsys, tmp_path, recipe, monkeypatch):
+    def terminate(*_: object, **__: object) -> None:
+        raise Terminated(7)
+
+    monkeypatch.setattr("hfpatch.runs.comparison.train", terminate)
+    assert main(["train", str(recipe), "--method", "lora", "--out", str(tmp_path / "out")]) == 128 + 15
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "SIGTERM after step 7, which is saved" in line
+    assert f"--resume continues in {tmp_path / 'out'}" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_train_runs_under_a_launcher_on_one_process_and_on_two(capsys, tmp_path, recipe, processes):
+    launched, alone = tmp_path / "launched", tmp_path / "alone"
+    sharded = str(Path(__file__).parents[2] / "docs" / "accelerate" / "fsdp2-cpu.yaml")
+    options = ["--cpu", "--num_processes=1"] if processes == 1 else ["--config_file", sharded, "--main_process_port=0"]
+    command = ["accelerate.commands.launch", *options, "-m", "hfpatch"]
+    arguments = ["train", str(recipe), "--method", "pre_projection", "--out"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *command, *arguments, str(launched)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("patch: ") == 1
+    assert main([*arguments, str(alone)]) == 0
+    ours, theirs = (losses(out / "runs" / "pre_projection" / "seed-0" / "metrics.jsonl") for out in (launched, alone))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def losses(path: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in path.read_text().splitlines()]
+
+
+def drive(progress: Progress) -> None:
+    progress.started("lora · seed 0", 10)
+    progress.stepped("lora · seed 0", StepRecord(step=3, loss=2.5, lr=1e-3, tokens=400, seconds=0.5))
+    progress.evaluating("lora · seed 0", "cloze")
+    progress.finished("lora · seed 0", "cloze acc 0.5")
+
+
+def test_progress_is_live_on_a_terminal(monkeypatch):
+    console = Console(force_terminal=True, width=120, file=io.StringIO())
+    shown: list[str] = []
+    with Bars(TextColumn("{task.description} {task.fields[state]}"), console=console, auto_refresh=False) as bars:
+        monkeypatch.setattr(bars, "update", spy(bars.update, shown))
+        drive(LiveProgress(bars))
+    shown[1] = re.sub(r", \d+\.\d GB$", ", 1.0 GB", shown[1])
+    assert shown == ["", "step 3, loss 2.5000, 800 tokens/s, 1.0 GB", "cloze", "cloze acc 0.5"]
+    assert "lora · seed 0 cloze acc 0.5" in console.file.getvalue()
+
+
+def spy(update, shown):
+    def call(line, **fields):
+        shown.append(fields["state"])
+        update(line, **fields)
+
+    return call
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
+    with choose_progress() as progress:
+        drive(progress)
+    assert capsys.readouterr().err.splitlines() == [
+        "lora · seed 0: training, 10 steps",
+        "lora · seed 0: cloze",
+        "lora · seed 0: done, cloze acc 0.5",
+    ]
+
+
+def test_scoring_shows_how_far_a_task_is(capsys, monkeypatch):
+    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
+    PlainProgress().scored("base", "cloze", 1200, 4000)
+    assert capsys.readouterr().err == "base: cloze, 1,200 of 4,000 requests\n"
+    console = Console(force_terminal=True, width=120, file=io.StringIO())
+    with Bars(TextColumn("{task.completed} of {task.total}"), console=console, auto_refresh=False) as bars:
+        LiveProgress(bars).scored("base", "cloze", 1200, 4000)
+    assert "1200 of 4000" in console.file.getvalue()
+
+
+def test_plain_lines_tell_the_time_left(capsys, monkeypatch):
+    monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
+    with choose_progress() as progress:
+        drive(progress)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "step 3" in line)
+    assert re.search(r"step 3, loss 2.5000, 800 tokens/s, \d+\.\d GB, 0:00:04 left$", line)
+
+
+def test_only_the_first_process_shows_progress(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with choose_progress() as progress:
+        drive(progress)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_output_folder_that_cannot_be_used_is_one_line(capsys, tmp_path, recipe):
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    assert "is a file" in refused(capsys, "compare", recipe, "--out", taken)
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.tex").write_text("")
+    assert "holds no run" in refused(capsys, "compare", recipe, "--out", full)
+    assert "is a file" in refused(capsys, "train", recipe, "--method", "pre_projection", "--out", taken)
+    assert "is a file" in refused(capsys, "compare", recipe, "--out", taken / "below")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_an_output_folder_without_permission_is_one_line(capsys, tmp_path, recipe):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    assert "cannot be written" in refused(capsys, "compare", recipe, "--out", locked / "out")
+
+
+def test_report_of_no_run_is_one_line(capsys, tmp_path):
+    assert "results.json" in refused(capsys, "report", tmp_path)
+
+
+def test_models_and_patches_that_cannot_be_had_are_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "no/such-model" in refused(capsys, "inspect", "no/such-model")
+    assert "int8" in refused(capsys, "inspect", "tinyworld/gpt-neox", "--dtype", "int8")
+    assert str(tmp_path) in refused(capsys, "inspect", "tinyworld/gpt-neox", "--patch", tmp_path)
+    arguments = ["eval", "--model", "tinyworld/gpt-neox"]
+    assert "did you mean 'tinyworld_cloze'" in refused(capsys, *arguments, "--tasks", "tinyworld_close")
+    assert "tasks" in refused(capsys, *arguments, "--tasks", ",")
+
+
+def test_eval_prints_a_table_or_json(capsys):
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "8"]
+    assert main(arguments) == 0
+    assert "tinyworld_cloze" in capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)["variants"]["base"]["scores"]
+    assert scores["tinyworld_cloze"]["n"] == 8
+    assert 0 <= scores["tinyworld_cloze"]["metrics"]["acc"] <= 1
+
+
+def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
+    from hfpatch.evaluation.scorer import Scorer
+
+    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path))
+    scored = []
+    score = Scorer._features
+    monkeypatch.setattr(Scorer, "_features", lambda self, batch, *rest: scored.append(1) or score(self, batch, *rest))
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "8", "--json"]
+
+    def scores(*options):
+        scored.clear()
+        assert main([*arguments, *options]) == 0
+        result = json.loads(capsys.readouterr().out)["variants"]["base"]["scores"]["tinyworld_cloze"]
+        return result.pop("reused"), len(scored), result
+
+    reused, cost, first = scores()
+    assert reused == 0 < cost
+    assert len(list((tmp_path / "answers").iterdir())) == 1
+    assert scores() == (8, 0, first)
+    assert scores("--no-cache") == (0, cost, first)
+    assert scores("--dtype", "bfloat16")[:2] == (0, cost)
+    assert main(arguments[:-1]) == 0
+    assert "8 answers were kept from an earlier call" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_cache_that_takes_no_files_is_one_line(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "file"))
+    assert main(["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "4"]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("hfpatch: warning: the answers are not kept for the next run: ")
+
+
+def test_an_interrupted_eval_says_what_is_kept(capsys, monkeypatch, tmp_path):
+    from hfpatch.runs import scoring
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(scoring, "run_tasks", interrupt)
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze"]
+    for options, kept in (((), "answers"), (("--output", str(tmp_path / "out")), "out")):
+        assert main([*arguments, *options]) == 130
+        assert f"the same command goes on from what is in {tmp_path / kept}" in capsys.readouterr().err
+    assert main([*arguments, "--no-cache"]) == 130
+    assert "nothing is kept with --no-cache" in capsys.readouterr().err
+
+
+@pytest.fixture
+def two_patches(tmp_path):
+    """Two patches of the tiny world's GPT-NeoX: one that changes nothing and one that spoils it."""
+    from hfpatch import PreProjectionConfig, patch, save_patch, unpatch
+    from hfpatch.surgery.bases import load_base
+
+    model = load_base("tinyworld/gpt-neox").model
+    for name, std in (("same", 0.0), ("spoilt", 0.3)):
+        patch(model, PreProjectionConfig(content_skip=True))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data += std * torch.randn_like(parameter)
+        save_patch(model, tmp_path / name / "patch")
+        unpatch(model)
+    return [tmp_path / name / "patch" for name in ("same", "spoilt")]
+
+
+def test_eval_holds_several_patches_against_one_base(capsys, tmp_path, two_patches):
+    out = tmp_path / "out"
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "60", "--baseline"]
+    for patch in two_patches:
+        arguments += ["--patch", str(patch)]
+    assert main([*arguments, "--output", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert list(found["variants"]) == ["base", "same-patch", "spoilt-patch"]
+    base, same, spoilt = (each["scores"]["tinyworld_cloze"]["metrics"] for each in found["variants"].values())
+    assert same == pytest.approx(base)
+    assert spoilt["acc"] < base["acc"] - 0.3
+    same, spoilt = found["comparisons"]
+    assert (same["method"], same["difference"], same["verdict"]) == ("same-patch", 0, "within noise")
+    assert spoilt["verdict"] == "worse"
+    for label in found["variants"]:
+        assert len((out / label / "tinyworld_cloze.jsonl").read_text(encoding="utf-8").splitlines()) == 60
+    assert len(list((out / "answers").iterdir())) == 3
+    assert main([*arguments, "--output", str(out)]) == 0
+    assert "worse" in capsys.readouterr().out
+    assert "named twice" in refused(capsys, *arguments, "--patch", two_patches[0])
+    assert "no patch here" in refused(capsys, *arguments, "--patch", tmp_path)
+    assert "holds no evaluation" in refused(capsys, *arguments, "--output", two_patches[0])
+
+
+def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys, monkeypatch, two_patches):
+    from hfpatch.evaluation import known_scores
+
+    known = known_scores.KnownScore("tinyworld/gpt-neox", ("main",), "tinyworld_cloze", "acc", 0.1, 200, "x")
+    monkeypatch.setattr(known_scores, "KNOWN_SCORES", (known,))
+    bare = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "40"]
+    assert main(bare) == 0
+    assert "but 0.100" in " ".join(capsys.readouterr().out.split())
+    compared = [*bare, "--baseline", "--patch", str(two_patches[0])]
+    assert "--allow-unknown-base goes on" in refused(capsys, *compared)
+    assert main([*compared, "--allow-unknown-base"]) == 0
+
+
+@pytest.mark.parametrize("command", ["eval", "inspect", "export"])
+def test_a_patch_of_another_base_needs_an_option(capsys, tmp_path, command):
+    from hfpatch import PreProjectionConfig, patch, save_patch
+    from hfpatch.surgery.bases import load_base
+
+    model = load_base("tinyworld/gpt-neox").model
+    model.gpt_neox.layers[1].mlp.dense_4h_to_h.weight.data.view(-1)[1234] += 1e-3
+    folder = str(save_patch(patch(model, PreProjectionConfig()), tmp_path / "patch"))
+    name = "tinyworld/gpt-neox"
+    arguments = {
+        "eval": ["eval", "--model", name, "--tasks", "tinyworld_cloze", "--limit", "2", "--patch", folder],
+        "inspect": ["inspect", name, "--tokens", "32", "--patch", folder],
+        "export": ["export", folder, "--model", name],
+    }[command]
+    message = refused(capsys, *arguments)
+    assert "made for another base" in message
+    assert "its weights differ" in message
+    assert "--allow-other-base" in message
+    assert main([*arguments, "--allow-other-base"]) == 0
+
+
+def test_inspect_shows_every_site_and_the_counts(capsys):
+    assert main(["inspect", "tinyworld/gpt-neox"]) == 0
+    out = capsys.readouterr().out
+    assert "gpt_neox" in out
+    assert "trainable" in out
+
+
+def test_pretrain_writes_a_model_and_refuses_a_wrong_architecture(capsys, tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(
+        "name: tiny\n"
+        "architecture: {model_type: gpt_neox, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2}\n"
+        "tokenizer: {train_vocab_size: 300}\n"
+        "data: {source: tinyworld/base, block_size: 32, max_documents: 30}\n"
+        "training: {steps: 2, warmup_steps: 1, batch_size: 2}\n"
+    )
+    out = tmp_path / "out"
+    assert main(["pretrain", str(path), "--out", str(out)]) == 0
+    assert f"model: {out / 'model'}" in capsys.readouterr().out
+    assert (out / "model" / "model.safetensors").is_file()
+    wrong = ["architecture.hiden_size=8", "--out", tmp_path / "other"]
+    assert "did you mean 'hidden_size'" in refused(capsys, "pretrain", path, *wrong)
+
+
+@pytest.mark.slow
+def test_check_reports_the_promises(capsys):
+    assert main(["check", "tinyworld/gpt-neox", "--json"]) == 0
+    out, shown = capsys.readouterr()
+    found = json.loads(out)
+    assert "no-op at init" not in shown
+    assert found["passed"]
+    assert not found["refused"]
+    assert [report["method"] for report in found["reports"]] == ["PreProjectionConfig", "NonlinearQueryConfig"]
+    wrong = ["--method", "pre_projection", "content_skp=true"]
+    assert "did you mean 'content_skip'" in refused(capsys, "check", "tinyworld/gpt-neox", *wrong)
+    assert "options belong to a method" in refused(capsys, "check", "tinyworld/gpt-neox", "content_skip=true")
+
+
+def big(tmp_path, config):
+    config.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+@pytest.mark.slow
+def test_check_needs_no_weights_of_a_big_model(capsys, tmp_path):
+    config = LlamaConfig(
+        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
+    )
+    began = time.monotonic()
+    assert main(["check", big(tmp_path, config), "--config-only"]) == 0
+    assert time.monotonic() - began < 120
+    out, shown = capsys.readouterr()
+    assert f"a tiny random twin of {tmp_path}: PreProjectionConfig in 2 blocks" in out
+    assert "FAIL" not in out
+    lines = [f"{method}: {name}" for method in ("pre_projection", "nonlinear_query") for name, _ in PROMISES]
+    assert [line for line in shown.splitlines() if line in lines] == lines  # each promise before it is tested
+
+
+@pytest.mark.slow
+def test_check_says_what_an_architecture_refuses(capsys, tmp_path):
+    folder = big(tmp_path, ZambaConfig())
+    assert main(["check", folder, "--config-only"]) == 0
+    assert (
+        "pre_projection: refused: no layer of this model can be changed so: the branch feeds" in capsys.readouterr().out
+    )
+    asked = ["--config-only", "--method", "pre_projection", "content_skip=true"]
+    assert "the branch feeds the input of a Mamba layer" in refused(capsys, "check", folder, *asked)
+
+
+def test_check_of_a_model_without_attention_is_one_line(capsys, tmp_path):
+    assert "without softmax attention" in refused(capsys, "check", big(tmp_path, MambaConfig()), "--config-only")

@@ -1,0 +1,313 @@
+"""Every query form against its formula in plain torch, inside whole models of four architectures."""
+
+import copy
+import functools
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from families import LLAMA, make_config, make_tokens
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hfpatch import find_sites
+from hfpatch.errors import HfpatchError
+from hfpatch.models import ScratchSettings, build_scratch
+
+CASES = ["gpt2", "gpt_neox", "llama", "mixtral"]
+ACTIVATIONS = {
+    "gelu": lambda z: 0.5 * z * (1 + torch.erf(z / 2**0.5)),
+    "relu": lambda z: z.clamp(min=0),
+    "relu2": lambda z: z.clamp(min=0) ** 2,
+    "silu": lambda z: z / (1 + torch.exp(-z)),
+    "identity": lambda z: z,
+}
+ATTENTIONS = {
+    "gpt2": "transformer.h.{}.attn",
+    "gpt_neox": "gpt_neox.layers.{}.attention",
+    "llama": "model.layers.{}.self_attn",
+    "mixtral": "model.layers.{}.self_attn",
+}
+DOWN = {"gpt2": "transformer.h.0.mlp.c_proj", "llama": "model.layers.0.mlp.down_proj"}
+HEADS, SIZE = 4, 8
+
+
+def config_of(case, **changes):
+    if case == "mixtral":
+        moe = {"num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}
+        return AutoConfig.for_model("mixtral", **{**LLAMA, **moe, **changes})
+    return make_config(case, **changes)
+
+
+@functools.cache
+def _built(case, query, rest):
+    model = build_scratch(config_of(case), ScratchSettings(query=dict(query), **dict(rest)), seed=3).eval()
+    generator = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():  # gains off one, biases off zero
+        if parameter.dim() == 1:
+            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def build(case, *, rest=(), **query):
+    return copy.deepcopy(_built(case, tuple(query.items()), tuple(dict(rest).items())))
+
+
+def watched(model, name, tokens):
+    """Return input and output of a module in a forward."""
+    seen = {}
+    module = model.get_submodule(name)
+    handle = module.register_forward_hook(lambda _, args, output: seen.update(x=args[0], y=output))
+    with torch.no_grad():
+        model(tokens, use_cache=False)
+    handle.remove()
+    return seen["x"], seen["y"]
+
+
+def query_of(case, y):
+    """Return the query's columns of a projection's output, by transformers' own way to split it."""
+    if case == "gpt2":
+        return y.chunk(3, dim=-1)[0]
+    if case == "gpt_neox":
+        return y.view(*y.shape[:-1], HEADS, 3, SIZE)[..., 0, :].flatten(-2)
+    return y
+
+
+def projection(case):
+    return {"gpt2": "c_attn", "gpt_neox": "query_key_value"}.get(case, "q_proj")
+
+
+def f_of(path, x, activation="gelu"):
+    f = path.f
+    normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * f.norm_in.weight
+    out = ACTIVATIONS[activation](normed @ f.up.weight.T) @ f.down.weight.T
+    centred = out - out.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * f.norm_out.weight
+
+
+FORMS = {
+    "identity": ({"path": "identity"}, lambda path, x: x),
+    "residual": ({"path": "residual"}, lambda path, x: x + x @ path.f.weight.T),
+    "nonlinear": ({"path": "nonlinear"}, lambda path, x: (x + f_of(path, x)) / 2),
+    "weight": (
+        {"path": "nonlinear", "anchor": "weight"},
+        lambda path, x: (F.linear(x, path.anchor.weight, path.anchor.bias) + f_of(path, x)) / 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_query_is_its_formula_in_every_layer(case, form):
+    settings, formula = FORMS[form]
+    model = build(case, **settings)
+    for layer in range(2):
+        name = f"{ATTENTIONS[case].format(layer)}.{projection(case)}"
+        x, y = watched(model, name, make_tokens())
+        with torch.no_grad():
+            expected = formula(model.get_submodule(name).paths["query"], x)
+        torch.testing.assert_close(query_of(case, y), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_stands_in_f(activation):
+    model = build("gpt2", activation=activation)
+    x, y = watched(model, "transformer.h.1.attn.c_attn", make_tokens())
+    with torch.no_grad():
+        f = f_of(model.get_submodule("transformer.h.1.attn.c_attn").paths["query"], x, activation)
+    torch.testing.assert_close(query_of("gpt2", y), (x + f) / 2, rtol=1e-5, atol=1e-5)
+
+
+def test_norms_go_off_and_the_rank_is_what_was_asked():
+    model = build("gpt2", input_norm="none", output_norm="none", rank=5)
+    x, y = watched(model, "transformer.h.0.attn.c_attn", make_tokens())
+    f = model.get_submodule("transformer.h.0.attn.c_attn").paths["query"].f
+    assert f.up.weight.shape == (5, 32)
+    with torch.no_grad():
+        expected = (x + F.gelu(x @ f.up.weight.T) @ f.down.weight.T) / 2
+    torch.testing.assert_close(query_of("gpt2", y), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_keys_values_and_all_else_start_from_the_stock_models_weights(case):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        stock = AutoModelForCausalLM.from_config(config_of(case), dtype=torch.float32)
+    made = build_scratch(config_of(case), ScratchSettings(query={"path": "nonlinear"}), seed=3)
+    ours, changed = dict(made.named_parameters()), 0
+    for name, tensor in stock.named_parameters():
+        if f".{projection(case)}." in name:
+            changed += 1
+        else:
+            assert torch.equal(ours[name], tensor), name
+    assert changed
+    at = f"{ATTENTIONS[case].format(1)}.{projection(case)}"
+    x = torch.randn(2, 3, 32)
+    with torch.no_grad():
+        theirs, own = stock.get_submodule(at)(x), made.get_submodule(at)(x)
+    if case == "gpt2":
+        torch.testing.assert_close(own[..., 32:], theirs[..., 32:])
+        assert made.get_submodule(at).rest.weight.shape == (64, 32)
+    elif case == "gpt_neox":
+        split = lambda y: y.view(2, 3, HEADS, 3, SIZE)[..., 1:, :]  # noqa: E731
+        torch.testing.assert_close(split(own), split(theirs))
+        assert made.get_submodule(at).rest.weight.shape == (64, 32)
+    else:
+        assert made.get_submodule(at).rest is None
+
+
+@pytest.mark.parametrize("anchor", ["identity", "weight"])
+@pytest.mark.parametrize("case", CASES)
+def test_half_in_the_query_is_half_in_the_scale(case, anchor):
+    """Q = (A + f)/2 with scale 1/√k, as built, and Q = A + f with scale 1/(2√k): one function, one gradient."""
+    dtype, tight = (torch.float32, 1e-4) if case == "mixtral" else (torch.float64, 1e-9)  # experts are fp32 at most
+    ours, other = (build(case, anchor=anchor).to(dtype) for _ in range(2))
+    for layer in range(2):
+        attention = other.get_submodule(ATTENTIONS[case].format(layer))
+        assert attention.scaling == SIZE**-0.5
+        attention.scaling = 1 / (2 * SIZE**0.5)
+        path = attention.get_submodule(projection(case)).paths["query"]
+        own = path.anchor if anchor == "weight" else torch.nn.Identity()
+        path.forward = lambda x, path=path, own=own: own(x) + path.f(x)
+    tokens = make_tokens()
+    outputs = [model(tokens, labels=tokens, use_cache=False) for model in (ours, other)]
+    torch.testing.assert_close(outputs[1].logits, outputs[0].logits, rtol=tight, atol=tight)
+    for output in outputs:
+        output.loss.backward()
+    others = dict(other.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(others[name].grad, parameter.grad, rtol=tight, atol=tight / 10, msg=name)
+
+
+@pytest.mark.parametrize("case", DOWN)
+def test_f_reads_the_hidden_activations_of_the_mlp_before(case):
+    model = build(case, source="mlp", output_norm="layernorm")
+    tokens, name = make_tokens(), f"{ATTENTIONS[case].format(1)}.{projection(case)}"
+    hidden, _ = watched(model, DOWN[case], tokens)
+    x, y = watched(model, name, tokens)
+    f = model.get_submodule(name).paths["query"].f
+    with torch.no_grad():
+        expected = (x + F.layer_norm(hidden[..., :32] @ f.down.weight.T, (32,), f.norm_out.weight)) / 2
+    torch.testing.assert_close(query_of(case, y), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="does not support"):
+        model.gradient_checkpointing_enable()
+
+
+@pytest.mark.parametrize("anchor", ["identity", "weight"])
+@pytest.mark.parametrize("case", CASES)
+def test_one_product_gives_the_loss_and_the_gradients_of_two(case, anchor):
+    dtype, tight = (torch.float32, 1e-4) if case == "mixtral" else (torch.float64, 1e-7)  # experts are fp32 at most
+    unfused, fused = (build(case, anchor=anchor, fused=fused).to(dtype) for fused in (False, True))
+    assert {n: p.shape for n, p in unfused.named_parameters()} == {n: p.shape for n, p in fused.named_parameters()}
+    fused.load_state_dict(unfused.state_dict())
+    tokens = make_tokens()
+    losses = [model(tokens, labels=tokens, use_cache=False).loss for model in (unfused, fused)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=tight / 100, atol=tight / 100)
+    for loss in losses:
+        loss.backward()
+    others = dict(fused.named_parameters())
+    for name, parameter in unfused.named_parameters():
+        torch.testing.assert_close(others[name].grad, parameter.grad, rtol=tight, atol=tight / 100, msg=name)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_under_autocast_query_and_key_have_one_dtype(case, fused):
+    model = build(case, fused=fused)
+    model.set_attn_implementation("eager")  # which, unlike sdpa, takes no mixture
+    with torch.autocast("cpu", torch.bfloat16):
+        _, y = watched(model, f"{ATTENTIONS[case].format(1)}.{projection(case)}", make_tokens())
+    assert y.dtype == torch.bfloat16
+
+
+def test_every_parameter_learns_from_the_first_step():
+    for case in CASES:
+        model = build(case).train()
+        tokens = make_tokens()
+        model(tokens, labels=tokens).loss.backward()
+        assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == [], case
+
+
+def test_keys_and_values_can_be_nonlinear_with_a_warning():
+    with pytest.warns(UserWarning, match="parameter-free"):
+        model = build("gpt2", targets=("query", "key", "value"))
+    name = "transformer.h.0.attn.c_attn"
+    x, y = watched(model, name, make_tokens())
+    paths = model.get_submodule(name).paths
+    assert model.get_submodule(name).rest is None
+    with torch.no_grad():
+        expected = torch.cat([(x + f_of(paths[t], x)) / 2 for t in ("query", "key", "value")], dim=-1)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_values_alone_bring_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = build_scratch(config_of("gpt2"), ScratchSettings(query={"targets": ["value"]}))
+    assert list(model.transformer.h[0].attn.c_attn.paths) == ["value"]
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gpt_neox"])
+def test_without_biases_there_are_none_and_what_is_left_computes_the_same(case):
+    stock = build_scratch(config_of(case), ScratchSettings(), seed=4).eval()  # biases are zero at the start
+    bare = build_scratch(config_of(case), ScratchSettings(biases=False), seed=4).eval()
+    assert not [name for name, _ in bare.named_parameters() if name.endswith("bias")]
+    with torch.no_grad():
+        expected = stock(make_tokens(), use_cache=False).logits
+        torch.testing.assert_close(bare(make_tokens(), use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_size_of_ones_own_in_gpt2_is_attention_with_that_size():
+    model = build_scratch(config_of("gpt2"), ScratchSettings(head_size=10), seed=1).eval()
+    attention = model.transformer.h[0].attn
+    x = torch.randn(2, 6, 32)
+    q, k, v = (
+        (x @ attention.c_attn.weight.T + attention.c_attn.bias)
+        .view(2, 6, 3, HEADS, 10)
+        .permute(2, 0, 3, 1, 4)
+        .unbind(0)
+    )
+    scores = (q @ k.mT / 10**0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf"))
+    mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 6, 40)
+    with torch.no_grad():
+        expected = mixed @ attention.c_proj.weight.T + attention.c_proj.bias
+        torch.testing.assert_close(attention(x)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_size_in_the_configuration_is_set_there():
+    assert build_scratch(config_of("llama"), ScratchSettings(head_size=12)).model.layers[0].self_attn.head_dim == 12
+
+
+def test_nothing_asked_is_the_stock_class():
+    model = build_scratch(config_of("gpt2"), ScratchSettings(mlp_width=3))
+    assert type(model).__name__ == "GPT2LMHeadModel"
+    assert model.transformer.h[0].mlp.c_fc.nf == 96
+
+
+def test_the_sites_of_a_model_from_scratch_are_found():
+    for case in CASES:
+        sites = find_sites(build(case))
+        assert [site.path for site in sites] == [ATTENTIONS[case].format(layer) for layer in range(2)]
+        assert sites[0].projections["query"].columns.size == 32
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "settings", "message"),
+    [
+        ("llama", {"head_dim": 12}, {"query": {}}, "d_q=48 and d=32"),
+        ("llama", {}, {"query": {"targets": ["key"]}}, "d_q=16 and d=32"),
+        ("gpt2", {"n_embd": 33, "n_head": 3}, {"query": {}}, "hidden size 33 is odd"),
+        ("gpt2", {}, {"query": {}, "head_size": 10}, "d_q=40 and d=32"),
+        ("gpt_neox", {}, {"head_size": 10}, "head_size: gpt_neox fixes it"),
+        ("llama", {}, {"head_size": 9}, "architecture.head_size: llama refuses head_dim=9 .*even rotary"),
+        ("mixtral", {}, {"query": {"source": "mlp"}}, "mixtures of experts"),
+        ("gpt2", {"n_inner": 16}, {"query": {"source": "mlp"}}, "at least d=32 wide"),
+        ("gpt2", {}, {"query": {"targets": ["query", "key", "value"], "fused": True}}, "fused"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:architecture.query.targets")
+def test_what_cannot_be_built_is_one_clear_line(case, changes, settings, message):
+    with pytest.raises(HfpatchError, match=message) as caught:
+        build_scratch(config_of(case, **changes), ScratchSettings(**settings))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("architecture")

@@ -1,0 +1,25 @@
+import pytest
+
+from hfpatch.models.describe import describe_query
+from hfpatch.recipes.models import QuerySettings
+
+PLAIN = "f = LN(GELU(RMSNorm(x) W₁) W₂)"
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"path": "linear"}, "Q = x W_Q"),
+        ({"path": "identity"}, "Q = x"),
+        ({"path": "residual"}, "Q = x + x W"),
+        ({}, f"Q = (x + f(x))/2, {PLAIN}"),
+        ({"anchor": "weight"}, f"Q = (x W_Q + f(x))/2, {PLAIN}"),
+        ({"anchor": "weight", "targets": ("query", "key")}, f"Q, K = (x W + f(x))/2, {PLAIN}"),
+        ({"activation": "identity"}, "Q = (x + f(x))/2, f = LN(RMSNorm(x) W₁ W₂)"),
+        ({"activation": "relu2", "rank": 8}, "Q = (x + f(x))/2, f = LN(ReLU²(RMSNorm(x) W₁) W₂), rank 8"),
+        ({"input_norm": "none", "output_norm": "none"}, "Q = (x + f(x))/2, f = GELU(x W₁) W₂"),
+        ({"source": "mlp"}, "Q = (x + f(x))/2, f = h[0:d] W′"),
+    ],
+)
+def test_a_query_path_as_maths(values, text):
+    assert describe_query(QuerySettings(**values)) == text

@@ -1,0 +1,61 @@
+"""Hearing what a model's query paths compute: once each, what the model itself computes, and no hook stays."""
+
+import pytest
+import torch
+from families import make_config, make_tokens
+
+from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.models.listening import listening, paths_with_f
+
+
+def build(case="gpt2", **query):
+    return build_scratch(make_config(case), ScratchSettings(query=query or {"path": "linear"}), seed=3).eval()
+
+
+def heard_in(model, tokens):
+    heard = []
+    with torch.no_grad(), listening(model, heard.append):
+        model(tokens)
+    return heard
+
+
+@pytest.mark.parametrize("anchor", ["identity", "weight"])
+@pytest.mark.parametrize("case", ["gpt2", "gpt_neox", "llama"])
+def test_x_f_and_anchor_make_the_query(case, anchor):
+    model, tokens, queries = build(case, path="nonlinear", anchor=anchor), make_tokens(), []
+    paths = [each.path for each in paths_with_f(model)]
+    handles = [path.register_forward_hook(lambda _, args, output: queries.append((args[0], output))) for path in paths]
+    heard = heard_in(model, tokens)
+    assert [each.at.split(".")[2] for each in heard] == ["0", "1"]
+    assert len(queries) == len(heard)
+    for each, (x, query) in zip(heard, queries, strict=True):
+        assert each.target == "query"
+        assert torch.equal(each.x, x)
+        assert torch.equal((each.anchor + each.f) / 2, query)
+        assert torch.equal(each.anchor, x) is (anchor == "identity")
+    for handle in handles:
+        handle.remove()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_fused_or_not_it_hears_the_same():
+    apart, fused = (heard_in(build(path="nonlinear", fused=fused), make_tokens()) for fused in (False, True))
+    for one, other in zip(apart, fused, strict=True):
+        torch.testing.assert_close(one.f, other.f, rtol=1e-4, atol=1e-5)
+
+
+def test_every_forward_pass_is_told_and_errors_leave_no_hook():
+    model, heard = build(path="residual"), []
+    with torch.no_grad(), listening(model, heard.append):
+        model(make_tokens())
+        model(make_tokens()[:, :3])
+    assert [each.f.shape[1] for each in heard] == [9, 9, 3, 3]
+    with pytest.raises(ZeroDivisionError), listening(model, lambda _: 1 / 0):
+        model(make_tokens())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("query", [{}, {"path": "identity"}])
+def test_where_there_is_no_f_there_is_nothing_to_hear(query):
+    model = build(**query)
+    assert paths_with_f(model) == heard_in(model, make_tokens()) == []

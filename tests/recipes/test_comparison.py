@@ -1,0 +1,278 @@
+"""Recipes: read strictly, overridden by dotted keys, written back unchanged."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe, load_recipe
+from hfpatch.recipes.strict import read_yaml, write_yaml
+
+PLAIN = """\
+name: small
+training:
+  steps: 100
+methods:
+  baseline: []
+  pre_projection:
+    - type: pre_projection
+  lora:
+    - type: lora
+      r: 4
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def put(text: str | bytes, name: str = "recipe.yaml") -> Path:
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return put
+
+
+def refused(path: Path, *overrides: str) -> str:
+    with pytest.raises(HfpatchError) as caught:
+        load_recipe(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_recipe_takes_its_defaults_from_the_sections(write):
+    recipe = load_recipe(write(PLAIN))
+    assert recipe.name == "small"
+    assert recipe.training.steps == 100
+    assert recipe.training.lr == 1e-5
+    assert recipe.model.name == "tinyworld/gpt-neox"
+    assert recipe.methods["lora"] == [{"type": "lora", "r": 4}]
+    assert recipe.protocol == "custom"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "read", "expected"),
+    [
+        (["training.steps=60"], lambda r: r.training.steps, 60),
+        (["training.seeds=[0, 3]"], lambda r: r.training.seeds, (0, 3)),
+        (["training.lr=1e-3"], lambda r: r.training.lr, 1e-3),
+        (["training.lr=2"], lambda r: r.training.lr, 2.0),
+        (["model.revision=step1000"], lambda r: r.model.revision, "step1000"),
+        (["model.revision=null"], lambda r: r.model.revision, None),
+        (["data_dir=../data"], lambda r: r.data_dir, Path("../data")),
+        (["description=a=b"], lambda r: r.description, "a=b"),
+        (["methods.lora.0.r=16"], lambda r: r.methods["lora"][0]["r"], 16),
+        (["methods.new=[{type: lora, r: 1}]"], lambda r: r.methods["new"], [{"type": "lora", "r": 1}]),
+        (["training.steps=70", "training.steps=80"], lambda r: r.training.steps, 80),
+    ],
+)
+def test_overrides_are_yaml_values_under_dotted_keys(write, overrides, read, expected):
+    assert read(load_recipe(write(PLAIN), overrides)) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("training.step=60", ["training.step", "did you mean 'steps'"]),
+        ("trainin.steps=60", ["trainin", "did you mean 'training'"]),
+        ("methods.lor.0.r=60", ["lor", "did you mean 'lora'"]),
+        ("methods.lora.3.r=60", ["'3'", "list of 1"]),
+        ("methods.lora.0.r.x=60", ["'x'", "number"]),
+        ("name.first=x", ["'first'", "text"]),
+        ("training.steps", ["key=value"]),
+        ("=60", ["key=value"]),
+        ("training.seeds=[0", ["not valid YAML"]),
+        ("training.steps=sixty", ["training.steps", '"sixty"', "integer"]),
+    ],
+)
+def test_a_wrong_override_is_named(write, override, parts):
+    message = refused(write(PLAIN), override)
+    assert all(part in message for part in [override, *parts]), message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("steps: 100", "stesp: 100", ["training.stesp", "unknown key", "did you mean 'steps'"]),
+        ("training:", "trainning:", ["trainning", "did you mean 'training'"]),
+        ("name: small\n", "", ["name is missing"]),
+        ("steps: 100", "steps: many", ["training.steps", '"many"', "integer"]),
+        ("steps: 100", "steps: true", ["training.steps", "true", "integer"]),
+        ("steps: 100", "steps: '100'", ["training.steps", '"100"', "integer"]),
+        ("steps: 100", "steps: 0", ["training.steps", "0", "greater than 0"]),
+        ("steps: 100", "lr: .inf", ["training.lr", "inf", "finite"]),
+        ("steps: 100", "schedule: cosin", ["training.schedule", '"cosin"', "'cosine'"]),
+        ("steps: 100", "seeds: 0", ["training.seeds", "0", "list"]),
+        ("steps: 100", "seeds: []", ["training.seeds", "at least 1"]),
+        ("steps: 100", "seeds: [0, x]", ["training.seeds.1", '"x"', "integer"]),
+        ("  steps: 100", "  - steps", ["training", "mapping"]),
+        ("name: small", "name: 7", ["name", "7", "string"]),
+        ("name: small", "name: small\nname: other", ["line 2", "'name'", "twice"]),
+        ("  lora:", "  no:", ["methods", "False", "quotes"]),
+        ("name: small", "name: small\nevaluation: {batch_size: 0}", ["evaluation.batch_size", "greater than 0"]),
+        ("name: small", "name: small\nevaluation: {tasks: []}", ["evaluation.tasks", "at least 1"]),
+        ("name: small", "name: small\nmodel: {dtype: int8}", ["model.dtype", '"int8"', "'float32'"]),
+    ],
+)
+def test_a_wrong_key_type_or_value_is_named(write, old, new, parts):
+    assert old in PLAIN
+    path = write(PLAIN.replace(old, new))
+    message = refused(path)
+    assert all(part in message for part in [str(path), *parts]), message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("steps: 100", "steps: 50", ["warmup_steps", "50", "below training.steps"]),
+        ("steps: 100", "micro_batch_size: 3", ["micro_batch_size is 3", "divide", "16"]),
+        ("steps: 100", "micro_batch_size: 32", ["micro_batch_size is 32", "divide", "16"]),
+        ("steps: 100", "seeds: [4294967296]", ["training.seeds", "4294967296", "below 2**32"]),
+        ("steps: 100", "seeds: [1, 1]", ["training.seeds", "twice"]),
+        ("name: small", "name: small\nevaluation: {tasks: [a, a]}", ["evaluation.tasks", "twice"]),
+        ("name: small", "name: a/b", ["'a/b'", "folder"]),
+        ("  lora:", "  ../lora:", ["'../lora'", "folder"]),
+        ("  baseline: []\n", "", ["baseline", "add 'baseline: []'"]),
+        ("  baseline: []", "  baselin: []", ["did you mean 'baselin'"]),
+        ("baseline: []", "baseline: [{type: lora}]", ["methods.baseline", "must be []"]),
+        ("  baseline: []", "  baseline: []\n  nothing: []", ["methods.nothing", "second baseline"]),
+        ("      r: 4", "      match: pre_projection\n      r: 4", ["methods.lora.0", "both r and match"]),
+        ("      r: 4", "      match: pre_projectoin", ["methods.lora.0.match", "did you mean 'pre_projection'"]),
+        ("      r: 4", "      match: lora", ["methods.lora.0.match", "itself"]),
+        ("      r: 4", "      match: baseline", ["methods.lora.0.match", "baseline"]),
+        ("type: pre_projection", "gated: true", ["methods.pre_projection.0", "no type"]),
+        (
+            "      r: 4",
+            "      match: other\n  other:\n    - type: lora\n      match: lora",
+            ["matches another method"],
+        ),
+    ],
+)
+def test_a_contradiction_is_named(write, old, new, parts):
+    assert old in PLAIN
+    message = refused(write(PLAIN.replace(old, new)))
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("name: [a\nmethods: {}\n", ["not valid YAML", "line 2"]),
+        ("name: small\n\tx: 1\n", ["not valid YAML", "line 2"]),
+        (b"name: caf\xe9\n", ["not UTF-8"]),
+        ("", ["is empty"]),
+        ("# only a comment\n", ["is empty"]),
+        ("- a\n- b\n", ["holds a list", "mapping"]),
+        ("just words\n", ["holds a text", "mapping"]),
+        ("name: !!python/object:os.system x\n", ["not valid YAML"]),
+        ("name: \x01\n", ["not valid YAML"]),
+        ("name: &a [*a]\n", ["not valid YAML", "line 1", "contains itself"]),
+        ("name: &a {x: &b [*a, *b]}\n", ["not valid YAML", "contains itself"]),
+        ("".join(f"k{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else '1'] * 9)}]\n" for i in range(12)), ["aliases"]),
+        (
+            "k0: &a0 {x: 1}\n" + "".join(f"k{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40)),
+            ["aliases"],
+        ),
+        ("name: " + "[" * 5000 + "]" * 5000, ["not valid YAML", "nested too deeply"]),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_named(write, content, parts):
+    path = write(content)
+    message = refused(path)
+    assert all(part in message for part in [str(path), *parts]), message
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    assert "no such file" in refused(tmp_path / "absent.yaml")
+    assert "is a folder" in refused(tmp_path)
+
+
+def test_a_bare_name_finds_the_recipes_that_come_with_hfpatch():
+    assert load_recipe("quickstart") == load_recipe("quickstart.yaml")
+    assert load_recipe("quickstart").name == "quickstart"
+    assert "did you mean 'quickstart'" in refused(Path("quikstart"))
+
+
+def test_a_local_file_goes_before_a_recipe_of_that_name(write, monkeypatch):
+    path = write(PLAIN, "quickstart")
+    monkeypatch.chdir(path.parent)
+    assert load_recipe("quickstart").name == "small"
+
+
+def test_a_folder_of_that_name_does_not_hide_a_recipe(tmp_path, monkeypatch):
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("quickstart").name == "quickstart"
+    assert "is a folder" in refused(Path("mine"))
+
+
+_scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+_names = st.from_regex(r"[a-z][a-z0-9_.-]{0,8}", fullmatch=True)
+_parts = st.lists(
+    st.dictionaries(_names, _scalars | st.lists(_scalars, max_size=3), max_size=3), min_size=1, max_size=2
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    description=st.text(),
+    revision=st.none() | st.text(),
+    lr=st.floats(min_value=1e-12, max_value=1e6, exclude_min=True),
+    seeds=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3, unique=True),
+    methods=st.dictionaries(_names, _parts, max_size=3),
+)
+def test_what_is_written_back_reads_as_the_same_recipe(tmp_path_factory, description, revision, lr, seeds, methods):
+    typed = {name: [{"r": 1, **part, "type": "lora"} for part in parts] for name, parts in methods.items()}
+    for parts in typed.values():
+        for part in parts:
+            part.pop("match", None)
+    recipe = Recipe.model_validate(
+        {
+            "name": "any",
+            "description": description,
+            "model": {"revision": revision},
+            "training": {"lr": lr, "seeds": seeds},
+            "methods": {**typed, "baseline": []},
+        }
+    )
+    path = tmp_path_factory.mktemp("written") / "recipe.yaml"
+    path.write_text(recipe.to_yaml(), encoding="utf-8", newline="\n")
+    assert load_recipe(path) == recipe
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1e-5", "1e5", "2024-01-01", "no", "null", "1_0", "0x10", ".5e3", "~", "1:30", "é\n", "\x85", "\u2028", "\ufeff"],
+)
+def test_text_that_looks_like_something_else_stays_text(write, value):
+    assert read_yaml(write(write_yaml({"key": value}))) == {"key": value}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1e-5", 1e-5), ("1E3", 1e3), ("-2.5e+1", -25.0), ("3.", 3.0), (".5", 0.5)]
+)
+def test_numbers_are_read_as_people_write_them(write, text, number):
+    assert read_yaml(write(f"key: {text}\n")) == {"key": number}
+
+
+def test_reading_a_recipe_loads_neither_torch_nor_transformers():
+    code = (
+        "import sys; from hfpatch.recipes.comparison import load_recipe; load_recipe('quickstart');"
+        "print({'torch', 'transformers', 'peft'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("key", ["patience", "keep_best"])
+def test_what_goes_by_held_out_text_needs_some(tmp_path, key):
+    value = {"patience": 2, "keep_best": True}[key]
+    with pytest.raises(HfpatchError, match=rf"training.{key} goes by the loss on held-out text.*set data.held_out"):
+        load_recipe("quickstart", [f"training.{key}={value}"])
+    loaded = load_recipe("quickstart", [f"training.{key}={value}", "data.held_out=100"])
+    assert getattr(loaded.training, key) == value

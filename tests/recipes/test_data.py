@@ -1,0 +1,61 @@
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from hfpatch.recipes.data import DataSettings, overlap_mistake
+from hfpatch.recipes.pretraining import PretrainRecipe
+
+
+def test_bounds():
+    for bad in ({"block_size": 1}, {"min_characters": -1}, {"max_documents": 0}, {"sauce": "x"}):
+        with pytest.raises(ValidationError):
+            DataSettings(**bad)
+
+
+@pytest.mark.parametrize("room", ["data", "training"])
+def test_settings_import_neither_torch_nor_transformers(room):
+    code = f"import sys, hfpatch.{room}.settings; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("training", "evaluation", "message"),
+    [
+        ({}, {"split": "validation"}, None),
+        ({}, {"source": "other"}, None),
+        ({"held_out": 5}, {"held_out": 5, "block_size": 9, "layout": "padded"}, None),
+        ({"held_out": 6}, {"held_out": 5}, None),
+        ({}, {}, "evaluation_data is a.txt, the text that is trained on; set data.held_out in its place"),
+        ({"held_out": 5}, {}, "the text that is trained on"),
+        ({"max_documents": 9}, {"max_documents": 2}, "the text that is trained on"),
+        ({"held_out": 4}, {"held_out": 5}, "data may train on some of them; set data.held_out=5"),
+        ({}, {"held_out": 5}, "data may train on some of them; set data.held_out=5"),
+        ({"held_out": 5, "max_documents": 90}, {"held_out": 5, "max_documents": 60}, "choose the documents alike"),
+    ],
+)
+def test_evaluating_on_what_is_trained_on_is_a_mistake(training, evaluation, message):
+    found = overlap_mistake(
+        DataSettings(**{"source": "a.txt", **training}), DataSettings(**{"source": "a.txt", **evaluation})
+    )
+    assert (found is None) if message is None else (message in found)
+
+
+def test_a_pretraining_recipe_that_evaluates_on_its_training_text_is_refused():
+    values = {"name": "x", "architecture": {"model_type": "gpt2"}, "tokenizer": {"path": "tinyworld/gpt2"}}
+    with pytest.raises(ValidationError, match="the text that is trained on"):
+        PretrainRecipe.model_validate({**values, "data": {"source": "a"}, "evaluation_data": {"source": "a"}})
+
+
+def test_overrides_that_a_token_file_needs_are_accepted_by_it():
+    chosen = DataSettings(
+        source="owner/set", config="c", split="all", max_documents=9, streaming=True, append_eos=False
+    )
+    told = chosen.reset_text()
+    assert set(told) == {
+        "data.config=null", 'data.split="train"', "data.max_documents=null", "data.streaming=false",
+        "data.append_eos=true",
+    }  # fmt: skip
+    assert DataSettings(source="owner/set").reset_text() == []

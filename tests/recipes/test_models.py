@@ -1,0 +1,146 @@
+"""The section of a recipe: what it takes and what it refuses, each in one line."""
+
+import re
+import warnings
+
+import pytest
+import torch
+import yaml
+
+from hfpatch.__main__ import main
+from hfpatch.errors import HfpatchError
+from hfpatch.models import load_scratch, split_architecture
+from hfpatch.training.architecture import build_model
+
+TINY = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 4}
+
+
+def test_left_out_everything_is_stock():
+    settings, left = split_architecture(TINY)
+    assert left == TINY
+    assert (settings.query.path, settings.biases, settings.mlp_width, settings.head_size) == (
+        "linear",
+        True,
+        None,
+        None,
+    )
+
+
+def test_a_recipes_architecture_becomes_the_model():
+    model = build_model({**TINY, "biases": False, "mlp_width": 2.5, "query": {"path": "nonlinear", "rank": 3}}, seed=2)
+    block = model.transformer.h[0]
+    assert block.attn.c_attn.paths["query"].f.up.weight.shape == (3, 32)
+    assert block.mlp.c_fc.weight.shape == (80, 32)
+    again = build_model({**TINY, "biases": False, "mlp_width": 2.5, "query": {"path": "nonlinear", "rank": 3}}, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"query": {"pth": "linear"}}, "unknown key 'query.pth'.*'path'"),
+        ({"query": {"path": "cubic"}}, "query.path"),
+        ({"query": {"path": "identity", "rank": 4}}, "rank has no effect with path: identity"),
+        ({"query": {"path": "linear", "targets": ["key"]}}, "targets has no effect"),
+        ({"query": {"rank": 0}}, "query.rank"),
+        ({"query": {"targets": []}}, "must name query, key or value"),
+        ({"query": {"targets": ["query", "query"]}}, "at most once"),
+        ({"query": {"source": "mlp", "fused": True}}, "cannot go with source: mlp"),
+        ({"query": {"source": "mlp", "targets": ["key"]}}, "feeds the query alone"),
+        ({"query": {"fused": True, "input_norm": "layernorm"}}, "commute"),
+        ({"query": None}, "query is empty"),
+        ({"mlp_width": -1}, "mlp_width"),
+        ({"head_size": 0}, "head_size"),
+        ({"mlp_width": float("nan")}, "mlp_width"),
+        ({"mlp_width": 4, "n_inner": 128}, "mlp_width and n_inner say the same thing twice"),
+        ({"head_size": 12, "head_dim": 8}, "head_size and head_dim say the same thing twice"),
+        ({"query": {"path": "linear", "fused": True}}, "fused has no effect with path: linear"),
+        ({"query": {"path": "residual", "anchor": "weight"}}, "anchor has no effect with path: residual"),
+        ({"query": {"activation": "gelu_new"}}, "query.activation"),
+        ({"query": {"input_norm": "batchnorm"}}, "query.input_norm"),
+        ({"query": {"rank": 2.5}}, "query.rank"),
+        ({"query": "nonlinear"}, "must be a mapping"),
+        ({"biases": "no"}, "must be a boolean"),
+    ],
+)
+def test_mistakes_are_one_clear_line(own, message):
+    with pytest.raises(HfpatchError, match=message) as caught:
+        split_architecture({**TINY, **own})
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("architecture")
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"mlp_width": 0.001}, "architecture.mlp_width: 0.001 times d=32 is no width"),
+        ({"n_embd": 33, "n_head": 3, "query": {}}, "architecture.query: hidden size 33 is odd.*give rank=N"),
+        ({"head_size": 9, "query": {}}, "anchor: identity needs .*d_q=36 and d=32; set path: nonlinear with anchor: w"),
+        ({"head_size": 9, "query": {"path": "identity"}}, "path: identity needs it as wide as the hidden state"),
+        ({"query": {"source": "mlp"}}, "mlp needs two blocks at least"),
+        ({"qury": {}}, "architecture.qury: gpt2 has no such key"),
+        ({"model_type": "mamba"}, "architecture.n_embd: mamba has no such key"),
+    ],
+)
+def test_a_recipe_that_asks_for_the_impossible_is_one_line_and_leaves_nothing(own, message, tmp_path, capsys):
+    """Through the command line; an odd d is fine where nothing is d/2."""
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
+    recipe.write_text(
+        yaml.safe_dump(
+            {
+                "name": "wrong",
+                "architecture": {**TINY, "vocab_size": 300, **own},
+                "tokenizer": {"train_vocab_size": 300},
+                "data": {"source": "tinyworld/base", "block_size": 8, "max_documents": 30},
+                "training": {"steps": 2, "warmup_steps": 1, "batch_size": 1},
+            }
+        )
+    )
+    assert main(["pretrain", str(recipe), "--out", str(out)]) == 2
+    shown = capsys.readouterr().err.strip()
+    assert re.search(message, shown), shown
+    assert len(shown.splitlines()) == 1
+    assert not out.exists()
+
+
+def test_an_odd_width_is_fine_where_no_half_is_asked_for():
+    for query in ({"rank": 16}, {"path": "identity"}, {"path": "residual"}):
+        assert build_model({**TINY, "n_embd": 33, "n_head": 3, "query": query}).config.hidden_size == 33
+
+
+@pytest.mark.parametrize(
+    ("query", "terms"),
+    [
+        ({}, "a parameter-free x·x and f(x)·f(x)"),
+        ({"anchor": "weight"}, "f(x)·f(x)"),
+        ({"path": "residual"}, "a parameter-free x·x and f(x)·f(x)"),
+        ({"path": "identity"}, "a parameter-free x·x"),
+    ],
+)
+def test_nonlinear_keys_warn_of_the_terms_that_they_bring_once(query, terms, tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = build_model({**TINY, "n_layer": 2, "query": {**query, "targets": ["query", "key", "value"]}})
+        model.save_pretrained(tmp_path)
+        load_scratch(tmp_path)
+    shown = [str(warning.message) for warning in caught if "architecture" in str(warning.message)]
+    assert shown == [f"architecture.query.targets: with a path in both query and key the logits hold {terms}"]
+
+
+@pytest.mark.parametrize("targets", [["query", "value"], ["key"], ["value"]])
+def test_a_query_or_a_key_alone_warns_of_nothing(targets):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build_model({**TINY, "query": {"targets": targets}})
+
+
+def test_an_identity_in_query_and_key_is_attention_by_the_gram_matrix():
+    """The warning's claim: the logits are x xᵀ, with no parameter in them."""
+    with pytest.warns(UserWarning, match="parameter-free"):
+        model = build_model({**TINY, "n_head": 1, "query": {"path": "identity", "targets": ["query", "key"]}}).eval()
+    attention, x = model.transformer.h[0].attn, torch.randn(1, 5, 32)
+    logits = (x @ x.mT / 32**0.5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
+    with torch.no_grad():
+        value = attention.c_attn(x)[..., 64:]
+        expected = attention.c_proj(logits.softmax(-1) @ value)
+        torch.testing.assert_close(attention(x)[0], expected)

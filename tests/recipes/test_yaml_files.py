@@ -1,0 +1,109 @@
+"""Every YAML file that comes with hfpatch is valid, wherever it lies."""
+
+import importlib
+import itertools
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hfpatch.evaluation.local import LocalData
+from hfpatch.evaluation.tasks import load_tasks
+from hfpatch.recipes.comparison import Recipe, load_recipe
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
+from hfpatch.recipes.strict import read_yaml, validate
+from hfpatch.support.resources import eval_dir, recipes_dir
+from hfpatch.surgery.methods import validate_methods
+
+RECIPES = sorted(recipes_dir().rglob("*.y*ml"))
+TASKS = sorted(eval_dir().rglob("*.y*ml"))
+QUICKSTART = {
+    "baseline",
+    "pre_projection",
+    "pre_projection_skip",
+    "lora",
+    "pre_projection_lora",
+    "nonlinear_query",
+    "nonlinear_query_literal",
+    "linear_control",
+}
+
+
+class TaskLoader(yaml.SafeLoader):
+    """Reads lm-eval's ``!function module.name`` by importing it, from the package or from beside the file."""
+
+
+def function(loader: TaskLoader, node: yaml.Node) -> object:
+    module, _, name = str(node.value).rpartition(".")
+    if not module.startswith("hfpatch."):
+        beside = eval_dir() / "tinyworld" / f"{module}.py"
+        return runpy.run_path(str(beside))[name]
+    return getattr(importlib.import_module(module), name)
+
+
+TaskLoader.add_constructor("!function", function)
+
+
+def read(path: Path) -> Recipe | PretrainRecipe | StudyRecipe:
+    return load_pretrain_or_study(path) if "architecture" in read_yaml(path) else load_recipe(path)
+
+
+def commands_of(path: Path) -> list[list[str]]:
+    """Return the commands in a recipe's header, the lines that are set in by three spaces."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return [line[1:].split() for line in lines if line.startswith("#   ")]
+
+
+def test_there_are_files():
+    assert {"quickstart.yaml", "gpt2.yaml", "pythia-160m.yaml"} <= {path.name for path in RECIPES}
+    assert {"paper", "tinyworld", "local"} <= {path.parent.name for path in TASKS}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_a_recipe_is_valid_and_named_as_its_file(path):
+    recipe = read(path)
+    assert recipe.name == path.stem
+    if isinstance(recipe, Recipe):
+        validate_methods(recipe.methods)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_a_recipe_starts_with_its_command(path):
+    commands = commands_of(path)
+    assert commands, "the header holds the exact command"
+    if isinstance(read(path), Recipe):
+        assert commands[0] == ["hfpatch", "compare", path.stem]
+        assert any("=" in word for command in commands for word in command), "the header shows an override"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_the_commands_in_a_header_are_valid(path):
+    for command in commands_of(path):
+        if command[0] == "hfpatch":
+            assert Path(command[2]).stem == path.stem
+            load = load_recipe if command[1] == "compare" else load_pretrain_or_study
+            load(path, [word for word in command[3:] if "=" in word])
+
+
+def test_the_quickstart_holds_the_methods_that_the_design_names():
+    assert set(load_recipe("quickstart").methods) == QUICKSTART
+
+
+@pytest.mark.parametrize("path", TASKS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_task_file_is_valid(path):
+    if path.parent.name == "local":
+        assert validate(read_yaml(path), LocalData, str(path)).tasks
+        return
+    content = yaml.load(path.read_text(encoding="utf-8"), Loader=TaskLoader)
+    assert content["task"] == path.stem
+    assert content["metadata"]["version"]
+    assert content["output_type"] in {"loglikelihood", "loglikelihood_rolling", "multiple_choice"}
+    assert all(metric["metric"] for metric in content["metric_list"])
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in TASKS if path.parent.name == "tinyworld"], ids=lambda path: path.name
+)
+def test_a_tinyworld_task_loads_with_its_documents(path):
+    assert len(list(load_tasks([path.stem])[path.stem].eval_docs)) >= 100

@@ -1,0 +1,175 @@
+"""What the reader is warned of, and which method is held against which."""
+
+import copy
+
+import pytest
+
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.runs.cautions import cautions, form_of
+from hfpatch.runs.references import references
+
+SCORE = {
+    "task": "cloze",
+    "n": 2000,
+    "metrics": {"acc": 0.5},
+    "stderr": {"acc": 0.01},
+    "primary": "acc",
+    "higher_is_better": True,
+    "num_fewshot": 0,
+    "data_sha256": "",
+    "version": "1",
+}
+
+
+def make_recipe(methods: dict, **training: object) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "any",
+            "model": {"name": "gpt2"},
+            "training": {"seeds": [0, 1], **training},
+            "methods": {"baseline": [], **methods},
+        }
+    )
+
+
+def make_results(sizes: dict[str, int], *, survival: float = 1.0, n: int = 2000) -> dict:
+    def method(name: str, size: int) -> dict:
+        train = {"update_survival": {"all": survival}} if size else None
+        known = {**SCORE, "task": "lambada_openai", "n": 5153, "metrics": {"acc": 0.326}}
+        run = {"commit": "abc", "train": train, "evaluation": {"cloze": SCORE, "lambada_openai": known}}
+        return {"parameters": {"trainable": size}, "form": None, "runs": {"0": copy.deepcopy(run)}}
+
+    return {
+        "tasks": {"cloze": {"primary": "acc", "n": n}},
+        "methods": {name: method(name, size) for name, size in sizes.items()},
+        "comparisons": [
+            {"task": "cloze", "smallest_visible": visible, "verdict": "within noise"} for visible in (0.02, 0.03, None)
+        ],
+    }
+
+
+PRE = [{"type": "pre_projection"}]
+LORA = [{"type": "lora", "r": 8}]
+QUERY = [{"type": "nonlinear_query"}]
+LINEAR = [{"type": "nonlinear_query", "activation": "identity"}]
+
+
+def told(recipe: Recipe, results: dict) -> list[str]:
+    return cautions(recipe, results, references(recipe))
+
+
+def test_a_fair_comparison_needs_no_caution():
+    recipe = make_recipe({"pre": PRE, "lora": LORA})
+    assert told(recipe, make_results({"baseline": 0, "pre": 1000, "lora": 1010})) == []
+
+
+def test_a_base_off_its_known_score_and_one_without_are_named():
+    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
+    evaluation = results["methods"]["baseline"]["runs"]["0"]["evaluation"]
+    evaluation["lambada_openai"]["metrics"]["acc"] = 0.2
+    (caution,) = told(recipe, results)
+    assert "gpt2 scores 0.200 on lambada_openai" in caution
+    del evaluation["lambada_openai"]
+    (caution,) = told(recipe, results)
+    assert "no published score of gpt2 on these tasks" in caution
+
+
+def test_sizes_that_differ_by_more_than_a_hundredth_are_named_with_their_ratio():
+    recipe = make_recipe({"pre": PRE, "lora": LORA})
+    (caution,) = told(recipe, make_results({"baseline": 0, "pre": 17694720, "lora": 26542080}))
+    assert all(part in caution for part in ("lora", "26,542,080", "pre", "17,694,720", "ratio of 1.50", "not match"))
+
+
+def test_lost_updates_are_named_below_nine_tenths():
+    recipe = make_recipe({"pre": PRE})
+    (caution,) = told(recipe, make_results({"baseline": 0, "pre": 9}, survival=0.41))
+    assert "pre: as little as 41%" in caution
+    assert told(recipe, make_results({"baseline": 0, "pre": 9}, survival=0.9)) == []
+
+
+def test_one_seed_few_documents_and_half_precision_are_named():
+    recipe = make_recipe({"pre": PRE}, seeds=[3], trainable_dtype="bfloat16")
+    seeds, documents, dtype = told(recipe, make_results({"baseline": 0, "pre": 9}, n=999))
+    assert "One seed only" in seeds
+    assert all(part in documents for part in ("0.03 (cloze, acc, 999 documents)", "noise"))
+    assert "bfloat16" in dtype
+
+
+def test_tasks_without_enough_documents_for_a_test_are_named():
+    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
+    for comparison in results["comparisons"]:
+        comparison.update(smallest_visible=None, verdict="too few documents")
+    assert told(recipe, results) == ["Too few documents to test any difference: cloze."]
+
+
+def test_the_literal_form_is_named():
+    recipe = make_recipe({"query": [{"type": "nonlinear_query", "form": "literal"}]})
+    results = make_results({"baseline": 0, "query": 9})
+    results["methods"]["query"]["form"] = form_of(recipe.methods["query"])
+    (caution,) = told(recipe, results)
+    assert "query is the literal form" in caution
+
+
+def test_runs_of_several_commits_are_named():
+    recipe = make_recipe({"pre": PRE})
+    results = make_results({"baseline": 0, "pre": 9})
+    results["methods"]["pre"]["runs"]["0"]["commit"] = None
+    (caution,) = told(recipe, results)
+    assert "abc, unknown" in caution
+
+
+@pytest.mark.parametrize(
+    ("parts", "form"),
+    [
+        ([], None),
+        (PRE, None),
+        (QUERY, "preserving"),
+        ([*PRE, {"type": "nonlinear_query", "form": "literal"}], "literal"),
+        ([{"type": "nonlinear_query", "anchor": "identity"}], None),
+    ],
+)
+def test_the_form_of_a_method(parts, form):
+    assert form_of(parts) == form
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        ({"pre": PRE}, {"pre": ["baseline"]}),
+        ({"pre": PRE, "lora": LORA}, {"pre": ["baseline", "lora"], "lora": ["baseline"]}),
+        (
+            {"pre": PRE, "lora": LORA, "same": [{"type": "lora", "match": "pre"}]},
+            {"pre": ["baseline", "same"], "lora": ["baseline"], "same": ["baseline"]},
+        ),
+        (
+            {"query": QUERY, "linear": LINEAR},
+            {"query": ["baseline", "linear"], "linear": ["baseline"]},
+        ),
+        (
+            {"query": QUERY, "linear": LINEAR, "lora": LORA},
+            {"query": ["baseline", "linear"], "linear": ["baseline"], "lora": ["baseline"]},
+        ),
+        (
+            {"both": [*PRE, *LORA], "lora": LORA},
+            {"both": ["baseline", "lora"], "lora": ["baseline"]},
+        ),
+    ],
+)
+def test_each_method_is_held_against_the_baseline_and_the_controls_made_for_it(methods, expected):
+    assert references(make_recipe(methods)) == expected
+
+
+def test_updates_left_out_and_early_stops_are_named_with_their_seed():
+    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
+    train = results["methods"]["pre"]["runs"]["0"]["train"]
+    train.update(skipped_steps=3, stopped_early=True, steps=40)
+    assert told(recipe, results) == [
+        "pre, seed 0: 3 updates were left out, their loss or gradient not being finite.",
+        "pre, seed 0: stopped early after 40 steps, so it saw less text.",
+    ]
+
+
+def test_a_group_in_another_dtype_is_named():
+    recipe = make_recipe({"pre": PRE}, trainable_dtype="bfloat16", trainable_dtypes={"lora": "float32"})
+    (caution,) = told(recipe, make_results({"baseline": 0, "pre": 1000}))
+    assert caution == "What is trained is kept in bfloat16 (lora in float32), which loses small updates."

@@ -1,0 +1,542 @@
+"""From a recipe to a run folder: complete, resumable, and refused where it would mix or mislead."""
+
+import errno
+import gc
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hfpatch.runs.cautions
+import hfpatch.runs.comparison
+import hfpatch.runs.results
+import hfpatch.runs.runs
+import hfpatch.support.files
+from hfpatch.cli.tables import print_comparison
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import PretrainRecipe
+from hfpatch.runs import Progress, compare, pretrain, train
+from hfpatch.support.files import read_json
+from hfpatch.surgery.bases import load_base
+from hfpatch.tinyworld import documents
+from hfpatch.training.architecture import build_model
+
+ARCHITECTURE = {
+    "model_type": "gpt_neox",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 512,
+}
+METHODS = {
+    "baseline": [],
+    "pre_projection": [{"type": "pre_projection"}],
+    "lora": [{"type": "lora", "match": "pre_projection"}],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Tiny models are fastest on one thread, and the Trainer's garbage collections on a heap without the libraries."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def one_commit(monkeypatch):
+    """The checkout may move on while the tests run."""
+    monkeypatch.setattr(hfpatch.runs.runs, "checkout_state", lambda: ("c0ffee", False))
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    monkeypatch.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(documents("base", count=50), 300)
+    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(model_folder):
+    return make_recipe(model_folder)
+
+
+def make_recipe(model_folder: Path, methods: dict | None = None, **sections: dict) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "small",
+            "model": {"name": str(model_folder)},
+            "data": {"block_size": 32, "max_documents": 30},
+            "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
+            "evaluation": {"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": 8},
+            "methods": methods or METHODS,
+            **sections,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def straight(model_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight") / "out"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hfpatch.runs.runs, "checkout_state", lambda: ("c0ffee", False))
+        compare(make_recipe(model_folder), out)
+    return out
+
+
+def numbers(results: dict) -> dict:
+    """Return what must not depend on when or in how many sessions a run took place."""
+    kept = json.loads(json.dumps({key: value for key, value in results.items() if key != "provenance"}))
+    for method in kept["methods"].values():
+        for run in method["runs"].values():
+            for key in ("wall_s", "tokens_per_s", "peak_memory_bytes", "mfu"):
+                (run["train"] or {}).pop(key, None)
+    return kept
+
+
+def files(out: Path, *folders: str) -> list[str]:
+    paths = [path for folder in folders or ("",) for path in (out / folder).rglob("*")]
+    return sorted(str(path.relative_to(out)) for path in paths if path.is_file())
+
+
+class Stop(Progress):
+    """Interrupts at the n-th event of a kind, as Ctrl-C would."""
+
+    def __init__(self, kind: str, count: int) -> None:
+        self.kind, self.left = kind, count
+
+    def _hear(self, kind: str) -> None:
+        if kind == self.kind:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+    def started(self, run, steps):
+        self._hear("started")
+
+    def stepped(self, run, record):
+        self._hear("stepped")
+
+    def evaluating(self, run, task):
+        self._hear("evaluating")
+
+    def finished(self, run, summary):
+        self._hear("finished")
+
+
+class Log(Progress):
+    """Remembers what was trained and evaluated."""
+
+    def __init__(self) -> None:
+        self.trained: list[str] = []
+        self.evaluated: list[str] = []
+
+    def started(self, run, steps):
+        self.trained.append(run)
+
+    def evaluating(self, run, task):
+        self.evaluated.append(f"{run} {task}")
+
+
+def test_compare_writes_the_run_folder(straight):
+    found = files(straight)
+    assert {"recipe.yaml", "plan.json", "results.json", "results.csv", "report.html", "report.md"} <= set(found)
+    for method in ("pre_projection", "lora"):
+        for seed in (0, 1):
+            run = straight / "runs" / method / f"seed-{seed}"
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            assert [line["step"] for line in lines] == [1, 2, 3]
+            assert {"loss", "lr", "tokens", "seconds"} <= set(lines[0])
+            assert len((run / "evaluations" / "tinyworld_cloze.jsonl").read_text().splitlines()) == 8
+            assert (run / "patch" / "patch.json").is_file()
+            assert (run / "result.json").is_file()
+    assert "runs/baseline/seed-0/result.json" in found
+    assert not any("baseline/seed-1" in file for file in found)
+    assert not any(file.endswith(".tmp") for file in found)
+
+
+def test_results_name_everything_a_result_must_name(straight, model_folder):
+    results = read_json(straight / "results.json")
+    assert results["schema"] == 1
+    assert results["complete"] is True
+    assert {"commit", "dirty", "command", "started", "wall_s", "python", "platform", "device", "threads"} < set(
+        results["provenance"]
+    )
+    assert results["provenance"]["versions"]["torch"] == torch.__version__
+    base = load_base(str(model_folder))
+    assert results["model"]["sha256"] == base.sha256
+    assert results["model"]["parameters"] == sum(p.numel() for p in base.model.parameters())
+    assert results["data"]["documents"] == 30
+    assert set(results["plan"]) == {"0", "1"}
+    plans = read_json(straight / "plan.json")
+    assert {seed: plan["sha256"] for seed, plan in plans.items()} == {
+        seed: plan["sha256"] for seed, plan in results["plan"].items()
+    }
+    assert results["training"]["steps"] == 3
+    assert results["tasks"]["tinyworld_cloze"] == {
+        "primary": "acc",
+        "higher_is_better": True,
+        "n": 8,
+        "data_sha256": results["tasks"]["tinyworld_cloze"]["data_sha256"],
+        "version": "1.0",
+    }
+
+
+def test_results_hold_each_method_with_its_size_and_runs(straight):
+    methods = read_json(straight / "results.json")["methods"]
+    assert list(methods) == ["baseline", "pre_projection", "lora"]
+    assert methods["baseline"]["parameters"]["trainable"] == 0
+    assert set(methods["baseline"]["runs"]) == {"0"}
+    assert methods["baseline"]["runs"]["0"]["train"] is None
+    d, layers = ARCHITECTURE["hidden_size"], ARCHITECTURE["num_hidden_layers"]
+    assert methods["pre_projection"]["parameters"]["trainable"] == layers * 2 * d * (5 * d // 4)
+    rank = methods["lora"]["match"]["rank"]
+    assert methods["lora"]["parameters"]["trainable"] == layers * rank * ((d + 3 * d) + (d + d))
+    assert methods["lora"]["match"]["to"] == "pre_projection"
+    assert set(methods["lora"]["runs"]) == {"0", "1"}
+    assert methods["lora"]["runs"]["1"]["train"]["steps"] == 3
+
+
+def test_each_method_is_held_against_the_baseline_and_its_control(straight):
+    made = read_json(straight / "results.json")["comparisons"]
+    pairs = {(each["method"], each["reference"]) for each in made}
+    assert pairs == {("pre_projection", "baseline"), ("pre_projection", "lora"), ("lora", "baseline")}
+    assert {each["task"] for each in made} == {"tinyworld_cloze", "tinyworld_text"}
+    assert {each["seeds"] for each in made} == {2}
+
+
+def test_every_method_sees_the_same_batches(straight):
+    counts = {
+        method: [
+            json.loads(line)["tokens"]
+            for line in (straight / "runs" / method / "seed-0" / "metrics.jsonl").read_text().splitlines()
+        ]
+        for method in ("pre_projection", "lora")
+    }
+    assert counts["pre_projection"] == counts["lora"]
+
+
+def test_the_first_loss_of_each_method_is_that_of_the_base(straight):
+    first = {
+        json.loads((straight / "runs" / method / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+        for method in ("pre_projection", "lora")
+        for seed in (1,)
+    }
+    assert len(first) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("evaluating", 1), ("finished", 1), ("stepped", 2), ("evaluating", 4), ("finished", 5)],
+)
+def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe, tmp_path, no_report, kind, count):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        compare(recipe, out, progress=Stop(kind, count))
+    assert not read_json(out / "results.json")["complete"] if (out / "results.json").is_file() else True
+    results = compare(recipe, out, resume=True)
+    assert numbers(results) == numbers(read_json(straight / "results.json"))
+    assert files(out, "runs") == files(straight, "runs")
+    for path in files(out, "runs"):
+        if path.endswith(".safetensors"):
+            ours, theirs = load_file(out / path), load_file(straight / path)
+            assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+        if "evaluations" in path:
+            assert (out / path).read_bytes() == (straight / path).read_bytes()
+
+
+def test_complete_runs_are_not_repeated(recipe, tmp_path, no_report):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        compare(recipe, out, progress=Stop("finished", 2))
+    log = Log()
+    compare(recipe, out, resume=True, progress=log)
+    assert log.trained == ["lora · seed 0", "pre_projection · seed 1", "lora · seed 1"]
+    assert not any("baseline" in run or run.startswith("pre_projection · seed 0") for run in log.evaluated)
+
+
+def test_resuming_a_finished_run_only_reports_again(straight, recipe, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(straight, out)
+    (out / "report.md").unlink()
+    before = (out / "results.json").read_bytes()
+    log = Log()
+    compare(recipe, out, resume=True, progress=log)
+    assert not log.trained
+    assert not log.evaluated
+    assert (out / "report.md").is_file()
+    assert (out / "results.json").read_bytes() == before
+
+
+def refused(call, *arguments, **options) -> str:
+    with pytest.raises(HfpatchError) as caught:
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+def test_a_finished_run_is_not_overwritten(straight, recipe):
+    assert "holds a finished run" in refused(compare, recipe, straight)
+
+
+def test_an_unfinished_run_is_not_overwritten(straight, recipe, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(straight, out)
+    (out / "results.json").unlink()
+    assert "--resume" in refused(compare, recipe, out)
+
+
+def test_memory_processes_and_saving_may_differ_when_a_run_goes_on(straight, model_folder, no_report):
+    training = make_recipe(model_folder).training.model_dump()
+    free = {"micro_batch_size": 1, "gradient_checkpointing": True, "save_every": 1, "keep_checkpoints": 3}
+    other = make_recipe(model_folder, training={**training, **free})
+    assert compare(other, straight, resume=True)["complete"]
+    for key, value in {"batch_size": 2, "trainable_dtype": "bfloat16", "on_bad_loss": "skip"}.items():
+        other = make_recipe(model_folder, training={**training, key: value})
+        assert f"training.{key} is" in refused(compare, other, straight, resume=True)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_another_recipes_run_is_refused_by_its_first_difference(straight, model_folder, resume):
+    other = make_recipe(model_folder, evaluation={"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": 9})
+    message = refused(compare, other, straight, resume=resume)
+    assert "another recipe" in message
+    assert "evaluation.limit is 8 there, 9 here" in message
+    fewer = {name: parts for name, parts in METHODS.items() if name != "lora"}
+    assert "methods.lora" in refused(compare, make_recipe(model_folder, fewer), straight, resume=resume)
+
+
+def test_words_and_places_may_differ_between_sessions(straight, model_folder, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(straight, out)
+    compare(make_recipe(model_folder, description="Told anew.", data_dir=str(tmp_path)), out, resume=True)
+
+
+def test_changed_training_text_is_refused(recipe, model_folder, tmp_path):
+    data = tmp_path / "data.txt"
+    data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 60)
+    changing = make_recipe(model_folder, data={"source": str(data), "block_size": 32})
+    with pytest.raises(KeyboardInterrupt):
+        compare(changing, tmp_path / "out", progress=Stop("finished", 1))
+    data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 90)
+    assert "another training text" in refused(compare, changing, tmp_path / "out", resume=True)
+
+
+def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_report):
+    out = tmp_path / "out"
+    patches = train(recipe, "lora", out)
+    assert patches == [out / "runs" / "lora" / f"seed-{seed}" / "patch" for seed in (0, 1)]
+    assert all((patch / "patch.json").is_file() for patch in patches)
+    assert "--resume" in refused(train, recipe, "lora", out)
+    log = Log()
+    train(recipe, "lora", out, resume=True, progress=log)
+    assert not log.trained
+    train(recipe, "pre_projection", out)
+    results = compare(recipe, out, resume=True, progress=log)
+    assert not log.trained
+    assert numbers(results) == numbers(read_json(straight / "results.json"))
+
+
+def test_a_base_off_its_known_score_stops_before_any_training(recipe, model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(hfpatch.runs.cautions, "check_known_scores", lambda *_: ["The base scores too low."])
+    log = Log()
+    message = refused(compare, recipe, tmp_path / "out", progress=log)
+    assert "The base scores too low." in message
+    assert "evaluation.allow_unknown_base=true" in message
+    assert not log.trained
+    allowed = {**recipe.evaluation.model_dump(), "allow_unknown_base": True}
+    results = compare(make_recipe(model_folder, evaluation=allowed), tmp_path / "out", resume=True)
+    assert "The base scores too low." in results["warnings"]
+
+
+def test_a_metric_that_compares_nothing_stops_before_any_training(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(hfpatch.runs.results, "primary_aggregations", lambda *_: {"tinyworld_cloze": len})
+    with pytest.raises(HfpatchError, match="task tinyworld_cloze: its metric acc does not follow from"):
+        compare(recipe, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "runs").iterdir()] == ["baseline"]
+
+
+def test_a_method_that_changes_the_base_is_refused(model_folder, tmp_path):
+    methods = {"baseline": [], "lora": [{"type": "lora", "r": 2, "bias": "all"}]}
+    message = refused(compare, make_recipe(model_folder, methods), tmp_path / "out")
+    assert "methods.lora" in message
+    assert "base" in message
+    assert not (tmp_path / "out" / "runs" / "lora" / "seed-0" / "result.json").exists()
+
+
+def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp_path, capsys):
+    """One method's tensors have an absurd learning rate."""
+    steps = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]}
+    chosen = make_recipe(model_folder, training={**steps, "learning_rates": {"pre_projection": 1e30}})
+    out, log = tmp_path / "out", Log()
+    with pytest.warns(UserWarning, match=r"pre_projection · seed 1: diverged at step 3: it has no patch"):
+        results = compare(chosen, out, progress=log)
+    assert results["complete"] is True
+    bad, good = (results["methods"][name]["runs"] for name in ("pre_projection", "lora"))
+    assert [(run["train"]["diverged_step"], run["evaluation"]) for run in bad.values()] == [(3, {}), (3, {})]
+    assert all(run["train"]["diverged_step"] is None and len(run["evaluation"]) == 2 for run in good.values())
+    assert {(each["method"], each["reference"]) for each in results["comparisons"]} == {("lora", "baseline")}
+    assert not (out / "runs" / "pre_projection" / "seed-0" / "patch").exists()
+    assert [name for name in log.evaluated if name.startswith("pre_projection")] == []
+    told = "pre_projection, seed 0: diverged at step 3; it has no scores, and no comparison counts it."
+    assert told in results["warnings"]
+    report = (out / "report.md").read_text()
+    assert told in report
+    assert "diverged at step 3 (seed 0) and 3 (seed 1): it was not compared with baseline" in report
+    assert "no result on" not in report
+    assert "diverged at step 3" in (out / "report.html").read_text()
+    before, again = files(out), Log()
+    assert numbers(compare(chosen, out, resume=True, progress=again)) == numbers(results)
+    assert (again.trained, again.evaluated, files(out)) == ([], [], before)
+    print_comparison(out)
+    assert "diverged" in capsys.readouterr().out
+
+
+def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp_path, monkeypatch, no_report):
+    real = hfpatch.runs.runs.train_probe
+
+    def spoilt(model, *, settings, run_dir, **values):
+        if run_dir.parts[-2:] == ("lora", "seed-1"):
+            settings = settings.model_copy(update={"lr": 1e30})
+        return real(model, settings=settings, run_dir=run_dir, **values)
+
+    monkeypatch.setattr(hfpatch.runs.runs, "train_probe", spoilt)
+    with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 3"):
+        results = compare(recipe, tmp_path / "out")
+    seeds = {(each["method"], each["reference"]): each["seeds"] for each in results["comparisons"]}
+    assert seeds[("lora", "baseline")] == 1
+    assert seeds[("pre_projection", "baseline")] == 2
+
+
+def test_a_run_that_is_to_stop_at_divergence_is_named(model_folder, tmp_path):
+    steps = {"steps": 9, "warmup_steps": 1, "batch_size": 4, "lr": 1e30, "on_bad_loss": "stop"}
+    message = refused(compare, make_recipe(model_folder, training=steps), tmp_path / "out")
+    assert message.startswith("pre_projection · seed 0: step ")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "report_to": ["made_up"]}},
+            "report_to: made_up",
+        ),
+        ({"evaluation": {"tasks": ["tinyworld_clozze"]}}, "tinyworld_clozze"),
+        ({"data_dir": "absent"}, "data_dir: absent is not a folder"),
+        ({"data": {"block_size": 1024, "max_documents": 90}}, "longer than the model's context"),
+    ],
+)
+def test_a_start_that_fails_leaves_no_folder_and_the_next_needs_no_resume(
+    model_folder, tmp_path, no_report, monkeypatch, sections, message
+):
+    out = tmp_path / "new" / "out"
+    monkeypatch.setattr(hfpatch.runs.runs, "train_probe", lambda *args, **kwargs: pytest.fail("trained"))
+    starts = [compare] if "evaluation" in sections else [compare, partial(train, method="lora")]
+    for start in starts:
+        with pytest.raises(HfpatchError, match=message):
+            start(make_recipe(model_folder, **sections), out=out)
+        assert not out.exists()
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_before_training(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    tokenizer = load_base(str(folder)).tokenizer
+    tokenizer.add_tokens(["<added>"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(HfpatchError, match="tokenizer has 301 tokens and the model 300 embeddings"):
+        train(make_recipe(folder), "lora", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failure_before_the_first_step_leaves_what_others_have_done(recipe, tmp_path, monkeypatch):
+    """Two methods are trained in one folder: the one that fails takes nothing away from the other."""
+    out = tmp_path / "out"
+    train(recipe, "lora", out)
+    before = files(out)
+
+    def fail(*args, **kwargs):
+        raise HfpatchError("no memory")
+
+    monkeypatch.setattr(hfpatch.runs.runs, "train_probe", fail)
+    with pytest.raises(HfpatchError, match="no memory"):
+        train(recipe, "pre_projection", out)
+    assert files(out) == before
+    with pytest.raises(HfpatchError, match="no memory"):
+        train(recipe, "pre_projection", tmp_path / "alone")
+    assert not (tmp_path / "alone").exists()
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / ".hidden").write_text("of someone else")
+    with pytest.raises(HfpatchError, match="no memory"):
+        train(recipe, "pre_projection", tmp_path / "alone")
+    assert files(tmp_path / "alone") == [".hidden"]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_checkpoints_go_when_a_run_is_complete_unless_the_recipe_keeps_them(model_folder, tmp_path, keep):
+    steps = {"steps": 2, "warmup_steps": 1, "batch_size": 4, "keep_finished": keep}
+    train(make_recipe(model_folder, training=steps), "lora", tmp_path / "out")
+    assert (tmp_path / "out" / "runs" / "lora" / "seed-0" / "checkpoints" / "step-00000002").is_dir() is keep
+    assert (tmp_path / "out" / "runs" / "lora" / "seed-0" / "patch").is_dir()
+
+
+@pytest.mark.parametrize("fatal", ["patch", "result.json", "results.json", "plan.json", "report.md"])
+def test_a_full_disk_leaves_nothing_half_written_and_resumes(straight, recipe, tmp_path, monkeypatch, fatal):
+    sync = hfpatch.support.files._sync
+
+    def full(path: Path) -> None:
+        if any(part.startswith(f".{fatal}.") for part in path.parts):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(path)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(hfpatch.support.files, "_sync", full)
+        assert "No space left on device" in refused(compare, recipe, out)
+    assert not any(fatal in file or ".tmp" in file for file in files(out))
+    results = compare(recipe, out, resume=True)
+    assert numbers(results) == numbers(read_json(straight / "results.json"))
+
+
+def test_pretrain_writes_a_model_that_loads(tmp_path):
+    recipe = PretrainRecipe.model_validate(
+        {
+            "name": "tiny",
+            "architecture": ARCHITECTURE,
+            "tokenizer": {"train_vocab_size": 300},
+            "data": {"source": "tinyworld/base", "block_size": 32, "max_documents": 60},
+            "evaluation_data": {"source": "tinyworld/shifted", "block_size": 32, "max_documents": 10},
+            "training": {"steps": 6, "warmup_steps": 1, "batch_size": 4, "save_every": 2},
+        }
+    )
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    assert pretrain(recipe, straight)["train"]["diverged_step"] is None
+    base = load_base(str(straight / "model"))
+    assert len(base.tokenizer) == 300
+    outcome = read_json(straight / "result.json")
+    assert outcome["train"]["final_eval_loss"] > 0
+    assert outcome["provenance"]["versions"]
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(recipe, stopped, progress=Stop("stepped", 5))
+    assert "--resume" in refused(pretrain, recipe, stopped)
+    pretrain(recipe, stopped, resume=True)
+    ours, theirs = (load_file(out / "model" / "model.safetensors") for out in (stopped, straight))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    other = recipe.model_copy(update={"seed": 1})
+    assert "seed is 0 there, 1 here" in refused(pretrain, other, stopped, resume=True)

@@ -1,0 +1,197 @@
+"""Locks: one holder at a time, whoever crashes, and a line that says who it is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hfpatch.errors import HfpatchError
+from hfpatch.runs import locks
+from hfpatch.runs.locks import FOLDER, STALE_S, UNREADABLE_S, hold, run_lock
+
+LOCK = "lora@seed-0"
+HOLDER = """
+import sys, time
+from pathlib import Path
+from hfpatch.runs.locks import hold
+with hold(Path(sys.argv[1]), sys.argv[2:]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start processes that hold locks in a folder until they are killed."""
+    started = []
+
+    def begin(*names):
+        command = [sys.executable, "-c", HOLDER, str(tmp_path / "out"), *names]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout.readline() == "held\n"
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def refused(out, *names):
+    with pytest.raises(HfpatchError) as caught, hold(out, names):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_second_process_is_told_who_the_first_one_is(tmp_path, start):
+    out = tmp_path / "out"
+    first = start(LOCK, "skip@seed-0")
+    message = refused(out, "other@seed-0", LOCK)
+    assert f"{out}/runs/lora/seed-0 is in use by process {first.pid} on {os.uname().nodename} since 20" in message
+    assert "(-c " in message
+    assert message.endswith("; wait for it or end it, or choose another --out")
+    with hold(out, ["other@seed-0", "lora@seed-1"]):  # other runs of the folder are free, nothing was left of the try
+        assert len(list((out / FOLDER).iterdir())) == 4
+    first.kill()  # not waited for: a process that has ended and is not yet forgotten is gone, too
+    time.sleep(0.2)
+    with hold(out, [LOCK]):
+        pass
+    assert sorted(path.name for path in (out / FOLDER).iterdir()) == ["skip@seed-0"]
+
+
+def test_nothing_is_left_of_a_lock(tmp_path):
+    with hold(tmp_path / "new" / "out", [LOCK]), hold(tmp_path / "new" / "out", ["skip@seed-0"]):
+        pass
+    assert list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(KeyError), hold(tmp_path, [LOCK]):
+        raise KeyError
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def put(out: Path, age_s: float, holder: dict) -> None:
+    path = out / FOLDER / LOCK
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(holder) if holder else "")
+    moment = time.time() - age_s
+    os.utime(path, (moment, moment))
+
+
+ELSEWHERE = {"host": "node7", "machine": "another boot", "pid": 1, "born": "1", "since": "then", "command": "hfpatch"}
+HERE = {**ELSEWHERE, "machine": locks._machine(), "born": locks._birth(1)}
+
+
+@pytest.mark.parametrize(
+    ("holder", "age_s", "held"),
+    [
+        (ELSEWHERE, STALE_S - 60, True),
+        (ELSEWHERE, STALE_S + 60, False),
+        ({}, 0, True),  # its holder is about to write into it
+        ({}, UNREADABLE_S + 5, False),
+        (HERE, STALE_S + 60, True),  # seen to live, however long its thread did not run
+        ({**HERE, "born": "2"}, 0, False),  # the number of an ended process was given to another one
+        ({**HERE, "pid": 2**22 + 1}, 0, False),
+    ],
+)
+def test_who_counts_as_gone(tmp_path, holder, age_s, held):
+    put(tmp_path, age_s, holder)
+    if held:
+        who = "process 1 on node7 since then (hfpatch)" if holder else "a process that does not say which"
+        assert f"in use by {who}" in refused(tmp_path, LOCK)
+        assert (tmp_path / FOLDER / LOCK).is_file()
+        return
+    with hold(tmp_path, [LOCK]):
+        assert json.loads((tmp_path / FOLDER / LOCK).read_text())["pid"] == os.getpid()
+
+
+def test_one_of_many_gets_a_lock_that_its_holder_left(tmp_path):
+    put(tmp_path, STALE_S + 60, ELSEWHERE)
+    barrier, release, results = threading.Barrier(8), threading.Event(), []
+
+    def attempt():
+        barrier.wait()
+        try:
+            with hold(tmp_path, [LOCK]):
+                results.append("held")
+                release.wait(20)
+        except HfpatchError:
+            results.append("refused")
+
+    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while len(results) < 8 and any(thread.is_alive() for thread in threads):
+        time.sleep(0.01)
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == ["held", *["refused"] * 7]
+
+
+def lose(path):
+    """Give a lock to another process, and wait as for a device or a disk."""
+    path.write_text(json.dumps({**ELSEWHERE, "token": "theirs"}))
+    signal.pause()
+
+
+def test_a_lock_is_renewed_and_whoever_lost_his_ends(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(locks, "RENEW_S", 0.05)
+    path = tmp_path / FOLDER / LOCK
+    with hold(tmp_path, [LOCK]):
+        os.utime(path, (0, 0))
+        deadline = time.monotonic() + 20
+        while path.stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert path.stat().st_mtime > 0
+    with pytest.raises(KeyboardInterrupt), hold(tmp_path, [LOCK]):
+        lose(path)
+    assert "seed-0 was taken over by process 1 on node7 since then (hfpatch)" in capsys.readouterr().err
+    assert json.loads(path.read_text())["token"] == "theirs"
+
+
+def test_whoever_waits_goes_on_when_the_lock_is_released(tmp_path):
+    order = []
+
+    def second():
+        with hold(tmp_path, ["folder"], wait_s=20):
+            order.append("second")
+
+    with hold(tmp_path, ["folder"]):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        time.sleep(0.2)
+        order.append("first")
+    waiting.join(20)
+    assert order == ["first", "second"]
+
+
+def test_a_run_is_named_by_its_folder(tmp_path):
+    assert run_lock(tmp_path, tmp_path / "runs" / "wide" / "lr=0.1" / "seed-3") == "wide@lr=0.1@seed-3"
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_folder(tmp_path):
+    tests = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(tests / "share_a_folder.py"), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["train"] == [0, 0]  # two methods at once
+    assert told["first_trained"] == ["lora · seed 0"]  # what they trained was not trained again
+    assert told["second"] == [2]
+    assert f"runs/baseline/seed-0 is in use by process {told['holder']} on " in told["refused"]
+    assert told["third"] == [0]  # at once after the first was killed
+    assert len(told["losses"][0]) == 4
+    assert told["losses"][0] == told["losses"][1]
+    assert told["results"] == ["baseline", "lora", "skip"]
+    assert told["study"] == [0, 0]
+    assert told["rows"] == 2
+    assert told["locks"] == []

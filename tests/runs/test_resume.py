@@ -1,0 +1,294 @@
+"""A folder goes on only with what it was begun with: base, text, tokenizer, plans and methods."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from hfpatch.data.plan import draw_plan, write_plans
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
+from hfpatch.runs import Progress, compare, pretrain, pretrain_study, train
+from hfpatch.runs.identity import identify_base
+from hfpatch.support.files import read_json
+from hfpatch.surgery.bases import Base
+from hfpatch.tinyworld import documents
+from hfpatch.training.architecture import build_model
+
+NEOX = {
+    "model_type": "gpt_neox",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 32, "biases": False}
+TRAINING = {"keep_finished": True, "steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 1}
+
+
+class Stop(Progress):
+    """Interrupts at the n-th step of all runs, as Ctrl-C would."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def stepped(self, run, record):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+class Nothing(Progress):
+    """Fails where anything is trained or evaluated."""
+
+    def started(self, run, steps):
+        pytest.fail(f"{run} was trained")
+
+    def evaluating(self, run, task):
+        pytest.fail(f"{run} was evaluated on {task}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_place(folder: Path) -> Path:
+    """Put a base and a text into a folder."""
+    texts = list(documents("base", count=40))
+    tokenizer = train_tokenizer(texts, 300)
+    build_model(NEOX, tokenizer=tokenizer).save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    (folder / "text.txt").write_text("\n\n".join(texts))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """For each kind of run a folder with what is complete, a run stopped after a checkpoint and one not begun."""
+    places = {}
+    for kind, (run, steps) in RUN.items():
+        places[kind] = make_place(tmp_path_factory.mktemp(kind))
+        with pytest.raises(KeyboardInterrupt):
+            run(places[kind], progress=Stop(steps))
+        assert list((places[kind] / "out").rglob("checkpoints/step-*"))
+    return places
+
+
+@pytest.fixture
+def place(begun, request):
+    """One of the folders of ``begun``; base and text are put back afterwards."""
+    folder = begun[request.param]
+    kept = {path: path.read_bytes() for path in [*(folder / "base").iterdir(), folder / "text.txt"]}
+    yield folder
+    for path, content in kept.items():
+        path.write_bytes(content)
+
+
+def recipe(place: Path, *, rank: int = 2) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "small",
+            "model": {"name": str(place / "base")},
+            "data": {"source": str(place / "text.txt"), "block_size": 32, "held_out": 5},
+            "training": TRAINING,
+            "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4},
+            "methods": {"baseline": [], "skip": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": rank}]},
+        }
+    )
+
+
+def study(place: Path) -> StudyRecipe:
+    return StudyRecipe.model_validate({**_pretraining(place), "baseline": "one", "variants": {"one": {}, "two": {}}})
+
+
+def single(place: Path) -> PretrainRecipe:
+    return PretrainRecipe.model_validate(_pretraining(place))
+
+
+def _pretraining(place: Path) -> dict:
+    return {
+        "name": "small",
+        "architecture": GPT2,
+        "tokenizer": {"path": str(place / "base")},
+        "data": {"source": str(place / "text.txt"), "block_size": 32, "held_out": 5},
+        "training": TRAINING,
+    }
+
+
+RUN = {
+    "compare": (lambda place, **options: compare(recipe(place), place / "out", **options), 5),
+    "study": (lambda place, **options: pretrain_study(study(place), place / "out", **options), 5),
+    "pretrain": (lambda place, **options: pretrain(single(place), place / "out", **options), 2),
+}
+
+
+def on_disk(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(call, *arguments, **options) -> str:
+    with pytest.raises(HfpatchError) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def change_one_weight(place):
+    path = place / "base" / "model.safetensors"
+    tensors = load_file(path)
+    next(value for name, value in tensors.items() if "dense_h_to_4h.weight" in name)[3, 5] += 0.25
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def change_the_configuration(place):
+    path = place / "base" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_eps": 0.1}))
+
+
+def change_the_text(place):
+    """The same documents the other way round: as many tokens and blocks as before."""
+    path = place / "text.txt"
+    path.write_text("\n\n".join(reversed(path.read_text().split("\n\n"))))
+
+
+def change_the_tokenizer(place):
+    """Two words change their ids: as many tokens and blocks as before."""
+    path = place / "base" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["e"], vocabulary["a"] = vocabulary["a"], vocabulary["e"]
+    path.write_text(json.dumps(content))
+
+
+CHANGES = [
+    ("compare", change_one_weight, "base weights"),
+    ("compare", change_the_configuration, "base configuration"),
+    ("compare", change_the_text, "training text"),
+    ("compare", change_the_tokenizer, "tokenizer"),
+    ("study", change_the_text, "training text"),
+    ("study", change_the_tokenizer, "tokenizer"),
+    ("pretrain", change_the_text, "training text"),
+]
+
+
+@pytest.mark.parametrize(("place", "change", "what"), CHANGES, indirect=["place"])
+def test_nothing_goes_on_with_another_base_or_text(place, request, change, what):
+    change(place)
+    before = on_disk(place / "out")
+    run = RUN[request.node.callspec.params["place"]][0]
+    message = refused(run, place, resume=True, progress=Nothing())
+    assert f"identity.json: made with another {what} (sha256 " in message
+    assert "another --out" in message
+    assert on_disk(place / "out") == before
+
+
+def edit(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def bring_a_checkpoint(place, out):
+    """Put the checkpoint of LoRA of another rank in the place of the folder's own."""
+    shutil.rmtree(out / "runs" / "lora")
+    train(recipe(place, rank=3), "lora", place / "elsewhere")
+    shutil.move(place / "elsewhere" / "runs" / "lora", out / "runs" / "lora")
+    shutil.rmtree(place / "elsewhere")
+    (out / "runs" / "lora" / "seed-0" / "training.json").unlink()
+
+
+def bring_what_was_trained(place, out):
+    training = out / "runs" / "skip" / "seed-0" / "training.json"
+    edit(training, identity={**read_json(training)["identity"], "method": "0" * 64})
+
+
+def forget_where_it_is_from(place, out):
+    (out / "identity.json").unlink()
+
+
+def forget_where_a_run_is_from(place, out):
+    edit(out / "runs" / "skip" / "seed-0" / "result.json", identity=None)
+
+
+def redraw_the_plans(place, out):
+    blocks = json.loads((out / "plan.json").read_text())["0"]["blocks"]
+    write_plans(out, {0: draw_plan(blocks=blocks, steps=3, batch_size=4, seed=9)})
+
+
+MIXTURES = [
+    ("compare", bring_what_was_trained, "skip/seed-0/training.json: made with another method settings (sha256 "),
+    ("compare", bring_a_checkpoint, "step-00000003/state.json: made with another method settings (sha256 "),
+    ("compare", forget_where_it_is_from, "as an older version of hfpatch wrote it"),
+    ("study", forget_where_it_is_from, "as an older version of hfpatch wrote it"),
+    ("compare", forget_where_a_run_is_from, "skip/seed-0/result.json: does not say which base"),
+    ("compare", redraw_the_plans, "plan.json: the plan of seed 0 is another"),
+    ("study", redraw_the_plans, "plan.json: the plan of seed 0 is another"),
+]
+
+
+@pytest.mark.parametrize(("place", "mix", "said"), MIXTURES, indirect=["place"])
+def test_nothing_goes_on_in_a_folder_that_mixes_runs(place, request, mix, said):
+    out, kept = place / "out", place / "kept"
+    shutil.copytree(out, kept)
+    try:
+        mix(place, out)
+        before = on_disk(out)
+        run = RUN[request.node.callspec.params["place"]][0]
+        message = refused(run, place, resume=True, progress=Nothing())
+        assert said in message
+        assert "another --out" in message
+        assert on_disk(out) == before
+    finally:
+        shutil.rmtree(out)
+        kept.rename(out)
+
+
+@pytest.mark.parametrize("place", ["compare"], indirect=True)
+def test_everything_in_a_folder_names_what_it_comes_from(place):
+    out = place / "out"
+    parameters = dict(AutoModelForCausalLM.from_pretrained(place / "base").named_parameters())
+    content = b"".join(name.encode() + parameters[name].detach().numpy().tobytes() for name in sorted(parameters))
+    weights = hashlib.sha256(content).hexdigest()
+    runs = out / "runs"
+    named = {
+        name: read_json(path)["identity"]
+        for name, path in {
+            "baseline": runs / "baseline" / "seed-0" / "result.json",
+            "training": runs / "skip" / "seed-0" / "training.json",
+            "result": runs / "skip" / "seed-0" / "result.json",
+            "checkpoint": runs / "lora" / "seed-0" / "checkpoints" / "step-00000002" / "state.json",
+        }.items()
+    }
+    named["checkpoint"] = named["checkpoint"]["origin"]
+    shared = read_json(out / "identity.json")
+    assert shared.pop("matmul") == read_json(out / "results.json")["provenance"]["matmul"] == "mkl"  # a small model
+    assert shared["base_weights"] == weights == read_json(out / "results.json")["model"]["sha256"]
+    assert shared["text"] == read_json(out / "results.json")["data"]["sha256"]
+    assert None not in shared.values()
+    assert named["baseline"] == shared
+    assert named["training"] == named["result"]
+    for name in ("training", "checkpoint"):
+        assert named[name].items() > shared.items()
+        assert named[name]["plan"] == read_json(out / "plan.json")["0"]["sha256"]
+    assert named["training"]["training"] == named["checkpoint"]["training"]
+    assert named["training"]["method"] != named["checkpoint"]["method"]
+
+
+def test_buffers_are_part_of_a_base():
+    model = build_model(NEOX, tokenizer=train_tokenizer(["a few words"], 260))
+    names = []
+    for value in (0.0, 0.0, 1.0):
+        model.register_buffer("bias_of_the_router", torch.full((3,), value))
+        names.append(identify_base(Base("name", None, model, None, "weights")))
+    assert names[0] == names[1]
+    assert {key for key in names[0] if names[0][key] != names[2][key]} == {"base_buffers"}

@@ -1,0 +1,261 @@
+"""A study: every run once, whatever is interrupted, and statistics over seeds that are those of a text book."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from scipy.stats import ttest_1samp
+
+from hfpatch.errors import HfpatchError
+from hfpatch.models import load_scratch
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_recipe
+from hfpatch.runs import Progress, pretrain, pretrain_study
+from hfpatch.runs.study_bench import planned_runs
+from hfpatch.runs.study_results import improvement
+from hfpatch.support.files import read_json
+
+STUDY = {
+    "name": "tiny",
+    "architecture": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 32, "biases": False},
+    "tokenizer": {"train_vocab_size": 300},
+    "data": {"source": "tinyworld/base", "block_size": 32, "max_documents": 80, "held_out": 10},
+    "training": {
+        "steps": 6,
+        "warmup_steps": 1,
+        "batch_size": 4,
+        "lr": 1e-3,
+        "evaluate_every": 3,
+        "diagnose_every": 3,
+        "save_every": 2,
+    },
+    "seeds": [0, 1],
+    "baseline": "linear",
+    "variants": {"linear": {}, "nonlinear": {"architecture": {"query": {"path": "nonlinear"}}}},
+}
+CORNERS = {  # what cannot train: its loss soon passes the bound
+    "training": {**STUDY["training"], "diverged_above": 7.0, "max_grad_norm": None},
+    "variants": {**STUDY["variants"], "wild": {"training": {"lr": 30.0}}},
+    "sweep": {"weight_decay": [0.0, 0.1]},
+    "seeds": [0],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def study(**changes):
+    return StudyRecipe.model_validate({**STUDY, **changes})
+
+
+def refused(function, *args, **kwargs):
+    with pytest.raises(HfpatchError) as caught:
+        function(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class Stop(Progress):
+    """Stands for Ctrl-C after so many steps of all runs."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def stepped(self, run, record):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    out = tmp_path_factory.mktemp("study") / "straight"
+    return out, pretrain_study(study(), out)
+
+
+def numbers(results):
+    """Return what must not depend on interruptions: all but times."""
+    text = json.dumps([results["rows"], results["runs"], results["plans"], results["tokenizer"]])
+    values = json.loads(text)
+    for row in values[0]:
+        del row["seconds_per_step"]
+    for run in values[1]:
+        del run["seconds_per_step"], run["commit"]
+        for key in ("wall_s", "tokens_per_s", "peak_memory_bytes", "mfu"):
+            del run["train"][key]
+    return values
+
+
+def test_every_run_leaves_its_files_and_the_rows_follow_from_them(straight):
+    out, results = straight
+    assert results["complete"]
+    assert results == read_json(out / "results.json")
+    assert {path.name for path in out.iterdir()} >= {"recipe.yaml", "plan.json", "report.html", "report.md"}
+    losses = {}
+    for run in planned_runs(study(), out):
+        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        losses[run.variant, run.seed] = lines[-1]["eval_loss"]
+        assert lines[-1]["step"] == 6
+        entry = next(each for each in results["runs"] if (each["variant"], each["seed"]) == (run.variant, run.seed))
+        assert entry["seconds_per_step"] == pytest.approx(np.median([line["seconds"] for line in lines[1:]]))
+        model = load_scratch(run.folder / "model")
+        assert not (run.folder / "checkpoints").exists()
+        assert model.num_parameters() == results["variants"][run.variant]["parameters"]["total"]
+    baseline, other = results["rows"]
+    assert (baseline["best"], other["best"]) == (True, True)
+    assert (baseline["improvement"], baseline["missing"], baseline["diverged"]) == (None, [], {})
+    for row in results["rows"]:
+        ours = [losses[row["variant"], seed] for seed in (0, 1)]
+        assert row["loss"]["values"] == {str(seed): loss for seed, loss in enumerate(ours)}
+        assert row["loss"]["mean"] == pytest.approx(np.mean(ours))
+        assert row["loss"]["sd"] == pytest.approx(np.std(ours, ddof=1))
+        assert row["curve"][-1] == pytest.approx([6, np.mean(ours), min(ours), max(ours)])
+    ratios = [1 - losses["nonlinear", seed] / losses["linear", seed] for seed in (0, 1)]
+    assert other["improvement"]["mean"] == pytest.approx(np.mean(ratios))
+    assert other["improvement_by_step"][-1] == pytest.approx(
+        [6, *(other["improvement"][k] for k in ("mean", "low", "high"))]
+    )
+    assert other["improvement"]["p_holm"] == other["improvement"]["p"]
+
+
+def test_runs_of_one_seed_share_batches_and_what_weights_they_can(straight):
+    out, results = straight
+    plan = json.loads((out / "plan.json").read_text())
+    assert {seed: each["sha256"] for seed, each in plan.items()} == results["plans"]
+    assert plan["0"]["sha256"] != plan["1"]["sha256"]
+    tokens = {
+        run.seed: [json.loads(line)["tokens"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        for run in planned_runs(study(), out)
+    }
+    for run in planned_runs(study(), out):
+        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["tokens"] for line in lines] == tokens[run.seed]
+
+
+def test_diagnostics_are_there_where_there_is_an_f(straight):
+    _, results = straight
+    found = {run["variant"]: run["diagnostics"] for run in results["runs"]}
+    assert found["linear"] == []
+    assert {line["layer"] for line in found["nonlinear"]} == {0, 1}
+    assert {3, 6} <= {line["step"] for line in found["nonlinear"]}
+    assert all(line["size"] > 0 and -1 <= line["cosine"] <= 1 for line in found["nonlinear"])
+
+
+def test_an_interrupted_study_goes_on_where_it_stopped(straight, tmp_path):
+    out, stop = tmp_path / "out", Stop(9)  # in the second run, after a checkpoint
+    with pytest.raises(KeyboardInterrupt):
+        pretrain_study(study(), out, progress=stop)
+    assert [row["missing"] for row in read_json(out / "results.json")["rows"]] == [[1], [0, 1]]
+    assert "--resume" in refused(pretrain_study, study(), out)
+    assert "seeds is [0, 1] there, [0] here" in refused(pretrain_study, study(seeds=[0]), out, resume=True)
+    again = pretrain_study(study(), out, resume=True)
+    assert numbers(again) == numbers(straight[1])
+    finished = []
+
+    class Watch(Progress):
+        def started(self, run, steps):
+            finished.append(run)
+
+    assert numbers(pretrain_study(study(), out, resume=True, progress=Watch())) == numbers(again)
+    assert finished == []
+
+
+def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path):
+    out = tmp_path / "out"
+    assert "did you mean 'linear'" in refused(pretrain_study, study(), out, variant="liner")
+    assert not out.exists()
+    pretrain_study(study(), out, variant="nonlinear")
+    assert not (out / "report.html").exists()
+    assert "--resume" in refused(pretrain_study, study(), out, variant="nonlinear")
+    pretrain_study(study(), out, variant="linear")
+    assert numbers(pretrain_study(study(), out, resume=True)) == numbers(straight[1])
+    assert (out / "report.html").exists()
+
+
+def test_a_run_by_itself_is_the_run_of_the_study(straight, tmp_path):
+    out, _ = straight
+    folder = out / "runs" / "nonlinear" / "seed-1"
+    recipe = load_pretrain_recipe(folder / "recipe.yaml")
+    assert isinstance(recipe, PretrainRecipe)
+    pretrain(recipe, tmp_path / "alone")
+    ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (tmp_path / "alone", folder))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_divergence_is_an_outcome_and_the_best_point_is_chosen_among_the_others(tmp_path):
+    results = pretrain_study(study(**CORNERS), tmp_path / "out")
+    assert results["complete"]
+    rows = {(row["variant"], row["point"]["weight_decay"]): row for row in results["rows"]}
+    for decay in (0.0, 0.1):
+        wild = rows["wild", decay]
+        assert wild["loss"] is None
+        assert 1 < wild["diverged"]["0"] <= 6
+        assert not wild["best"]
+        assert wild["improvement"] is None
+    for variant in ("linear", "nonlinear"):
+        losses = {decay: rows[variant, decay]["loss"]["mean"] for decay in (0.0, 0.1)}
+        best = min(losses, key=losses.get)
+        assert [rows[variant, decay]["best"] for decay in (0.0, 0.1)] == [best == 0.0, best == 0.1]
+    best = next(row for row in results["rows"] if row["best"] and row["variant"] == "linear")
+    for row in (rows["nonlinear", 0.0], rows["nonlinear", 0.1]):
+        assert row["improvement"]["mean"] == pytest.approx(1 - row["loss"]["mean"] / best["loss"]["mean"])
+        assert row["improvement"]["low"] is row["improvement"]["p"] is None  # one seed tells no spread
+
+
+def test_a_variant_that_cannot_be_built_stops_before_any_training(tmp_path):
+    out = tmp_path / "out"
+    for wrong, told in (
+        ({"architecture": {"query": {"path": "nonlinear", "rank": 0}}}, "rank"),
+        ({"architecture": {"n_positions": 16}}, "blocks of 32 tokens"),
+        ({"training": {"diverged_above": 2.0}}, "must be above ln V"),
+        ({"sweep": {"diverged_above": [9.0, 2.0]}}, "must be above ln V"),
+    ):
+        message = refused(pretrain_study, study(variants={"linear": {}, "odd": wrong}), out)
+        assert message.startswith("variants.odd: ")
+        assert told in message
+        assert not out.exists()
+
+
+LOSSES = st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=2, max_size=6)
+
+
+@given(LOSSES)
+def test_improvements_are_students_over_the_seeds(pairs):
+    ratios = [(baseline - loss) / baseline for baseline, loss in pairs]
+    found = improvement(*({str(seed): pair[side] for seed, pair in enumerate(pairs)} for side in (0, 1)))
+    assert found["mean"] == pytest.approx(np.mean(ratios))
+    if np.std(ratios) > 1e-9:
+        test = ttest_1samp(ratios, 0)
+        interval = test.confidence_interval(0.95)
+        assert found["p"] == pytest.approx(test.pvalue)
+        assert (found["low"], found["high"]) == pytest.approx((interval.low, interval.high))
+
+
+def test_improvements_use_common_seeds_alone():
+    assert improvement({"0": 4.0}, {"1": 3.0}) is None
+    assert improvement({"0": 4.0, "1": 9.0}, {"0": 3.0, "2": 1.0})["mean"] == 0.25
+
+
+def test_seeds_that_do_not_differ_say_nothing_of_how_much_seeds_differ():
+    same = improvement({"0": 4.0, "1": 4.0}, {"0": 3.0, "1": 3.0})
+    assert same == {"mean": 0.25, "low": None, "high": None, "p": None, "p_holm": None}
+    assert improvement({"0": 4.0, "1": 5.0}, {"0": 4.0, "1": 5.0})["p"] == 1
+
+
+def test_the_intervals_cover_at_their_rate():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(2000):
+        baseline = dict(enumerate(rng.normal(4, 0.05, 3)))
+        losses = {seed: loss * (1 - rng.normal(0.01, 0.004)) for seed, loss in baseline.items()}
+        found = improvement(baseline, losses)
+        covered += found["low"] <= 0.01 <= found["high"]
+    assert 0.935 < covered / 2000 < 0.965

@@ -1,0 +1,239 @@
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hfpatch.errors import HfpatchError
+from hfpatch.support.files import atomic_directory, atomic_file, read_json, sha256_file, write_json, write_text
+from hfpatch.support.leftovers import remove_leftovers
+
+
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def interrupted(context, error):
+    with context as temporary:
+        (temporary / "new" if temporary.is_dir() else temporary).write_text("half")
+        raise error
+
+
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "a.txt"
+    with atomic_file(path) as temporary:
+        temporary.write_text("one")
+        assert not path.exists()
+        assert temporary.parent == path.parent
+    assert path.read_text() == "one"
+    assert names(tmp_path) == ["new", "new/a.txt"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt()])
+def test_a_failure_leaves_the_old_file(tmp_path, error):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(type(error)):
+        interrupted(atomic_file(path), error)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("where", ["os.fsync", "pathlib.Path.replace", "pathlib.Path.write_text"])
+def test_disk_full_leaves_the_old_file_and_says_so(tmp_path, monkeypatch, where):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    monkeypatch.setattr(where, full)
+    with pytest.raises(HfpatchError, match=r"a\.txt: cannot be written .No space left on device.; free space"):
+        write_text(path, "new")
+    monkeypatch.undo()
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path):
+    (tmp_path / "a").write_text("x")
+    with pytest.raises(HfpatchError, match="cannot be written"):
+        write_text(tmp_path / "a" / "b", "x")
+    assert (tmp_path / "a").read_text() == "x"
+
+
+def test_a_folder_appears_whole(tmp_path):
+    path = tmp_path / "new" / "run"
+    with atomic_directory(path) as temporary:
+        (temporary / "sub").mkdir()
+        (temporary / "sub" / "a").write_text("1")
+        assert not path.exists()
+    assert names(path) == ["sub", "sub/a"]
+    assert names(tmp_path) == ["new", "new/run", "new/run/sub", "new/run/sub/a"]
+
+
+def test_a_folder_takes_the_place_of_an_older_one_as_a_whole(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "old").write_text("1")
+    with atomic_directory(path) as temporary:
+        (temporary / "new").write_text("2")
+        assert names(path) == ["old"]
+    assert names(tmp_path) == ["run", "run/new"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt()])
+def test_a_failure_leaves_the_old_folder(tmp_path, error):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "old").write_text("1")
+    with pytest.raises(type(error)):
+        interrupted(atomic_directory(path), error)
+    assert names(tmp_path) == ["run", "run/old"]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_rename_that_fails_brings_the_old_folder_back(tmp_path, monkeypatch, failing):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "old").write_text("1")
+    rename, calls = type(path).replace, []
+
+    def replace(self, target):
+        calls.append(target)
+        if len(calls) == failing:
+            full()
+        return rename(self, target)
+
+    monkeypatch.setattr(type(path), "replace", replace)
+    with pytest.raises(HfpatchError, match="run: cannot be written"), atomic_directory(path) as temporary:
+        (temporary / "new").write_text("2")
+    assert names(tmp_path) == ["run", "run/old"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_kept(tmp_path):
+    (tmp_path / "run").write_text("x")
+    with (
+        pytest.raises(HfpatchError, match=r"run: cannot be written .a file is in the way"),
+        atomic_directory(tmp_path / "run"),
+    ):
+        pass
+    assert (tmp_path / "run").read_text() == "x"
+    assert names(tmp_path) == ["run"]
+
+
+def test_a_file_that_fails_inside_a_folder_names_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(HfpatchError) as error, atomic_directory(tmp_path / "run") as temporary:
+        write_json(temporary / "a.json", {})
+    assert str(error.value).startswith(f"{tmp_path / 'run'}: cannot be written (No space left on device)")
+    assert names(tmp_path) == []
+
+
+def test_a_mistake_of_the_user_inside_passes_through(tmp_path):
+    with pytest.raises(HfpatchError, match=r"^mine$"), atomic_directory(tmp_path / "run"):
+        raise HfpatchError("mine")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("create", [atomic_file, atomic_directory])
+def test_a_folder_without_permission(tmp_path, monkeypatch, create):
+    def refuse(*args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(HfpatchError, match=r"cannot be written .Permission denied."), create(tmp_path / "a" / "b"):
+        pass
+    assert names(tmp_path) == []
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(json_values)
+def test_json_comes_back(tmp_path_factory, value):
+    path = tmp_path_factory.getbasetemp() / "value.json"
+    write_json(path, {"value": value})
+    assert read_json(path) == {"value": value}
+
+
+@pytest.mark.parametrize("text", ["[1]", "1", "null", '"text"'])
+def test_json_that_is_no_object_is_one_line(tmp_path, text):
+    (tmp_path / "value.json").write_text(text)
+    with pytest.raises(HfpatchError, match="is not a JSON object"):
+        read_json(tmp_path / "value.json")
+
+
+def test_json_is_for_people_too(tmp_path):
+    write_json(tmp_path / "a.json", {"σ": [1]})
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "σ": [\n    1\n  ]\n}\n'
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"", b"\xff\xfe", b"[1,]"])
+def test_what_is_not_json(tmp_path, content):
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(HfpatchError, match=r"a\.json: cannot be read as JSON"):
+        read_json(path)
+
+
+@pytest.mark.parametrize("size", [0, 5, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
+def test_sha256(tmp_path, size):
+    content = bytes(i % 251 for i in range(size))
+    (tmp_path / "a").write_bytes(content)
+    assert sha256_file(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+import hfpatch.support.files as files
+out = Path(sys.argv[1])
+files._sync = lambda path: os.kill(os.getpid(), 9)
+if sys.argv[2] == "swap":
+    files._sync, real = lambda path: None, Path.replace
+    Path.replace = lambda self, other: real(self, other) if other.name.endswith(".old") else os.kill(os.getpid(), 9)
+if sys.argv[2] == "file":
+    files.write_text(out / "sub" / "a.txt", "new")
+else:
+    with files.atomic_directory(out / "run") as temporary:
+        (temporary / "new").write_text("2")
+"""
+
+
+@pytest.mark.parametrize("killed", ["file", "folder", "swap"])
+def test_what_a_killed_process_left_is_gone_at_the_next_start(tmp_path, killed):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "old").write_text("1")
+    with atomic_directory(tmp_path / "mine") as mine, atomic_file(tmp_path / "sub" / "file") as file:
+        file.write_text("of a process that is alive")
+        done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), killed], check=False)
+        assert done.returncode == -9
+        assert len(list(tmp_path.rglob(".*"))) > 2
+        remove_leftovers(tmp_path)
+        assert set(tmp_path.rglob(".*")) == {mine, file}
+    assert names(tmp_path) == ["mine", "run", "run/old", "sub", "sub/file"]
+
+
+def test_what_another_machine_writes_is_left_for_a_day(tmp_path):
+    elsewhere = tmp_path / f".a.{'0' * 8}-1-{'0' * 8}.tmp"
+    elsewhere.mkdir()
+    (elsewhere / "part").write_text("1")
+    os.utime(elsewhere, (1, 1))
+    (tmp_path / ".a.tmp").write_text("of another program")
+    remove_leftovers(tmp_path)
+    assert elsewhere.exists()
+    os.utime(elsewhere / "part", (1, 1))
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == [".a.tmp"]

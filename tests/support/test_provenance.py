@@ -1,0 +1,66 @@
+"""Where a result comes from."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from hfpatch.support.provenance import Clock, checkout_state, command_line, installed_versions, provenance
+
+
+def git(root, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", str(root), *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_checkout_names_its_commit_and_whether_it_was_changed(tmp_path):
+    package = tmp_path / "hfpatch"
+    package.mkdir()
+    (package / "module.py").write_text("x = 1\n")
+    assert checkout_state(package) == (None, False)
+    git(tmp_path, "init")
+    assert checkout_state(package) == (None, False)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert checkout_state(package) == (commit, False)
+    (tmp_path / "new.txt").write_text("untracked")
+    assert checkout_state(package) == (commit, False)
+    (package / "module.py").write_text("x = 2\n")
+    assert checkout_state(package) == (commit, True)
+
+
+def test_a_command_can_be_typed_again_and_does_not_name_the_home_folder():
+    home = Path.home()
+    assert command_line(["/any/bin/hfpatch", "compare", "a b.yaml", "--out", f"{home}/runs"]) == (
+        "hfpatch compare 'a b.yaml' --out ~/runs"
+    )
+    assert command_line(["/any/hfpatch/__main__.py", "eval"]) == "python -m hfpatch eval"
+
+
+def test_versions_are_those_that_run():
+    versions = installed_versions()
+    assert versions["torch"] == torch.__version__
+    assert {"hfpatch", "transformers", "peft", "lm_eval", "numpy"} <= set(versions)
+
+
+def test_provenance_is_complete_and_time_adds_up():
+    facts = provenance(Clock(started="2026-01-01T00:00:00+00:00", before=100.0))
+    assert facts["started"] == "2026-01-01T00:00:00+00:00"
+    assert 100 <= facts["wall_s"] < 160
+    assert facts["python"] == ".".join(str(part) for part in sys.version_info[:3])
+    assert facts["threads"] == torch.get_num_threads()
+    assert set(facts) == {
+        "commit",
+        "dirty",
+        "command",
+        "started",
+        "wall_s",
+        "python",
+        "platform",
+        "device",
+        "threads",
+        "versions",
+    }

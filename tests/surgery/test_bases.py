@@ -1,0 +1,225 @@
+import json
+import shutil
+import socket
+
+import pytest
+import torch
+from families import FAMILIES, VOCABULARY, logits_of, make_model, make_tokens
+from peft import LoraConfig
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+import hfpatch
+from hfpatch import HfpatchError, PreProjectionConfig
+from hfpatch.surgery.bases import difference, fingerprint, hash_weights, load_base, load_tokenizer, locate_base
+from hfpatch.surgery.budget import attention_modules
+
+
+def save_checkpoint(folder, *, pad=None, case="gpt_neox"):
+    make_model(case).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", pad_token=pad).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_checkpoint(tmp_path_factory.mktemp("bases") / "checkpoint")
+
+
+def test_a_folder(checkpoint):
+    base = load_base(str(checkpoint))
+    assert (base.name, base.revision) == (str(checkpoint), None)
+    assert torch.equal(logits_of(base.model, make_tokens()), logits_of(make_model("gpt_neox"), make_tokens()))
+    assert not base.model.training
+    assert base.sha256 == hash_weights(make_model("gpt_neox"))
+    assert base.tokenizer.pad_token == "w2"
+
+
+def test_a_padding_token_that_is_there_is_kept(tmp_path):
+    assert load_base(str(save_checkpoint(tmp_path / "c", pad="w5"))).tokenizer.pad_token == "w5"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtype(checkpoint, dtype):
+    model = load_base(str(checkpoint), dtype=dtype).model
+    assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
+
+
+@pytest.fixture
+def hub_cache(checkpoint, tmp_path, monkeypatch):
+    """A hub cache that holds one model, as a download leaves it."""
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    shutil.copytree(checkpoint, repository / "snapshots" / revision)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return revision
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def test_a_model_in_the_cache_of_the_hub(hub_cache, no_network):
+    base = load_base("some/model")
+    assert (base.name, base.revision) == ("some/model", hub_cache)
+    assert base.sha256 == hash_weights(make_model("gpt_neox"))
+    assert load_base("some/model", revision=hub_cache).revision == hub_cache
+    assert load_base("some/model", revision="main").revision == hub_cache
+
+
+@pytest.mark.parametrize(
+    ("name", "revision"), [("some/other", None), ("some/model", "v2"), ("gpt9", None), ("two words/x", None)]
+)
+def test_a_model_that_is_not_there_while_offline(hub_cache, no_network, name, revision):
+    with pytest.raises(HfpatchError, match=f"model '{name}' cannot be loaded: ") as error:
+        load_base(name, revision=revision)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/where", "a/b/c", "~/models/x"])
+def test_a_folder_that_does_not_exist(name):
+    with pytest.raises(HfpatchError, match=r"model folder .* does not exist"):
+        load_base(name)
+
+
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(HfpatchError, match=r"has no config.json"):
+        load_base(str(tmp_path))
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])
+def test_a_folder_without_weights_or_tokenizer(checkpoint, tmp_path, missing):
+    folder = shutil.copytree(checkpoint, tmp_path / "c")
+    (folder / missing).unlink()
+    with pytest.raises(HfpatchError, match="cannot be loaded") as error:
+        load_base(str(folder))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("file", "text"), [("config.json", "{"), ("config.json", "{}"), ("model.safetensors", "xx")])
+def test_a_folder_with_a_broken_file(checkpoint, tmp_path, file, text):
+    folder = shutil.copytree(checkpoint, tmp_path / "c")
+    (folder / file).write_text(text)
+    with pytest.raises(HfpatchError, match="cannot be loaded") as error:
+        load_base(str(folder))
+    assert "\n" not in str(error.value)
+
+
+def test_code_that_comes_with_a_model_is_not_run(checkpoint, tmp_path):
+    import json
+
+    folder = shutil.copytree(checkpoint, tmp_path / "c")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    with pytest.raises(HfpatchError, match="cannot be loaded"):
+        load_base(str(folder))
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("name", ["tinyworld/gpt2", "tinyworld/gpt-neox"])
+def test_a_tokenizer_of_tinyworld(name, no_network):
+    assert len(load_tokenizer(name)) == 512
+
+
+def test_a_tokenizer_alone_in_its_folder(checkpoint, tmp_path):
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert (len(tokenizer), tokenizer.pad_token) == (VOCABULARY, "w2")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tinyworld/gpt3", "tinyworld has no checkpoint 'gpt3'.*did you mean 'gpt2'"),
+        ("some/other", "tokenizer 'some/other' cannot be loaded: "),
+        ("./nowhere", "'./nowhere' does not exist"),
+        ("{empty}", "tokenizer .* cannot be loaded: "),
+    ],
+)
+def test_a_tokenizer_that_is_not_there(hub_cache, no_network, tmp_path_factory, name, message):
+    with pytest.raises(HfpatchError, match=message) as error:
+        load_tokenizer(name.format(empty=tmp_path_factory.mktemp("empty")))
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_dtype():
+    with pytest.raises(HfpatchError, match=r"dtype='floating16' is not one of .*did you mean 'float16'"):
+        load_base("some/model", dtype="floating16")
+
+
+def test_hub_names_stay_as_they_are():
+    assert locate_base("some/model") == "some/model"
+    assert locate_base("gpt2") == "gpt2"
+
+
+@pytest.mark.parametrize("identify", [hash_weights, fingerprint])
+@pytest.mark.parametrize("case", FAMILIES)
+def test_hash_and_fingerprint_do_not_see_adapters(case, identify):
+    model = make_model(case)
+    before = identify(model)
+    assert identify(make_model(case)) == before
+    hfpatch.patch(model, [PreProjectionConfig(), LoraConfig(r=2, target_modules=attention_modules(model))])
+    assert identify(model) == before
+    assert identify(hfpatch.unpatch(model)) == before
+
+
+def test_the_hash_sees_every_weight():
+    model = make_model("llama")
+    before = hash_weights(model)
+    for p in model.parameters():
+        flat = p.data.view(-1)
+        flat[-1] += 1e-3
+        changed = hash_weights(model)
+        assert changed != before
+        before = changed
+
+
+def test_the_fingerprint_tells_models_apart():
+    prints = {case: fingerprint(make_model(case)) for case in FAMILIES}
+    assert len({mark[kind] for mark in prints.values() for kind in HASHES}) == 3 * len(FAMILIES)
+    assert all(difference(prints["llama"], make_model(case)) for case in FAMILIES if case != "llama")
+
+
+HASHES = ("exact", "bfloat16", "float16")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("loaded", DTYPES)
+@pytest.mark.parametrize("saved", DTYPES)
+def test_a_base_is_known_in_another_dtype(saved, loaded):
+    """All but bfloat16 and float16 of one float32 checkpoint, of which neither follows from the other."""
+    mark = json.loads(json.dumps(fingerprint(make_model("gemma2", saved))))
+    incomparable = {saved, loaded} == {torch.bfloat16, torch.float16}
+    assert ("cannot be told to be those" in difference(mark, make_model("gemma2", loaded))) == incomparable
+    in_bfloat16 = make_model("gemma2", torch.bfloat16)
+    assert not difference(fingerprint(in_bfloat16), in_bfloat16.to(loaded))
+
+
+@pytest.mark.parametrize("loaded", [torch.float32, torch.bfloat16])
+def test_the_fingerprint_sees_a_change_in_any_tensor(loaded):
+    """The last bit of one value in the same dtype; in another, what its rounding leaves."""
+    model = make_model("gemma2")
+    model.model.register_buffer("correction", torch.ones(3))
+    mark = fingerprint(model)
+    model.to(loaded)
+    assert not difference(mark, model)
+    for name, tensor in model.state_dict().items():
+        flat = tensor.view(-1)
+        index = flat.numel() * 5 // 7
+        before = flat[index].clone()
+        flat[index] = torch.nextafter(before, before + 1) if loaded == torch.float32 else before + before.abs() / 64
+        assert difference(mark, model), name
+        flat[index] = before
+    assert not difference(mark, model)
+    down = model.model.layers[0].mlp.down_proj.weight.data
+    down[:, [3, 5]] *= -1  # sums over positions would not see it
+    assert difference(mark, model)

@@ -1,0 +1,97 @@
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+from reporting.conftest import HOSTILE
+
+from hfpatch.surgery.bases import locate_base
+from hfpatch.surgery.card import Measured, base_licence, export_card, front, hub_id, patch_card, shown_base
+
+ADAPTERS = [{"name": "lora", "method": "lora", "sha256": "a" * 64}]
+
+
+def base(name):
+    return {"name": name, "class": "GPT2LMHeadModel", "model_type": "gpt2", "fingerprint": "f" * 64}
+
+
+def header(card):
+    return yaml.safe_load(card.split("---")[1])
+
+
+def headings(card):
+    tokens = MarkdownIt("commonmark").parse(card.split("---", 2)[2])
+    return [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
+
+
+def test_a_card_has_its_sections_whether_or_not_anything_was_measured():
+    sections = ["Base", "Method", "Data", "Results", "How to load it", "Licence"]
+    assert headings(patch_card(base("a/b"), ADAPTERS))[1:] == sections
+    measured = Measured("mine", [("Seed", "0")], [("Data", "text")], ["task"], [["x"]], ["A caution."])
+    card = patch_card(base("a/b"), ADAPTERS, measured)
+    assert headings(card)[1:] == sections
+    for said in ("# mine on a/b", "- Seed: 0", "- Data: text", "| task |", "- A caution.", "a" * 16):
+        assert said in card
+
+
+def test_the_header_names_the_base_where_others_can_find_it(tmp_path):
+    assert header(patch_card(base("EleutherAI/pythia-160m"), ADAPTERS)) == {
+        "library_name": "peft",
+        "base_model": "EleutherAI/pythia-160m",
+        "tags": ["hfpatch"],
+    }
+    card = patch_card(base(str(tmp_path / "my-base")), ADAPTERS)
+    assert "base_model" not in header(card)
+    assert str(tmp_path) not in card
+    assert "my-base" in card
+
+
+@pytest.mark.parametrize("stated", ["license: apache-2.0", "license: 'apache-2.0'", 'title: x\nlicense: "apache-2.0"'])
+def test_the_licence_is_the_one_that_the_base_states(tmp_path, stated):
+    (tmp_path / "README.md").write_text(f"---\n{stated}\n---\n# A base\nlicense: none\n")
+    assert base_licence(str(tmp_path)) == "apache-2.0"
+    card = patch_card(base(str(tmp_path)), ADAPTERS)
+    assert header(card)["license"] == "apache-2.0"
+    assert "The base is under apache-2.0" in card
+
+
+@pytest.mark.parametrize("text", ["", "license: mit", "---\ntitle: x\n---\nlicense: mit"])
+def test_a_licence_that_is_not_stated_is_not_made_up(tmp_path, text):
+    (tmp_path / "README.md").write_text(text)
+    assert base_licence(str(tmp_path)) is None
+    assert "license" not in header(patch_card(base(str(tmp_path)), ADAPTERS))
+
+
+def test_a_base_of_the_hub_has_its_licence_from_the_cache(tmp_path, monkeypatch):
+    readme = tmp_path / "README.md"
+    readme.write_text("---\nlicense: mit\n---\n")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repo, file: str(readme))
+    assert base_licence("someone/model") == "mit"
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repo, file: None)
+    assert base_licence("someone/model") is None
+
+
+def test_tinyworld_is_known_by_name_wherever_it_lies():
+    assert shown_base(locate_base("tinyworld/gpt2")) == "tinyworld/gpt2"
+    assert shown_base("/elsewhere/hfpatch/tinyworld/checkpoints/gpt2") == "tinyworld/gpt2"
+    assert shown_base("EleutherAI/pythia-160m") == "EleutherAI/pythia-160m"
+    assert hub_id("tinyworld/gpt2") is None
+
+
+def test_hostile_names_stay_text():
+    measured = Measured(HOSTILE, [(HOSTILE, HOSTILE)], [], [HOSTILE], [[HOSTILE]], [HOSTILE])
+    card = patch_card(base(HOSTILE), ADAPTERS, measured)
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(card.split("---", 2)[2])
+    kinds = {token.type for token in tokens} | {child.type for token in tokens for child in token.children or []}
+    assert not kinds & {"html_block", "html_inline", "link_open", "image"}
+    assert headings(card)[1:] == ["Base", "Method", "Data", "Results", "How to load it", "Licence"]
+
+
+@pytest.mark.parametrize("value", ["no", "1.0", "a: b", "x\n---\ny", "apache-2.0", '"', "- a"])
+def test_the_header_gives_back_what_it_was_given(value):
+    assert yaml.safe_load(front({"key": value}).removeprefix("---").removesuffix("---")) == {"key": value}
+
+
+def test_the_card_of_an_export_says_how_to_load_it_and_under_which_licences():
+    card = export_card("a/b", "HfpatchX", "apache-2.0")
+    assert header(card)["license"] == "apache-2.0"
+    for said in ("trust_remote_code=True", "MIT licence", "apache-2.0", "modeling_hfpatch.py"):
+        assert said in card

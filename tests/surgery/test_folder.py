@@ -1,0 +1,435 @@
+import errno
+import hashlib
+import json
+import os
+import shutil
+import warnings
+
+import pytest
+import safetensors.torch
+import torch
+from families import FEW, logits_of, make_model, make_tokens, perturb
+from peft import IA3Config, LoraConfig, PeftModel
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.surgery.budget import attention_modules
+from hfpatch.surgery.patch import stack
+
+TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def parts(model):
+    return [
+        PreProjectionConfig(gated=True, content_skip=True),
+        LoraConfig(r=2, target_modules=attention_modules(model)),
+        NonlinearQueryConfig(rank=3),
+    ]
+
+
+def patched(case="llama", dtype=torch.float32):
+    model = make_model(case, dtype)
+    hfpatch.patch(model, parts(model))
+    perturb(model, std=0.2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return hfpatch.save_patch(patched(), tmp_path_factory.mktemp("saved") / "patch")
+
+
+@pytest.fixture
+def folder(written, tmp_path):
+    """A saved patch that a test may spoil."""
+    return shutil.copytree(written, tmp_path / "patch")
+
+
+def refused(folder, message, model=None, **options):
+    """Check that loading is refused with one line, and that the model is left as it was."""
+    model = model or make_model("llama")
+    names, before = list(model.state_dict()), logits_of(model, make_tokens())
+    with pytest.raises(HfpatchError, match=message) as error:
+        hfpatch.load_patch(model, folder, **options)
+    assert "\n" not in str(error.value)
+    assert list(model.state_dict()) == names
+    assert torch.equal(logits_of(model, make_tokens()), before)
+    assert not stack(model)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def edit(path, **changes):
+    content = json.loads(path.read_text())
+    content.update(changes)
+    path.write_text(json.dumps(content))
+
+
+def edit_tensors(folder, change):
+    """Change the tensors of a part, and what patch.json says of them."""
+    tensors = safetensors.torch.load_file(folder / TENSORS)
+    change(tensors)
+    safetensors.torch.save_file(tensors, folder / TENSORS)
+    manifest = json.loads((folder.parent / "patch.json").read_text())
+    for adapter in manifest["adapters"]:
+        adapter["sha256"] = hashlib.sha256((folder.parent / adapter["name"] / TENSORS).read_bytes()).hexdigest()
+    edit(folder.parent / "patch.json", **manifest)
+
+
+def test_what_is_written(written):
+    files = {str(file.relative_to(written)) for file in written.rglob("*") if file.is_file()}
+    names = ["pre_projection", "lora", "nonlinear_query"]
+    assert files == {"patch.json", "README.md", *(f"{n}/{f}" for n in names for f in (TENSORS, CONFIG, "README.md"))}
+    manifest = json.loads((written / "patch.json").read_text())
+    assert [adapter["name"] for adapter in manifest["adapters"]] == names
+    card = (written / "README.md").read_text()
+    for word in ("library_name: peft", "load_patch", *names, "2604.10791", "2603.13381", "2106.09685"):
+        assert word in card
+    assert list(written.parent.iterdir()) == [written]  # no temporary file remains
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_the_whole_stack_comes_back(case, tmp_path):
+    model, tokens = patched(case), make_tokens()
+    fresh = hfpatch.load_patch(make_model(case), hfpatch.save_patch(model, tmp_path / "a"))
+    assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+    assert list(stack(fresh)) == list(stack(model))
+    state = dict(model.named_parameters())
+    for name, p in fresh.named_parameters():
+        assert torch.equal(p, state[name]), name
+    assert not [name for name, p in fresh.named_parameters() if p.requires_grad]
+    hfpatch.save_patch(fresh, tmp_path / "b")
+    for name in stack(model):
+        assert (tmp_path / "a" / name / TENSORS).read_bytes() == (tmp_path / "b" / name / TENSORS).read_bytes()
+
+
+def test_loaded_trainable(written):
+    model = hfpatch.load_patch(make_model("llama"), written, trainable=True)
+    added = {n for n, _ in model.named_parameters() if any(w in n for w in ("lora_", "preproj_", "nonlinear_"))}
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == added
+    assert added
+
+
+@pytest.mark.parametrize("name", ["pre_projection", "lora", "nonlinear_query"])
+def test_each_part_is_a_valid_adapter_of_peft(written, name):
+    model = patched()
+    model.set_adapter(name)
+    tokens = make_tokens()
+    by_peft = PeftModel.from_pretrained(make_model("llama"), written / name)
+    assert torch.equal(logits_of(by_peft, tokens), logits_of(model, tokens))
+    by_us = hfpatch.load_patch(make_model("llama"), written / name)
+    assert torch.equal(logits_of(by_us, tokens), logits_of(model, tokens))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("alone", ["lora", "ia3"])
+def test_parts_that_nest_on_one_module_load_alone_too(order, alone, tmp_path):
+    model, tokens = make_model("llama"), make_tokens()
+    targets = attention_modules(model)
+    configs = [LoraConfig(r=2, target_modules=targets), IA3Config(target_modules=targets, feedforward_modules=[])]
+    hfpatch.patch(model, configs[::order])
+    perturb(model, std=0.2)
+    hfpatch.save_patch(model, tmp_path / "patch")
+    model.set_adapter(alone)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*[Mm]issing.*keys.*")
+        again = PeftModel.from_pretrained(make_model("llama"), tmp_path / "patch" / alone)
+    assert torch.equal(logits_of(again, tokens), logits_of(model, tokens))
+
+
+@pytest.mark.parametrize("names", [["a", "ab", "b"], ["up", "down", "weight_"], ["lora", "preproj_x", "nonlinear_y"]])
+def test_names_that_contain_one_another(names, tmp_path):
+    model, tokens = make_model("gpt2"), make_tokens()
+    hfpatch.patch(model, parts(model), names=names)
+    perturb(model, std=0.2)
+    fresh = hfpatch.load_patch(make_model("gpt2"), hfpatch.save_patch(model, tmp_path / "patch"))
+    assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+    assert list(stack(fresh)) == names
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_keep_the_dtype_in_which_they_were_saved(dtype, tmp_path):
+    model = patched("gpt_neox", torch.bfloat16)
+    for p in model.parameters():
+        p.data = p.data.to(dtype if p.requires_grad else torch.bfloat16)
+    fresh = hfpatch.load_patch(make_model("gpt_neox", torch.bfloat16), hfpatch.save_patch(model, tmp_path / "p"))
+    state = dict(model.named_parameters())
+    for name, p in fresh.named_parameters():
+        assert p.dtype == state[name].dtype
+        assert torch.equal(p, state[name])
+
+
+def test_the_base_may_have_another_dtype(written):
+    model = hfpatch.load_patch(make_model("llama", torch.bfloat16), written)
+    expected = dict(patched().named_parameters())
+    for name, p in model.named_parameters():
+        if "preproj_" in name:
+            assert p.dtype == torch.float32
+            assert torch.equal(p, expected[name])
+
+
+@pytest.mark.parametrize("kind", [LoraConfig, IA3Config])
+def test_what_peft_keeps_as_a_set_is_written_in_order(tmp_path, kind):
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    extra = {"feedforward_modules": names[4:]} if kind is IA3Config else {}
+    model = hfpatch.patch(make_model("llama"), kind(target_modules=names, **extra))
+    (part,) = hfpatch.save_patch(model, tmp_path / "patch").glob(f"*/{CONFIG}")
+    written = json.loads(part.read_text())
+    assert written["target_modules"] == sorted(names)
+    assert not extra or written["feedforward_modules"] == sorted(names[4:])
+
+
+def test_an_existing_patch_is_replaced_as_a_whole(folder):
+    model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
+    hfpatch.save_patch(model, folder)
+    assert {path.name for path in folder.iterdir()} == {"patch.json", "README.md", "pre_projection"}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "lora/notes.txt", "runs/adapter_config.json", ".git/config", "link"])
+def test_files_of_others_in_a_patch_are_not_removed(folder, tmp_path, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    if name == "link":
+        (tmp_path / "elsewhere").mkdir()
+        (folder / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        (folder / name).write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(HfpatchError, match=f"patch: contains {name}, which is not of a patch"):
+        hfpatch.save_patch(patched(), folder)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_is_no_patch_is_not_replaced(tmp_path):
+    (tmp_path / "README.md").write_text("x")
+    with pytest.raises(HfpatchError, match="contains files that are not of a patch"):
+        hfpatch.save_patch(patched(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    (tmp_path / "empty").mkdir()
+    assert (hfpatch.save_patch(patched(), tmp_path / "empty") / "patch.json").is_file()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_to_a_folder_is_followed(folder, tmp_path, exists):
+    target = folder if exists else tmp_path / "disk" / "patch"
+    (tmp_path / "link").symlink_to(target)
+    model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
+    hfpatch.save_patch(model, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert {path.name for path in target.iterdir()} == {"patch.json", "README.md", "pre_projection"}
+
+
+def test_a_model_without_adapters_is_not_saved(tmp_path):
+    with pytest.raises(HfpatchError, match=r"no adapters to save; call hfpatch.patch"):
+        hfpatch.save_patch(make_model("llama"), tmp_path / "patch")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_patched_model_takes_no_second_patch(written):
+    with pytest.raises(HfpatchError, match="has adapters already"):
+        hfpatch.load_patch(patched(), written)
+
+
+@pytest.mark.parametrize("change", ["value", "family"])
+def test_another_base_is_refused_unless_allowed(folder, change):
+    model = make_model("llama" if change == "value" else "mistral")
+    if change == "value":
+        model.model.layers[1].mlp.down_proj.weight.data.add_(0.1)
+    refused(folder, "made for another base, 'LlamaForCausalLM'.*allow_other_base=True, or --allow-other-base", model)
+    hfpatch.load_patch(model, folder, allow_other_base=True)
+    assert len(stack(model)) == 3
+
+
+def test_a_base_of_other_sizes_is_refused_even_if_allowed(folder):
+    refused(folder, "not found in the base model", make_model("gpt2"), allow_other_base=True)
+
+
+def test_no_such_folder(tmp_path):
+    refused(tmp_path / "nowhere", r"nowhere: no patch here \(patch.json or adapter_config.json is missing\)")
+
+
+def test_missing_manifest(folder):
+    (folder / "patch.json").unlink()
+    refused(folder, "no patch here")
+
+
+@pytest.mark.parametrize("text", ["{", "\x00", "not json"])
+def test_manifest_that_is_not_json(folder, text):
+    (folder / "patch.json").write_text(text)
+    refused(folder, r"patch\.json: cannot be read as JSON")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "{}", '{"format": 2, "base": {}, "adapters": []}', '{"format": 2, "base": 1, "adapters": [1]}', "null"],
+)
+def test_manifest_without_what_it_must_hold(folder, content):
+    (folder / "patch.json").write_text(content)
+    refused(folder, r"patch\.json: (not a patch manifest|is not a JSON object)")
+
+
+@pytest.mark.parametrize("change", [{"active": ["nobody"]}, {"active": 1}, {"adapters": []}, {"base": {}}])
+def test_manifest_that_contradicts_itself(folder, change):
+    edit(folder / "patch.json", **change)
+    refused(folder, r"patch\.json: not a patch manifest")
+
+
+@pytest.mark.parametrize("number", [1, 3, "2", None])
+def test_manifest_of_another_format(folder, number):
+    edit(folder / "patch.json", format=number)
+    refused(folder, rf"patch\.json: format {number!r} is not 2, which this version of hfpatch reads")
+
+
+def test_tensors_that_are_not_those_that_were_saved(folder):
+    path = folder / "lora" / TENSORS
+    tensors = safetensors.torch.load_file(path)
+    tensors[min(tensors)] += 1
+    safetensors.torch.save_file(tensors, path)
+    refused(folder, rf"lora/{TENSORS}: is not the file that patch.json names")
+    assert len(stack(hfpatch.load_patch(make_model("llama"), folder / "lora"))) == 1
+
+
+@pytest.mark.parametrize("active", [["lora"], ["nonlinear_query", "pre_projection"], []])
+def test_the_same_adapters_are_active_afterwards(active, tmp_path):
+    model, tokens = patched(), make_tokens()
+    model.set_adapter(active)
+    fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"), trainable=True)
+    assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+    assert fresh.active_adapters() == active
+    flags = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {name for name, p in fresh.named_parameters() if p.requires_grad} == flags
+    assert bool(flags) == bool(active)
+    hfpatch.save_patch(fresh, tmp_path / "q")
+    assert (tmp_path / "p" / "patch.json").read_text() == (tmp_path / "q" / "patch.json").read_text()
+
+
+@pytest.mark.parametrize("name", ["../lora", "/tmp/lora", "lora/../lora"])
+def test_a_manifest_that_points_outside_is_refused(folder, name):
+    manifest = json.loads((folder / "patch.json").read_text())
+    manifest["adapters"][1]["name"] = name
+    edit(folder / "patch.json", adapters=manifest["adapters"])
+    refused(folder, ".")
+
+
+def test_an_adapter_of_another_method(folder):
+    shutil.copytree(folder / "lora", folder / "nonlinear_query", dirs_exist_ok=True)
+    refused(folder, "nonlinear_query: holds a lora adapter where patch.json says nonlinear_query")
+
+
+@pytest.mark.parametrize("missing", [CONFIG, TENSORS])
+def test_a_part_without_a_file(folder, missing):
+    (folder / "lora" / missing).unlink()
+    refused(folder, rf"lora/{missing}: missing")
+
+
+def test_a_part_that_is_missing_as_a_whole(folder):
+    shutil.rmtree(folder / "lora")
+    refused(folder, f"lora/{CONFIG}: missing; the adapter folder is incomplete")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"peft_type": "NO_SUCH"}', "{}", '{"peft_type": "PRE_PROJECTION", "expansion": -1}', "[]"]
+)
+def test_a_config_that_is_none(folder, text):
+    (folder / "pre_projection" / CONFIG).write_text(text)
+    refused(folder, rf"pre_projection/{CONFIG}: ")
+
+
+def test_an_unknown_option_in_a_config_is_not_ignored_silently(folder):
+    edit(folder / "pre_projection" / CONFIG, gatedd=True)
+    with pytest.warns(UserWarning, match="gatedd"):
+        hfpatch.load_patch(make_model("llama"), folder)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100, 2000])
+def test_truncated_tensors(folder, kept):
+    path = folder / "pre_projection" / TENSORS
+    path.write_bytes(path.read_bytes()[:kept])
+    refused(folder, rf"pre_projection/{TENSORS}: truncated or not safetensors")
+
+
+def test_missing_tensor(folder):
+    edit_tensors(folder / "pre_projection", lambda t: t.pop(min(t)))
+    refused(folder, r"tensor 'base_model\.model\.model\.layers\.0.*' is missing; the adapter is not for this model")
+
+
+def test_several_missing_tensors_are_counted(folder):
+    edit_tensors(folder / "lora", lambda t: [t.pop(key) for key in sorted(t)[:3]])
+    refused(folder, r"is missing \(and 2 more\)")
+
+
+def test_unexpected_tensor(folder):
+    edit_tensors(folder / "nonlinear_query", lambda t: t.update({"base_model.model.extra": torch.zeros(2)}))
+    refused(folder, r"tensor 'base_model\.model\.extra' is unexpected")
+
+
+def test_tensor_of_another_shape(folder):
+    def grow(tensors):
+        key = min(tensors)
+        tensors[key] = torch.zeros(3, *tensors[key].shape)
+
+    edit_tensors(folder / "pre_projection", grow)
+    refused(folder, "has another shape")
+
+
+class Trap:
+    """Unpickling this would write a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_pickle_is_never_loaded(folder, tmp_path, kept):
+    part = folder / "lora"
+    torch.save(Trap(tmp_path / "sprung"), part / "adapter_model.bin")
+    if kept:  # beside good tensors it is ignored
+        assert len(stack(hfpatch.load_patch(make_model("llama"), folder))) == 3
+    else:
+        (part / TENSORS).unlink()
+        refused(folder, r"only a pickle \(adapter_model.bin\), which is never loaded")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_pickle_under_the_name_of_safetensors_is_not_loaded(folder, tmp_path):
+    torch.save(Trap(tmp_path / "sprung"), folder / "lora" / TENSORS)
+    refused(folder, "truncated or not safetensors")
+    assert not (tmp_path / "sprung").exists()
+
+
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("where", ["os.fsync", "safetensors.torch.save_file", "pathlib.Path.write_text"])
+@pytest.mark.parametrize("existing", [False, True])
+def test_disk_full_leaves_nothing_half_written(folder, tmp_path, monkeypatch, where, existing):
+    target = folder if existing else tmp_path / "new" / "patch"
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    model = patched()
+    monkeypatch.setattr(where, full)
+    with pytest.raises(HfpatchError, match=r"patch: cannot be written .No space left on device.; free space"):
+        hfpatch.save_patch(model, target)
+    monkeypatch.undo()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_disk_full_as_safetensors_itself_reports_it(tmp_path, monkeypatch):
+    def save_file(*args, **kwargs):
+        raise safetensors.SafetensorError("Error while serializing: IoError(No space left on device (os error 28))")
+
+    monkeypatch.setattr("safetensors.torch.save_file", save_file)
+    with pytest.raises(HfpatchError, match="No space left on device"):
+        hfpatch.save_patch(patched(), tmp_path / "patch")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", ["file/patch", "file"])
+def test_a_folder_that_cannot_be_written(tmp_path, target):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(HfpatchError, match="cannot be written"):
+        hfpatch.save_patch(patched(), tmp_path / target)
+    assert (tmp_path / "file").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,221 @@
+import json
+
+import pytest
+import torch
+from families import make_model
+from peft import IA3Config, LoraConfig
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.surgery.budget import attention_modules, count_added
+from hfpatch.surgery.methods import build_method, method_types, validate_methods
+
+METHODS = {
+    "baseline": [],
+    "pre_projection": [{"type": "pre_projection", "content_skip": True}],
+    "nonlinear_query": [{"type": "nonlinear_query", "form": "literal", "targets": ["query", "value"]}],
+    "lora": [{"type": "lora", "match": "pre_projection"}],
+    "stack": [{"type": "pre_projection"}, {"type": "lora", "r": 4, "target_modules": ["q_proj"]}],
+    "ia3": [{"type": "ia3", "target_modules": ["q_proj"], "feedforward_modules": []}],
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model("llama")
+
+
+def test_the_baseline_is_the_model_itself(model):
+    method = build_method(model, METHODS, "baseline")
+    assert (method.name, method.configs, method.match) == ("baseline", [], None)
+
+
+def test_options_reach_the_configuration(model):
+    (pre,) = build_method(model, METHODS, "pre_projection").configs
+    assert isinstance(pre, PreProjectionConfig)
+    assert pre.content_skip
+    (query,) = build_method(model, METHODS, "nonlinear_query").configs
+    assert isinstance(query, NonlinearQueryConfig)
+    assert (query.form, query.targets) == ("literal", ("query", "value"))
+    (ia3,) = build_method(model, METHODS, "ia3").configs
+    assert isinstance(ia3, IA3Config)
+    assert set(ia3.target_modules) == {"q_proj"}
+
+
+def test_a_stack_keeps_its_order(model):
+    first, second = build_method(model, METHODS, "stack").configs
+    assert isinstance(first, PreProjectionConfig)
+    assert isinstance(second, LoraConfig)
+    assert (second.r, second.lora_alpha, second.lora_dropout) == (4, 8, 0.0)
+    assert set(second.target_modules) == {"q_proj"}
+
+
+@pytest.mark.parametrize("part", [{"type": "lora", "r": 2}, {"type": "lora", "r": 2, "target_modules": "attention"}])
+def test_lora_takes_the_attention_by_default(model, part):
+    (config,) = build_method(model, {"lora": [part]}, "lora").configs
+    assert set(config.target_modules) == set(attention_modules(model))
+    assert config.lora_alpha == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        ({"layers_to_transform": [0]}, [0]),
+        ({"layers_to_transform": 1}, [1]),
+        ({"layers_to_transform": [1, 0], "layers_pattern": "layers"}, [0, 1]),
+        ({"layers_to_transform": [1], "layers_pattern": ["h", "layers"]}, [1]),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [1]}, [1]),
+    ],
+)
+def test_lora_trains_the_layers_that_it_is_given(options, layers):
+    model = make_model("llama")
+    hfpatch.patch(model, build_method(model, {"l": [{"type": "lora", "r": 2, **options}]}, "l").configs)
+    names = ["q_proj"] if "target_modules" in options else ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert {name.rsplit(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad} == {
+        f"model.layers.{layer}.self_attn.{name}" for layer in layers for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "per_rank"),
+    [
+        ({"layers_to_transform": [0]}, (32 + 32) + 2 * (32 + 16) + (32 + 32)),  # q; k and v; o of one layer
+        ({"layers_to_transform": [1], "target_modules": ["q_proj", "v_proj"]}, (32 + 32) + (32 + 16)),
+        ({"exclude_modules": ["k_proj"], "target_modules": ["q_proj", "k_proj"]}, 2 * (32 + 32)),
+    ],
+)
+def test_a_matched_lora_is_matched_on_the_modules_that_it_trains(model, options, per_rank):
+    methods = {"pre": [{"type": "pre_projection"}], "l": [{"type": "lora", "match": "pre", **options}]}
+    method = build_method(model, methods, "l")
+    assert method.match.target_parameters == 2 * 2 * 32 * 40
+    assert method.match.parameters == method.match.rank * per_rank == count_added(model, method.configs)
+    assert abs(method.match.parameters - method.match.target_parameters) <= per_rank / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"layers_to_transform": [99]},
+            r"layers_to_transform: layers \[99\] do not exist; this model has layers 0 to 1",
+        ),
+        ({"layers_to_transform": [0, 2]}, r"layers \[2\] do not exist"),
+        (
+            {"layers_to_transform": [0], "layers_pattern": "h"},
+            "layers_pattern='h': no layer of this model is in a list",
+        ),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [0, 7]}, "layers_to_transform: layer 7 has none of the"),
+        (
+            {"target_modules": ["model.layers.0.self_attn.q_proj"], "layers_to_transform": [1]},
+            r"layers_to_transform does not act on target_modules .*\('model.layers.0.self_attn.q_proj'",
+        ),
+        ({"target_modules": ["q_proj", "queries"]}, "target_modules: no module of this model is called 'queries'"),
+        ({"modules_to_save": ["nonsense"]}, "modules_to_save: no module of this model is called 'nonsense'"),
+        ({"exclude_modules": ["nonsense"]}, "exclude_modules: no module of this model is called 'nonsense'"),
+        ({"rank_pattern": {"nonsense": 3}}, "rank_pattern: no module of this model matches 'nonsense'"),
+        ({"alpha_pattern": {"layers.7.*": 3}}, r"alpha_pattern: no module of this model matches 'layers\.7\.\*'"),
+    ],
+)
+def test_what_a_lora_names_must_be_there(options, message):
+    model = make_model("llama")
+    with pytest.raises(HfpatchError, match=message) as error:
+        hfpatch.patch(model, build_method(model, {"l": [{"type": "lora", "r": 2, **options}]}, "l").configs)
+    assert "\n" not in str(error.value)
+    assert not hasattr(model, "peft_config")
+
+
+def test_given_options_of_lora_win_over_the_published_ones(model):
+    (config,) = build_method(
+        model, {"l": [{"type": "lora", "r": 2, "lora_alpha": 1, "lora_dropout": 0.1}]}, "l"
+    ).configs
+    assert (config.lora_alpha, config.lora_dropout) == (1, 0.1)
+
+
+def test_match_gives_the_nearest_rank_and_both_counts(model):
+    method = build_method(model, METHODS, "lora")
+    match = method.match
+    assert match.to == "pre_projection"
+    assert match.target_parameters == 2 * (2 * 32 * 40 + 32 * 32)
+    assert match.parameters == count_added(model, method.configs)
+    assert method.configs[0].r == match.rank
+    assert method.configs[0].lora_alpha == 2 * match.rank
+    per_rank = match.parameters // match.rank
+    assert abs(match.parameters - match.target_parameters) <= per_rank / 2
+    assert match.difference == pytest.approx(match.parameters / match.target_parameters - 1)
+    assert json.loads(json.dumps(match.to_json())) == {
+        "to": "pre_projection", "rank": match.rank, "parameters": match.parameters,
+        "target_parameters": match.target_parameters, "difference": match.difference,
+    }  # fmt: skip
+
+
+def test_every_method_can_be_injected():
+    for name in METHODS:
+        model = make_model("llama")
+        configs = build_method(model, METHODS, name).configs
+        if configs:
+            hfpatch.patch(model, configs)
+        assert hfpatch.patch_summary(model).added == (count_added(make_model("llama"), configs) if configs else 0)
+        assert torch.isfinite(model(torch.tensor([[1, 5, 7]])).logits).all()
+
+
+def test_method_types_holds_ours_and_peft_s():
+    assert {"pre_projection", "nonlinear_query", "lora", "ia3", "loha"} <= set(method_types())
+
+
+def test_valid_methods_pass_without_a_model():
+    validate_methods(METHODS)
+
+
+BAD = {
+    "no such type": (
+        [{"type": "pre_projektion"}],
+        r"methods\.m\[0\]\.type: 'pre_projektion' .*did you mean 'pre_projection'",
+    ),
+    "no type": ([{"content_skip": True}], r"methods\.m\[0\]: a part is a mapping with a 'type'"),
+    "no mapping": (["lora"], r"methods\.m\[0\]: a part is a mapping"),
+    "unknown option": (
+        [{"type": "pre_projection", "content_skipp": True}],
+        "no option 'content_skipp' .*did you mean 'content_skip'",
+    ),
+    "internal option": ([{"type": "pre_projection", "peft_type": "LORA"}], "no option 'peft_type'"),
+    "second part": ([{"type": "lora", "r": 1}, {"type": "lora", "rr": 1}], r"methods\.m\[1\]: lora has no option 'rr'"),
+    "bad value": ([{"type": "pre_projection", "activation": "swish"}], r"methods\.m\[0\]: activation='swish'"),
+    "rank 0": ([{"type": "lora", "r": 0}], r"methods\.m\[0\]: .*r"),
+    "negative rank": ([{"type": "lora", "r": -2}], r"methods\.m\[0\]: .*r"),
+    "rank of the wrong type": ([{"type": "lora", "r": "many"}], r"methods\.m\[0\]: "),
+    "rank 0 of a query": ([{"type": "nonlinear_query", "rank": 0}], r"methods\.m\[0\]: rank=0 must be at least 1"),
+    "rank and match": ([{"type": "lora", "r": 4, "match": "other"}], "'match' solves for the rank"),
+    "match to nothing": ([{"type": "lora", "match": "othr"}], r"methods\.m\[0\]\.match: 'othr' .*did you mean 'other'"),
+    "match to itself": ([{"type": "lora", "match": "m"}], "'m' is not another trained method"),
+    "match to the baseline": ([{"type": "lora", "match": "baseline"}], "'baseline' is not another trained method"),
+    "match to a matched one": ([{"type": "lora", "match": "matched"}], "'matched' is itself matched to a method"),
+    "match of another type": ([{"type": "ia3", "match": "other"}], "ia3 has no option 'match'"),
+    "not injected": (
+        [{"type": "prompt_tuning", "num_virtual_tokens": 2}],
+        r"methods\.m\[0\]: prompt_tuning puts virtual tokens before the input",
+    ),
+    "contradiction": (
+        [{"type": "nonlinear_query", "anchor": "identity"}],
+        "cannot preserve the model; set form='literal'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_methods(what, model):
+    parts, message = BAD[what]
+    methods = {
+        "baseline": [],
+        "other": [{"type": "pre_projection"}],
+        "matched": [{"type": "lora", "match": "other"}],
+        "m": parts,
+    }
+    for act in (lambda: validate_methods(methods), lambda: build_method(model, methods, "m")):
+        with pytest.raises(HfpatchError, match=message) as error:
+            act()
+        assert "\n" not in str(error.value)
+
+
+def test_a_method_that_is_not_there(model):
+    with pytest.raises(HfpatchError, match=r"'loora' is not in the recipe .*did you mean 'lora'"):
+        build_method(model, METHODS, "loora")

@@ -1,0 +1,502 @@
+import copy
+import dataclasses
+import functools
+import itertools
+import re
+
+import pytest
+import torch
+from families import FAMILIES, FEW, PLACES, logits_of, make_model, make_tokens, model_type, perturb
+from peft import (
+    PEFT_TYPE_TO_CONFIG_MAPPING,
+    IA3Config,
+    LNTuningConfig,
+    LoraConfig,
+    PrefixTuningConfig,
+    get_peft_model,
+)
+from torch import nn
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.surgery.budget import attention_modules
+from hfpatch.surgery.patch import stack
+
+
+def lora(model, **options):
+    return LoraConfig(r=3, lora_alpha=6, target_modules=attention_modules(model), **options)
+
+
+def ia3(model):
+    return IA3Config(target_modules=attention_modules(model), feedforward_modules=[])
+
+
+METHODS = {
+    "pre": lambda model: PreProjectionConfig(),
+    "gated_skip": lambda model: PreProjectionConfig(gated=True, content_skip=True),
+    "query": lambda model: NonlinearQueryConfig(),
+    "literal": lambda model: NonlinearQueryConfig(form="literal"),
+    "lora": lora,
+    "ia3": ia3,
+}
+PAIRS = [*itertools.permutations(METHODS, 2), ("lora", "lora"), ("gated_skip", "gated_skip"), ("query", "query")]
+IDS = ["+".join(pair) for pair in PAIRS]
+
+
+def state_of(model):
+    """Everything that unpatching must restore: names, bytes, order, flags, hooks, modes."""
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    return {
+        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "grad": {name: p.requires_grad for name, p in model.named_parameters()},
+        "modules": [(name, type(m)) for name, m in model.named_modules()],
+        "training": [m.training for m in model.modules()],
+        "hooks": hooks,
+        "peft": hasattr(model, "peft_config"),
+        "flag": model._hf_peft_config_loaded,
+    }
+
+
+def assert_as_it_was(model, before):
+    after = state_of(model)
+    for key in before.keys() - {"state"}:
+        assert after[key] == before[key], key
+    assert list(after["state"]) == list(before["state"])
+    for name, tensor in before["state"].items():
+        assert torch.equal(tensor, after["state"][name]), name
+
+
+def configs_for(model, pair):
+    return [METHODS[name](model) for name in pair]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=IDS)
+@pytest.mark.parametrize("case", FEW)
+def test_every_pair_in_every_order(case, pair, tmp_path):
+    """No-op at init, trains, saves, loads, unpatches."""
+    model, tokens = make_model(case), make_tokens(4, 10)
+    before, base = state_of(model), logits_of(model, tokens)
+    assert hfpatch.patch(model, configs_for(model, pair)) is model
+    assert torch.equal(logits_of(model, tokens), base) == ("literal" not in pair)
+
+    added = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert added == {name for name, _ in model.named_parameters() if name not in _with_peft_names(model, before)}
+    losses = train(model, tokens)
+    assert losses[-1] < losses[0] - 1e-3
+    trained = logits_of(model, tokens)
+
+    hfpatch.save_patch(model, tmp_path / "patch")
+    fresh = hfpatch.load_patch(make_model(case), tmp_path / "patch")
+    assert list(stack(fresh)) == list(stack(model))
+    assert torch.equal(logits_of(fresh, tokens), trained)
+
+    for patched in (model, fresh):
+        hfpatch.unpatch(patched)
+        assert torch.equal(logits_of(patched, tokens), base)
+    assert_as_it_was(model, before)
+    assert_as_it_was(fresh, before)
+
+
+def _with_peft_names(model, before):
+    """The base's parameters under the names that they have in a patched model."""
+    return {name for name, _ in model.named_parameters() if name.replace(".base_layer", "") in before["state"]}
+
+
+def train(model, tokens, steps=10):
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    losses = []
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    model.eval()
+    return losses
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_the_whole_stack_on_every_family(case, tmp_path):
+    model, tokens = make_model(case), make_tokens(4, 10)
+    before, base = state_of(model), logits_of(model, tokens)
+    hfpatch.patch(model, configs_for(model, ["lora", "gated_skip", "query"]))
+    assert torch.equal(logits_of(model, tokens), base)
+    losses = train(model, tokens)
+    assert losses[-1] < losses[0] - 1e-3
+    trained = logits_of(model, tokens)
+    hfpatch.save_patch(model, tmp_path / "patch")
+    assert torch.equal(logits_of(hfpatch.load_patch(make_model(case), tmp_path / "patch"), tokens), trained)
+    hfpatch.unpatch(model)
+    assert_as_it_was(model, before)
+    assert torch.equal(logits_of(model, tokens), base)
+
+
+@pytest.mark.parametrize("form", ["preserving", "literal"])
+@pytest.mark.parametrize("case", FAMILIES)
+def test_nonlinear_query_and_lora_give_the_same_in_either_order(case, form):
+    results = []
+    tokens = make_tokens(4, 10)
+    for order in (1, -1):
+        model = make_model(case)
+        parts = [("query", NonlinearQueryConfig(form=form)), ("lora", lora(model))][::order]
+        hfpatch.patch(model, [config for _, config in parts], names=[name for name, _ in parts], seed=5)
+        noise = torch.Generator().manual_seed(0)
+        named = {name.replace(".base_layer", ""): p for name, p in model.named_parameters() if p.requires_grad}
+        for name in sorted(named):
+            named[name].data += 0.2 * torch.randn(named[name].shape, generator=noise)
+        results.append((logits_of(model, tokens), train(model, tokens, steps=3), logits_of(model, tokens)))
+    (first, losses, trained), (other_first, other_losses, other_trained) = results
+    assert torch.equal(first, other_first)
+    assert losses == other_losses
+    assert torch.equal(trained, other_trained)
+
+
+def test_lora_is_added_to_the_nonlinear_query_not_put_through_it():
+    """Q = (2 x W_Q + f(x))/2 + LoRA(x), in both orders, against the product written out."""
+    model = make_model("llama")
+    hfpatch.patch(model, [NonlinearQueryConfig(), LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"])])
+    perturb(model, std=0.3)
+    attention = model.model.layers[0].self_attn
+    x = torch.randn(1, 3, 32)
+    q, layer = attention.q_proj, attention.hfpatch_query
+    a, b = q.lora_A["lora"].weight, q.lora_B["lora"].weight
+    f = layer.nonlinear("nonlinear_query", "query", x)
+    expected = (2 * x @ q.base_layer.weight.T + f) / 2 + 2 * (x @ a.T @ b.T)
+    torch.testing.assert_close(q(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_names():
+    model = make_model("llama")
+    hfpatch.patch(model, [lora(model), PreProjectionConfig(), lora(model)])
+    assert list(stack(model)) == ["lora", "pre_projection", "lora_2"]
+    assert set(model.active_adapters()) == {"lora", "pre_projection", "lora_2"}
+    hfpatch.unpatch(model)
+    hfpatch.patch(model, [lora(model), PreProjectionConfig()], names=["x", "y"])
+    assert list(stack(model)) == ["x", "y"]
+
+
+def test_the_configuration_given_is_copied_and_the_base_frozen():
+    config, model = PreProjectionConfig(), make_model("llama")
+    hfpatch.patch(model, config, seed=9)
+    assert config.seed == 0
+    assert config.target_modules is None
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        name for name, _ in model.named_parameters() if "preproj_" in name
+    }
+
+
+@pytest.mark.parametrize("method", ["literal", "lora"])
+def test_the_seed_decides_every_part_and_the_random_state_is_left_alone(method):
+    def values(**options):
+        model = make_model("llama")
+        state = torch.get_rng_state()
+        hfpatch.patch(model, METHODS[method](model), **options)
+        assert torch.equal(state, torch.get_rng_state())
+        torch.randn(3)
+        return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
+
+    assert torch.equal(values(seed=1), values(seed=1))
+    assert torch.equal(values(seed=0), values())
+    assert not torch.equal(values(seed=1), values(seed=2))
+
+
+def test_without_a_seed_the_configuration_keeps_its_own():
+    def values(config, **options):
+        model = hfpatch.patch(make_model("llama"), config, **options)
+        return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
+
+    assert torch.equal(values(NonlinearQueryConfig(seed=4)), values(NonlinearQueryConfig(), seed=4))
+    assert not torch.equal(values(NonlinearQueryConfig(seed=4)), values(NonlinearQueryConfig(), seed=5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_all_trainables_are_fp32_on_a_low_precision_base(dtype):
+    model = make_model("gpt2", dtype)
+    hfpatch.patch(model, configs_for(model, ["lora", "ia3", "gated_skip", "query"]))
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {dtype}
+
+
+def test_dropout_is_off_on_a_model_in_evaluation_mode_and_on_in_training():
+    model, tokens = make_model("llama"), make_tokens()
+    hfpatch.patch(model, [PreProjectionConfig(dropout=0.5), lora(model, lora_dropout=0.5)])
+    perturb(model, std=0.3)
+    assert torch.equal(logits_of(model, tokens), logits_of(model, tokens))
+    model.train()
+    assert not torch.equal(logits_of(model, tokens), logits_of(model, tokens))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_patching_keeps_the_mode(training):
+    model = make_model("llama").train(training)
+    hfpatch.patch(model, configs_for(model, ["lora", "gated_skip", "query"]))
+    assert {m.training for m in model.modules()} == {training}
+
+
+def test_flags_are_restored_even_where_some_were_frozen():
+    model = make_model("llama")
+    model.model.embed_tokens.weight.requires_grad = False
+    before = state_of(model)
+    hfpatch.patch(model, PreProjectionConfig())
+    hfpatch.unpatch(model)
+    assert_as_it_was(model, before)
+
+
+def test_a_copy_of_a_patched_model_can_be_unpatched_too():
+    model = make_model("llama")
+    before = state_of(model)
+    hfpatch.patch(model, configs_for(model, ["lora", "gated_skip"]))
+    twin = copy.deepcopy(model)
+    hfpatch.unpatch(twin)
+    assert_as_it_was(twin, before)
+    tokens = make_tokens()
+    perturb(model, std=0.3)
+    assert not torch.equal(logits_of(model, tokens), logits_of(twin, tokens))
+    hfpatch.unpatch(model)
+    assert_as_it_was(model, before)
+
+
+def test_unpatching_a_plain_model_changes_nothing():
+    model = make_model("llama")
+    before = state_of(model)
+    hfpatch.unpatch(model)
+    assert_as_it_was(model, before)
+
+
+def test_patching_again_after_unpatching_gives_the_same():
+    model, tokens = make_model("gemma2"), make_tokens()
+    seen = []
+    for _ in range(2):
+        hfpatch.patch(model, configs_for(model, ["literal", "lora", "gated_skip"]), seed=1)
+        seen.append(logits_of(model, tokens))
+        hfpatch.unpatch(model)
+    assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: [lora(m, modules_to_save=["lm_head"])],
+        lambda m: [LNTuningConfig(target_modules=["input_layernorm"])],
+        lambda m: [LoraConfig(r=2, target_modules=["embed_tokens", "q_proj"]), ia3(m), lora(m)],
+    ],
+    ids=["modules to save", "norms", "embedding and nested"],
+)
+def test_other_wrappers_are_taken_out_as_well(make):
+    model, tokens = make_model("llama"), make_tokens()
+    before, base = state_of(model), logits_of(model, tokens)
+    hfpatch.patch(model, make(model))
+    assert torch.equal(logits_of(model, tokens), base)
+    losses = train(model, tokens)
+    assert losses[-1] < losses[0]
+    hfpatch.unpatch(model)
+    assert_as_it_was(model, before)
+    assert torch.equal(logits_of(model, tokens), base)
+
+
+def test_two_trained_copies_of_one_module_are_refused_and_the_model_stays():
+    model = make_model("llama")
+    before = state_of(model)
+    parts = [lora(model, modules_to_save=["lm_head"]), PreProjectionConfig(), lora(model, modules_to_save=["lm_head"])]
+    with pytest.raises(HfpatchError, match="lm_head: lora and lora_2 both replace this module; leave it to one"):
+        hfpatch.patch(model, parts)
+    assert_as_it_was(model, before)
+
+
+REQUIRED = {  # options without which a PEFT type cannot be injected into a tiny model
+    "r": 2, "rank": 2, "n_frequency": 4, "block_size": 4, "oft_block_size": 4, "group_size": 4, "total_step": 10,
+    "num_virtual_tokens": 2, "feedforward_modules": [],
+}  # fmt: skip
+OF_THE_BASE = ("bias", "init_lora_weights", "init_weights", "init_ia3_weights")
+
+
+def variants(kind):
+    """Every value that a configuration names for its biases and for its initial values."""
+    cls = PEFT_TYPE_TO_CONFIG_MAPPING[kind]
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    options = {name: value for name, value in REQUIRED.items() if name in known}
+    if "oft_block_size" in options:
+        del options["r"]
+    if "target_modules" in known and not issubclass(cls, PreProjectionConfig | NonlinearQueryConfig):
+        options["target_modules"] = ["q_proj", "v_proj"]
+    yield lambda: cls(**options)
+    for name in OF_THE_BASE:
+        values = {"all", f"{kind.value.lower()}_only"} if name == "bias" else {True, False}
+        for value in values | set(re.findall(r"'(\w+)'", str(known[name].type))) if name in known else ():
+            yield functools.partial(cls, **{**options, name: value})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", PEFT_TYPE_TO_CONFIG_MAPPING, ids=lambda kind: kind.value)
+def test_no_method_of_peft_trains_or_changes_the_base(kind):
+    """It is refused with the model as it was, or leaves the base as it is when trained."""
+    for make in variants(kind):
+        model = make_model("qwen2")  # it has biases
+        before = state_of(model)
+        try:
+            hfpatch.patch(model, make())
+        except ValueError:
+            assert_as_it_was(model, before)
+            continue
+        base = {name: p for name, p in model.named_parameters() if _plain(name) in before["state"]}
+        assert len(base) == len(before["state"])
+        trained = [p for p in model.parameters() if p.requires_grad]
+        assert trained
+        assert not [name for name, p in base.items() if p.requires_grad], make
+        for parameter in trained:
+            parameter.grad = torch.ones_like(parameter)
+        torch.optim.SGD(trained, lr=0.1).step()
+        for name, parameter in base.items():
+            assert torch.equal(parameter, before["state"][_plain(name)]), (make, name)
+
+
+def _plain(name):
+    return name.replace(".base_layer", "").replace(".original_module", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init_lora_weights": "pissa_niter_2"}, "init_lora_weights='pissa_niter_2' rewrites the weights of the base"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights='olora' rewrites .* use True or 'gaussian'"),
+        ({"bias": "all"}, "bias='all' trains the biases of the base, .* use bias='none'"),
+        ({"bias": "lora_only"}, "bias='lora_only' trains the biases of the base"),
+        ({"layer_replication": [(0, 2), (1, 2)]}, "layer_replication repeats the layers of the base"),
+    ],
+)
+def test_a_lora_that_changes_the_base_is_refused(options, message, tmp_path):
+    model = make_model("qwen2")
+    before = state_of(model)
+    with pytest.raises(HfpatchError, match=message):
+        hfpatch.patch(model, [PreProjectionConfig(), lora(model, **options)])
+    assert_as_it_was(model, before)
+    if "bias" in options:  # saving refuses it too, where PEFT injected it
+        with pytest.raises(HfpatchError, match=message):
+            hfpatch.save_patch(get_peft_model(model, lora(model, **options)), tmp_path / "patch")
+
+
+def test_a_configuration_that_trains_the_base_in_a_way_of_its_own_is_refused(monkeypatch):
+    model = make_model("llama")
+    before = state_of(model)
+    inject = hfpatch.surgery.patch.inject_adapter_in_model
+
+    def inject_and_train(config, model, name):
+        inject(config, model, name)
+        model.lm_head.weight.requires_grad = True
+
+    monkeypatch.setattr("hfpatch.surgery.patch.inject_adapter_in_model", inject_and_train)
+    with pytest.raises(HfpatchError, match=r"trains 1 parameters of the base, such as lm_head\.weight"):
+        hfpatch.patch(model, lora(model))
+    assert_as_it_was(model, before)
+
+
+UNFIT = {
+    "layer out of range": (lambda m: PreProjectionConfig(layers_to_transform=[9]), r"layers \[9\] do not exist"),
+    "no such LoRA target": (lambda m: LoraConfig(target_modules=["nothing"]), "nothing"),
+    "prompt learning": (
+        lambda m: PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+        "prefix_tuning puts virtual tokens before the input, so it cannot be injected; use peft.get_peft_model",
+    ),
+    "width that does not fit": (
+        lambda m: NonlinearQueryConfig(anchor="identity", form="literal", targets=("value",)),
+        "d_q=16",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+@pytest.mark.parametrize("first", [None, "lora", "gated_skip"])
+def test_a_part_that_does_not_fit_leaves_the_model_as_it_was(what, first):
+    model, tokens = make_model("llama"), make_tokens()
+    before, base = state_of(model), logits_of(model, tokens)
+    make, message = UNFIT[what]
+    parts = [METHODS[first](model)] if first else []
+    with pytest.raises(HfpatchError, match=message) as error:
+        hfpatch.patch(model, [*parts, make(model)])
+    assert "\n" not in str(error.value)
+    assert_as_it_was(model, before)
+    assert torch.equal(logits_of(model, tokens), base)
+    hfpatch.patch(model, PreProjectionConfig())
+
+
+def test_an_unexpected_failure_leaves_the_model_as_it_was_too(monkeypatch):
+    model = make_model("llama")
+    before = state_of(model)
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("hfpatch.tuners.nonlinear_query.layer.NonlinearQueryLayer.build", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        hfpatch.patch(model, [lora(model), NonlinearQueryConfig()])
+    assert_as_it_was(model, before)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a"], "1 adapter names for 2 configurations"),
+        (["a", "a"], "adapter name 'a' must be unique"),
+        (["a", "b.c"], r"adapter name 'b\.c' must be"),
+        (["a", ""], "adapter name '' must be"),
+        (["a", "layers"], "adapter name 'layers' is a part of the model's own names"),
+        (["a", "0"], "adapter name '0' is a part of the model's own names"),
+    ],
+)
+def test_unfit_names_are_refused(names, message):
+    model = make_model("llama")
+    with pytest.raises(HfpatchError, match=message):
+        hfpatch.patch(model, [PreProjectionConfig(), lora(model)], names=names)
+    assert not stack(model)
+
+
+def test_a_patched_model_is_not_patched_again():
+    model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
+    with pytest.raises(HfpatchError, match=r"has adapters already; call .*unpatch"):
+        hfpatch.patch(model, NonlinearQueryConfig())
+    assert list(stack(model)) == ["pre_projection"]
+
+
+def test_what_is_no_model_of_transformers_is_refused():
+    with pytest.raises(HfpatchError, match="Linear is not a transformers model"):
+        hfpatch.patch(nn.Linear(2, 2), PreProjectionConfig())
+    with pytest.raises(HfpatchError, match=r"wrapped in a PeftModel; pass model.get_base_model"):
+        hfpatch.patch(get_peft_model(make_model("llama"), PreProjectionConfig()), NonlinearQueryConfig())
+
+
+def test_a_merged_adapter_is_not_taken_out():
+    model = hfpatch.patch(make_model("llama"), LoraConfig(target_modules=["q_proj"]))
+    for module in model.modules():
+        if hasattr(module, "merge"):
+            module.merge()
+    with pytest.raises(HfpatchError, match="merged into the base weights; call unmerge_adapter"):
+        hfpatch.unpatch(model)
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_summary(case):
+    model = make_model(case)
+    before = sum(p.numel() for p in model.parameters())
+    hfpatch.patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(layers_to_transform=[1])])
+    d_q = 48 if case in ("gemma", "gemma2") else 32
+    pre, query = 2 * 32 * 40 + 32 * 32, 32 * 16 + 16 * d_q + 32 + d_q
+    summary = hfpatch.patch_summary(model)
+    assert (summary.base, summary.added, summary.trainable) == (before, 2 * pre + query, 2 * pre + query)
+    assert summary.per_layer == {0: pre, 1: pre + query}
+    for value in ("layer", "added", "trainable", "base", f"{2 * pre + query:,}", f"{before:,}"):
+        assert value in str(summary)
+    assert hfpatch.patch_summary(hfpatch.unpatch(model)).added == 0
+
+
+def test_summary_of_a_peft_model_and_of_parameters_outside_the_blocks():
+    model = get_peft_model(make_model("llama"), LoraConfig(r=1, target_modules=["q_proj", "lm_head"]))
+    summary = hfpatch.patch_summary(model)
+    assert summary.per_layer == {-1: 32 + 96, 0: 64, 1: 64}
+    assert summary.added == summary.trainable == 256
+
+
+def test_places_and_lora_targets_agree():
+    for case in FAMILIES:
+        path, names, output = PLACES[model_type(case)]
+        assert attention_modules(make_model(case))[: len(names) + 1] == [f"{path}.{n}" for n in [*names, output]]

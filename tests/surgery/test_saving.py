@@ -1,0 +1,206 @@
+"""What is saved is what was trained, whatever the adapter, and comes back in the state that it was saved in."""
+
+import copy
+
+import pytest
+import safetensors.torch
+import torch
+from accelerate import cpu_offload, disk_offload
+from families import VOCABULARY, logits_of, make_config, make_model, make_tokens, perturb
+from peft import IA3Config, LNTuningConfig, LoraConfig, PeftModel, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.surgery.bases import fingerprint, hash_weights
+from hfpatch.surgery.patch import activate
+from hfpatch.tuners.adapters import active_adapters
+
+TENSORS = "adapter_model.safetensors"
+QUERIES = {"target_modules": ["q_proj"]}
+
+
+@pytest.fixture(scope="module")
+def experts():
+    """A mixture of experts, whose weights transformers keep in one fused parameter for all experts."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "initializer_range": 0.2}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **sizes, **heads)).eval()
+
+
+def saved_tensors(folder):
+    return [t for file in folder.rglob("*.safetensors") for t in safetensors.torch.load_file(file).values()]
+
+
+def all_linear(**options):
+    return LoraConfig(r=2, target_modules="all-linear", **options)
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match")
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [all_linear()],
+        [all_linear(), PreProjectionConfig(), IA3Config(feedforward_modules=[], **QUERIES)],
+        [IA3Config(feedforward_modules=[], **QUERIES), all_linear()],
+    ],
+    ids=["alone", "first", "last"],
+)
+def test_lora_on_fused_experts_is_saved_whole(experts, parts, tmp_path):
+    model, tokens = copy.deepcopy(experts), make_tokens()
+    hfpatch.patch(model, parts)
+    trained = perturb(model, std=0.2)
+    assert len([name for name in trained if ".lora." in name]) == 28
+    hfpatch.save_patch(model, tmp_path / "patch")
+    assert len(saved_tensors(tmp_path / "patch")) == len(trained)
+    fresh = hfpatch.load_patch(copy.deepcopy(experts), tmp_path / "patch")
+    state = dict(fresh.named_parameters())
+    for name, parameter in trained.items():
+        assert torch.equal(state[name], parameter), name
+    assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+    model.set_adapter("lora")
+    alone = PeftModel.from_pretrained(copy.deepcopy(experts), tmp_path / "patch" / "lora")
+    assert torch.equal(logits_of(alone, tokens), logits_of(model, tokens))
+
+
+@pytest.mark.parametrize("name", ["lora_A", "lora_B", "preproj_up", "base_layer", "nonlinear_query_down"])
+def test_a_name_of_peft_is_no_name_for_an_adapter(name, tmp_path):
+    model = make_model("llama")
+    parts = [LoraConfig(r=2, **QUERIES), PreProjectionConfig(), NonlinearQueryConfig()]
+    for order in (1, -1):
+        with pytest.raises(HfpatchError, match=f"adapter name '{name}' is a part of .* names"):
+            hfpatch.patch(model, parts[::order], names=[name, "a", "b"])
+        assert not hasattr(model, "peft_config")
+
+
+def test_a_model_that_peft_wrapped_is_saved_as_one_that_it_did_not(tmp_path):
+    model, tokens = get_peft_model(make_model("llama"), LoraConfig(r=2, **QUERIES)), make_tokens()
+    model.add_adapter("more", LoraConfig(r=3, target_modules=["k_proj", "q_proj"]))
+    model.base_model.set_adapter(["default", "more"])
+    perturb(model, std=0.2)
+    hfpatch.save_patch(model, tmp_path / "patch")
+    fresh = hfpatch.load_patch(make_model("llama"), tmp_path / "patch")
+    assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+    assert not torch.equal(logits_of(fresh, tokens), logits_of(make_model("llama"), tokens))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tensors: tensors.clear(),
+        lambda tensors: tensors.pop(min(tensors)),
+        lambda tensors: tensors.update({min(tensors): torch.empty(0)}),
+        lambda tensors: tensors.update({min(tensors): tensors[min(tensors)][:1].clone()}),
+        lambda tensors: tensors.update({min(tensors): tensors[min(tensors)].to(torch.float16)}),
+        lambda tensors: tensors.update({min(tensors): tensors[min(tensors)] + 1e-7}),
+    ],
+    ids=["empty file", "one missing", "one empty", "one partial", "another dtype", "other values"],
+)
+@pytest.mark.parametrize("where", ["safetensors.torch.save_file", "hfpatch.surgery.folder.get_peft_model_state_dict"])
+def test_a_tensor_that_is_not_in_the_files_is_an_error_and_nothing_is_written(where, damage, tmp_path, monkeypatch):
+    """Whether the disk loses it, or PEFT does not say that there is one."""
+    parts = [PreProjectionConfig(content_skip=True), LoraConfig(r=2, **QUERIES)]  # some are zero, with equal bytes
+    model = hfpatch.patch(make_model("llama"), parts)
+    to_disk = where == "safetensors.torch.save_file"
+    whole = safetensors.torch.save_file if to_disk else hfpatch.surgery.folder.get_peft_model_state_dict
+
+    def less(given, *args, **kwargs):
+        tensors = dict(given if to_disk else whole(given, *args, **kwargs))
+        damage(tensors)
+        return whole(tensors, *args, **kwargs) if to_disk else tensors
+
+    monkeypatch.setattr(where, less)
+    message = "the file of 'pre_projection' is not what was saved" if to_disk else "of 10 trained tensors would not be"
+    with pytest.raises(HfpatchError, match=f"patch: .*{message}") as error:
+        hfpatch.save_patch(model, tmp_path / "patch")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_base_that_was_trained_too_cannot_be_kept_in_a_patch(tmp_path):
+    model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
+    model.lm_head.weight.requires_grad = True
+    with pytest.raises(HfpatchError, match=r"1 of 5 trained tensors .*lm_head\.weight"):
+        hfpatch.save_patch(model, tmp_path / "patch")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2"])  # gemma2 ties its embeddings
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["embed_tokens", "q_proj"]},  # PEFT saves the base's embeddings beside it
+        {"modules_to_save": ["lm_head"], **QUERIES},  # saved under the name of a tensor of the base
+        {"trainable_token_indices": [1, 2, 3], **QUERIES},
+    ],
+    ids=["on embeddings", "trained copy", "trained tokens"],
+)
+def test_what_peft_saves_of_embeddings_is_loaded(case, options, tmp_path):
+    model, tokens = get_peft_model(make_model(case), LoraConfig(r=2, **options)), make_tokens()
+    perturb(model, std=0.2)
+    model.save_pretrained(tmp_path / "by_peft")
+    for folder in (tmp_path / "by_peft", hfpatch.save_patch(model, tmp_path / "by_us")):
+        fresh = hfpatch.load_patch(make_model(case), folder)
+        assert torch.equal(logits_of(fresh, tokens), logits_of(model, tokens))
+
+
+@pytest.mark.parametrize("active", [["lora", "pre_projection"], ["pre_projection", "lora"], ["ln_tuning"], []])
+def test_modules_that_compute_with_one_adapter_keep_which_are_active(active, tmp_path):
+    copied = LoraConfig(r=2, modules_to_save=["embed_tokens"], **QUERIES)
+    norms = LNTuningConfig(target_modules=["input_layernorm"])
+    model = hfpatch.patch(make_model("llama"), [copied, PreProjectionConfig(content_skip=True), norms])
+    perturb(model, std=0.2)
+    activate(model, active)
+    flags = {name for name, p in model.named_parameters() if p.requires_grad}
+    fresh = hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"), trainable=True)
+    assert active_adapters(fresh) == active
+    assert {name for name, p in fresh.named_parameters() if p.requires_grad} == flags
+    assert torch.equal(logits_of(fresh, make_tokens()), logits_of(model, make_tokens()))
+
+
+@pytest.fixture(params=["cpu", "disk", "part"])
+def offloaded(request, tmp_path):
+    """A model with tied embeddings whose weights accelerate keeps elsewhere until they are used."""
+    model, here = make_model("gemma2"), torch.device("cpu")
+    if request.param == "cpu":
+        return cpu_offload(model, execution_device=here)
+    if request.param == "disk":
+        return disk_offload(model, tmp_path / "offloaded", execution_device=here)
+    model.save_pretrained(tmp_path / "model")
+    places = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "lm_head", "model.rotary_emb"], "cpu")
+    options = {"device_map": {**places, "model.layers.1": "disk"}, "offload_folder": tmp_path / "offloaded"}
+    return AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32, **options).eval()
+
+
+def test_an_offloaded_model_is_saved_and_loaded_as_any_other(offloaded, tmp_path):
+    tokens, plain = make_tokens(), make_model("gemma2")
+    assert any(p.is_meta for p in offloaded.parameters())
+    assert fingerprint(offloaded) == fingerprint(plain)
+    assert hash_weights(offloaded) == hash_weights(plain)
+    base = logits_of(offloaded, tokens)
+    hfpatch.patch(offloaded, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)])
+    perturb(offloaded, std=0.2)
+    patched = logits_of(offloaded, tokens)
+    hfpatch.save_patch(offloaded, tmp_path / "patch")
+    torch.testing.assert_close(logits_of(hfpatch.load_patch(plain, tmp_path / "patch"), tokens), patched)
+    hfpatch.unpatch(offloaded)
+    torch.testing.assert_close(logits_of(offloaded, tokens), base)
+    torch.testing.assert_close(logits_of(hfpatch.load_patch(offloaded, tmp_path / "patch"), tokens), patched)
+
+
+def test_peft_has_no_values_for_adapters_of_offloaded_modules(offloaded, tmp_path):
+    before = {name: p.requires_grad for name, p in offloaded.named_parameters()}
+    with pytest.raises(HfpatchError, match=r"q_proj\.lora_A.* is offloaded, and PEFT gives its adapter no values"):
+        hfpatch.patch(offloaded, LoraConfig(r=2, **QUERIES))
+    assert {name: p.requires_grad for name, p in offloaded.named_parameters()} == before
+    assert not any(p.is_meta for p in hfpatch.patch(make_model("gemma2"), LoraConfig(r=2, **QUERIES)).parameters())
+
+
+def test_a_model_without_values_is_not_saved(tmp_path):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(make_config("llama"))
+    hfpatch.patch(model, PreProjectionConfig())
+    with pytest.raises(HfpatchError, match=r"lm_head\.weight is on the meta device and has no values"):
+        hfpatch.save_patch(model, tmp_path / "patch")
+    assert not list(tmp_path.iterdir())

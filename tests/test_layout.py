@@ -1,0 +1,26 @@
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_the_layout_in_the_guide_is_that_of_the_contract():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    shown = re.findall(r"^    ([a-z]+(?: \| [a-z]+)*)  +\S", GUIDE, flags=re.MULTILINE)
+    assert [layer for layer in shown if layer.split(" | ")[0] != "make"] == [x for x in layers if x != "__main__"]
+    packages = {path.name for path in (ROOT / "hfpatch").iterdir() if (path / "__init__.py").is_file()}
+    assert packages == {name for layer in layers for name in layer.split(" | ")} - {"__main__", "errors"}
+
+
+def test_every_place_in_the_guide_is_there():
+    places = re.findall(r"`(hfpatch/[^`<]+|tests/[^`<: ]+)`", GUIDE)
+    assert len(places) > 10
+    assert [place for place in places if not (ROOT / place).exists()] == []
+
+
+def test_few_modules_are_at_the_top_level():
+    assert {path.name for path in (ROOT / "hfpatch").glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
