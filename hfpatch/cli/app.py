@@ -1,4 +1,4 @@
-"""The commands of ``hfpatch``: arguments in, the work done by the rooms below, a table or JSON out."""
+"""The commands of ``hfpatch``: arguments in, the packages below do the work, a table or JSON out."""
 
 from __future__ import annotations
 
