@@ -28,9 +28,9 @@ test: install  ## run the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 # What computes numbers, in the tests that take a second or less each. One thread on every core; then two threads.
-NUMERIC := tests/nn tests/sites tests/tuners tests/promises tests/models tests/export tests/analysis \
+NUMERIC := tests/nn tests/tuners tests/surgery/test_folder.py tests/models/test_catalogue.py tests/export \
 	tests/evaluation/scorer tests/evaluation/test_model.py tests/training/test_head.py tests/training/test_loss.py \
-	tests/training/test_probe.py tests/surgery/test_patch.py tests/surgery/test_folder.py
+	tests/training/test_probe.py
 SOME := jamba or falcon or gemma2 or granite-
 AVX2 := MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
@@ -39,7 +39,7 @@ test-processors: install  ## run the numeric tests as on a processor with AVX2 a
 	$(AVX2) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal \
 		tests/architectures/test_architectures.py -k "test_method and ($(SOME))"
 	$(AVX2) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not slow" \
-		tests/nn tests/tuners tests/surgery/test_patch.py tests/models/test_catalogue.py
+		tests/nn tests/tuners/test_values.py tests/tuners/test_behaviour.py tests/models/test_catalogue.py
 
 lint: install  ## check style, formatting and the directions of imports
 	$(BIN)/ruff check .

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from hfpatch.models import GPT2_SMALL, non_embedding_parameters
+from hfpatch.models import non_embedding_parameters
+from hfpatch.recipes.models import GPT2_SMALL
 from hfpatch.support.files import write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model

@@ -19,7 +19,8 @@ from training_blocks import make_blocks
 
 from hfpatch import PreProjectionConfig, patch, save_patch
 from hfpatch.data.plan import draw_plan
-from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.models import build_scratch
+from hfpatch.recipes.models import ScratchSettings
 from hfpatch.recipes.training import PretrainSettings, TrainingSettings
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.training.pretrain import pretrain

@@ -10,33 +10,24 @@ if TYPE_CHECKING:
     from hfpatch.models.build import build_scratch, inner_width
     from hfpatch.models.classes import is_scratch, load_scratch, register_scratch, take_apart
     from hfpatch.models.counts import non_embedding_parameters
-    from hfpatch.recipes.models import GPT2_SMALL, QuerySettings, ScratchSettings, split_architecture
 
 _HOMES = {
-    "GPT2_SMALL": "settings",
-    "QuerySettings": "settings",
-    "ScratchSettings": "settings",
     "build_scratch": "build",
     "inner_width": "build",
     "is_scratch": "classes",
     "load_scratch": "classes",
     "non_embedding_parameters": "counts",
     "register_scratch": "classes",
-    "split_architecture": "settings",
     "take_apart": "classes",
 }
 
 __all__ = [
-    "GPT2_SMALL",
-    "QuerySettings",
-    "ScratchSettings",
     "build_scratch",
     "inner_width",
     "is_scratch",
     "load_scratch",
     "non_embedding_parameters",
     "register_scratch",
-    "split_architecture",
     "take_apart",
 ]
 

@@ -17,7 +17,8 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.models import build_scratch, split_architecture
+from hfpatch.models import build_scratch
+from hfpatch.recipes.models import split_architecture
 
 
 def build_config(

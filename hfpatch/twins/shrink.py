@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hfpatch.models import ScratchSettings
+from hfpatch.recipes.models import ScratchSettings
 from hfpatch.twins.corrections import CORRECTIONS
 from hfpatch.twins.sizes import DROPOUTS, LAYER_COUNTS, LAYERS, SIZES, SWITCHES, VOCABULARY
 

@@ -12,7 +12,8 @@ from hfpatch.analysis.heads import head_weights
 from hfpatch.analysis.linearised import is_nonlinear
 from hfpatch.analysis.norms import OWN, pre_projection_sizes, query_sizes, skip_norms, skip_sizes
 from hfpatch.analysis.relation import head_relations
-from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.models import build_scratch
+from hfpatch.recipes.models import ScratchSettings
 from hfpatch.twins import twin
 
 HIDDEN = 32

@@ -9,7 +9,8 @@ from transformers import AutoConfig
 from hfpatch import HfpatchError, PreProjectionConfig, find_sites, patch
 from hfpatch.analysis.heads import weight_matrix
 from hfpatch.analysis.reparametrisation import WHY_NOT, random_theta, reparametrise, without_query
-from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.models import build_scratch
+from hfpatch.recipes.models import ScratchSettings
 from hfpatch.twins import twin
 
 CASES = [

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hfpatch import find_sites
 from hfpatch.errors import HfpatchError
-from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.models import build_scratch
+from hfpatch.recipes.models import ScratchSettings
 
 CASES = ["gpt2", "gpt_neox", "llama", "mixtral"]
 ACTIVATIONS = {

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from families import logits_of, make_tokens
-from scratch.test_build import ATTENTIONS, build, config_of, projection
+from models.test_build import ATTENTIONS, build, config_of, projection
 from transformers import AutoModelForCausalLM
 
-from hfpatch.models import ScratchSettings, build_scratch, load_scratch, register_scratch
+from hfpatch.models import build_scratch, load_scratch, register_scratch
 from hfpatch.nn.calls import CALLS
+from hfpatch.recipes.models import ScratchSettings
 
 PATHS = {
     "identity": {"path": "identity"},

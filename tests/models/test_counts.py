@@ -7,7 +7,8 @@ g: key/value heads, E: experts. GPT-2 small has neither biases nor an output hea
 import pytest
 import torch
 
-from hfpatch.models import GPT2_SMALL, build_scratch, non_embedding_parameters, split_architecture
+from hfpatch.models import build_scratch, non_embedding_parameters
+from hfpatch.recipes.models import GPT2_SMALL, split_architecture
 from hfpatch.training.architecture import build_config
 
 D, L, V, T, H, K = 768, 12, 50304, 1024, 12, 64

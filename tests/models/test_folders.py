@@ -3,11 +3,12 @@
 import pytest
 import torch
 from families import make_tokens
+from models.test_build import config_of
 from safetensors.torch import load_file, save_file
-from scratch.test_build import config_of
 
 from hfpatch.errors import HfpatchError
-from hfpatch.models import ScratchSettings, build_scratch, load_scratch
+from hfpatch.models import build_scratch, load_scratch
+from hfpatch.recipes.models import ScratchSettings
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import checkpoint
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from families import make_config, make_tokens
 
-from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.models import build_scratch
 from hfpatch.models.listening import listening, paths_with_f
+from hfpatch.recipes.models import ScratchSettings
 
 
 def build(case="gpt2", **query):

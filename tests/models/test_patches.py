@@ -6,8 +6,8 @@ import warnings
 import pytest
 import torch
 from families import logits_of, make_tokens, perturb
+from models.test_build import ATTENTIONS, CASES, build, projection
 from peft import LoraConfig
-from scratch.test_build import ATTENTIONS, CASES, build, projection
 from typer.testing import CliRunner
 
 import hfpatch

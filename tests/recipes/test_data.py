@@ -14,9 +14,11 @@ def test_bounds():
             DataSettings(**bad)
 
 
-@pytest.mark.parametrize("room", ["data", "training"])
-def test_settings_import_neither_torch_nor_transformers(room):
-    code = f"import sys, hfpatch.{room}.settings; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+def test_recipes_import_neither_torch_nor_transformers():
+    code = (
+        "import sys, hfpatch.recipes.comparison, hfpatch.recipes.pretraining; "
+        "print([name for name in ('torch', 'transformers', 'peft', 'lm_eval') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

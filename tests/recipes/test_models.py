@@ -9,7 +9,8 @@ import yaml
 
 from hfpatch.__main__ import main
 from hfpatch.errors import HfpatchError
-from hfpatch.models import load_scratch, split_architecture
+from hfpatch.models import load_scratch
+from hfpatch.recipes.models import split_architecture
 from hfpatch.training.architecture import build_model
 
 TINY = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 4}

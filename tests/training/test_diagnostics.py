@@ -11,7 +11,8 @@ from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.models import build_scratch
+from hfpatch.recipes.models import ScratchSettings
 from hfpatch.recipes.training import PretrainSettings
 from hfpatch.training import trainer
 from hfpatch.training.diagnostics import DIAGNOSED_BLOCKS, DiagnosticsFile, QueryDiagnostic, diagnose

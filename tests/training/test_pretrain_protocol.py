@@ -11,7 +11,8 @@ from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
-from hfpatch.models import GPT2_SMALL, ScratchSettings, build_scratch
+from hfpatch.models import build_scratch
+from hfpatch.recipes.models import GPT2_SMALL, ScratchSettings
 from hfpatch.recipes.training import PretrainSettings
 from hfpatch.training.architecture import build_model
 from hfpatch.training.optim import build_optimizer

@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from hfpatch.errors import HfpatchError
-from hfpatch.models import ScratchSettings, build_scratch
+from hfpatch.models import build_scratch
+from hfpatch.recipes.models import ScratchSettings
 from hfpatch.sites import find_sites
 from hfpatch.twins import random_model, shrink, twin
 
