@@ -1,7 +1,7 @@
 """The tiny world's items as lm-eval data sets, and the parts of a request that are more than a field of an item.
 
 ``test`` is scored, ``examples`` are there for few-shot prompts. Functions stand here where a template would do, since
-lm-eval compiles a template anew for every document.
+lm-eval compiles a template again for every document.
 """
 
 from __future__ import annotations

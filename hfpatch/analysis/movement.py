@@ -1,4 +1,4 @@
-"""Which weights of a patch moved in training: two patches held against each other, and what a run wrote down."""
+"""Which weights of a patch moved in training: two patches compared with each other, and what a run wrote down."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def patch_tensors(
 def initial_tensors(
     model: nn.Module, directory: str | Path, *, seed: int | None = None, allow_other_base: bool = False
 ) -> dict[str, Tensor]:
-    """Return the tensors that a saved patch began with: its configurations, initialised anew with the same seed.
+    """Return the tensors that a saved patch began with: its configurations, initialised again with the same seed.
 
     Of hfpatch's own methods the seed stands in the patch. Other methods draw from the seed of the run, so their tensors
     are left out unless it is given.

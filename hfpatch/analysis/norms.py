@@ -35,7 +35,7 @@ class SkipNorm:
         layer: index of the block.
         adapter: the adapter's name.
         norm: ‖W_skip‖ in the Frobenius norm.
-        at_paper_init: what ``init="paper"`` gives before any training, 1e-4·d; learned skips must be held against it.
+        at_paper_init: what ``init="paper"`` gives before any training, 1e-4·d; learned skips must be compared with it.
     """
 
     layer: int

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def print_evaluation(found: Evaluation) -> None:
-    """Print every variant's scores, the patches held against the base, and the warnings."""
+    """Print every variant's scores, the patches compared with the base, and the warnings."""
     console = Console()
     for variant in found.variants.values():
         print_scores(

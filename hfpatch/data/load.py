@@ -197,7 +197,7 @@ def _write_stream(
 
 
 def _warn_of_damage(folder: Path, error: Exception) -> None:
-    warnings.warn(f"{folder}: the kept tokens cannot be read ({error}) and are made anew", stacklevel=2)
+    warnings.warn(f"{folder}: the kept tokens cannot be read ({error}) and are made again", stacklevel=2)
 
 
 def _cache_key(corpus: Corpus, chosen: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -235,18 +235,18 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
     if path.stat().st_size != info.bytes:
         raise HfpatchError(
             f"{path}: has {path.stat().st_size} bytes, and by {sidecar(path).name} {info.tokens} ids of {info.dtype} "
-            f"should be {info.bytes}; it is cut off or another file's, so make it anew (hfpatch tokenize)"
+            f"should be {info.bytes}; it is cut off or another file's, so make it again (hfpatch tokenize)"
         )
     vocabulary = largest_id(tokenizer) + 1
     if info.tokenizer_sha256 != hash_tokenizer(tokenizer) or info.vocabulary_size > vocabulary:
         raise HfpatchError(
             f"{path}: made with another tokenizer, of a vocabulary of {info.vocabulary_size} where this one has "
-            f"{vocabulary}; name that tokenizer, or make the file anew (hfpatch tokenize)"
+            f"{vocabulary}; name that tokenizer, or make the file again (hfpatch tokenize)"
         )
     if (found := sha256_file(path)) != info.sha256:
         raise HfpatchError(
             f"{path}: not the ids that {sidecar(path).name} describes (sha256 {info.sha256[:12]} there, {found[:12]} "
-            "in the file); restore the file, or make it anew (hfpatch tokenize)"
+            "in the file); restore the file, or make it again (hfpatch tokenize)"
         )
     return TokenFile(_map(path, np.dtype(info.dtype).newbyteorder("<")), info)
 

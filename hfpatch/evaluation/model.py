@@ -54,7 +54,7 @@ class HfpatchLM(HFLM):
     `loglikelihood_per_token` and `paragraph_loglikelihood`. Text generation is that of ``hf``, unchanged.
 
     Not supported: encoder-decoder models, ``enable_thinking`` with log-likelihoods, ``softmax_dtype`` below fp32. The
-    arguments ``batch_size`` and ``max_batch_size`` count for text generation only: scoring goes by tokens.
+    arguments ``batch_size`` and ``max_batch_size`` count for text generation only: scoring counts tokens.
 
     Args:
         pretrained: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``, or a model.

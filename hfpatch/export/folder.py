@@ -46,7 +46,7 @@ def export_patch(
     """Write a base with a patch as one folder that transformers alone loads, with ``trust_remote_code=True``.
 
     The folder holds the weights of both, the base's tokenizer, a modelling file in plain torch and a card. Its logits
-    are held against the patched model's, bit for bit, before the folder appears.
+    are compared with the patched model's, bit for bit, before the folder appears.
 
     Args:
         patch: what ``save_patch`` wrote, or a PEFT adapter.

@@ -39,7 +39,7 @@ class ModelSettings(Section):
 
 
 class Recipe(Section):
-    """One comparison: a base, training text, evaluation tasks and the methods to hold against each other."""
+    """One comparison: a base, training text, evaluation tasks and the methods to compare."""
 
     name: str
     """Names the run; ``runs/<name>`` is where it goes unless ``--out`` says otherwise."""
@@ -58,7 +58,7 @@ class Recipe(Section):
     data_dir: Path | None = None
     """A folder that holds local copies of hub data sets, relative to the working directory."""
     baseline: str = "baseline"
-    """The method of no part that all others are held against."""
+    """The method of no part that all others are compared with."""
     methods: Annotated[dict[str, list[dict[str, Any]]], Field(min_length=1)]
     """Each method is a list of parts, ``{type: pre_projection, content_skip: true}``; the baseline is ``[]``."""
 
@@ -129,10 +129,10 @@ def loop_mistake(training: LoopSettings) -> str | None:
 
 
 def held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:
-    """Return what goes by a loss that is not ``measured``, or None."""
+    """Return what needs a loss that is not ``measured``, or None."""
     if (training.patience or training.keep_best) and not measured:
         key = "patience" if training.patience else "keep_best"
-        return f"training.{key} goes by the loss on held-out text, and there is none; set data.held_out"
+        return f"training.{key} needs the loss on held-out text, and there is none; set data.held_out"
     return None
 
 

@@ -22,7 +22,7 @@ class EvaluationSettings(Section):
     num_fewshot: NonNegativeInt | None = None
     """Examples before each question; None takes each task's own number."""
     batch_size: PositiveInt = 16
-    """Rows of one batch in text generation; scoring goes by tokens."""
+    """Rows of one batch in text generation; scoring counts tokens."""
     token_budget: PositiveInt | None = None
     """Tokens that are scored at once; None takes what suits the device. It changes no decision."""
     max_length: PositiveInt | None = None

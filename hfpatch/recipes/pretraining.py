@@ -106,9 +106,9 @@ class StudyRecipe(_Pretraining):
     seeds: Annotated[tuple[_SEED, ...], Field(min_length=1)] = (0,)
     """One run of every variant per seed; a seed fixes initialisation and batches for all alike."""
     baseline: str
-    """The variant that all others are held against."""
+    """The variant that all others are compared with."""
     variants: Annotated[dict[str, Variant], Field(min_length=2)]
-    """What is held against each other; the reports keep their order."""
+    """What is compared with each other; the reports keep their order."""
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
     """Keys of ``training`` and the values that each variant is trained with, in every combination:
     ``{lr: [1e-3, 2e-3], weight_decay: [0.1, 0.03125]}``."""

@@ -34,7 +34,7 @@ class Finding:
 
     @property
     def subject(self) -> str:
-        """What the sentence is about: the method, and what it is held against where that is not the baseline."""
+        """What the sentence is about: the method, and what it is compared with where that is not the baseline."""
         return f"{self.method} against {self.against}" if self.against else self.method
 
     def __str__(self) -> str:

@@ -275,7 +275,7 @@ def _parameter_axis(ax: Axes, counts: Sequence[int]) -> None:
 
 
 def _reference(results: Results, names: Sequence[str]) -> str:
-    """Return the method whose curve the others are held against: the LoRA if there is one, else the first."""
+    """Return the method whose curve the others are compared with: the LoRA if there is one, else the first."""
     controls = [control_for(results, results.methods[name]) for name in names if name in results.methods]
     return next((control.name for control in controls if control is not None and control.name in names), names[0])
 

@@ -34,7 +34,7 @@ def write_report(run_dir: Path) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` from the result files in ``run_dir``.
 
     The same result files give the same bytes. An incomplete run is reported as far as it got, and what is missing
-    is named. The cards of the run's patches are written anew, with the results in them. A pretraining study gets the
+    is named. The cards of the run's patches are written again, with the results in them. A pretraining study gets the
     report of a study.
 
     Raises:

@@ -30,9 +30,9 @@ from hfpatch.training.processes import start_processes
 
 
 def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
-    """Train and evaluate every method of a recipe with every seed, hold them against each other and report.
+    """Train and evaluate every method of a recipe with every seed, compare them and report.
 
-    The base is evaluated first, and held against its known scores before anything is trained. Each run leaves its
+    The base is evaluated first, and compared with its known scores before anything is trained. Each run leaves its
     result when it is complete; with ``resume`` such runs are not repeated. A run that diverges is a result like others,
     without scores: the reports name its step, and the comparisons leave it out.
 
@@ -40,7 +40,7 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
         recipe: what to compare.
         out: the run folder.
         resume: continue the run in ``out``.
-        progress: hears of every step; None tells nobody.
+        progress: called at every step; None shows nothing.
 
     Returns:
         The content of ``out/results.json``.
@@ -82,7 +82,7 @@ def train(
         method: its name.
         out: the run folder.
         resume: continue what lies in ``out``.
-        progress: hears of every step; None tells nobody.
+        progress: called at every step; None shows nothing.
 
     Returns:
         The folder of each seed's patch; a seed that diverged has none.

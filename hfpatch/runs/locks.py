@@ -29,7 +29,7 @@ from hfpatch.support.provenance import command_line
 
 RENEW_S = 30.0
 STALE_S = 300.0
-"""How long a lock of another machine counts that nobody renews."""
+"""How long a lock of another machine counts without being renewed."""
 UNREADABLE_S = 10.0
 """How long a lock counts that does not say who holds it: its holder is about to write that."""
 FOLDER = ".locks"

@@ -49,7 +49,7 @@ def pretrain(
         recipe: what to train on what.
         out: the run folder.
         resume: continue the run in ``out``.
-        progress: hears of every step; None tells nobody.
+        progress: called at every step; None shows nothing.
 
     Returns:
         The content of ``out/result.json``.

@@ -6,13 +6,13 @@ from hfpatch.training.records import StepRecord
 
 
 class Progress:
-    """Hears of each thing that happens and does nothing; the command line's subclasses show it."""
+    """Called at each event, and does nothing; the command line's subclasses show it."""
 
     def started(self, run: str, steps: int) -> None:
         """Hear that a run begins; ``steps`` is 0 where nothing is trained."""
 
     def stepped(self, run: str, record: StepRecord) -> None:
-        """Hear of one optimiser step."""
+        """Called after one optimiser step."""
 
     def evaluating(self, run: str, task: str) -> None:
         """Hear that a task begins."""

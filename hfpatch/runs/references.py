@@ -1,4 +1,4 @@
-"""Which method is held against which."""
+"""Which method is compared with which."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hfpatch.recipes.comparison import Recipe
 
 
 def references(recipe: Recipe) -> dict[str, list[str]]:
-    """Return what each method is held against: the baseline first, then the controls made for it.
+    """Return what each method is compared with: the baseline first, then the controls made for it.
 
     The controls of a method are the LoRAs that match its parameters (``match:``) and, where the method is one nonlinear
     query, the linear one (``activation: identity``); where there are none, the method named ``lora``. Controls are held

@@ -59,7 +59,7 @@ class Evaluation:
         model: the base: name, revision, hash, dtype.
         settings: the tasks and how they were run.
         variants: what was evaluated, by label; the bare base is ``base``.
-        comparisons: each patch held against the base, where the base was evaluated too.
+        comparisons: each patch compared with the base, where the base was evaluated too.
         warnings: what must be known before the scores are believed.
         provenance: where the numbers come from.
     """
@@ -111,7 +111,7 @@ def evaluate(
         output: a folder for results.json, a folder of records for each variant, and the answers as they come, from
             which the same call goes on after an interruption.
         cache_dir: where answers are kept without an ``output``; None keeps none.
-        progress: hears of every task; None tells nobody.
+        progress: called at every task; None shows nothing.
 
     Raises:
         HfpatchError: if the model, a patch, a task or its data cannot be had; or if the base scores outside what is

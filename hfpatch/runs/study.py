@@ -34,7 +34,7 @@ def pretrain_study(
     variant: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Train every variant of a study with every seed on the same batches, hold them against each other and report.
+    """Train every variant of a study with every seed on the same batches, compare them and report.
 
     All runs with one seed see the same blocks in the same order and start from the same weights where they share
     any. A run that diverges is a result like others. Each run leaves its result.json when it is complete; with
@@ -42,12 +42,12 @@ def pretrain_study(
     processes every run is shared by all of them.
 
     Args:
-        recipe: what to hold against what.
+        recipe: what to compare.
         out: the folder of the study.
         resume: continue the study in ``out``.
         variant: train this one's runs alone, and leave the report to a later call; several such calls may go on in
             one folder at a time.
-        progress: hears of every step; None tells nobody.
+        progress: called at every step; None shows nothing.
 
     Returns:
         The content of ``out/results.json``.

@@ -27,7 +27,7 @@ def collect_study(bench: StudyBench) -> dict[str, Any]:
     """Return what results.json holds, of all runs that are there.
 
     For each variant the best point of its sweep is the one of lowest mean loss at which every seed came to the end.
-    Every row is held against the baseline's best point by its relative improvement with each seed,
+    Every row is compared with the baseline's best point by its relative improvement with each seed,
 
         r_s = (L_baseline,s - L_s) / L_baseline,s,
 

@@ -1,4 +1,4 @@
-"""Reading the attention branch from the structure of a block, for types that nobody declared.
+"""Reading the attention branch from the structure of a block, for types without a declaration.
 
 It takes the common forms only (separate projections or multi-head latent attention, norms whose names are used in one
 way alone) and refuses the rest: what is in doubt has to be declared.

@@ -1,4 +1,4 @@
-"""Where what is made anew at a cost is kept between commands."""
+"""Where what is costly to make is kept between commands."""
 
 from __future__ import annotations
 

@@ -49,10 +49,21 @@ def provenance(clock: Clock) -> dict[str, Any]:
         "wall_s": round(clock.elapsed(), 3),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "processor": processor(),
         "device": torch.cuda.get_device_name(0) if cuda else "cpu",
         "threads": torch.get_num_threads(),
         "versions": installed_versions(),
     }
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the vendor and the name of the processor, where the system says them; else what Python knows of it."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return f"{facts.get('vendor_id', '')} {facts.get('model name', platform.processor())}".strip()
 
 
 def checkout_state(package: Path = Path(__file__).parents[1]) -> tuple[str | None, bool]:

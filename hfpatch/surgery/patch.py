@@ -204,7 +204,7 @@ def _layers_by_name(model: nn.Module) -> Callable[[str], int]:
     """Return a function from a parameter's name to the index of its block; -1 outside the blocks."""
     try:
         places = {f".{path}.": layer for layer, path in enumerate(survey(model).blocks)}
-    except HfpatchError:  # LoRA and its like also go into models whose attention nobody declared
+    except HfpatchError:  # LoRA and its like also go into models whose attention is not declared
         return lambda name: int(match[1]) if (match := _LAYER.search(name)) else -1
     return lambda name: next((layer for place, layer in places.items() if place in f".{name}"), -1)
 

@@ -50,7 +50,7 @@ def items_file(task: str) -> Path:
 
 
 def draw_items(task: str, number: int = ITEMS + EXAMPLES) -> list[Item]:
-    """Draw a task's items and examples anew; the shipped ones were drawn by this when the package was built."""
+    """Draw a task's items and examples again; the shipped ones were drawn by this when the package was built."""
     draw = {"cloze": _cloze, "endings": _endings, "questions": _questions, "text": _text}[task]
     stream: Iterator[Item] = (item for index in count() for item in draw(TASKS.index(task), index))
     return list(islice(stream, number))

@@ -40,7 +40,7 @@ class World:
     """Objects that no sentence has named yet, in the order in which they will appear."""
 
     def place_of(self, thing: str) -> str | None:
-        """Return where an object is, or None if nobody took it yet."""
+        """Return where an object is, or None if it was not taken yet."""
         holder = self.holder(thing)
         return holder.place if holder else self.left.get(thing)
 

@@ -39,7 +39,7 @@ class Checkpoint:
         folder: where it lies.
         step: optimiser steps done.
         state: what else the run knew then.
-        resumable: whether it holds the optimiser's state; DeepSpeed gives it to nobody.
+        resumable: whether it holds the optimiser's state; DeepSpeed does not hand it out.
     """
 
     folder: Path
@@ -128,7 +128,7 @@ def newest_checkpoint(folder: Path, identity: Mapping[str, Any]) -> Checkpoint |
             warnings.warn(f"{damage}; going on from {path.name}", stacklevel=2)
         return checkpoint
     if damage is not None:
-        raise HfpatchError(f"{damage}; no whole checkpoint is left: delete the run and start it anew")
+        raise HfpatchError(f"{damage}; no whole checkpoint is left: delete the run and start it again")
     return None
 
 

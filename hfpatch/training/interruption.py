@@ -29,7 +29,7 @@ class Terminated(SystemExit):
 
 @cache
 def end_with_launcher() -> None:
-    """End this process by SIGTERM once the launcher that started it is gone, which nobody else would do.
+    """End this process by SIGTERM once the launcher that started it is gone, which nothing else does.
 
     Without this, the processes that a killed ``accelerate launch`` or ``torchrun`` leaves go on writing to the run's
     folder. It does nothing where no such launcher is at work.

@@ -97,7 +97,7 @@ def _check_plan(run: Run) -> None:
         )
     if run.held_out is None and (run.settings.patience or run.settings.keep_best):
         raise HfpatchError(
-            "patience and keep_best go by the loss on held-out text, and there is none; set data.held_out"
+            "patience and keep_best need the loss on held-out text, and there is none; set data.held_out"
         )
     if run.held_out is None and run.diagnose_every is not None:
         raise HfpatchError(
@@ -111,7 +111,7 @@ def _check_deepspeed(run: Run) -> None:
     if run.checkpoint is not None and not (run.checkpoint.resumable and not under_deepspeed()):
         raise HfpatchError(
             f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays inside "
-            "DeepSpeed; start it anew, or use FSDP2, which can be resumed"
+            "DeepSpeed; start it again, or use FSDP2, which can be resumed"
         )
     if under_deepspeed() and (run.on_bad_loss == "skip" or run.settings.save_every is not None):
         key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
@@ -189,4 +189,4 @@ def _check_checkpointing(model: PreTrainedModel, run: Run) -> None:
     if run.settings.gradient_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
         reads = any(isinstance(each.path.f, HiddenProjection) for each in paths_with_f(model))
         why = "its query reads another block's MLP" if reads else f"{model.config.model_type} does not support it"
-        raise HfpatchError(f"training.gradient_checkpointing: a block cannot be computed anew, as {why}; leave it out")
+        raise HfpatchError(f"training.gradient_checkpointing: a block cannot be computed again, as {why}; leave it out")

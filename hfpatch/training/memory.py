@@ -13,7 +13,7 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def reset_peak_memory() -> None:
-    """Start measuring anew: CUDA's allocator where there is one, else the process's resident memory.
+    """Start measuring again: CUDA's allocator where there is one, else the process's resident memory.
 
     Where the system cannot reset the latter, the peak is that of the whole process.
     """

@@ -59,7 +59,7 @@ def pretrain(
         tokenizer: saved beside the model.
         seed: fixes the randomness of dropout.
         run_dir: the run's own folder.
-        resume: go on from the newest checkpoint in ``run_dir``; with none there, start anew.
+        resume: go on from the newest checkpoint in ``run_dir``; with none there, start again.
         on_step: called after each step, on the main process.
         origin: hashes of the tokenizer and of the architecture, kept in every checkpoint; a run only resumes with the
             same ones.
@@ -110,7 +110,7 @@ def scale_rates(settings: PretrainSettings, config: PreTrainedConfig) -> Pretrai
     width = inner_width(config)
     if width is None:
         raise HfpatchError(
-            f"training.lr_scaling: width goes by the inner width of the MLP, and {config.model_type} has no key for it "
+            f"training.lr_scaling: width needs the inner width of the MLP, and {config.model_type} has no key for it "
             "that hfpatch knows; leave it out and set training.lr itself"
         )
     factor = 4 * config.hidden_size / width

@@ -47,7 +47,7 @@ def train_probe(
         seed: fixes the randomness of dropout.
         run_dir: the run's own folder.
         held_out: blocks that are never trained on; the loss on all of them is recorded as ``eval_loss``.
-        resume: go on from the newest checkpoint in ``run_dir``; with none there, start anew.
+        resume: go on from the newest checkpoint in ``run_dir``; with none there, start again.
         on_step: called after each step, on the main process.
         origin: hashes of the base and of the method's settings, kept in every checkpoint; a run only resumes with the
             same ones. None takes the hash of what is frozen in ``model``.

@@ -102,7 +102,7 @@ def _changed_sizes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chosen_layers(values: Mapping[str, Any]) -> list[int]:
-    """Return the indices of layers to keep: the first of each kind that some list tells apart, at least two."""
+    """Return the indices of layers to keep: the first of each kind that some list distinguishes, at least two."""
     total = _layer_count(values)
     per_layer = [v for v in values.values() if isinstance(v, list | tuple) and len(v) == total]
     own = values.get("per_layer_config") or {}

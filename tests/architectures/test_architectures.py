@@ -1,6 +1,6 @@
 """Every method on every architecture, by formula; docs/architectures.md must say what comes out here.
 
-``make architectures`` writes that page anew.
+``make architectures`` writes that page again.
 """
 
 from importlib.metadata import version

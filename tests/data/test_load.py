@@ -65,7 +65,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path, text_file, tokenizer, damage):
     file.unlink()  # not written over: it is mapped
     if damage != "gone":
         file.write_bytes(b"" if damage == "empty" else b"not an array")
-    with pytest.warns(UserWarning, match="cannot be read .* made anew"):
+    with pytest.warns(UserWarning, match="cannot be read .* made again"):
         again = load_splits(chosen, tokenizer, cache_dir=cache)
     assert (again.train.sha256, again.held_out.sha256) == (fresh.train.sha256, fresh.held_out.sha256)
     assert np.array_equal(again.held_out.rows, rows)
@@ -154,7 +154,7 @@ def test_kept_tokens_are_what_they_were(tmp_path, text_file, tokenizer, layout):
     file.unlink()  # not written over: it is mapped
     file.write_bytes(content)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with pytest.warns(UserWarning, match="cannot be read .* made anew"):
+    with pytest.warns(UserWarning, match="cannot be read .* made again"):
         again = load_splits(chosen, tokenizer, cache_dir=cache).train
     assert np.array_equal(again.rows, ids)
     assert again.to_json() == fresh.to_json()
@@ -172,7 +172,7 @@ def test_a_damaged_stream_is_made_anew(tmp_path, text_file, tokenizer, damage):
         file.unlink()  # not written over: it is mapped
         if damage == "cut":
             file.write_bytes(content[:-2])
-    with pytest.warns(UserWarning, match="cannot be read .* made anew"):
+    with pytest.warns(UserWarning, match="cannot be read .* made again"):
         assert load_splits(chosen, tokenizer, cache_dir=cache).train.to_json() == fresh
 
 

@@ -266,7 +266,7 @@ def test_quantised_loading(tmp_path, path, bits):
         last = name.rpartition(".")[2]
         assert type(module).__name__ == expected.get(last, {4: "Linear4bit", 8: "Linear8bitLt"}[bits]), name
     assert type(attention.k_proj).__name__ == own
-    if bits == 4:  # held against the same values in float
+    if bits == 4:  # compared with the same values in float
         for name, module in quantised.named_modules():
             if type(module).__name__ == "Linear4bit":
                 values = dequantize_4bit(module.weight.data, module.weight.quant_state)

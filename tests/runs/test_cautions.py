@@ -1,4 +1,4 @@
-"""What the reader is warned of, and which method is held against which."""
+"""What the reader is warned of, and which method is compared with which."""
 
 import copy
 

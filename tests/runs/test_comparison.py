@@ -326,7 +326,7 @@ def test_another_recipes_run_is_refused_by_its_first_difference(straight, model_
 def test_words_and_places_may_differ_between_sessions(straight, model_folder, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(straight, out)
-    compare(make_recipe(model_folder, description="Told anew.", data_dir=str(tmp_path)), out, resume=True)
+    compare(make_recipe(model_folder, description="Told again.", data_dir=str(tmp_path)), out, resume=True)
 
 
 def test_changed_training_text_is_refused(recipe, model_folder, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from hfpatch.support.provenance import Clock, checkout_state, command_line, installed_versions, provenance
+from hfpatch.support.provenance import Clock, checkout_state, command_line, installed_versions, processor, provenance
 
 
 def git(root, *arguments):
@@ -43,6 +43,13 @@ def test_a_command_can_be_typed_again_and_does_not_name_the_home_folder():
 def test_versions_are_those_that_run():
     versions = installed_versions()
     assert versions["torch"] == torch.__version__
+
+
+def test_the_processor_is_named(tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9R14\nflags\t\t: a b\n\n")
+    assert processor(info) == "AuthenticAMD AMD EPYC 9R14"
+    assert isinstance(processor(tmp_path / "none"), str)
     assert {"hfpatch", "transformers", "peft", "lm_eval", "numpy"} <= set(versions)
 
 

@@ -1,7 +1,7 @@
-"""The last block at scored positions alone, where what it gives elsewhere is read by nobody.
+"""The last block at scored positions alone, where the rest of its output is not read.
 
 Behind the last attention no position sees another one: the output projection and the MLP of the last block may leave
-out all positions that are not scored. They run as they are, on fewer rows; zeros stand in for what they leave out.
+out all positions that are not scored. They run as they are, on fewer rows; zeros take the place of what they leave out.
 That is most of a block, a sixth of a model with six blocks.
 """
 
@@ -106,7 +106,7 @@ def _holds_matrices(module: nn.Module) -> bool:
 
 
 def _is_unwatched(module: nn.Module) -> bool:
-    """Return whether nobody looks at what goes in and out of a module, and nothing is compiled for its shapes."""
+    """Return whether no hook reads what goes in and out of a module, and nothing is compiled for its shapes."""
     parts = list(module.modules())
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
     return not hooked and all(part._compiled_call_impl is None for part in parts)

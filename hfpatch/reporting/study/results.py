@@ -149,7 +149,7 @@ class StudyResults(_Read):
 
     @property
     def others(self) -> list[str]:
-        """The variants that are held against the baseline."""
+        """The variants that are compared with the baseline."""
         return [name for name in self.variants if name != self.baseline]
 
     @cached_property
