@@ -102,14 +102,14 @@ def _finding(results: Results, method: MethodOutcome, reference: str | None, *, 
     if worse:
         clauses.append(f"{'it is worse elsewhere: it' if better else 'is worse: it'} {_seen(results, worse)}")
     if fallen:
-        clauses.append(f"it {_seen(results, fallen)}, which does not stand after Holm's correction")
+        clauses.append(f"it {_seen(results, fallen)}, which is not significant after Holm's correction")
     if unseen:
         clauses.append(_unseen(results, unseen))
     if untested:
         tasks, sizes = listed([one.task for one in untested]), listed(_once([count(one.n) for one in untested]))
         clauses.append(f"on {tasks} there are too few documents for a verdict (n = {sizes})")
     if not better and not worse:
-        clauses[0] = f"shows nothing certain{at}: {clauses[0]}"
+        clauses[0] = f"shows no significant difference{at}: {clauses[0]}"
     else:
         clauses[0] += at
     return Finding(method.name, "; ".join(clauses) + ".", _tone([*better, *worse, *noise]), against)
@@ -147,18 +147,19 @@ def size_text(change: Change) -> str:
 
 
 def _unseen(results: Results, comparisons: Sequence[Comparison]) -> str:
-    """Say on which tasks nothing can be told, and what would have been seen."""
+    """Say on which tasks there is no significant difference, and which one could have been detected."""
     tasks = listed([comparison.task for comparison in comparisons])
-    told = f"on {tasks} nothing can be told at n = {listed(_once([count(c.n) for c in comparisons]))}"
+    told = f"on {tasks} there is no significant difference"
+    documents = f"n = {listed(_once([count(c.n) for c in comparisons]))}"
     changes = [told_change(results, comparison) for comparison in comparisons]
     visible = [(change.smallest_visible, _unit(change)) for change in changes]
     sizes = [significant(size, 2) + unit for size, unit in visible if size is not None]
     if len(sizes) < len(visible):
-        return told
+        return f"{told} ({documents})"
     sizes, unit = _once(sizes), visible[0][1]
     if all(size.endswith(unit) for size in sizes):
         sizes = [*(size.removesuffix(unit) for size in sizes[:-1]), sizes[-1]]
-    return f"{told}: differences under {listed(sizes)} are invisible"
+    return f"{told} ({documents}; smallest detectable difference {listed(sizes)})"
 
 
 def _once(items: list[str]) -> list[str]:

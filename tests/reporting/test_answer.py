@@ -11,16 +11,17 @@ def told(results):
 def test_the_answer_has_numbers_budget_and_what_cannot_be_seen(results):
     assert told(results)["pre_projection_skip", "better"] == (
         "pre_projection_skip raises tinyworld_cloze by 5.0 points [2.0, 8.0], and lowers tinyworld_text word "
-        "perplexity by 12.0 % [9.0, 15.0] at 0.98 times the parameters of lora; on tinyworld_endings nothing can be "
-        "told at n = 200: differences under 6.0 points are invisible."
+        "perplexity by 12.0 % [9.0, 15.0] at 0.98 times the parameters of lora; on tinyworld_endings there is no "
+        "significant difference (n = 200; smallest detectable difference 6.0 points)."
     )
 
 
 def test_a_difference_that_falls_to_the_correction_says_so(results):
     assert told(results)["lora", "within noise"] == (
-        "lora shows nothing certain with 81,920 trainable parameters: it lowers tinyworld_text word perplexity by "
-        "5.0 % [2.5, 7.5], which does not stand after Holm's correction; on tinyworld_cloze and tinyworld_endings "
-        "nothing can be told at n = 400 and 200: differences under 4.2 and 6.0 points are invisible."
+        "lora shows no significant difference with 81,920 trainable parameters: it lowers tinyworld_text word "
+        "perplexity by 5.0 % [2.5, 7.5], which is not significant after Holm's correction; on tinyworld_cloze and "
+        "tinyworld_endings there is no significant difference (n = 400 and 200; smallest detectable difference 4.2 "
+        "and 6.0 points)."
     )
 
 
@@ -52,8 +53,9 @@ def test_worse_mixed_and_noise(build, raw, compared):
         "it raises tinyworld_text word perplexity by 20.0 % [15.0, 25.0]."
     )
     assert found["lora", "within noise"] == (
-        "lora shows nothing certain with 81,920 trainable parameters: on tinyworld_cloze and tinyworld_text nothing "
-        "can be told at n = 400 and 60: differences under 5.0 points and 5.0 % are invisible."
+        "lora shows no significant difference with 81,920 trainable parameters: on tinyworld_cloze and "
+        "tinyworld_text there is no significant difference (n = 400 and 60; smallest detectable difference 5.0 points "
+        "and 5.0 %)."
     )
     assert answer(results).headline == (
         "Of 2 methods against baseline: 1 is better on one task and worse on another and 1 is within noise on every "
@@ -78,8 +80,8 @@ def test_too_few_documents_are_said_and_get_no_verdict(build, raw, compared):
     raw["comparisons"] = [compared("lora", "tinyworld_cloze", 0.02, 0.03, "too few documents") | few | {"n": 8}]
     results = build(raw)
     assert told(results)["lora", "unknown"] == (
-        "lora shows nothing certain with 81,920 trainable parameters: on tinyworld_cloze there are too few documents "
-        "for a verdict (n = 8)."
+        "lora shows no significant difference with 81,920 trainable parameters: on tinyworld_cloze there are too "
+        "few documents for a verdict (n = 8)."
     )
     assert answer(results).headline == "Of 2 methods against baseline: 2 are without a verdict."
     cell = cell_of(results, "lora", "tinyworld_cloze")

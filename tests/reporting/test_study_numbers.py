@@ -91,7 +91,7 @@ def test_what_falls_to_the_correction_is_within_noise():
     raw["rows"][1]["improvement"] |= {"p": 0.03, "p_holm": 0.09}
     found = read(raw)
     assert tone_of(found.chosen["nonlinear"]) == "within noise"
-    assert "does not stand after Holm's correction" in str(answer_of(found).against_baseline[0])
+    assert "is not significant after Holm's correction" in str(answer_of(found).against_baseline[0])
     assert cells(main_table(found), "verdict")["nonlinear"] == "within noise†"
     raw["rows"][1]["improvement"] |= {"p": 0.03, "p_holm": None}
     assert cells(main_table(read(raw)), "verdict")["nonlinear"] == "better, p not corrected"

@@ -131,7 +131,7 @@ def _finding(study: StudyResults, name: str) -> Finding:
         return Finding(name, f"was not compared{_why_not(study, row)}; {budget.replace('with', 'it has', 1)}.", tone)
     clauses = [_main_clause(study, row, row.improvement, tone, budget)]
     if falls_to_correction(row.improvement):
-        clauses.append("the test alone finds a difference, which does not stand after Holm's correction")
+        clauses.append("the test alone finds a difference, which is not significant after Holm's correction")
     if row.diverged:
         clauses.append(f"it {diverged_text(row.diverged)}")
     if row.missing:
