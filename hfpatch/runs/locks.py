@@ -28,6 +28,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.support.provenance import command_line
 
 RENEW_S = 30.0
+GRACE_S = 30.0
+"""How long a process may take to end after it lost a lock."""
 STALE_S = 300.0
 """How long a lock of another machine counts without being renewed."""
 UNREADABLE_S = 10.0
@@ -135,7 +137,7 @@ def _end(ended: threading.Event) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
         _thread.interrupt_main()
-    if not ended.wait(RENEW_S):
+    if not ended.wait(GRACE_S):
         os._exit(2)
 
 

@@ -27,14 +27,6 @@ def test_importing_hfpatch_loads_neither_torch_nor_transformers_nor_peft():
     assert run(f"import hfpatch, sys; print(sorted({heavy} & set(sys.modules)))").strip() == "[]"
 
 
-@pytest.mark.parametrize("package", ["training", "data", "evaluation"])
-def test_settings_load_neither_torch_nor_transformers(package):
-    code = (
-        f"import hfpatch.{package}.settings, sys; print(sorted({{'torch', 'transformers', 'peft'}} & set(sys.modules)))"
-    )
-    assert run(code).strip() == "[]"
-
-
 ORDERS = """
 import copy, importlib, importlib.metadata, importlib.util, itertools, pickle, sys
 from importlib.machinery import ModuleSpec
