@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ def _comparisons(comparisons: list[Comparison]) -> Table:
     table.add_column("verdict")
     for each in comparisons:
         visible = "" if each.smallest_visible is None else f"{each.smallest_visible:.4g}"
-        interval = "" if each.low is None or each.high is None else f"[{each.low:+.4g}, {each.high:+.4g}]"
+        interval = "" if math.isinf(each.low) else f"[{each.low:+.4g}, {each.high:+.4g}]"
         p = "" if each.p_holm is None else f"{each.p_holm:.3g}"
         numbers = (f"{each.difference:+.4g}", interval, p, visible)
         table.add_row(each.method, each.task, each.metric, *numbers, each.verdict)

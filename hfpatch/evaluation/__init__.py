@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from lm_eval.api.registry import model_registry
 
+from hfpatch.results.schema import Comparison, TaskResult
 from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hfpatch.evaluation.comparison import Comparison, check_comparable, compare
+    from hfpatch.evaluation.comparison import check_comparable, compare
     from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
-    from hfpatch.evaluation.results import TaskResult
     from hfpatch.evaluation.run import evaluate, primary_aggregations
     from hfpatch.evaluation.tasks import load_tasks
 
@@ -35,9 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Comparison": "comparison",
     "HfpatchLM": "model",
-    "TaskResult": "results",
     "check_comparable": "comparison",
     "check_known_scores": "known_scores",
     "compare": "comparison",

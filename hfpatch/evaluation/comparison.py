@@ -6,15 +6,14 @@ import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.metrics import Aggregation, Array, Metric, metric_named
-from hfpatch.evaluation.results import TaskResult
 from hfpatch.evaluation.stats import (
     ALPHA,
     Estimate,
@@ -25,6 +24,7 @@ from hfpatch.evaluation.stats import (
     paired_accuracies,
     paired_permutation,
 )
+from hfpatch.results.schema import Comparison, TaskResult, Verdict
 
 FEWEST_DOCUMENTS = 20
 """Below this no difference is tested: the intervals are known to hold from here on."""
@@ -34,50 +34,6 @@ CORRECTION = "methods and tasks"
 _FEWEST_DISCORDANT = 6  # with 5 documents all changed one way, the exact McNemar p is still 0.0625
 
 Runs = Mapping[int, Path]
-Verdict = Literal["better", "worse", "within noise", "too few documents"]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The difference of a method from a reference on one task, all numbers in the metric's own unit.
-
-    Attributes:
-        method: the method.
-        reference: what it is compared with.
-        task: the task.
-        metric: the task's primary metric.
-        n: documents.
-        seeds: seeds of the method.
-        difference: method minus reference; for a perplexity ``reference · (exp(mean log ratio) - 1)``.
-        low: lower end of the 95 % interval; None where there are too few documents for one.
-        high: upper end of that interval.
-        p: two-sided p-value of no difference, by ``test``; below 0.05 where the interval leaves out 0.
-        p_holm: ``p`` corrected by Holm's method, over all methods and tasks compared with the baseline, or over all
-            that are compared with other methods.
-        test: the name of the test.
-        smallest_visible: the true difference that had a chance of about 80 % to be found at 5 % with this sample,
-            before correction; None where there is none.
-        verdict: whether the difference stands after correction, and which way it goes.
-    """
-
-    method: str
-    reference: str
-    task: str
-    metric: str
-    n: int
-    seeds: int
-    difference: float
-    low: float | None
-    high: float | None
-    p: float | None
-    p_holm: float | None
-    test: str
-    smallest_visible: float | None
-    verdict: Verdict
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the comparison as what JSON can hold."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -243,19 +199,15 @@ def _compare(
         n=documents,
         seeds=len(runs.method),
         difference=metric.shift(base, difference),
-        low=None,
-        high=None,
-        p=None,
-        p_holm=None,
         test="none (too few documents)",
-        smallest_visible=None,
         verdict="too few documents",
     )
     if tested is None:
         return comparison
     low, high = (metric.shift(base, end) for end in tested.interval)
     visible = None if tested.visible is None else metric.shift(base, tested.visible)
-    return replace(comparison, low=low, high=high, p=tested.p, test=tested.test, smallest_visible=visible)
+    found = {"low": low, "high": high, "p": tested.p, "test": tested.test, "smallest_visible": visible}
+    return comparison.model_copy(update=found)
 
 
 def _test_ratio(table: _Table, metric: Metric, runs: _Pairing) -> _Tested:
@@ -323,7 +275,7 @@ def _judged(comparison: Comparison, p_holm: float, higher_is_better: bool) -> Co
     verdict: Verdict = "within noise"
     if p_holm < ALPHA:
         verdict = "better" if (comparison.difference > 0) == higher_is_better else "worse"
-    return replace(comparison, p_holm=p_holm, verdict=verdict)
+    return comparison.model_copy(update={"p_holm": p_holm, "verdict": verdict})
 
 
 def _table(metric: Metric, values: Mapping[Path, list[Any]], runs: _Pairing) -> _Table:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hfpatch.evaluation.results import TaskResult
+from hfpatch.results.schema import TaskResult
 
 _SIGMAS = 3.0
 _TURNED = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.05}

@@ -21,10 +21,10 @@ from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.mistakes import first_unfit_document
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.quiet import quiet
-from hfpatch.evaluation.results import TaskResult
 from hfpatch.evaluation.tasks import load_tasks
 from hfpatch.evaluation.templates import templates_compiled_once
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results.schema import TaskResult
 from hfpatch.support.files import write_text
 
 Record = dict[str, Any]
@@ -140,7 +140,7 @@ def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_d
         stderr=_errors(metrics, records, task.aggregation()),
         primary=primary,
         higher_is_better=bool(task.higher_is_better().get(primary.partition(",")[0], True)),
-        num_fewshot=task.get_config("num_fewshot"),
+        num_fewshot=task.get_config("num_fewshot") or 0,
         data_sha256=hashlib.sha256("\n".join(record["doc_hash"] for record in records).encode()).hexdigest(),
         version=str(task.VERSION),
         reused=scorer.reused,

@@ -1,10 +1,9 @@
-"""``report.html``: one page that needs no network and no other file."""
+"""A document as one HTML page that needs no network and no other file."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from urllib.parse import quote
@@ -12,40 +11,24 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from hfpatch.reporting import captions
-from hfpatch.reporting.merging import Check
-from hfpatch.reporting.page import FigurePart, Material, Page, page
-from hfpatch.reporting.results_csv import results_csv
-from hfpatch.reporting.study.data import study_csv
+from hfpatch.reporting.document import Block, Cell, Document, Download, Figure
 from hfpatch.reporting.theme import inline
 from hfpatch.support.version import __version__
 
 
-def html(material: Sequence[Material], checks: Sequence[Check] = ()) -> str:
-    """Return the report as one HTML page.
+def html(document: Document) -> str:
+    """Return the document as one HTML page.
 
-    All text of a run is escaped; the page's policy lets no script run but its own, which it knows by its hash.
-
-    Args:
-        material: the runs that stand side by side; one where they share a table.
-        checks: what several runs have in common.
+    All text is escaped; the page's policy lets no script run but its own, which it knows by its hash.
     """
-    return render(page(material, checks), "panel.jinja")
-
-
-def render(content: Page, template: str) -> str:
-    """Return a page as HTML, each of its panels by the template of that name; otherwise as :func:`html`."""
-    environment = _environment()
     script = _file("report.js")
-    return environment.get_template("report.html.jinja").render(
-        page=content,
-        template=template,
-        captions=captions,
+    return _environment().get_template("report.html.jinja").render(
+        document=document,
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
         style=Markup(_file("report.css")),
         version=__version__,
-    )
+    )  # fmt: skip
 
 
 @cache
@@ -59,17 +42,17 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "breakable": _breakable,
-        "sentence": _sentence,
-        "drawn": _drawn,
+        "capital": lambda text: text[:1].upper() + text[1:],
+        "cell": lambda value: value if isinstance(value, Cell) else Cell((value,)),
         "download": _download,
-        "results_csv": results_csv,
-        "study_csv": study_csv,
+        "drawn": _drawn,
+        "type": lambda block: type(block).__name__,
     }
     return environment
 
 
 def _file(name: str) -> str:
-    """Return a file that stands beside the templates as it is."""
+    """Return a file that is beside the templates as it is."""
     return resources.files("hfpatch.reporting").joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -78,16 +61,15 @@ def _breakable(name: str) -> Markup:
     return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
 
 
-def _sentence(text: str) -> str:
-    """Return a finding's rest with a capital, to stand as a sentence of its own."""
-    return text[:1].upper() + text[1:]
+def _drawn(figure: Figure, prefix: str) -> Markup:
+    return Markup(inline(figure.svg, prefix + figure.name, str(escape(figure.title))))
 
 
-def _drawn(figure: FigurePart, prefix: str) -> Markup:
-    return Markup(inline(figure.svg, prefix + figure.name, figure.title))
-
-
-def _download(text: str, name: str, label: str) -> Markup:
-    """Return a link that holds a CSV file."""
-    data = quote(text, safe=" ,.:;/()[]+-_=|*@!?~")
-    return Markup('<a download="{}" href="data:text/csv;charset=utf-8,{}">{}</a>').format(name, data, label)
+def _download(block: Block) -> Markup:
+    """Return a link that holds a file: a download, or the data of a figure."""
+    if isinstance(block, Figure):
+        block = Download(f"{block.name}.csv", "its data (CSV)", block.data)
+    assert isinstance(block, Download)
+    content = quote(block.content, safe=" ,.:;/()[]+-_=|*@!?~")
+    link = Markup('<a download="{}" href="data:{};charset=utf-8,{}">{}</a>')
+    return link.format(block.name, block.media_type, content, block.label)

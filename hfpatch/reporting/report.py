@@ -23,7 +23,7 @@ from hfpatch.reporting.results_csv import results_csv
 from hfpatch.reporting.samples import Samples, read_samples
 from hfpatch.reporting.study.report import write_study
 from hfpatch.reporting.study.results import is_study
-from hfpatch.reporting.theme import house_style, to_svg
+from hfpatch.reporting.theme import report_style, to_svg
 from hfpatch.reporting.written import Report, write_figures
 from hfpatch.support.files import write_text
 
@@ -124,7 +124,7 @@ def _joined(each: Sequence[Material], results: Results, names: Mapping[str, Mapp
 
 def _draw(results: Results, curves: Mapping[str, Curve], layers: Sequence[LayerSeries]) -> dict[str, str]:
     shown = prominent(results)
-    with house_style():
+    with report_style():
         drawn = {
             "differences": differences(shown),
             "quality": quality(shown),
@@ -141,7 +141,7 @@ def _write(out: Path, material: Sequence[Material], checks: Sequence[Check]) -> 
             path = out / "figures" / f"{anchor(material, place)}{name}"
             texts[path.with_suffix(".svg")] = svg
             texts[path.with_suffix(".csv")] = figure_data(name, each.results, each.curves, each.layers)
-    with house_style():
+    with report_style():
         drawn = differences(prominent(material[0].results), title=True) if len(material) == 1 else None
         figures = write_figures(texts, drawn, out / "figures")
     report = Report(

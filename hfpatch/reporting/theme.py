@@ -89,7 +89,7 @@ def shade(index: int, count: int) -> tuple[float, float, float]:
 
 
 @contextmanager
-def house_style() -> Iterator[None]:
+def report_style() -> Iterator[None]:
     """Draw in the report's style, whatever the user's matplotlib is set to."""
     with mpl.rc_context():
         mpl.rcdefaults()

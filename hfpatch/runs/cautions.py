@@ -47,7 +47,7 @@ def known_score_surprises(recipe: Recipe, result: Mapping[str, Any]) -> list[str
 
 def scores_of(result: Mapping[str, Any]) -> dict[str, TaskResult]:
     """Return the scores in a run's result.json, by task."""
-    return {task: TaskResult.from_json(score) for task, score in result["evaluation"].items()}
+    return {task: TaskResult.model_validate(score) for task, score in result["evaluation"].items()}
 
 
 def _base(recipe: Recipe, baseline: Mapping[str, Any]) -> Iterable[str]:

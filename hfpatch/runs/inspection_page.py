@@ -8,7 +8,7 @@ import json
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from hfpatch.reporting.theme import house_style, inline, to_svg
+from hfpatch.reporting.theme import inline, report_style, to_svg
 from hfpatch.runs.inspection import Inspection
 from hfpatch.runs.inspection_figures import DRAWINGS
 from hfpatch.runs.inspection_tables import inspection_tables, opening
@@ -36,7 +36,7 @@ def inspection_page(found: Inspection) -> str:
 
 def _figures(found: Inspection) -> list[dict[str, str]]:
     drawn: list[dict[str, str]] = []
-    with house_style():
+    with report_style():
         for drawing in DRAWINGS:
             figure = drawing.draw(found)
             if figure is not None:

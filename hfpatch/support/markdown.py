@@ -20,7 +20,8 @@ def block(text: str) -> str:
     return _LINE_START.sub(r"\1\\\2", escape(text))
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int = 1) -> str:
-    """Return a Markdown table of escaped cells; columns from ``numbers_from`` on are aligned right."""
-    rule = ["---" if i < numbers_from else "---:" for i in range(len(headings))]
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[bool] = ()) -> str:
+    """Return a Markdown table of escaped cells; those of ``numbers`` aligned right, by default all but the first."""
+    right = numbers or [i > 0 for i in range(len(headings))]
+    rule = ["---:" if each else "---" for each in right]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))

@@ -148,7 +148,7 @@ def _adapters(adapters: Sequence[Mapping[str, str]]) -> str:
     rows = [
         [f"`{a['name']}`", escape(_METHODS.get(a["method"], a["method"])), f"`{a['sha256'][:16]}`"] for a in adapters
     ]
-    return table(["adapter", "method", "SHA-256 of its tensors"], rows, numbers_from=3)
+    return table(["adapter", "method", "SHA-256 of its tensors"], rows, numbers=[False] * 3)
 
 
 def _lines(facts: Sequence[tuple[str, str]]) -> str:

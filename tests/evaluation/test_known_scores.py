@@ -13,7 +13,9 @@ COMMIT = "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f"
 
 
 def results(acc, n=5153, task="lambada_openai", num_fewshot=0, metric="acc"):
-    return {task: TaskResult(task, n, {metric: acc, "perplexity": 5.0}, {}, metric, True, num_fewshot, "", "1.0")}
+    found = {"task": task, "n": n, "metrics": {metric: acc, "perplexity": 5.0}, "primary": metric}
+    rest = {"stderr": {}, "higher_is_better": True, "data_sha256": "", "version": "1.0"}
+    return {task: TaskResult(**found, **rest, num_fewshot=num_fewshot)}
 
 
 def check(acc, name="EleutherAI/pythia-410m", revision=None, dtype="float32", **options):

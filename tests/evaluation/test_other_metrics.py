@@ -162,7 +162,9 @@ def test_a_score_that_no_draw_changes_gets_no_verdict(tmp_path):
         (tmp_path / name).mkdir()
         lines = [json.dumps({"doc_hash": str(i), "steps": value}) for i in range(30)]
         (tmp_path / name / "count.jsonl").write_text("\n".join(lines))
-    task = {"count": TaskResult("count", 30, {"steps": 1.0}, {}, "steps", True, 0, "", "1")}
+    fields = {"task": "count", "n": 30, "metrics": {"steps": 1.0}, "stderr": {}, "primary": "steps"}
+    rest = {"higher_is_better": True, "num_fewshot": 0, "data_sha256": "", "version": "1"}
+    task = {"count": TaskResult(**fields, **rest)}
     runs = {name: {0: tmp_path / name} for name in ("baseline", "a")}
     given = {"references": {"a": ["baseline"]}, "aggregations": {"count": lm_evals.median}}
     (one,) = compare(runs, tasks=task, **given)

@@ -126,7 +126,7 @@ def test_stderr_is_the_binomial_one(outcome):
 def test_results_survive_json(outcome):
     results, _ = outcome
     for result in results.values():
-        assert TaskResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+        assert TaskResult.model_validate_json(json.dumps(result.to_json())) == result
 
 
 def test_limit_takes_the_first_documents(outcome, taught, tokenizer, data_dir, tmp_path):

@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from hfpatch.reporting.curves import Curve, read_curves
 from hfpatch.reporting.figures import differences, quality, training
-from hfpatch.reporting.theme import house_style, to_svg
+from hfpatch.reporting.theme import report_style, to_svg
 
 
 def texts(svg):
@@ -18,7 +18,7 @@ def texts(svg):
 @pytest.fixture
 def draw():
     def drawn(figure, *arguments, **options):
-        with house_style():
+        with report_style():
             made = figure(*arguments, **options)
             return None if made is None else to_svg(made)
 
@@ -43,14 +43,14 @@ def test_parameters_stand_beside_the_differences(draw, results):
 
 
 def test_to_the_right_is_better_in_every_panel(results):
-    with house_style():
+    with report_style():
         axes = differences(results).axes
     assert [ax.get_title(loc="left") for ax in axes] == list(results.tasks)
     assert [ax.xaxis_inverted() for ax in axes] == [False, False, True]
 
 
 def test_marks_stand_at_the_differences(results):
-    with house_style():
+    with report_style():
         cloze, _, text = differences(results).axes
     marks = [point.tolist() for line in cloze.lines if line.get_marker() != "None" for point in line.get_xydata()]
     assert marks == [pytest.approx([5.0, 0.0]), pytest.approx([1.5, 1.0])]
@@ -66,7 +66,7 @@ def test_an_outlier_leaves_the_others_room(build, raw, compared):
     ]
     raw["methods"] |= dict.fromkeys("abcd", raw["methods"]["lora"])
     results = build(raw, curves=False)
-    with house_style():
+    with report_style():
         figure = differences(results)
         assert max(figure.axes[0].get_xlim()) < 60
         assert "+20000 %" in texts(to_svg(figure))
@@ -83,7 +83,7 @@ def test_held_out_loss_has_a_panel_where_it_was_measured(results):
         "lora": Curve(np.array([1, 2]), np.array([3.0, 2.0]), 1, {2: 2.5}),
         "pre_projection_skip": Curve(np.array([1, 2]), np.array([3.0, 2.5]), 1),
     }
-    with house_style():
+    with report_style():
         *_, last = training(results, curves).axes
     assert last.get_title(loc="left") == "Loss on held-out text"
     assert [line.get_xydata().tolist() for line in last.lines if line.get_xydata().size] == [[[2.0, 2.5]]]
@@ -129,7 +129,7 @@ def test_many_methods_and_tasks_do_not_overlap(build, raw, compared):
         for task in raw["tasks"]
         if method != "baseline" and task != "tinyworld_text"
     ]
-    with house_style():
+    with report_style():
         figure = differences(build(raw, curves=False))
         renderer = FigureCanvasAgg(figure).get_renderer()
         figure.draw_without_rendering()

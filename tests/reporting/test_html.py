@@ -13,7 +13,7 @@ from hfpatch.reporting.figures import differences, quality
 from hfpatch.reporting.html import html
 from hfpatch.reporting.page import Material
 from hfpatch.reporting.samples import Change, Samples, Sides
-from hfpatch.reporting.theme import house_style, to_svg
+from hfpatch.reporting.theme import report_style, to_svg
 
 NOTHING_CHANGED = Samples((), {}, ())
 VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
@@ -52,7 +52,7 @@ def material(results, figures, samples=NOTHING_CHANGED):
 
 
 def page_of(results, samples=NOTHING_CHANGED):
-    with house_style():
+    with report_style():
         figures = {"differences": to_svg(differences(results)), "quality": to_svg(quality(results))}
     page = Page()
     text = html([material(results, figures, samples)])

@@ -8,7 +8,7 @@ import torch
 from hfpatch.reporting.figure_data import layers_csv, read_layers_csv
 from hfpatch.reporting.layer_figure import layer_figure
 from hfpatch.reporting.layers import ANALYSIS, LayerSeries, read_layers
-from hfpatch.reporting.theme import house_style
+from hfpatch.reporting.theme import report_style
 
 
 def patch_with(run_dir, seed, tensors):
@@ -78,7 +78,7 @@ def test_a_broken_patch_is_named(run_dir, results):
 def test_a_panel_a_quantity_and_the_mean_of_many_groups(results):
     series = [LayerSeries("a", "lora", f"head {i}", {0: float(i), 1: 2.0 * i}) for i in range(5)]
     series += [LayerSeries("b", "pre_projection_skip", "", {0: 1.0}, reference=0.5)]
-    with house_style():
+    with report_style():
         first, second = layer_figure(results, series).axes
     assert [line.get_ydata().tolist() for line in first.lines if len(line.get_xdata())] == [[2.0, 4.0]]
     assert {tuple(line.get_ydata()) for line in second.lines} == {(1.0,), (0.5, 0.5)}

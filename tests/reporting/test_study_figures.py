@@ -12,7 +12,7 @@ from hfpatch.reporting.study.captions import left_out
 from hfpatch.reporting.study.data import figure_csv
 from hfpatch.reporting.study.figures import diagnostics, differences, draw, improvements, losses, spreads
 from hfpatch.reporting.study.results import StudyResults
-from hfpatch.reporting.theme import BLUE, GREY, house_style
+from hfpatch.reporting.theme import BLUE, GREY, report_style
 
 
 def read(raw):
@@ -26,7 +26,7 @@ def found():
 
 @pytest.fixture(autouse=True)
 def style():
-    with house_style():
+    with report_style():
         yield
 
 

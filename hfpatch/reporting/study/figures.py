@@ -19,7 +19,7 @@ from hfpatch.reporting.study.answer import share, tone_of
 from hfpatch.reporting.study.diagnostics import FSeries, series_of, spread_of
 from hfpatch.reporting.study.results import AtStep, ByStep, Row, StudyResults
 from hfpatch.reporting.study.words import seeds_text, share_cell
-from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, Style, house_style, panels, shade, short, styles, to_svg
+from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, Style, panels, report_style, shade, short, styles, to_svg
 
 _MOST_F_PANELS = 24
 _COLUMNS = 4
@@ -31,7 +31,7 @@ _FEW_TICKS = 5  # on the steps of a narrow panel
 
 def draw(study: StudyResults) -> dict[str, str]:
     """Return every figure that there is something for, as SVG documents by name, in the order of reading."""
-    with house_style():
+    with report_style():
         drawn = {
             "differences": differences(study),
             "loss": losses(study),

@@ -10,7 +10,7 @@ from hfpatch.reporting.study.figures import differences, draw
 from hfpatch.reporting.study.markdown import study_markdown
 from hfpatch.reporting.study.page import study_page
 from hfpatch.reporting.study.results import read_study
-from hfpatch.reporting.theme import house_style
+from hfpatch.reporting.theme import report_style
 from hfpatch.reporting.written import Report, write_figures
 from hfpatch.support.files import write_text
 
@@ -32,7 +32,7 @@ def write_study(run_dir: Path, out: Path) -> Report:
         path = out / "figures" / name
         texts[path.with_suffix(".svg")] = svg
         texts[path.with_suffix(".csv")] = figure_csv(name, study)
-    with house_style():
+    with report_style():
         figures = write_figures(texts, differences(study, title=True), out / "figures")
     report = Report(
         html=out / "report.html",

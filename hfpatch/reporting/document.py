@@ -1,0 +1,208 @@
+"""A report as plain data: parts of sections of blocks, which ``html``, ``markdown`` and ``terminal`` render once each.
+
+A comparison, a study, an inspection and an evaluation each build a :class:`Document`; none of them knows how it will
+be shown. All text is plain: renderers escape it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Tone = Literal["better", "worse", "mixed", "within noise", "too few documents", "unknown"]
+Fact = tuple[str, str]
+"""A label and its value."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; ``style`` says how it is set: as the ``headline`` of the document, or as a ``caption``."""
+
+    text: str
+    style: Literal["plain", "headline", "caption"] = "plain"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Labelled lines, below a heading of their own if there is a ``title``."""
+
+    items: tuple[Fact, ...]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """A list of sentences, such as warnings."""
+
+    items: tuple[str, ...]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence: ``subject`` names what is compared, ``rest`` follows it."""
+
+    subject: str
+    rest: str
+    tone: Tone
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.rest}"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """A list of findings; of many, those beyond the first dozen are folded up as ``more {what}``."""
+
+    items: tuple[Finding, ...]
+    title: str = ""
+    what: str = "methods"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name, small lines below it, and whether it holds numbers, which are aligned right."""
+
+    name: str
+    notes: tuple[str, ...] = ()
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of several lines, or with a ``tone``, which marks its last line."""
+
+    lines: tuple[str, ...]
+    tone: Tone | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table; ``keys`` has its values under the keys of the table's filters, ``strong`` sets it apart."""
+
+    cells: tuple[str | Cell, ...]
+    strong: bool = False
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A choice that shows some rows of a table: those that have one of ``values`` under ``key``."""
+
+    key: str
+    label: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text; the first column names the row.
+
+    Attributes:
+        name: its anchor.
+        title: what it shows.
+        columns: one a cell of a row.
+        rows: the lines.
+        caption: how to read it.
+        heading: whether the title is shown as a heading; otherwise only screen readers get it.
+        search: whether rows can be searched.
+        filters: choices that show some rows only.
+        folded: whether a page shows it only when asked, unless it is short.
+        narrow: tables that show the same in a terminal too narrow for this one.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    caption: str = ""
+    heading: bool = True
+    search: bool = False
+    filters: tuple[Filter, ...] = ()
+    folded: bool = False
+    narrow: tuple[Table, ...] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure as an SVG document, with its words and its data as CSV."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file that a page holds: its name, what the link says, and its content."""
+
+    name: str
+    label: str
+    content: str
+    media_type: str = "text/csv"
+
+
+@dataclass(frozen=True)
+class Browser:
+    """Documents to look through, listed by the page's script from ``data``."""
+
+    data: Mapping[str, Any]
+
+
+Block = Text | Facts | Sentences | Findings | Table | Figure | Download | Browser
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section: its anchor, its heading, what the navigation calls it, and its blocks."""
+
+    name: str
+    title: str
+    blocks: tuple[Block, ...]
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The sections of one run; ``title`` names it where there are several, ``prefix`` then begins its anchors."""
+
+    sections: tuple[Section, ...]
+    title: str = ""
+    prefix: str = ""
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """The figures by the name of their files."""
+        blocks = (block for section in self.sections for block in section.blocks)
+        return {f"{self.prefix}{block.name}": block for block in blocks if isinstance(block, Figure)}
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report.
+
+    Attributes:
+        title: its heading.
+        parts: one, or one for each run that is reported by itself.
+        kind: what it is, such as ``report`` or ``inspection``.
+        description: a paragraph below the title.
+        complete: whether everything that was planned is in it.
+        glance: the few facts that are shown above everything else.
+        opening: sections before the parts.
+        summary: what a terminal shows of it.
+    """
+
+    title: str
+    parts: tuple[Part, ...]
+    kind: str = "report"
+    description: str = ""
+    complete: bool = True
+    glance: tuple[Fact, ...] = ()
+    opening: tuple[Section, ...] = ()
+    summary: tuple[Block, ...] = ()

@@ -1,0 +1,61 @@
+"""The summary of a document in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text as Styled
+
+from hfpatch.reporting import document as doc
+
+_COLOURS = {"better": "green", "worse": "red", "within noise": "dim", "too few documents": "dim"}
+
+
+def print_document(document: doc.Document) -> None:
+    """Print the document's summary; a table that the terminal is too narrow for as its narrow ones."""
+    console = Console()
+    for block in document.summary:
+        match block:
+            case doc.Table():
+                _print_table(console, block)
+            case doc.Text():
+                style = {"headline": "bold", "caption": "dim"}.get(block.style, "")
+                console.print(block.text, style=style, highlight=False, markup=False)
+            case doc.Sentences():
+                for sentence in block.items:
+                    console.print(f"· {sentence}", highlight=False, markup=False)
+            case doc.Facts():
+                for label, value in block.items:
+                    console.print(f"{label}: {value}", highlight=False, markup=False, soft_wrap=True)
+            case doc.Findings():
+                for finding in block.items:
+                    console.print(f"· {finding}", style=_COLOURS.get(finding.tone, ""), highlight=False, markup=False)
+
+
+def _print_table(console: Console, content: doc.Table) -> None:
+    wide = _table(content)
+    fits = console.measure(wide, options=console.options.update(width=1000)).maximum <= console.width
+    for table in [wide] if fits or not content.narrow else map(_table, content.narrow):
+        console.print(table)
+    if content.caption:
+        console.print(content.caption, style="dim", highlight=False, markup=False)
+
+
+def _table(content: doc.Table) -> Table:
+    columns = (
+        Column("\n".join((each.name, *each.notes)), justify="right" if each.number else "left", no_wrap=i == 0,
+               overflow="fold")
+        for i, each in enumerate(content.columns)
+    )  # fmt: skip
+    title = {"title": content.title, "title_justify": "left", "title_style": "bold"} if content.heading else {}
+    table = Table(*columns, **title)  # type: ignore[arg-type]
+    for row in content.rows:
+        table.add_row(*map(_cell, row.cells))
+    return table
+
+
+def _cell(cell: str | doc.Cell) -> Styled:
+    if isinstance(cell, str):
+        return Styled(cell)
+    *first, last = cell.lines
+    return Styled("\n").join([*map(Styled, first), Styled(last, style=_COLOURS.get(cell.tone or "", ""))])
