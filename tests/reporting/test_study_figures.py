@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from reporting.study_example import LINEAR, STEPS, row, runs_of, study, variant, with_one_seed
 
-from hfpatch.reporting.figures import MOST_METHODS
-from hfpatch.reporting.study.captions import left_out
 from hfpatch.reporting.study.data import figure_csv
-from hfpatch.reporting.study.figures import diagnostics, differences, draw, improvements, losses, spreads
-from hfpatch.reporting.study.results import StudyResults
+from hfpatch.reporting.study.document import study_document
+from hfpatch.reporting.study.figures import diagnostics, differences, figures, improvements, losses, spreads
 from hfpatch.reporting.theme import BLUE, GREY, report_style
+from hfpatch.reporting.words import MOST_METHODS
+from hfpatch.results import StudyResults
 
 
 def read(raw):
@@ -99,7 +99,7 @@ def test_one_seed_has_no_intervals_and_no_spread():
 
 
 def test_nothing_measured_is_no_figure():
-    assert draw(read(study() | {"rows": [], "runs": []})) == {}
+    assert figures(read(study() | {"rows": [], "runs": []})) == {}
 
 
 def test_one_that_runs_away_hides_nothing():
@@ -121,8 +121,8 @@ def test_of_very_many_variants_some_are_drawn():
     variants = {name: variant("Q", 1000) for name in ("linear", *names)}
     found = read(study() | {"variants": variants, "rows": rows, "runs": runs_of(rows), "sweep": {}})
     assert len(differences(found).axes[0].get_yticklabels()) == MOST_METHODS
-    assert "Of 30 variants the first 24" in left_out(30)
-    assert left_out(MOST_METHODS) == ""
+    assert "Of 30 variants the first 24" in study_document(found, {"loss": "<svg/>"}).parts[0].figures["loss"].caption
+    assert "Of 3 variants" not in study_document(read(study()), {"loss": "<svg/>"}).parts[0].figures["loss"].caption
     assert len({line.split(",")[0] for line in figure_csv("loss", found).splitlines()[1:]}) == 31
 
 
