@@ -9,7 +9,6 @@ from hfpatch.reporting.numbers import count, diverged_text, listed
 from hfpatch.reporting.study.answer import share
 from hfpatch.reporting.study.words import (
     FEW_SEEDS,
-    at_point,
     key_text,
     not_run_text,
     point_text,
@@ -29,7 +28,25 @@ def cautions(study: StudyResults) -> list[str]:
 
 def missing(study: StudyResults) -> list[str]:
     """Return one sentence for each thing that a complete study would have and this one does not."""
-    return list(_missing(study))
+    found = []
+    if not study.complete:
+        found.append("The study is not complete: run the same hfpatch pretrain with --resume to finish it.")
+    for name in study.variants:
+        rows = [row for row in study.rows if row.variant == name]
+        if not rows:
+            found.append(f"{name}: no run is finished.")
+        for row in rows:
+            where = f"{name}, {point_text(row.point)}" if row.point else name
+            if row.missing:
+                found.append(f"{where}: {not_run_text(row.missing)}.")
+            elif row.loss is None and not row.diverged:
+                found.append(f"{where}: no validation loss.")
+    measured, ran = {run.variant for run in study.runs if run.diagnostics}, {run.variant for run in study.runs}
+    for name, variant in study.variants.items():
+        query = variant.architecture.get("query")
+        if isinstance(query, Mapping) and query.get("path") == "nonlinear" and name in ran - measured:
+            found.append(f"{name}: no diagnostics of f.")
+    return found
 
 
 def _seeds(study: StudyResults) -> Iterator[str]:
@@ -85,7 +102,8 @@ def _divergence(study: StudyResults) -> Iterator[str]:
         if row.diverged:
             flattered = "its numbers are those of the other seeds, which favours it"
             then = "it has no loss to compare" if row.loss is None else flattered
-            yield f"{at_point(name, row.point)} {diverged_text(row.diverged)}; {then}."
+            where = f"{name} ({point_text(row.point)})" if row.point else name
+            yield f"{where} {diverged_text(row.diverged)}; {then}."
 
 
 def _training(study: StudyResults) -> Iterator[str]:
@@ -95,23 +113,3 @@ def _training(study: StudyResults) -> Iterator[str]:
         if other := {key: value for key, value in own.items() if base.get(key) != value}:
             settings = ", ".join(f"{key} {value_text(value)}" for key, value in other.items())
             yield f"{name} is trained with settings of its own: {settings}."
-
-
-def _missing(study: StudyResults) -> Iterator[str]:
-    if not study.complete:
-        yield "The study is not complete: run the same hfpatch pretrain with --resume to finish it."
-    for name in study.variants:
-        rows = [row for row in study.rows if row.variant == name]
-        if not rows:
-            yield f"{name}: no run is finished."
-        for row in rows:
-            where = f"{name}, {point_text(row.point)}" if row.point else name
-            if row.missing:
-                yield f"{where}: {not_run_text(row.missing)}."
-            elif row.loss is None and not row.diverged:
-                yield f"{where}: no validation loss."
-    measured, ran = {run.variant for run in study.runs if run.diagnostics}, {run.variant for run in study.runs}
-    for name, variant in study.variants.items():
-        query = variant.architecture.get("query")
-        if isinstance(query, Mapping) and query.get("path") == "nonlinear" and name in ran - measured:
-            yield f"{name}: no diagnostics of f."

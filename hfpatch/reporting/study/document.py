@@ -28,7 +28,6 @@ from hfpatch.reporting.study.data import figure_csv, study_csv
 from hfpatch.reporting.study.figures import differences, figures
 from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, terminal_table, variant_table
 from hfpatch.reporting.study.words import key_text, value_text
-from hfpatch.reporting.theme import report_style
 from hfpatch.reporting.words import MOST_METHODS
 from hfpatch.reporting.written import Report, write_document
 from hfpatch.results.schema import StudyResults
@@ -75,9 +74,7 @@ def write_study(study: StudyResults, out: Path) -> Report:
         HfpatchError: if ``out`` cannot be written.
     """
     document = study_document(study, figures(study))
-    with report_style():
-        summary = differences(study, title=True)
-    return write_document(document, out, csv=study_csv(study), summary=summary)
+    return write_document(document, out, csv=study_csv(study), summary=differences(study, title=True))
 
 
 def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyType({})) -> Document:

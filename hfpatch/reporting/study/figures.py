@@ -12,15 +12,14 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from hfpatch.reporting.curves import Floats
-from hfpatch.reporting.figures import MARKS, off_scale
+from hfpatch.reporting.figures import MARKS, MOST_METHODS, off_scale
 from hfpatch.reporting.lines import LARGEST, draw_line, method_key, step_axis
 from hfpatch.reporting.numbers import Change, Scale
 from hfpatch.reporting.study.answer import share, tone_of
 from hfpatch.reporting.study.diagnostics import FSeries, series_of, spread_of
+from hfpatch.reporting.study.results import AtStep, ByStep, Row, StudyResults
 from hfpatch.reporting.study.words import seeds_text, share_cell
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, Style, panels, report_style, shade, short, styles, to_svg
-from hfpatch.reporting.words import MOST_METHODS
-from hfpatch.results.schema import AtStep, ByStep, Row, StudyResults
 
 _MOST_F_PANELS = 24
 _COLUMNS = 4
@@ -30,7 +29,7 @@ _WIDE = 10.0  # a spread that changes more than so many times is drawn on a loga
 _FEW_TICKS = 5  # on the steps of a narrow panel
 
 
-def figures(study: StudyResults) -> dict[str, str]:
+def draw(study: StudyResults) -> dict[str, str]:
     """Return every figure that there is something for, as SVG documents by name, in the order of reading."""
     with report_style():
         drawn = {
@@ -245,7 +244,7 @@ def _in_per_cent(points: ByStep) -> ByStep:
     def times(value: float | None) -> float | None:
         return None if value is None else 100 * value
 
-    return [(step, times(mean), times(low), times(high)) for step, mean, low, high in points]
+    return tuple((step, times(mean), times(low), times(high)) for step, mean, low, high in points)
 
 
 def _line(ax: Axes, points: ByStep, look: Style, place: int) -> None:

@@ -28,11 +28,6 @@ def point_text(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{key_text(key)} {value_text(value)}" for key, value in point.items())
 
 
-def at_point(variant: str, point: Mapping[str, Any]) -> str:
-    """Return a variant with its point, as ``wide (lr 0.002)``; without a sweep its name."""
-    return f"{variant} ({point_text(point)})" if point else variant
-
-
 def seeds_text(count: int) -> str:
     """Return ``1 seed`` or ``3 seeds``."""
     return f"{count} seed{'s' * (count != 1)}"

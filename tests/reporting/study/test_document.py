@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from reporting.conftest import HOSTILE, example, write_run
 from reporting.study_example import LOW, study, with_one_seed, without_sweep, write_study_run
-from reporting.test_broken import JUNK, places
 from reporting.test_html import Page
+from results.test_broken import JUNK, places
 
 from hfpatch.__main__ import main
 from hfpatch.errors import HfpatchError
@@ -75,7 +75,7 @@ def parsed(text):
     return page
 
 
-def test_sections_stand_in_the_order_of_reading(report):
+def test_sections_are_in_the_order_of_reading(report):
     page = parsed(report.html.read_text())
     sections = [attrs["id"] for tag, attrs in page.tags if tag == "section"]
     assert sections == [*SECTIONS, "spread", "environment"]
@@ -87,7 +87,7 @@ def test_sections_stand_in_the_order_of_reading(report):
     assert downloads == {"results.csv", *(f"{name}.csv" for name in DRAWN)}
 
 
-def test_html_and_markdown_hold_the_same_tables(report):
+def test_html_and_markdown_have_the_same_tables(report):
     class Cells(HTMLParser):
         found, inside = (), False
 
@@ -218,7 +218,7 @@ def test_only_a_study_is_one(run_dir, tmp_path):
 
 def test_a_joint_report_of_studies_is_refused_and_of_one_is_its_own(run_dir, tmp_path):
     comparison = write_run(tmp_path / "comparison", example())
-    with pytest.raises(HfpatchError, match="study: is a pretraining study, which has a report of its own"):
+    with pytest.raises(HfpatchError, match="study: these are the results of a pretraining, not of hfpatch compare"):
         write_joint_report([comparison, run_dir], tmp_path / "out")
     assert not (tmp_path / "out").exists()
     report = write_joint_report([run_dir], tmp_path / "out")
@@ -238,7 +238,7 @@ def test_the_command_writes_and_prints_it(run_dir, capsys, monkeypatch):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_numbers_that_are_none_are_read_as_unknown(tmp_path):
+def test_numbers_that_are_not_finite_are_read_as_unknown(tmp_path):
     raw = study()
     raw["runs"][-1]["evaluation"] = [[100, float("nan")], [200, float("inf")]]
     raw["rows"][3]["curve"] = [[100, float("nan"), None, None]]
