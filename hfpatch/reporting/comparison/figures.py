@@ -220,5 +220,5 @@ def _means(lines: Sequence[dict[int, float]]) -> Sequence[dict[int, float]]:
 
 
 def _task_panels(count: int, height: float, *, key: int = 0, share_y: bool = False) -> tuple[Figure, list[Axes]]:
-    width = 11.0 / min(plots.COLUMNS, count) if count > 2 else 4.4
+    width = (11.0 if count > 2 else 8.8) / min(plots.COLUMNS, count)
     return plots.panels(count, columns=plots.COLUMNS, width=width, height=height, key=key, share_y=share_y)

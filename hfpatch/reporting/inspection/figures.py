@@ -165,8 +165,8 @@ def _by_layer(ax: Axes, title: str, rows: Sequence[Any], name: str, *, from_zero
 
 
 def _from_zero(ax: Axes) -> None:
-    ax.margins(y=0.12)
-    ax.set_ylim(bottom=0)
+    top = 1.12 * ax.dataLim.ymax
+    ax.set_ylim(0, top if top > 0 else None)
 
 
 def _grid(cells: Sequence[tuple[int, int, float]]) -> plots.Floats:
