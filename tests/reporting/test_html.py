@@ -142,4 +142,4 @@ def test_figures_follow_the_pages_colours(build, raw):
     drawn = text[text.index("<svg") :]
     assert "var(--ink)" in drawn
     assert "#1b1f24" not in drawn
-    assert sum(attrs.get("role") == "img" and "aria-label" in attrs for tag, attrs in parsed.tags if tag == "svg") == 2
+    assert sum(attrs.get("role") == "img" and "aria-label" in attrs for tag, attrs in parsed.tags if tag == "svg") == 3
