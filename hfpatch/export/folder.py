@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 
 from hfpatch.errors import HfpatchError
 from hfpatch.export.parts import Description, base_name, describe
-from hfpatch.export.source import FILE, class_names, has_tower, modelling_source
+from hfpatch.export.source import FILE, has_tower, modelling_source, patched_name
 from hfpatch.models import take_apart
 from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate_base
@@ -98,12 +99,12 @@ def _write_model(model: Any, description: Description, tensors: dict[str, Tensor
     fp32 = any(tensor.dtype == torch.float32 for tensor in tensors.values())
     write_text(folder / FILE, modelling_source(model, keep_fp32=fp32))
     module, home = _imported(folder / FILE), FILE.removesuffix(".py")
-    patched, patched_config = class_names(type(model), type(model.config))
+    patched, patched_config = patched_name(type(model)), patched_name(type(model.config))
     values = {key: value for key, value in model.config.to_dict().items() if key != "model_type"}
     settings = getattr(module, patched_config)(**values, hfpatch=description)
     settings.auto_map = {"AutoConfig": f"{home}.{patched_config}", "AutoModelForCausalLM": f"{home}.{patched}"}
     if has_tower(model):
-        settings.auto_map["AutoModel"] = f"{home}.{class_names(type(model.base_model), type(model.config))[0]}"
+        settings.auto_map["AutoModel"] = f"{home}.{patched_name(type(model.base_model))}"
     copy: Any = getattr(module, patched)._from_config(settings, dtype=model.dtype).eval()
     _fill(copy, {**_base_tensors(model), **tensors})
     copy.generation_config = model.generation_config
@@ -115,7 +116,7 @@ def _imported(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("hfpatch_export", path)
     if spec is None or spec.loader is None:
         raise HfpatchError(f"{path}: cannot be imported")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(module)
     return module
 

@@ -20,11 +20,29 @@ from transformers import (
 
 from hfpatch.errors import HfpatchError
 from hfpatch.models.attach import Plan, attach
-from hfpatch.models.source import FILE, modelling_source
 from hfpatch.sites.family import family_of, register_family
 from hfpatch.support.files import read_json, write_text
+from hfpatch.support.generated import modelling_file
 
 PREFIX = "hfpatch_scratch_"
+FILE = "modeling_hfpatch_scratch.py"
+_ABOUT = "a {stock} with another query path, in plain torch. Method: arXiv 2603.13381."
+_CLASSES = '''\
+class HfpatchScratch{config}({config}):
+    """The stock configuration with the plan of its model, ``hfpatch_scratch``."""
+
+    model_type = "{model_type}"
+
+
+class HfpatchScratch{stock}({stock}):
+    """The stock model with the query paths of ``config.hfpatch_scratch``."""
+
+    config_class = HfpatchScratch{config}
+
+    def __init__(self, config: HfpatchScratch{config}) -> None:
+        super().__init__(config)
+        attach(self, config.hfpatch_scratch)
+'''
 
 
 @functools.cache
@@ -61,6 +79,14 @@ def scratch_classes(model_type: str) -> tuple[type[PreTrainedModel], type[PreTra
     if family is not None:
         register_family(dataclasses.replace(family, model_types=(Config.model_type,)))
     return Model, Config
+
+
+def modelling_source(stock: type[PreTrainedModel], config: type[PreTrainedConfig]) -> str:
+    """Return the modelling file of a saved model: the modules that it is made of, and subclasses of the stock ones."""
+    names = {"stock": stock.__name__, "config": config.__name__}
+    classes = _CLASSES.format(**names, model_type=f"{PREFIX}{config.model_type}")
+    about = _ABOUT.format(stock=stock.__name__)
+    return modelling_file(about, "hfpatch.models.attach", "attach", stock=(stock, config), footer=classes)
 
 
 def make_config(config: PreTrainedConfig, plan: Plan) -> PreTrainedConfig:
