@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from hfpatch.recipes.section import Section
+from hfpatch.recipes.strict import Section
 
 Layout: TypeAlias = Literal["packed", "padded", "stream"]
 TOKEN_FILE = ".bin"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from hfpatch.recipes.section import Section
+from hfpatch.recipes.strict import Section
 
 
 class EvaluationSettings(Section):

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.section import Section
-from hfpatch.recipes.strict import validate
+from hfpatch.recipes.strict import Section, validate
 
 Norm = Literal["rmsnorm", "layernorm", "none"]
 

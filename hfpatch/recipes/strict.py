@@ -8,14 +8,24 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.support.resources import recipes_dir
 
 Model = TypeVar("Model", bound=BaseModel)
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Section(BaseModel):
+    """A section of a recipe. An unknown key is an error, and a section never changes after it was read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
 
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
 
@@ -79,6 +89,31 @@ def _without_dates(resolvers: dict[str, list[tuple[str, Any]]]) -> dict[str, lis
 for _kind in (_Loader, _Dumper):
     _kind.yaml_implicit_resolvers = _without_dates(_kind.yaml_implicit_resolvers)
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def load_as(path: Path | str, overrides: Sequence[str], model: type[Model]) -> Model:
+    """Read a recipe of the kind that ``model`` describes; otherwise as `load_recipe`."""
+    file = find_recipe(Path(path))
+    values = read_yaml(file)
+    if overrides:
+        values = apply_overrides(values, overrides, model)
+    source = f"{file} with {' '.join(overrides)}" if overrides else str(file)
+    return validate(values, model, source)
+
+
+def find_recipe(path: Path) -> Path:
+    """Return the file of a recipe given by path or by the bare name of one that comes with hfpatch."""
+    if len(path.parts) > 1 or path.is_file():
+        return path
+    ours = recipes_dir() / (path.name if path.suffix in {".yaml", ".yml"} else f"{path.name}.yaml")
+    if ours.is_file():  # also where a folder of that name is at hand, such as an earlier run's
+        return ours
+    if path.exists():
+        return path
+    known = sorted(file.stem for file in recipes_dir().glob("*.yaml"))
+    raise HfpatchError(
+        f"{path}: no such file, and no recipe of that name{nearest(path.stem, known)}; there are {', '.join(known)}"
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -260,10 +260,11 @@ def test_numbers_are_read_as_people_write_them(write, text, number):
     assert read_yaml(write(f"key: {text}\n")) == {"key": number}
 
 
-def test_reading_a_recipe_loads_neither_torch_nor_transformers():
+def test_reading_a_recipe_imports_no_framework():
     code = (
         "import sys; from hfpatch.recipes.comparison import load_recipe; load_recipe('quickstart');"
-        "print({'torch', 'transformers', 'peft'} & set(sys.modules))"
+        "from hfpatch.recipes.pretraining import load_pretrain_or_study as load; load('queries-books');"
+        "print({'torch', 'transformers', 'peft', 'lm_eval', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
