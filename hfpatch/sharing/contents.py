@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.reporting.cards import run_card
@@ -90,16 +88,11 @@ def _without_path(path: Path) -> Path | bytes:
     if keys is None:
         return path
     value = json.loads(path.read_text(encoding="utf-8"))
-    holder = next(_holders(value, keys[:-1]), {})
-    name = holder.get(keys[-1])
+    holder = value
+    for key in keys[:-1]:
+        holder = holder.get(key) if isinstance(holder, dict) else None
+    name = holder.get(keys[-1]) if isinstance(holder, dict) else None
     if not isinstance(name, str) or shown_base(name) == name:
         return path
     holder[keys[-1]] = shown_base(name)
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _holders(value: Any, keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    if isinstance(value, dict):
-        yield value

@@ -99,7 +99,14 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
     if family.output is not None:
         submodule(attention, family.output, of=of)
     projections = family.qkv(attention, config)
-    factor = _factor(family, block, of)
+    if not projections:
+        raise HfpatchError(f"{of}: the declared layout names no projection")
+    first = next(iter(projections.values()))
+    reader = unwrapped(submodule(attention, first.source or first.path, of=of))
+    try:
+        factor = 1.0 if family.factor is None else float(family.factor(block))
+    except AttributeError as error:
+        raise HfpatchError(f"{of}: the declared factor cannot be read: {error}") from error
     refusals = family.refusals(attention) if callable(family.refusals) else family.refusals
     return AttentionSite(
         layer=layer,
@@ -107,7 +114,7 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         family=family.name,
         path=path,
         attention=attention,
-        hidden_size=_hidden_size(attention, projections, of),
+        hidden_size=features(reader)[0],
         projections=projections,
         output_path=exit_path if family.output is None else joined(path, family.output),
         exit_path=exit_path,
@@ -127,19 +134,3 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
 def joined(*paths: str) -> str:
     """Join dotted paths, leaving out the empty ones."""
     return ".".join(path for path in paths if path)
-
-
-def _factor(family: Family, block: nn.Module, of: str) -> float:
-    if family.factor is None:
-        return 1.0
-    try:
-        return float(family.factor(block))
-    except AttributeError as error:
-        raise HfpatchError(f"{of}: the declared factor cannot be read: {error}") from error
-
-
-def _hidden_size(attention: nn.Module, projections: Projections, of: str) -> int:
-    if not projections:
-        raise HfpatchError(f"{of}: the declared layout names no projection")
-    first = next(iter(projections.values()))
-    return features(unwrapped(submodule(attention, first.source or first.path, of=of)))[0]
