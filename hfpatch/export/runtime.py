@@ -67,32 +67,28 @@ class PreProjections(HookedModule):
 
     def register(self, attention: nn.Module, exit: nn.Module) -> None:
         """Hook into an attention, and into the module whose output joins the residual stream."""
-        self.before(attention, PreProjections.enter)
+        self.before(attention, PreProjections.replace_input)
         if any(part.skip is not None for part in self.parts):
-            if exit is attention:
-                self.after(attention, PreProjections.leave)
-            else:
-                self.after(attention, PreProjections.remember)
-                self.after(exit, PreProjections.leave_behind)
+            if exit is not attention:
+                self.after(attention, PreProjections.keep_input)
+            self.after(exit, PreProjections.add_skips, exit is not attention)
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def replace_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace the hidden state by x~."""
         x = hidden_argument(args, kwargs)
         for part in self.parts:
             x = part(x)
         return replace_hidden(module, args, kwargs, x)
 
-    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Add the skip to the attention's own output."""
-        return replace_first(output, partial(self.skip, hidden_argument(args, kwargs)))
-
-    def remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Keep x~ for the module where the branch ends."""
         self.keep("x", hidden_argument(args, kwargs))
 
-    def leave_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Add the skip where the branch ends."""
-        x = self.take("x")
+    def add_skips(
+        self, kept: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Add the skips where the branch ends."""
+        x = self.take("x") if kept else hidden_argument(args, kwargs)
         return output if x is None else replace_first(output, partial(self.skip, x))
 
     def skip(self, x: Tensor, branch: Tensor) -> Tensor:

@@ -202,42 +202,25 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
     known: type[BaseModel] | None = model
     place: Any = values
     for depth, key in enumerate(keys):
+        at: Any = key
         if known is not None and key not in known.model_fields:
             name = ".".join(keys[: depth + 1])
             raise HfpatchError(f"override {override!r}: unknown key {name!r}{nearest(key, known.model_fields)}")
-        if known is not None and place.get(key) is None:
+        if isinstance(place, list):
+            if not key.isdigit() or int(key) >= len(place):
+                raise HfpatchError(f"override {override!r}: {key!r} is no index of a list of {len(place)} items")
+            at = int(key)
+        elif not isinstance(place, dict):
+            raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")
+        elif known is not None and place.get(key) is None:
             place[key] = {}
-        known = section_of(known, key) if known is not None else None
         if depth == len(keys) - 1:
-            _assign(place, key, value, override)
+            place[at] = value
+        elif isinstance(place, dict) and key not in place:
+            raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, place)}")
         else:
-            place = _descend(place, key, override)
-
-
-def _assign(place: object, key: str, value: object, override: str) -> None:
-    if isinstance(place, list):
-        place[_index(place, key, override)] = value
-    elif isinstance(place, dict):
-        place[key] = value
-    else:
-        raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")
-
-
-def _descend(place: object, key: str, override: str) -> object:
-    """Return what lies at ``key`` of a mapping or at the index ``key`` of a list."""
-    if isinstance(place, list):
-        return place[_index(place, key, override)]
-    if not isinstance(place, dict):
-        raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")
-    if key not in place:
-        raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, place)}")
-    return place[key]
-
-
-def _index(place: list[Any], key: str, override: str) -> int:
-    if not key.isdigit() or int(key) >= len(place):
-        raise HfpatchError(f"override {override!r}: {key!r} is no index of a list of {len(place)} items")
-    return int(key)
+            place = place[at]
+            known = section_of(known, key) if known is not None else None
 
 
 def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:

@@ -94,6 +94,11 @@ def test_a_wrong_override_is_named(write, override, parts):
     assert all(part in message for part in [override, *parts]), message
 
 
+def test_an_override_below_a_section_that_is_no_mapping_is_named(write):
+    message = refused(write(PLAIN.replace("training:\n  steps: 100", "training: 100")), "training.steps=60")
+    assert "'steps' lies below a number" in message
+
+
 @pytest.mark.parametrize(
     ("old", "new", "parts"),
     [
