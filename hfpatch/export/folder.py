@@ -1,4 +1,4 @@
-"""Writing an export, and holding it against the patched model before it counts as written."""
+"""Writing an export, and comparing it with the patched model before the folder appears."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def export_patch(
         allow_other_base: take a patch whose base had other weights.
 
     Raises:
-        HfpatchError: if the base or the patch cannot be had, a part cannot be exported, or ``out`` is not free.
+        HfpatchError: if the base or the patch cannot be loaded, a part cannot be exported, or ``out`` is not free.
     """
     if (patch / "results.json").is_file():
         raise HfpatchError(f"{patch}: is a run; give one of its patches, runs/METHOD/seed-N/patch")
@@ -68,7 +68,7 @@ def export_patch(
     base = load_base(name, revision=revision, dtype=dtype)
     if take_apart(base.model.config) is not None:
         raise HfpatchError(
-            f"{name}: was pretrained with a query path of its own and carries its own modelling file; only patches of "
+            f"{name}: was pretrained with another query path and has its own modelling file; only patches of "
             "stock models can be exported (save_patch and load_patch work on it)"
         )
     load_patch(base.model, patch, allow_other_base=allow_other_base)
@@ -122,18 +122,18 @@ def _imported(path: Path) -> ModuleType:
 
 
 def _base_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and the persistent buffers that the model had before any adapter, by their names then."""
+    """Return the parameters and persistent buffers of the model without adapters, by their original names."""
     added = set(adapter_parameters(model))
     return {base_name(name): t for name, t in model.state_dict(keep_vars=True).items() if name not in added}
 
 
 @torch.no_grad()
 def _fill(copy: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put every tensor in its place, each in its own dtype."""
+    """Copy every tensor into the model, each in its own dtype."""
     places = copy.state_dict(keep_vars=True)
     if places.keys() != tensors.keys():
         odd = min(places.keys() ^ tensors.keys())
-        raise HfpatchError(f"tensor {odd!r} is not where the export expects it; this architecture cannot be exported")
+        raise HfpatchError(f"tensor {odd!r} has no counterpart in the export; this architecture cannot be exported")
     for name, place in places.items():
         place.data = tensors[name].detach().clone()
 

@@ -47,7 +47,7 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
 
 
 def inner_width(config: PreTrainedConfig) -> int | None:
-    """Return how wide an architecture's MLP, or each expert's, is inside; None where its configuration does not tell.
+    """Return how wide an architecture's MLP, or each expert's, is inside; None where its configuration does not say.
 
     A GPT-2 that leaves ``n_inner`` out has 4d.
     """

@@ -142,7 +142,7 @@ def load_scratch(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> P
         HfpatchError: if the folder holds no such model, or a tensor is missing or of another shape.
     """
     if not is_scratch(folder):
-        raise HfpatchError(f"{folder}: holds no model that hfpatch pretrained from scratch")
+        raise HfpatchError(f"{folder}: contains no model that hfpatch pretrained from scratch")
     register_scratch(folder)
     try:
         model, found = AutoModelForCausalLM.from_pretrained(

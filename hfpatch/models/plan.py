@@ -133,7 +133,7 @@ def _require_possible(site: AttentionSite, target: str, query: QuerySettings) ->
             raise HfpatchError(
                 f"architecture.query: layer {site.layer}, {target}: {_WITHOUT_MATRIX[query.path]} needs it as wide as "
                 f"the hidden state, but it has d_q={size} and d={site.hidden_size}; set path: nonlinear with anchor: "
-                "weight, or let heads times head size be d"
+                "weight, or make heads times head size equal to d"
             )
 
 

@@ -69,8 +69,8 @@ class PreProjection(nn.Module):
         x~ = x + W_down σ(W_up x)                      (plain)
         x~ = x + W_down (σ(W_gate x) ⊙ W_up x)         (gated)
 
-    with inner width int(e·d) and no biases. Position enters only afterwards, so RoPE and its kin are untouched.
-    Source: arXiv 2604.10791, *Position-Agnostic Pre-Projection for Transformer Attention*.
+    with inner width int(e·d) and no biases. Position enters only afterwards, so position encodings such as RoPE are
+    unchanged. Source: arXiv 2604.10791, *Position-Agnostic Pre-Projection for Transformer Attention*.
 
     Args:
         hidden_size: d, the width of the hidden state.

@@ -93,7 +93,7 @@ def _lists_mistake(recipe: Recipe) -> str | None:
     seeds, largest = recipe.training.seeds, max(recipe.training.seeds)
     if mistake := twice_mistake("training.seeds", seeds) or twice_mistake("evaluation.tasks", recipe.evaluation.tasks):
         return mistake
-    return f"training.seeds holds {largest}; must be below 2**32" if largest >= SEED_LIMIT else None
+    return f"training.seeds contains {largest}; must be below 2**32" if largest >= SEED_LIMIT else None
 
 
 def _methods_mistake(recipe: Recipe) -> str | None:
@@ -123,7 +123,7 @@ def name_mistake(*names: str) -> str | None:
 def twice_mistake(key: str, values: Sequence[Any]) -> str | None:
     """Return which value a list holds twice, or None."""
     twice = [value for value in values if values.count(value) > 1]
-    return f"{key} holds {twice[0]!r} twice; name each once" if twice else None
+    return f"{key} lists {twice[0]!r} twice; name each once" if twice else None
 
 
 def _part_mistake(name: str, part: Mapping[str, Any], recipe: Recipe) -> str | None:

@@ -1,4 +1,4 @@
-"""Pretraining recipes: one model from scratch, or a study that holds variants of one against each other."""
+"""Pretraining recipes: one model from scratch, or a study that compares variants of one model."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class PretrainRecipe(_Pretraining):
 
 
 class Variant(Section):
-    """What one variant of a study has otherwise; each key replaces the recipe's as a whole."""
+    """How one variant of a study differs; each key replaces the recipe's as a whole."""
 
     description: str = ""
     """One sentence for the report."""
@@ -96,7 +96,7 @@ class Variant(Section):
     training: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``training``, such as ``weight_decay: 0.03125``."""
     sweep: dict[str, list[Any]] | None = None
-    """A sweep of its own; None takes the recipe's, ``{}`` has none."""
+    """The variant's own sweep; None takes the recipe's, ``{}`` has none."""
 
 
 class StudyRecipe(_Pretraining):
@@ -159,7 +159,7 @@ def _study_mistake(study: StudyRecipe) -> str | None:
     if study.baseline not in study.variants:
         return f"baseline is {study.baseline!r}, which is not among variants{nearest(study.baseline, study.variants)}"
     if not study.measured:
-        return "a study is decided by the loss on held-out text, and there is none; set data.held_out"
+        return "a study compares the loss on held-out text, and there is none; set data.held_out"
     axes = {
         "sweep": study.sweep,
         **{f"variants.{name}.sweep": each.sweep or {} for name, each in study.variants.items()},
@@ -176,7 +176,7 @@ def _axis_mistake(where: str, key: str, values: list[Any]) -> str | None:
     if not values:
         return f"{where} is empty; give at least one value"
     if any(isinstance(value, (dict, list)) for value in values):
-        return f"{where} holds a mapping or a list; sweep over single values"
+        return f"{where} contains a mapping or a list; sweep over single values"
     return twice_mistake(where, values)
 
 

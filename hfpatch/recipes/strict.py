@@ -106,7 +106,7 @@ def find_recipe(path: Path) -> Path:
     if len(path.parts) > 1 or path.is_file():
         return path
     ours = recipes_dir() / (path.name if path.suffix in {".yaml", ".yml"} else f"{path.name}.yaml")
-    if ours.is_file():  # also where a folder of that name is at hand, such as an earlier run's
+    if ours.is_file():  # also where there is a folder of that name, such as an earlier run's
         return ours
     if path.exists():
         return path
@@ -136,7 +136,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if value is None:
         raise HfpatchError(f"{path}: is empty; must be a mapping of keys to values")
     if not isinstance(value, dict):
-        raise HfpatchError(f"{path}: holds a {_kind_of(value)}; must be a mapping of keys to values")
+        raise HfpatchError(f"{path}: contains a {_kind_of(value)}; must be a mapping of keys to values")
     return value
 
 
@@ -208,7 +208,7 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
             raise HfpatchError(f"override {override!r}: unknown key {name!r}{nearest(key, known.model_fields)}")
         if isinstance(place, list):
             if not key.isdigit() or int(key) >= len(place):
-                raise HfpatchError(f"override {override!r}: {key!r} is no index of a list of {len(place)} items")
+                raise HfpatchError(f"override {override!r}: {key!r} is not an index of a list of {len(place)} items")
             at = int(key)
         elif not isinstance(place, dict):
             raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")

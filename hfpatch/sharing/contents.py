@@ -28,7 +28,7 @@ def contents(folder: Path, *, method: str | None = None, seed: int | None = None
 
     Args:
         folder: what `compare`, `save_patch` or `export` wrote.
-        method: of a run, the one method whose patch stands at the top, ready to be loaded; None takes all patches.
+        method: of a run, the one method whose patch is at the top level, ready to be loaded; None takes all patches.
         seed: the seed of that patch; None takes the first.
 
     Raises:
@@ -37,10 +37,10 @@ def contents(folder: Path, *, method: str | None = None, seed: int | None = None
     if (folder / "results.json").is_file():
         return _run(folder, method, seed)
     if method is not None or seed is not None:
-        raise HfpatchError(f"{folder}: holds no run, so --method and --seed choose nothing; leave them out")
+        raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
     if any((folder / name).is_file() for name in _MARKERS):
         return _tree(folder)
-    raise HfpatchError(f"{folder}: holds no finished run, patch or export; give a folder that hfpatch wrote")
+    raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
 
 
 def _run(folder: Path, method: str | None, seed: int | None) -> Contents:

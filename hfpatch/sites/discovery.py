@@ -91,7 +91,7 @@ def select_sites(
     if layers is None:
         chosen = [site for site in found.sites if refusal(site) is None]
         if not chosen:
-            raise HfpatchError(f"no layer of this model can be changed so: {refusal(found.sites[0])}")
+            raise HfpatchError(f"no layer of this model can be changed: {refusal(found.sites[0])}")
         return chosen
     wanted = [layers] if isinstance(layers, int) else sorted(set(layers))
     if not wanted:

@@ -28,7 +28,7 @@ class AttentionSite:
         projections: where query, key and value are computed, by target; paths are relative to the attention.
         output_path: path of the output projection, from the model.
         exit_path: path, from the model, of the module whose output is added to the residual stream.
-        exit: that module; the attention itself where nothing stands between.
+        exit: that module; the attention itself where nothing is in between.
         exit_factor: what the exit's output is multiplied with on its way into the residual stream.
         entries: the modules that read the hidden state; the attention itself unless it is exchanged at run time.
         norm: the module whose output is the hidden state, where it has to be changed there; else None.

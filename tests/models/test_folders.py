@@ -62,5 +62,5 @@ def test_a_missing_tensor_is_an_error(saved, tmp_path):
 
 
 def test_another_folder_is_an_error(tmp_path):
-    with pytest.raises(HfpatchError, match="holds no model"):
+    with pytest.raises(HfpatchError, match="contains no model"):
         load_scratch(tmp_path)

@@ -1,4 +1,4 @@
-"""CPM-Ant: norm and residual stand in a wrapper; the attention takes its input twice, for queries and for keys."""
+"""CPM-Ant: norm and residual are in a wrapper; the attention takes its input twice, for queries and for keys."""
 
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import separate

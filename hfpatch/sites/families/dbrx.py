@@ -1,4 +1,4 @@
-"""DBRX: norms and residual stand in a wrapper; QKV concatenated, clamped afterwards."""
+"""DBRX: norms and residual are in a wrapper; QKV concatenated, clamped afterwards."""
 
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import concatenated

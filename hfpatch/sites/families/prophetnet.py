@@ -1,4 +1,4 @@
-"""ProphetNet: the main stream and those that predict further ahead stand one after the other along the sequence."""
+"""ProphetNet: the main stream and those that predict further ahead are concatenated along the sequence."""
 
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import separate
