@@ -75,7 +75,11 @@ def export_patch(
     description, tensors = describe(base.model)
     with atomic_directory(out) as folder:
         copy = _write_model(base.model, description, tensors, folder)
-        _require_equal(base.model, copy)
+        tokens = torch.arange(_PROBE_TOKENS)[None] % base.model.config.vocab_size
+        with torch.no_grad():  # torch picks kernels by requires_grad
+            expected, found = (each.requires_grad_(False)(tokens).logits for each in (base.model, copy))
+        if not torch.equal(found, expected):
+            raise HfpatchError("the export does not compute what the patched model computes; nothing was written")
         AutoTokenizer.from_pretrained(locate_base(name), revision=revision).save_pretrained(str(folder))
         card = export_card(shown_base(name), type(copy).__name__, base_licence(name))
         write_text(folder / "README.md", card)
@@ -106,7 +110,9 @@ def _write_model(model: Any, description: Description, tensors: dict[str, Tensor
     if has_tower(model):
         settings.auto_map["AutoModel"] = f"{home}.{patched_name(type(model.base_model))}"
     copy: Any = getattr(module, patched)._from_config(settings, dtype=model.dtype).eval()
-    _fill(copy, {**_base_tensors(model), **tensors})
+    added = set(adapter_parameters(model))
+    state = model.state_dict(keep_vars=True)
+    _fill(copy, {base_name(name): tensor for name, tensor in state.items() if name not in added} | tensors)
     copy.generation_config = model.generation_config
     copy.save_pretrained(str(folder))
     return copy
@@ -121,12 +127,6 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
-def _base_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers of the model without adapters, by their original names."""
-    added = set(adapter_parameters(model))
-    return {base_name(name): t for name, t in model.state_dict(keep_vars=True).items() if name not in added}
-
-
 @torch.no_grad()
 def _fill(copy: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Copy every tensor into the model, each in its own dtype."""
@@ -136,12 +136,3 @@ def _fill(copy: nn.Module, tensors: dict[str, Tensor]) -> None:
         raise HfpatchError(f"tensor {odd!r} has no counterpart in the export; this architecture cannot be exported")
     for name, place in places.items():
         place.data = tensors[name].detach().clone()
-
-
-@torch.no_grad()
-def _require_equal(model: Any, copy: Any) -> None:
-    tokens = torch.arange(_PROBE_TOKENS)[None] % model.config.vocab_size
-    for each in (model, copy):
-        each.requires_grad_(False)  # torch picks kernels by these flags
-    if not torch.equal(model(tokens).logits, copy(tokens).logits):
-        raise HfpatchError("the export does not compute what the patched model computes; nothing was written")

@@ -85,6 +85,12 @@ def read_family(block: nn.Module) -> Family | None:
         raise HfpatchError(f"{type(block).__name__} contains several attention modules ({', '.join(paths)})")
     attention = submodule(block, paths[0], of=type(block).__name__)
     output = next(name for name in OUTPUTS if has_module(attention, name))
+    norms = frozenset(name for name, _ in block.named_children() if re.search(r"norm|^ln_\d", name))
+    if norms not in EXITS:
+        raise HfpatchError(
+            f"{type(block).__name__} has the norms {', '.join(sorted(norms)) or '(none)'}, which do not show where the "
+            "attention branch joins the residual stream"
+        )
     return Family(
         name=STRUCTURAL,
         model_types=(),
@@ -92,7 +98,7 @@ def read_family(block: nn.Module) -> Family | None:
         attention=paths[0],
         qkv=_layout(attention, output),
         output=output,
-        exit=_exit(block),
+        exit=EXITS[norms],
         factor=attrgetter("residual_multiplier") if hasattr(block, "residual_multiplier") else None,
     )
 
@@ -128,13 +134,3 @@ def _layout(attention: nn.Module, output: str) -> Layout:
             "may be something else than the query"
         )
     return separate()
-
-
-def _exit(block: nn.Module) -> str | None:
-    norms = frozenset(name for name, _ in block.named_children() if re.search(r"norm|^ln_\d", name))
-    if norms not in EXITS:
-        raise HfpatchError(
-            f"{type(block).__name__} has the norms {', '.join(sorted(norms)) or '(none)'}, which do not show where the "
-            "attention branch joins the residual stream"
-        )
-    return EXITS[norms]
