@@ -113,12 +113,14 @@ def take_apart(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Plan] | None
 
 def is_scratch(folder: str | Path) -> bool:
     """Return whether a folder (or a config.json) is of a model that :func:`hfpatch.models.build_scratch` made."""
-    path = _config_file(folder)
-    return path.is_file() and str(read_json(path).get("model_type", "")).startswith(PREFIX)
+    return _stock_type(folder) is not None
 
 
-def _config_file(folder: str | Path) -> Path:
-    return Path(folder) if Path(folder).suffix == ".json" else Path(folder) / "config.json"
+def _stock_type(folder: str | Path) -> str | None:
+    """Return the stock model type inside such a folder's; None for any other folder."""
+    path = Path(folder) if Path(folder).suffix == ".json" else Path(folder) / "config.json"
+    model_type = str(read_json(path).get("model_type", "")) if path.is_file() else ""
+    return model_type.removeprefix(PREFIX) if model_type.startswith(PREFIX) else None
 
 
 def register_scratch(folder: str | Path) -> None:
@@ -127,9 +129,9 @@ def register_scratch(folder: str | Path) -> None:
     Raises:
         HfpatchError: if this version of transformers does not have its architecture.
     """
-    if not is_scratch(folder):
+    model_type = _stock_type(folder)
+    if model_type is None:
         return
-    model_type = read_json(_config_file(folder))["model_type"].removeprefix(PREFIX)
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise HfpatchError(f"{folder}: this version of transformers has no causal language model {model_type!r}")
     scratch_classes(model_type)

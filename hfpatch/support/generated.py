@@ -92,10 +92,11 @@ def _read(module: str) -> _Source:
         if isinstance(node, ast.Import):
             found.outside |= {each.asname or each.name: (ast.unparse(node), "") for each in node.names}
         elif isinstance(node, ast.ImportFrom):
-            home, ours = str(node.module), str(node.module).startswith("hfpatch.")
             for each in node.names:
-                place = (home, each.name) if ours else (f"from {home}", each.name)
-                (found.inside if ours else found.outside)[each.name] = place
+                if str(node.module).startswith("hfpatch."):
+                    found.inside[each.name] = (str(node.module), each.name)
+                else:
+                    found.outside[each.asname or each.name] = (f"from {node.module}", ast.unparse(each))
         elif isinstance(node, ast.Expr):  # the docstring of the constant before it
             for name in names:
                 found.definitions[name] += "\n" + "\n".join(lines[node.lineno - 1 : node.end_lineno])
