@@ -20,8 +20,7 @@ from hfpatch.data.blocks import TokenBlocks, cut_blocks
 from hfpatch.data.tokenise import TokenArray, hash_tokenizer, largest_id, token_dtype, tokenise_in_parts
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import TOKEN_FILE, DataSettings
-from hfpatch.recipes.section import Section
-from hfpatch.recipes.strict import validate
+from hfpatch.recipes.strict import Section, validate
 from hfpatch.support.files import atomic_file, read_json, sha256_file, write_json
 
 _CHUNK_TOKENS = 1 << 22

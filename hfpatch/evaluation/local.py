@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.documents import read_documents
-from hfpatch.recipes.section import Section
-from hfpatch.recipes.strict import read_yaml, validate
+from hfpatch.recipes.strict import Section, read_yaml, validate
 from hfpatch.support.resources import eval_dir
 
 if TYPE_CHECKING:

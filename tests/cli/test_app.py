@@ -542,9 +542,7 @@ def test_check_needs_no_weights_of_a_big_model(capsys, tmp_path):
 def test_check_says_what_an_architecture_refuses(capsys, tmp_path):
     folder = big(tmp_path, ZambaConfig())
     assert main(["check", folder, "--config-only"]) == 0
-    assert (
-        "pre_projection: refused: no layer of this model can be changed so: the branch feeds" in capsys.readouterr().out
-    )
+    assert "pre_projection: refused: no layer of this model can be changed: the branch feeds" in capsys.readouterr().out
     asked = ["--config-only", "--method", "pre_projection", "content_skip=true"]
     assert "the branch feeds the input of a Mamba layer" in refused(capsys, "check", folder, *asked)
 

@@ -320,10 +320,10 @@ def test_without_an_end_of_text_nothing_can_be_held_out(tmp_path, texts, tokeniz
         ({"layout": "padded"}, "is one stream; set data.layout=stream"),
         (
             {"max_documents": 3},
-            "data.max_documents says how text is read, and x.bin holds tokens already; leave it out",
+            "data.max_documents sets how text is read, and x.bin already contains tokens; leave it out",
         ),
-        ({"append_eos": False}, "data.append_eos says how text is read"),
-        ({"streaming": True}, "data.streaming says how text is read"),
+        ({"append_eos": False}, "data.append_eos sets how text is read"),
+        ({"streaming": True}, "data.streaming sets how text is read"),
     ],
 )
 def test_settings_that_a_token_file_has_no_use_for_are_refused(values, message):

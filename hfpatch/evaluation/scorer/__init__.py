@@ -4,7 +4,7 @@ grouping   requests with one context become one row, a tree of endings
 exactness  whether this model computes a tree as it computes plain rows, found out on the model itself
 packing    short trees share a row
 budget     rows of similar length become batches under a budget of tokens
-head       the body and the head told apart, so that logits are made at scored positions alone
+head       the model as body and head, so that logits are computed at scored positions alone
 trimming   the last block at scored positions alone
 rows       one batch through the model: log-likelihoods and greedy decisions
 scorer     all of it together

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.evaluation.scorer.grouping import TokenRequest, Tree, group
-from hfpatch.evaluation.scorer.head import Parts, close
+from hfpatch.evaluation.scorer.head import Parts
 from hfpatch.evaluation.scorer.inputs import model_inputs
 from hfpatch.evaluation.scorer.trimming import only_at
+from hfpatch.sites.lm_head import close
 
 SHORT = 18  # tokens of a row that the first probe tries
 _UNITS = 18  # of the probe's tree of three endings

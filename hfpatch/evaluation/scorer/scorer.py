@@ -21,7 +21,7 @@ from hfpatch.evaluation.scorer.exactness import (
     trees_are_exact,
 )
 from hfpatch.evaluation.scorer.grouping import TokenRequest, Tree, group, plain_rows
-from hfpatch.evaluation.scorer.head import Parts, WholeModel, tell_apart
+from hfpatch.evaluation.scorer.head import Parts, WholeModel, split_model
 from hfpatch.evaluation.scorer.inputs import model_inputs
 from hfpatch.evaluation.scorer.packing import packed
 from hfpatch.evaluation.scorer.rows import Answer, Pool, Table, scored_places
@@ -49,7 +49,7 @@ class Scorer:
         self.budget = budget or Budget.usual(model.device)
         with torch.no_grad():
             probe = random_tokens(model, 1, min(_PROBE_TOKENS, max_length))
-            self.parts: Parts = tell_apart(model, probe)
+            self.parts: Parts = split_model(model)
             sound = not self.parts.features(probe).isnan().any()
             self.trimmable: Modules = find_trimmable(model, self.parts, probe)
             self.sharing: Sharing = (

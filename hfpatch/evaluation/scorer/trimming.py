@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.scorer.head import BodyAndHead, Parts, close
+from hfpatch.evaluation.scorer.head import BodyAndHead, Parts
 from hfpatch.sites import base_model, survey
+from hfpatch.sites.lm_head import close
 
 Modules = tuple[nn.Module, ...]
 
