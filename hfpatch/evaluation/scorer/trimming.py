@@ -1,8 +1,8 @@
 """The last block at scored positions alone, where the rest of its output is not read.
 
-Behind the last attention no position sees another one: the output projection and the MLP of the last block may leave
-out all positions that are not scored. They run as they are, on fewer rows; zeros take the place of what they leave out.
-That is most of a block, a sixth of a model with six blocks.
+After the last attention each position is computed by itself: the output projection and the MLP of the last block can
+skip all positions that are not scored. They run unchanged, on fewer rows; skipped positions are filled with zeros. That
+is most of a block, a sixth of a model with six blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Modules = tuple[nn.Module, ...]
 
 
 def find_trimmable(model: Any, parts: Parts, probe: Tensor) -> Modules:
-    """Return the modules of the last block that may leave out positions, all of them tried on a probe; or none.
+    """Return the modules of the last block that may skip positions, if they all pass a probe; else none.
 
     Args:
         model: a causal language model, with adapters or without.
@@ -46,7 +46,7 @@ def find_trimmable(model: Any, parts: Parts, probe: Tensor) -> Modules:
 
 @contextmanager
 def only_at(modules: Sequence[nn.Module], rows: Tensor, nodes: Tensor, tokens: Tensor) -> Iterator[None]:
-    """Let modules compute some positions of a batch only, while the block runs.
+    """Let modules compute only some positions of a batch inside the ``with`` block.
 
     Args:
         modules: each takes and gives tensors with a row of numbers for every position.
@@ -67,7 +67,7 @@ def only_at(modules: Sequence[nn.Module], rows: Tensor, nodes: Tensor, tokens: T
 
 
 class _Chosen:
-    """Takes positions out of what a module is given, and puts them back in what it gives.
+    """Selects positions from the inputs of a module and puts its output back at these positions.
 
     Tensors are (batch, seq, width), or (batch · seq, width) as OPT's MLP has them.
     """
@@ -92,21 +92,21 @@ class _Chosen:
 
 
 def _candidates(model: Any) -> Modules:
-    """Return what multiplies matrices in the last block, but for what the attention is computed from."""
+    """Return the modules with matrices after the attention of the last block that no hook watches."""
     found, plain = survey(model), base_model(model)
     block = plain.get_submodule(found.blocks[-1])
     inside = [site for site in found.sites if any(site.attention is module for module in block.modules())]
     beside = [child for child in block.children() if not any(site.attention in child.modules() for site in inside)]
     outputs = [plain.get_submodule(site.output_path) for site in inside if site.output_path != site.path]
-    return tuple(module for module in [*outputs, *beside] if _holds_matrices(module) and _is_unwatched(module))
-
-
-def _holds_matrices(module: nn.Module) -> bool:
-    return any(parameter.dim() > 1 for parameter in module.parameters())
+    return tuple(
+        module
+        for module in [*outputs, *beside]
+        if any(parameter.dim() > 1 for parameter in module.parameters()) and _is_unwatched(module)
+    )
 
 
 def _is_unwatched(module: nn.Module) -> bool:
-    """Return whether no hook reads what goes in and out of a module, and nothing is compiled for its shapes."""
+    """Return whether a module has no hooks that read its inputs or outputs and is not compiled for its shapes."""
     parts = list(module.modules())
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
     return not hooked and all(part._compiled_call_impl is None for part in parts)
