@@ -156,7 +156,7 @@ def tokenizer_of(arguments: argparse.Namespace) -> str:
 
 def make_requests(arguments: argparse.Namespace, name: str) -> list[Any]:
     """Return the first requests of a task, whole documents of them."""
-    from hfpatch.evaluation.quiet import quiet
+    from hfpatch.evaluation.harness import quiet
     from hfpatch.evaluation.tasks import load_tasks
 
     with quiet():
@@ -177,8 +177,8 @@ def make_scorer(name: str, model: Any, tokenizer: Any) -> Callable[[list[Any]], 
 
     from lm_eval.models.huggingface import HFLM
 
+    from hfpatch.evaluation.harness import quiet
     from hfpatch.evaluation.model import HfpatchLM
-    from hfpatch.evaluation.quiet import quiet
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     batch_size = name.partition("-")[2] or 1

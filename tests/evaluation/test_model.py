@@ -9,7 +9,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import CONFIG_MAPPING, BartForConditionalGeneration
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.answers import model_key
+from hfpatch.evaluation.cache import model_key
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.nn.matmul import available
 from hfpatch.surgery.bases import load_base
@@ -207,7 +207,7 @@ def test_paragraphs_are_cut_and_start_unconditioned(model, tokenizer, support):
         ids = torch.tensor([tokenizer(text)["input_ids"][: min(longest, 128)]])
         assert tokens == ids.shape[1] - 1
         assert value == pytest.approx(-float(model(ids, labels=ids).loss) * tokens, rel=1e-5)
-    with pytest.raises(HfpatchError, match="task some_task, document 0: one token"):
+    with pytest.raises(HfpatchError, match="task some_task, document 0: has fewer than two tokens"):
         scorer.paragraph_loglikelihood(requests("paragraph_loglikelihood", [("a", 512)]))
 
 
@@ -256,7 +256,7 @@ def test_a_context_longer_than_the_model_is_cut_and_the_log_says_so(model, token
     made = [(text * 2, " again") for text in support.passages(3)] + [("Anna", " left")]
     options = {"tokenizer": tokenizer, "max_length": 32}
     got = HfpatchLM(model, **options).loglikelihood(requests("loglikelihood", made))
-    assert "3 of 4 requests are longer than 32 tokens; their contexts are cut from the left" in caplog.text
+    assert "3 of 4 requests have more than 32 tokens; their contexts are truncated from the left" in caplog.text
     expected = HFLM(model, **options).loglikelihood(requests("loglikelihood", made))
     torch.testing.assert_close([value for value, _ in got], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
 
@@ -338,7 +338,7 @@ def test_rows_longer_than_a_table_of_positions_are_refused(kind, refused, tokeni
     config.vocab_size = len(tokenizer)
     model = random_model(config)
     HfpatchLM(model, tokenizer=tokenizer, max_length=64)
-    with pytest.raises(HfpatchError, match="table of 64 positions") if refused else nullcontext():
+    with pytest.raises(HfpatchError, match="only 64 position embeddings") if refused else nullcontext():
         HfpatchLM(model, tokenizer=tokenizer, max_length=65)
 
 

@@ -6,8 +6,8 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
+from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.model import HfpatchLM
-from hfpatch.evaluation.quiet import quiet
 from hfpatch.evaluation.tasks import load_tasks
 
 TASKS = {"lambada_openai": 8, "hellaswag": 4, "arc_easy": 8}

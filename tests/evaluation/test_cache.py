@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from hfpatch import PreProjectionConfig, patch, unpatch
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate
-from hfpatch.evaluation.answers import Answers, model_key, open_answers
+from hfpatch.evaluation.cache import ScoreCache, model_key, open_cache
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.scorer import TokenRequest
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -27,55 +27,55 @@ def lines(path):
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def test_answers_are_there_again_to_the_last_bit(tmp_path):
-    path = tmp_path / "new" / "answers.jsonl"
-    kept = Answers(path, {"model": 1})
+def test_scores_are_read_back_to_the_last_bit(tmp_path):
+    path = tmp_path / "new" / "scores.jsonl"
+    kept = ScoreCache(path, {"model": 1})
     assert kept.find(FIRST) is None
     assert not path.exists()
     value = -1 / 3 * 1e5
     kept.add([(FIRST, (value, True))])
     kept.add([(SECOND, (-0.1, False))])
-    again = Answers(path, {"model": 1})
-    for answers in (kept, again):
-        assert answers.find(FIRST) == (value, True)
-        assert answers.find(SECOND) == (-0.1, False)
-        assert answers.find(TokenRequest((1, 2), (3, 4))) is None
-        assert answers.find(TokenRequest((1, 2, 3), (3, 5))) is None
+    again = ScoreCache(path, {"model": 1})
+    for cache in (kept, again):
+        assert cache.find(FIRST) == (value, True)
+        assert cache.find(SECOND) == (-0.1, False)
+        assert cache.find(TokenRequest((1, 2), (3, 4))) is None
+        assert cache.find(TokenRequest((1, 2, 3), (3, 5))) is None
 
 
-def test_what_a_kill_or_another_hand_left_is_dropped(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    kept = Answers(path, {})
+def test_incomplete_and_damaged_lines_are_dropped(tmp_path):
+    path = tmp_path / "scores.jsonl"
+    kept = ScoreCache(path, {})
     kept.add([(FIRST, (-1.5, True)), (SECOND, (-2.5, False))])
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
-        again = Answers(path, {})
+        again = ScoreCache(path, {})
         found = [again.find(request) for request in (FIRST, SECOND)]
         assert found in ([None, None], [(-1.5, True), None])
         again.add([(SECOND, (-9.0, False))])
-        assert Answers(path, {}).find(SECOND) == (-9.0, False)
+        assert ScoreCache(path, {}).find(SECOND) == (-9.0, False)
     path.write_text(whole.decode().replace("-1.5, true", "-1.5"), encoding="utf-8")
-    assert Answers(path, {}).find(FIRST) is None
-    assert Answers(path, {}).find(SECOND) == (-2.5, False)
-    Answers(path, {"another": "model"})
+    assert ScoreCache(path, {}).find(FIRST) is None
+    assert ScoreCache(path, {}).find(SECOND) == (-2.5, False)
+    ScoreCache(path, {"another": "model"})
     assert not path.exists()
 
 
 def test_a_folder_holds_several_models_and_tasks(tmp_path):
     for task, key, value in [("a", {"m": 1}, -1.0), ("a", {"m": 2}, -2.0), ("b", {"m": 1}, -3.0)]:
-        open_answers(tmp_path, task, key).add([(FIRST, (value, False))])
-    assert open_answers(tmp_path, "a", {"m": 2}).find(FIRST) == (-2.0, False)
+        open_cache(tmp_path, task, key).add([(FIRST, (value, False))])
+    assert open_cache(tmp_path, "a", {"m": 2}).find(FIRST) == (-2.0, False)
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_folder_that_is_a_file_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(HfpatchError, match="answers cannot be kept"):
-        open_answers(tmp_path / "file", "a", {}).add([(FIRST, (-1.0, True))])
+    with pytest.raises(HfpatchError, match="log-likelihoods cannot be saved"):
+        open_cache(tmp_path / "file", "a", {}).add([(FIRST, (-1.0, True))])
 
 
-def test_the_key_changes_with_all_that_changes_an_answer():
+def test_the_key_changes_with_all_that_changes_a_score():
     model = families.make_model("llama")
     base = model_key(model)
     assert model_key(families.make_model("llama")) == base
@@ -102,11 +102,11 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full, which s
 
 
 @needs_full
-def test_a_full_disk_ends_an_evaluation_where_answers_are_asked_for_and_warns_where_they_are_not():
-    with pytest.raises(HfpatchError, match=r"answers cannot be kept .*free space or choose another folder"):
-        Answers(FULL, {}).add([(FIRST, (-1.0, True))])
-    kept = Answers(FULL, {}, optional=True)
-    with pytest.warns(UserWarning, match="answers cannot be kept"):
+def test_a_full_disk_ends_an_evaluation_if_scores_must_be_saved_and_else_warns():
+    with pytest.raises(HfpatchError, match=r"log-likelihoods cannot be saved .*free space or choose another folder"):
+        ScoreCache(FULL, {}).add([(FIRST, (-1.0, True))])
+    kept = ScoreCache(FULL, {}, optional=True)
+    with pytest.warns(UserWarning, match="log-likelihoods cannot be saved"):
         kept.add([(FIRST, (-1.0, True))])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -130,13 +130,17 @@ def test_an_evaluation_goes_on_where_the_default_cache_is_full(capsys, tmp_path,
     ]
     assert main([*arguments, "--no-cache", "--json"]) == 0
     expected = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr(run, "open_answers", lambda folder, task, key, **options: Answers(FULL, key, **options))
+    monkeypatch.setattr(run, "open_cache", lambda folder, task, key, **options: ScoreCache(FULL, key, **options))
     assert main([*arguments, "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["variants"] == expected["variants"]
-    assert sum("cannot be kept" in line for line in shown.err.splitlines()) == 1
+    assert sum("cannot be saved" in line for line in shown.err.splitlines()) == 1
     assert main([*arguments, "--output", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("hfpatch: error: /dev/full: answers cannot be kept")
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("hfpatch: error: /dev/full: log-likelihoods cannot be saved")
+    )
 
 
 def lora_model(config=None):
@@ -204,7 +208,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
-def test_the_key_is_stable_and_changes_with_all_that_changes_an_answer(change, precision):
+def test_the_key_is_stable_and_changes_with_all_that_changes_a_score(change, precision):
     make, apply = CHANGES[change]
     model = make()
     before = model_key(model)
