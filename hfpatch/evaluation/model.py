@@ -119,7 +119,8 @@ class HfpatchLM(HFLM):
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each whole text, in windows of the longest row, each token predicted once."""
-        owners, windows = [], []
+        owners: list[int] = []
+        windows: list[tuple[list[int], list[int]]] = []
         for index, request in enumerate(requests):
             made = get_rolling_token_windows(
                 token_list=self.tok_encode(*request.args),

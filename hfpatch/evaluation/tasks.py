@@ -53,15 +53,14 @@ def load_tasks(
     if include_path is not None:
         if not include_path.is_dir():
             raise HfpatchError(f"{include_path}: no such folder; include_path is a folder with task files")
-        files = (file for file in sorted(include_path.rglob("*")) if file.suffix in (".yaml", ".py"))
-        added = AddedFolder(include_path.absolute(), frozenset(_index([include_path]).task_index), file_stamp(files))
+        sources = (file for file in sorted(include_path.rglob("*")) if file.suffix in (".yaml", ".py"))
+        added = AddedFolder(include_path.absolute(), frozenset(_index([include_path]).task_index), file_stamp(sources))
     tasks = {}
     with quiet():
         for name in names:
-            folder, stamp = None, ()
-            if data_dir is not None and name in local and name not in added.names:
-                folder, stamp = data_dir, file_stamp(data_dir / file for file in local[name].data_files.values())
-            tasks[name] = _task(name, folder, num_fewshot, added, stamp)
+            folder = data_dir if name in local and name not in added.names else None
+            files = [folder / file for file in local[name].data_files.values()] if folder is not None else []
+            tasks[name] = _task(name, folder, num_fewshot, added, file_stamp(files))
             tasks[name].set_fewshot_seed(_FEWSHOT_SEED)
     return tasks
 

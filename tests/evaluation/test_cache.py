@@ -136,11 +136,8 @@ def test_an_evaluation_goes_on_where_the_default_cache_is_full(capsys, tmp_path,
     assert json.loads(shown.out)["variants"] == expected["variants"]
     assert sum("cannot be saved" in line for line in shown.err.splitlines()) == 1
     assert main([*arguments, "--output", str(tmp_path / "out")]) == 2
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .startswith("hfpatch: error: /dev/full: log-likelihoods cannot be saved")
-    )
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("hfpatch: error: /dev/full: log-likelihoods cannot be saved")
 
 
 def lora_model(config=None):
