@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -35,22 +33,6 @@ def pairs(support):
             (text * 3, " again"),
         ]
     return made
-
-
-def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_import_registers_the_model_without_torch():
-    code = """
-import sys, hfpatch.evaluation, hfpatch.recipes.evaluation
-print([name for name in ('torch', 'transformers', 'datasets', 'scipy') if name in sys.modules])
-from lm_eval.api.registry import model_registry
-print('hf' in model_registry, 'hfpatch' in model_registry)
-"""
-    assert run(code).splitlines() == ["[]", "True True"]
 
 
 def test_lm_eval_finds_the_model_by_name():
@@ -262,7 +244,8 @@ def test_a_context_longer_than_the_model_is_cut_and_the_log_says_so(model, token
 
 
 @pytest.mark.parametrize("options", [{"add_bos_token": True}, {"prefix_token_id": 5}, {"add_bos_token": False}])
-def test_first_tokens_are_hflms(model, tokenizer, pairs, support, options):
+def test_first_tokens_are_hflms(tokenizer, pairs, support, options):
+    model = support.gpt2()
     made = [*pairs, ("<|endoftext|>Anna left", " the lamp"), ("", "<|endoftext|>Anna")]
     kinds = (HfpatchLM, HFLM)
     got, expected = (
@@ -292,20 +275,20 @@ def test_patching_and_unpatching_are_noticed(model, tokenizer, pairs):
     assert scorer.loglikelihood(made) == bare
 
 
-def test_lm_evals_own_cache_is_served(model, tokenizer, pairs, tmp_path):
+def test_lm_evals_own_cache_is_served(tokenizer, pairs, support, tmp_path):
     from lm_eval.api.model import CachingLM
 
     made = requests("loglikelihood", pairs[:4])
-    scorer = HfpatchLM(model, tokenizer=tokenizer)
+    scorer = HfpatchLM(support.gpt_neox(), tokenizer=tokenizer)
     cached = CachingLM(scorer, str(tmp_path / "cache.db"))
     first = cached.loglikelihood(made)
     scorer._scorer = None
     assert list(map(tuple, cached.loglikelihood(made))) == first
 
 
-def test_what_is_not_supported_is_said(model, tokenizer):
+def test_unsupported_options_are_refused(tokenizer, support):
     with pytest.raises(HfpatchError, match="backend is seq2seq"):
-        HfpatchLM(model, tokenizer=tokenizer, backend="seq2seq")
+        HfpatchLM(support.gpt2(), tokenizer=tokenizer, backend="seq2seq")
 
 
 @pytest.mark.parametrize("kind", ["bart", "marian", "pegasus", "prophetnet"])
@@ -340,12 +323,3 @@ def test_rows_longer_than_a_table_of_positions_are_refused(kind, refused, tokeni
     HfpatchLM(model, tokenizer=tokenizer, max_length=64)
     with pytest.raises(HfpatchError, match="only 64 position embeddings") if refused else nullcontext():
         HfpatchLM(model, tokenizer=tokenizer, max_length=65)
-
-
-def test_the_model_class_loads_neither_peft_nor_data_sets():
-    code = """
-import sys
-from hfpatch.evaluation.model import HfpatchLM
-print([name for name in ('peft', 'datasets', 'scipy', 'lm_eval.tasks') if name in sys.modules])
-"""
-    assert run(code).splitlines()[-1] == "[]"

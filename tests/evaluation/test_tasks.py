@@ -1,5 +1,4 @@
 import gzip
-import json
 import shutil
 
 import pytest
@@ -244,14 +243,3 @@ def test_a_mistake_in_a_task_of_ones_own_is_one_line(own_tasks, change, name, me
 def test_a_folder_of_tasks_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(HfpatchError, match=r"nowhere: no such folder; include_path"):
         load_tasks(("arc_easy",), include_path=tmp_path / "nowhere")
-
-
-def test_real_hellaswag_is_prepared_as_published(shared_data):
-    (task,) = load_tasks(("hellaswag",), data_dir=shared_data).values()
-    published = (shared_data / "hellaswag" / "lm_eval_docs_1000.jsonl").read_text(encoding="utf-8").splitlines()
-    for row in map(json.loads, published[:200]):
-        document = task.eval_docs[row["row"]]
-        assert task.doc_to_text(document).replace("..", ".") == row["query"]
-        assert task.doc_to_target(document) == row["gold"]
-        choices = [choice.replace("..", ".").strip() for choice in document["choices"]]
-        assert choices == [choice.strip() for choice in row["choices"]]

@@ -33,14 +33,14 @@ def find_trimmable(model: Any, parts: Parts, probe: Tensor) -> Modules:
         return ()
     try:
         modules = _candidates(model)
-        whole = parts.features(probe)
+        expected = parts.features(probe)
         nodes = torch.arange(1, probe.shape[1], 3, device=probe.device)
         rows = torch.zeros_like(nodes)
         with only_at(modules, rows, nodes, probe):
             trimmed = parts.features(probe)
     except (HfpatchError, AttributeError, TypeError, RuntimeError, ValueError, IndexError, KeyError):
         return ()
-    same = close(trimmed[rows, nodes].float(), whole[rows, nodes].float(), model.dtype)
+    same = close(trimmed[rows, nodes].float(), expected[rows, nodes].float(), model.dtype)
     return modules if same else ()
 
 
@@ -80,9 +80,9 @@ class _Chosen:
         return tuple(map(self._taken, arguments)), {name: self._taken(value) for name, value in options.items()}
 
     def leave(self, _module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
-        whole = output.new_zeros((self._shape.numel(), output.shape[-1]))
-        whole[self._places.to(output.device)] = output.flatten(0, -2)
-        return whole if output.dim() == 2 else whole.view(*self._shape, -1)
+        full = output.new_zeros((self._shape.numel(), output.shape[-1]))
+        full[self._places.to(output.device)] = output.flatten(0, -2)
+        return full if output.dim() == 2 else full.view(*self._shape, -1)
 
     def _taken(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.shape[:-1] not in (self._shape, (self._shape.numel(),)):
