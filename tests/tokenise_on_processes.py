@@ -1,6 +1,6 @@
 """A program for several processes: each loads the same text, and notes how often it tokenised and what it got.
 
-torchrun --nproc-per-node 2 tokenise_on_processes.py TEXT TOKENIZER OUT
+Started for each rank, as torchrun does: tokenise_on_processes.py TEXT TOKENIZER OUT
 """
 
 import json

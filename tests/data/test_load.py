@@ -240,14 +240,19 @@ def test_one_of_several_processes_tokenises_and_the_others_map_what_it_wrote(tmp
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    arguments = [tests / "tokenise_on_processes.py", text_file, tmp_path / "tokenizer", tmp_path]
+    command = [sys.executable, tests / "tokenise_on_processes.py", text_file, tmp_path / "tokenizer", tmp_path]
     paths = os.pathsep.join([str(tests.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    environment = {**os.environ, **group, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            list(map(str, command)), env={**environment, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE
+        )
+        for rank in "01"
+    ]
+    for process in running:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors.decode()
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert (first.pop("calls"), second.pop("calls")) == (["tokenize", "write_token_file"], [])
     assert first == second

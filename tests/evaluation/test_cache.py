@@ -75,28 +75,19 @@ def test_a_folder_that_is_a_file_is_one_line(tmp_path):
         open_cache(tmp_path / "file", "a", {}).add([(FIRST, (-1.0, True))])
 
 
-def test_the_key_changes_with_all_that_changes_a_score():
+def test_models_have_different_keys_and_an_unpatched_one_has_that_of_its_base():
     model = families.make_model("llama")
-    base = model_key(model)
-    assert model_key(families.make_model("llama")) == base
-    keys = [base, model_key(families.make_model("llama", torch.bfloat16)), model_key(families.make_model("qwen2"))]
-    model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 5.0}
-    keys.append(model_key(model))
-    patched = patch(families.make_model("llama"), PreProjectionConfig())
+    keys = [model_key(model), model_key(families.make_model("llama", torch.bfloat16))]
+    keys.append(model_key(families.make_model("qwen2")))
+    patched = patch(model, PreProjectionConfig())
     keys.append(model_key(patched))
     families.perturb(patched)
     keys.append(model_key(patched))
-    assert model_key(unpatch(patched)) == base
-    lora = get_peft_model(families.make_model("llama"), LoraConfig(target_modules=["q_proj"], lora_alpha=4)).eval()
-    keys.append(model_key(lora))
-    with lora.disable_adapter():
-        keys.append(model_key(lora))
-    louder = get_peft_model(families.make_model("llama"), LoraConfig(target_modules=["q_proj"], lora_alpha=9)).eval()
-    keys.append(model_key(louder))
+    keys += [model_key(lora_model(LoraConfig(target_modules=["q_proj"], lora_alpha=alpha))) for alpha in (4, 9)]
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
+    assert model_key(unpatch(patched)) == keys[0]
 
 
-TWO_TASKS = "tinyworld_cloze,tinyworld_endings"
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full, which stands for a full disk")
 
@@ -235,8 +226,9 @@ def evaluated(model, tokenizer, data_dir, folder, **options):
 
 
 def test_an_interrupted_evaluation_goes_on_within_a_task_and_ends_the_same(
-    model, tokenizer, data_dir, tmp_path, monkeypatch
+    tokenizer, data_dir, tmp_path, monkeypatch, support
 ):
+    model = support.gpt_neox()
     expected = evaluated(model, tokenizer, data_dir, tmp_path / "whole")
 
     def stop(task, done, total):
@@ -248,17 +240,18 @@ def test_an_interrupted_evaluation_goes_on_within_a_task_and_ends_the_same(
     assert not (tmp_path / "cut" / "wikitext.jsonl").exists()
     (file,) = (tmp_path / "cut" / "answers").glob("wikitext-*.jsonl")
     assert 2 < len(lines(file)) < len(lines(next((tmp_path / "whole" / "answers").glob("wikitext-*.jsonl"))))
-    heard = []
-    again = evaluated(model, tokenizer, data_dir, tmp_path / "cut", on_scored=lambda *heard_of: heard.append(heard_of))
+    calls = []
+    again = evaluated(model, tokenizer, data_dir, tmp_path / "cut", on_scored=lambda *call: calls.append(call))
     assert again == expected
-    assert {task for task, _, _ in heard} == {"wikitext", "paper_hellaswag"}
+    assert {task for task, _, _ in calls} == {"wikitext", "paper_hellaswag"}
     for task in expected:
         assert lines(tmp_path / "cut" / f"{task}.jsonl") == lines(tmp_path / "whole" / f"{task}.jsonl")
     monkeypatch.setattr(HfpatchLM, "_scorer", None)  # nothing is scored any more
     assert evaluated(model, tokenizer, data_dir, tmp_path / "whole") == expected
 
 
-def test_another_model_is_scored_anew_in_the_same_folder(model, tokenizer, data_dir, tmp_path):
+def test_another_model_is_scored_again_in_the_same_folder(tokenizer, data_dir, tmp_path, support):
+    model = support.gpt2()
     first = evaluated(model, tokenizer, data_dir, tmp_path)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1.5)
