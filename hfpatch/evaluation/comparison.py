@@ -49,15 +49,15 @@ class Comparison:
         n: documents.
         seeds: seeds of the method.
         difference: method minus reference; for a perplexity ``reference · (exp(mean log ratio) - 1)``.
-        low: lower end of the 95 % interval; None if there are too few documents for one.
+        low: lower end of the 95 % interval; None where there are too few documents for one.
         high: upper end of that interval.
-        p: two-sided p-value of no difference, by ``test``; below 0.05 if the interval excludes 0.
+        p: two-sided p-value of no difference, by ``test``; below 0.05 where the interval leaves out 0.
         p_holm: ``p`` corrected by Holm's method, over all methods and tasks compared with the baseline, or over all
             that are compared with other methods.
         test: the name of the test.
-        smallest_visible: the smallest detectable difference: a true difference of this size is found at 5 % with a
-            probability of about 80 % with this sample, before correction; None if there is none.
-        verdict: whether the difference is significant after correction, and its direction.
+        smallest_visible: the true difference that had a chance of about 80 % to be found at 5 % with this sample,
+            before correction; None where there is none.
+        verdict: whether the difference stands after correction, and which way it goes.
     """
 
     method: str
@@ -76,7 +76,7 @@ class Comparison:
     verdict: Verdict
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison as JSON values."""
+        """Return the comparison as what JSON can hold."""
         return asdict(self)
 
 
@@ -173,11 +173,7 @@ def compare(
     for family in (True, False):
         places = [i for i, one in enumerate(found) if (one.reference == baseline) == family and one.p is not None]
         for place, p in zip(places, holm([found[place].p or 0.0 for place in places]), strict=True):
-            verdict: Verdict = "within noise"
-            if p < ALPHA:
-                better = (found[place].difference > 0) == tasks[found[place].task].higher_is_better
-                verdict = "better" if better else "worse"
-            found[place] = replace(found[place], p_holm=p, verdict=verdict)
+            found[place] = _judged(found[place], p, tasks[found[place].task].higher_is_better)
     return found
 
 
@@ -323,6 +319,13 @@ class _Resampled:
                 warnings.simplefilter("ignore")  # a draw may lack a class
                 self._found[key] = np.array([aggregate([values[i] for i in draw]) for draw in draws], dtype=np.float64)
         return self._found[key]
+
+
+def _judged(comparison: Comparison, p_holm: float, higher_is_better: bool) -> Comparison:
+    verdict: Verdict = "within noise"
+    if p_holm < ALPHA:
+        verdict = "better" if (comparison.difference > 0) == higher_is_better else "worse"
+    return replace(comparison, p_holm=p_holm, verdict=verdict)
 
 
 def _read_runs(result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict[Path, list[Any]]:

@@ -16,12 +16,13 @@ class TaskResult:
         n: documents scored.
         metrics: each metric's value, as lm-eval defines it.
         stderr: the standard error over documents of each metric that has one.
-        primary: the metric that comparisons use.
+        primary: the metric that stands for the task in comparisons.
         higher_is_better: the direction of the primary metric.
         num_fewshot: examples before each question.
         data_sha256: hash of the scored documents, in order.
         version: the task definition's version.
-        reused: requests whose scores came from the cache of an earlier evaluation. Results that differ in it are equal.
+        reused: requests whose answers were kept from an earlier evaluation and not scored again. It belongs to how the
+            result was come by: a result is the same without it.
     """
 
     task: str
@@ -36,7 +37,7 @@ class TaskResult:
     reused: int = field(default=0, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values, without ``reused``: a resumed run ends with equal results."""
+        """Return the result as what JSON can hold, but for ``reused``: a resumed run ends with equal results."""
         return {name: value for name, value in asdict(self).items() if name != "reused"}
 
     @classmethod
