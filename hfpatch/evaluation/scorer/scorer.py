@@ -21,7 +21,7 @@ from hfpatch.evaluation.scorer.exactness import (
     trees_are_exact,
 )
 from hfpatch.evaluation.scorer.head import Parts, WholeModel, tell_apart
-from hfpatch.evaluation.scorer.log_probs import Pool, Score, scored_positions
+from hfpatch.evaluation.scorer.log_probs import Pool, Score, Table, scored_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack, plain_rows
 from hfpatch.evaluation.scorer.trimming import Modules, find_trimmable, only_at
 
@@ -102,15 +102,21 @@ class Scorer:
         for batch in self.batches(requests, limits):
             if all(index in done for tree in batch for index, _ in tree.scored):
                 continue
-            inputs = model_inputs(self.model, batch)
-            positions, targets = scored_positions(batch, requests)
-            rows, nodes = torch.from_numpy(positions).to(self.model.device).unbind(1)
-            with only_at(modules, rows, nodes, inputs["tokens"]):
-                features = self.parts.features(**inputs)
-            pool.add(features[rows, nodes], targets)
+            pool.add(*self._features(batch, requests, modules))
             if pool.full:
                 take(pool.flush())
         take(pool.flush())
+
+    def _features(
+        self, batch: Sequence[Tree], requests: Sequence[TokenRequest], modules: Modules
+    ) -> tuple[torch.Tensor, Table]:
+        """Return the features (n, width) of a batch's scored positions and the targets that they predict."""
+        inputs = model_inputs(self.model, batch)
+        positions, targets = scored_positions(batch, requests)
+        rows, nodes = torch.from_numpy(positions).to(self.model.device).unbind(1)
+        with only_at(modules, rows, nodes, inputs["tokens"]):
+            features = self.parts.features(**inputs)
+        return features[rows, nodes], targets
 
     @torch.no_grad()
     def batches(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> list[list[Tree]]:
