@@ -57,7 +57,7 @@ def test_cache_is_mapped_and_keyed_by_content(tmp_path, text_file, tokenizer, mo
 
 
 @pytest.mark.parametrize("damage", ["empty", "gone", "text"])
-def test_a_damaged_cache_is_made_anew(tmp_path, text_file, tokenizer, damage):
+def test_a_damaged_cache_is_made_again(tmp_path, text_file, tokenizer, damage):
     chosen, cache = DataSettings(source=str(text_file), block_size=16, held_out=1), tmp_path / "cache"
     fresh = load_splits(chosen, tokenizer, cache_dir=cache)
     file = next(cache.glob("*/held_out/rows.npy"))
@@ -161,7 +161,7 @@ def test_kept_tokens_are_what_they_were(tmp_path, text_file, tokenizer, layout):
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "sidecar"])
-def test_a_damaged_stream_is_made_anew(tmp_path, text_file, tokenizer, damage):
+def test_a_damaged_stream_is_made_again(tmp_path, text_file, tokenizer, damage):
     chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
     fresh = load_splits(chosen, tokenizer, cache_dir=cache).train.to_json()
     file = next(cache.glob("*/tokens.bin"))

@@ -59,7 +59,7 @@ def build(model_type, **values):
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_which_models_keep_packed_documents_apart(model_type, values, exact, dtype):
+def test_which_models_keep_packed_documents_separate(model_type, values, exact, dtype):
     model = build(model_type, **values).to(dtype).train()
     assert packing_is_exact(model, 40) is exact
     assert model.training

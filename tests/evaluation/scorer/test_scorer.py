@@ -254,7 +254,7 @@ class Doubled(GPT2LMHeadModel):
         return output
 
 
-def test_a_model_that_cannot_be_told_apart_is_scored_whole_and_the_log_says_so(tokenizer, caplog):
+def test_a_model_without_a_separable_head_is_scored_as_a_whole_with_a_warning(tokenizer, caplog):
     torch.manual_seed(0)
     model = Doubled(families.make_config("gpt2")).eval()
     requests = encoded(model)
