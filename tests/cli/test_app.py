@@ -173,7 +173,7 @@ def test_a_method_that_the_recipe_does_not_hold_is_one_line(capsys, recipe, tmp_
     [
         (b"", "is empty"),
         (b'{"texts": "a story"}\n', "'text'"),
-        (b"{not json}\n", "data.jsonl:1: not JSON"),
+        (b"{not json}\n", "data.jsonl:1: not valid JSON"),
         (b'{"text": "caf\xe9"}\n', "not UTF-8"),
     ],
 )
@@ -385,7 +385,7 @@ def test_a_cache_that_takes_no_files_is_one_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "file"))
     assert main(["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "4"]) == 0
     first = capsys.readouterr().err.splitlines()[0]
-    assert first.startswith("hfpatch: warning: the answers are not kept for the next run: ")
+    assert first.startswith("hfpatch: warning: the answers are not cached for the next run: ")
 
 
 def test_an_interrupted_eval_says_what_is_kept(capsys, monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
-from hfpatch.evaluation.scorer.softmax import Targets, from_logits, log_probabilities
+from hfpatch.evaluation.scorer.log_probs import Targets, from_logits, log_probabilities
 from hfpatch.sites.lm_head import Tail
 
 VOCABULARY, WIDTH = 700, 6
