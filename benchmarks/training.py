@@ -40,6 +40,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
+from hfpatch.training.trainer import PlanTrainer, prepared
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -65,9 +67,7 @@ from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch, patch_summary
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch
-from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
 from hfpatch.training.run import Run
-from hfpatch.training.trainer import PlanTrainer, prepared
 
 SHAPES = {  # hidden, layers, heads, vocabulary
     "tiny": (32, 2, 4, 512),

@@ -30,11 +30,11 @@ from hfpatch.support.files import read_json, write_json
 from hfpatch.support.leftovers import remove_leftovers
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model
-from hfpatch.training.loop import check_blocks
 from hfpatch.training.pretrain import check_settings
 from hfpatch.training.pretrain import pretrain as run_pretraining
 from hfpatch.training.processes import start_processes
 from hfpatch.training.records import StepRecord, TrainResult
+from hfpatch.training.run import check_blocks
 
 
 def pretrain(

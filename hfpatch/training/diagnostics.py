@@ -18,7 +18,7 @@ from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.errors import HfpatchError
 from hfpatch.models.listening import Heard, listening
 from hfpatch.training.head import loss_in_forward
-from hfpatch.training.lines import JsonLines, as_json
+from hfpatch.training.records import JsonLines, as_json
 from hfpatch.training.validation import mean_loss
 
 DIAGNOSED_BLOCKS = 8

@@ -20,10 +20,10 @@ from hfpatch.models.listening import paths_with_f
 from hfpatch.recipes.training import PretrainSettings
 from hfpatch.support.files import atomic_directory
 from hfpatch.training.loop import run_training
-from hfpatch.training.precision import cast_trainables
+from hfpatch.training.optim import cast_trainables
 from hfpatch.training.records import StepRecord, TrainResult
 from hfpatch.training.run import Run
-from hfpatch.training.trainer import check_trackers
+from hfpatch.training.trackers import check_trackers
 
 
 def pretrain(

@@ -15,7 +15,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.surgery.bases import hash_tensors
 from hfpatch.training.loop import run_training
-from hfpatch.training.precision import cast_trainables, trainable_parameters
+from hfpatch.training.optim import cast_trainables, trainable_parameters
 from hfpatch.training.records import StepRecord, TrainResult
 from hfpatch.training.run import Run
 

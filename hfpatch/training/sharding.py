@@ -11,6 +11,8 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from hfpatch.errors import HfpatchError
+
 _FSDP = "ACCELERATE_USE_FSDP"
 _DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 
@@ -59,6 +61,30 @@ def shard_on_cpus(accelerator: Accelerator) -> None:
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
         accelerator.state.distributed_type = DistributedType.FSDP
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+def configure_deepspeed(accelerator: Accelerator, batch: int, micro_batch: int, max_grad_norm: float | None) -> None:
+    """Tell DeepSpeed what the recipe decides: batches, clipping and precision.
+
+    Raises:
+        HfpatchError: if the launcher's configuration has other values.
+    """
+    values = {
+        "train_batch_size": batch,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": batch // (micro_batch * accelerator.num_processes),
+        "gradient_clipping": max_grad_norm or 0.0,
+        "fp16.enabled": False,
+        "bf16.enabled": False,
+    }
+    mismatches: list[str] = []
+    for name, value in values.items():
+        accelerator.state.deepspeed_plugin.fill_match(name, mismatches, **{name: value})
+    if mismatches:
+        raise HfpatchError(
+            f"DeepSpeed's configuration does not fit the recipe ({' '.join(mismatches)}); set these keys to auto, or "
+            "change the recipe"
+        )
 
 
 def _is_on(name: str) -> bool:

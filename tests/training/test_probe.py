@@ -417,7 +417,7 @@ def test_an_unknown_tracker_is_one_clear_error(patched, blocks, tmp_path):
 
 
 def test_a_compiled_model_trains_the_same_and_stays_itself(patched, blocks, tmp_path, monkeypatch):
-    monkeypatch.setattr("hfpatch.training.trainer.COMPILE_BACKEND", "aot_eager")
+    monkeypatch.setattr("hfpatch.training.loop.COMPILE_BACKEND", "aot_eager")
     plain, compiled = patched(), patched()
     names = list(dict(compiled.named_parameters()))
     run(plain, blocks, tmp_path / "plain", steps=3)
