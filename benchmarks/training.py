@@ -64,9 +64,9 @@ from hfpatch.support.files import write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch, patch_summary
+from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
 from hfpatch.training.loop import run_training
 from hfpatch.training.records import StepRecord
-from hfpatch.training.resources import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
 from hfpatch.training.run import Run
 
 SHAPES = {  # hidden, layers, heads, vocabulary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import time
 from collections.abc import Iterator
@@ -28,14 +27,14 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import choose_library, fast_matmul, pinned_library
 from hfpatch.training.checkpoint import checkpoint_at, load_optimizer, load_trainables, save_checkpoint
 from hfpatch.training.diagnostics import diagnose
+from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch, Terminated
 from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr, trainable_parameters
 from hfpatch.training.processes import start_processes
 from hfpatch.training.records import StepRecord, TrainResult, summarise
-from hfpatch.training.resources import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
 from hfpatch.training.run import Run, check_deepspeed, check_run, open_folder
-from hfpatch.training.sharding import configure_deepspeed, cuts_tensors, shard_on_cpus, whole, whole_tensors
+from hfpatch.training.sharding import configure_deepspeed, shard_on_cpus, whole, whole_afterwards
 from hfpatch.training.survival import UpdateSurvival, survival_steps
 from hfpatch.training.trackers import Trackers, check_trackers
 from hfpatch.training.validation import autocast_context, mean_loss
@@ -75,19 +74,6 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
         state=run.state,
         speed_limit=speed_limit,
     )
-
-
-@contextlib.contextmanager
-def whole_afterwards(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Yield the model, or a copy of it where training shards its tensors; then copy back what was trained."""
-    if not cuts_tensors():
-        yield model
-        return
-    twin = copy.deepcopy(model)
-    yield twin
-    found = whole_tensors(trainable_parameters(twin))
-    for name, parameter in trainable_parameters(model).items():
-        parameter.data.copy_(found[name])
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ class TrainResult:
             that of the evaluation blocks after it was above pretraining's bound. Its update was left out unless the
             loss after it said so.
         mfu: the share of the measured rate of a large matrix product that the steps reached; a lower bound, see
-            :func:`hfpatch.training.resources.flops_per_token`.
+            :func:`hfpatch.training.hardware.flops_per_token`.
         matmul: the library of the matrix products on the CPU, see :mod:`hfpatch.nn.matmul`.
     """
 
@@ -219,6 +219,12 @@ class JsonLines:
             "that run again"
         )
 
+    def incomplete(self, step: int) -> HfpatchError:
+        """Return the error of a file without all lines up to ``step``."""
+        return HfpatchError(
+            f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
+        )
+
     def keep(self, step: int) -> None:
         """Drop the lines of later steps than ``step``; before the first step, all."""
         kept = self._whole_lines()[: len(self.values_until(step))]
@@ -281,7 +287,5 @@ class MetricsFile(JsonLines):
         """
         steps = [value["step"] for value in self.values_until(step) if value["step"]]
         if steps != list(range(1, step + 1)):
-            raise HfpatchError(
-                f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
-            )
+            raise self.incomplete(step)
         self.keep(step)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 
 from hfpatch.errors import HfpatchError
+from hfpatch.training.optim import trainable_parameters
 
 _FSDP = "ACCELERATE_USE_FSDP"
 _DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
@@ -39,6 +43,19 @@ def like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, DTensor):
         return value
     return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+
+
+@contextlib.contextmanager
+def whole_afterwards(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """Yield the model, or a copy of it where training shards its tensors; then copy back what was trained."""
+    if not cuts_tensors():
+        yield model
+        return
+    twin = copy.deepcopy(model)
+    yield twin
+    found = whole_tensors(trainable_parameters(twin))
+    for name, parameter in trainable_parameters(model).items():
+        parameter.data.copy_(found[name])
 
 
 def cuts_tensors() -> bool:

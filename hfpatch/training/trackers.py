@@ -9,9 +9,9 @@ from transformers import PreTrainedModel, TrainerControl, TrainerState, Training
 from transformers.integrations import get_reporting_integration_callbacks
 
 from hfpatch.errors import HfpatchError
+from hfpatch.training.hardware import peak_memory_bytes
 from hfpatch.training.processes import runs_on_cpu
 from hfpatch.training.records import StepRecord
-from hfpatch.training.resources import peak_memory_bytes
 from hfpatch.training.run import Run
 
 
@@ -44,7 +44,7 @@ class Trackers:
         process, settings = PartialState(), run.settings
         self._model, self._speed_limit = model, speed_limit
         self._arguments = TrainingArguments(
-            output_dir=str(run.checkpoints),
+            output_dir=str(run.folder),  # where some write; checkpoints/ is removed after the run
             max_steps=run.plan.steps,
             per_device_train_batch_size=run.micro_batch(process.num_processes),
             gradient_accumulation_steps=run.plan.batch_size // run.micro_batch(process.num_processes),

@@ -1,11 +1,10 @@
-"""What a run takes of its machine: peak memory, and how near it comes to what the machine can compute."""
+"""What a run takes of its hardware: peak memory, and how near its speed comes to the hardware's own."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
-import re
 import sys
 import time
 from pathlib import Path
@@ -13,10 +12,12 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from torch import nn
+from transformers import PreTrainedModel
+
+from hfpatch.analysis.running import block_of
 
 _SIDE = {"cpu": 512, "cuda": 8192}
 _REPEATS = 5
-_BLOCK = re.compile(r"\.(\d+)\.")
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -54,14 +55,14 @@ def peak_memory_bytes() -> int:
 
 
 def _from_status(name: str) -> int | None:
-    """Return a figure of Linux's own books, in bytes."""
+    """Return a figure of Linux's own accounts, in bytes."""
     if not _STATUS.exists():
         return None
     lines = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8").splitlines() if ":" in line)
     return int(lines[name].split()[0]) * 1024
 
 
-def flops_per_token(model: nn.Module) -> float:
+def flops_per_token(model: PreTrainedModel) -> float:
     """Return the floating-point operations that a training step must do for each token.
 
     Two per weight in the forward pass, two more for each weight that the gradient passes on its way to the first
@@ -69,18 +70,19 @@ def flops_per_token(model: nn.Module) -> float:
     attention's own products, which depend on the length of the text, are left out, so that the utilisation computed
     from this is a lower bound.
     """
-    head = _head(model)
+    head = getattr(model.get_output_embeddings(), "weight", None)
     lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    first = _first_trained_block(model)
+    trained = [block_of(name) for name, value in model.named_parameters() if value.requires_grad]
+    first = min(trained, default=sys.maxsize)
     operations = 0.0 if head is None else 2.0 * head.numel() * (2 + head.requires_grad)
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or id(parameter) in lookups or parameter is head:
             continue
-        operations += 2.0 * parameter.numel() * (1 + (_block(name) >= first) + parameter.requires_grad)
+        operations += 2.0 * parameter.numel() * (1 + (block_of(name) >= first) + parameter.requires_grad)
     return operations
 
 
-def tokens_per_s_at_most(model: nn.Module, state: PartialState, autocast: str | None) -> float:
+def tokens_per_s_at_most(model: PreTrainedModel, state: PartialState, autocast: str | None) -> float:
     """Return the tokens a second that all processes together could train on if everything were one matrix product."""
     dtype = getattr(torch, autocast) if autocast else next(model.parameters()).dtype
     rate = matrix_rate(state.device, dtype) * int(state.num_processes)
@@ -100,22 +102,6 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
         _wait(device)
         best = min(best, time.perf_counter() - start)
     return float(2.0 * side**3 / best)
-
-
-def _first_trained_block(model: nn.Module) -> int:
-    return min((_block(name) for name, value in model.named_parameters() if value.requires_grad), default=sys.maxsize)
-
-
-def _block(name: str) -> int:
-    """Return the number of the block that a parameter is in, -1 outside the blocks."""
-    found = _BLOCK.search(name)
-    return int(found[1]) if found else -1
-
-
-def _head(model: nn.Module) -> torch.Tensor | None:
-    find = getattr(model, "get_output_embeddings", None)
-    head = find() if find else None
-    return getattr(head, "weight", None)
 
 
 def _wait(device: torch.device) -> None:
