@@ -7,9 +7,9 @@ Random weights of a Pythia shape; pre-projection with content skip, and the LoRA
 sees the same paragraphs in every variant: packed rows of 512, or each paragraph padded to 512.
 
     published   padded, full logits, gradient checkpointing, 4 rows at a time, under HF Trainer, as the paper's scripts
-    ours        packed, hfpatch's trainer and loss
+    ours        packed, hfpatch's loop and loss
     lora        LoRA under HF Trainer's defaults on the packed rows, as many at a time as ours
-    lora_ours   LoRA under hfpatch's trainer
+    lora_ours   LoRA in hfpatch's loop
     forward     the base's forward pass on the packed rows, without gradients
 
 Printed: (a) tokens a second of ours over published, and its peak memory above what lies in memory before the step;
@@ -32,7 +32,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,7 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
+    TrainerState,
     TrainingArguments,
 )
 
@@ -63,11 +64,10 @@ from hfpatch.support.files import write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch, patch_summary
-from hfpatch.training.head import loss_in_forward
-from hfpatch.training.interruption import SigtermWatch
-from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
+from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
+from hfpatch.training.loop import run_training
+from hfpatch.training.records import StepRecord
 from hfpatch.training.run import Run
-from hfpatch.training.trainer import PlanTrainer, prepared
 
 SHAPES = {  # hidden, layers, heads, vocabulary
     "tiny": (32, 2, 4, 512),
@@ -345,20 +345,22 @@ def run_hf_trainer(
 def run_hfpatch(
     model: PreTrainedModel, arguments: argparse.Namespace, blocks: TokenBlocks, steps: int, callback: TrainerCallback
 ) -> None:
-    """Train under hfpatch's trainer, books and all."""
+    """Train in hfpatch's loop, with all its bookkeeping; the first step includes the preparations."""
     settings = TrainingSettings(steps=steps, batch_size=len(blocks), micro_batch_size=arguments.micro, warmup_steps=1)
     every = np.tile(np.arange(len(blocks), dtype=np.int64), (steps, 1))
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+
+    def on_step(record: StepRecord) -> None:
+        callback.on_step_end(None, TrainerState(global_step=record.step), None)
+        if record.step < steps:
+            callback.on_step_begin(None, None, None)
+
+    with tempfile.TemporaryDirectory() as folder:
         run = Run(
             settings=settings, blocks=blocks, plan=BatchPlan(every, len(blocks), 0), seed=0, folder=Path(folder),
-            measure_survival=False,
+            measure_survival=False, on_step=on_step,
         )  # fmt: skip
-        run.checkpoints.mkdir()
-        stack.enter_context(prepared(model, run))
-        stack.enter_context(loss_in_forward(model))
-        trainer = PlanTrainer(model, run, SigtermWatch())
-        trainer.add_callback(callback)
-        trainer.train()
+        callback.on_step_begin(None, None, None)
+        run_training(model, run, resume=False)
 
 
 def extra_memory(arguments: argparse.Namespace, data: Data) -> int:
@@ -418,7 +420,7 @@ def print_report(report: dict[str, Any]) -> None:
     wording = {
         "a_speed": "(a) tokens/s of ours over published",
         "b_step": "(b) step of ours over LoRA under HF Trainer",
-        "b_step_same_trainer": "    the same, both under hfpatch's trainer",
+        "b_step_same_trainer": "    the same, both in hfpatch's loop",
         "c_bound": f"(c) step of ours over {report['arithmetic']:.2f} forward passes",
     }
     for key, words in wording.items():

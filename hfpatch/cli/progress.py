@@ -126,7 +126,7 @@ class LiveProgress(Progress):
 
 
 def _state(record: StepRecord) -> str:
-    from hfpatch.training.memory import resident_memory_bytes
+    from hfpatch.training.hardware import resident_memory_bytes
 
     speed = record.tokens / record.seconds if record.seconds else 0.0
     memory = f"{resident_memory_bytes() / 1e9:.1f} GB"

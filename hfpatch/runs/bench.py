@@ -23,9 +23,9 @@ from hfpatch.surgery.bases import Base, hash_weights, load_base
 from hfpatch.surgery.budget import meta_twin
 from hfpatch.surgery.methods import Method, build_method, validate_methods
 from hfpatch.surgery.patch import PatchSummary, patch, patch_summary, unpatch
-from hfpatch.training.loop import check_blocks
+from hfpatch.training.run import check_blocks
 from hfpatch.training.sharding import cuts_tensors
-from hfpatch.training.trainer import check_trackers
+from hfpatch.training.trackers import check_trackers
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, remove_leftovers, write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model
-from hfpatch.training.loop import check_blocks
 from hfpatch.training.pretrain import check_settings
 from hfpatch.training.pretrain import pretrain as run_pretraining
 from hfpatch.training.processes import start_processes
 from hfpatch.training.records import StepRecord, TrainResult
+from hfpatch.training.run import check_blocks
 
 
 def pretrain(

@@ -21,9 +21,9 @@ from hfpatch.runs.study_bench import PlannedRun, StudyBench, planned_runs, study
 from hfpatch.runs.study_results import collect_study
 from hfpatch.support.files import read_json, write_json
 from hfpatch.training.architecture import build_model
-from hfpatch.training.loop import check_context
 from hfpatch.training.pretrain import check_settings
 from hfpatch.training.processes import start_processes
+from hfpatch.training.run import check_context
 
 
 def pretrain_study(

@@ -46,8 +46,11 @@ def build_config(
     for key in values:
         if key not in known:
             raise HfpatchError(f"architecture.{key}: {model_type} has no such key{nearest(key, known)}")
+    if tokenizer is not None:
+        specials = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+        values = {"vocab_size": len(tokenizer), **specials, **values}
     try:
-        config: PreTrainedConfig = config_class(**{**_from_tokenizer(tokenizer), **values})
+        config: PreTrainedConfig = config_class(**values)
     except (StrictDataclassError, ValueError, TypeError) as error:
         raise HfpatchError(f"architecture: {model_type} refuses it ({' '.join(str(error).split())})") from error
     size = config.get_text_config().vocab_size
@@ -69,14 +72,3 @@ def build_model(
     """
     settings, _ = split_architecture(architecture)
     return build_scratch(build_config(architecture, tokenizer=tokenizer), settings, seed=seed)
-
-
-def _from_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
-    if tokenizer is None:
-        return {}
-    return {
-        "vocab_size": len(tokenizer),
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }

@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hfpatch.errors import HfpatchError
 from hfpatch.support.files import atomic_directory, check_manifest, read_json, write_json, write_manifest
+from hfpatch.training.records import LoopState
 from hfpatch.training.sharding import like, under_deepspeed, whole_tensors
-from hfpatch.training.state import LoopState
 
 _TRAINABLE = "trainable.safetensors"
 _OPTIMIZER = "optimizer.safetensors"

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from hfpatch.analysis.means import TokenMeans, norm_ratio
-from hfpatch.analysis.running import Batch, block_of
+from hfpatch.analysis.running import block_of
 from hfpatch.data.blocks import IGNORE, TokenBlocks
-from hfpatch.errors import HfpatchError
 from hfpatch.models.listening import Heard, listening
 from hfpatch.training.head import loss_in_forward
-from hfpatch.training.lines import JsonLines, as_json
+from hfpatch.training.records import JsonLines, as_json
 from hfpatch.training.validation import mean_loss
 
 DIAGNOSED_BLOCKS = 8
 """How many of the evaluation blocks, the first ones, are measured on."""
-
-_Means = TokenMeans[tuple[int, str]]
 
 
 @dataclass(frozen=True)
@@ -68,9 +63,7 @@ class DiagnosticsFile(JsonLines):
         """
         lines = Counter(value["step"] for value in self.values_until(step))
         if lines.keys() != expected or len(set(lines.values())) > 1:
-            raise HfpatchError(
-                f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
-            )
+            raise self.incomplete(step)
         if self.path.exists():
             self.keep(step)
 
@@ -90,36 +83,22 @@ def diagnose(
         batch_size: blocks in one forward pass.
         autocast: the forward pass's autocast dtype.
     """
-    means = _Means()
+    means = TokenMeans[tuple[int, str]]()
 
-    def tell(heard: Heard) -> None:
-        means.add((block_of(heard.at), heard.target), _compared(heard))
+    def begin(module: nn.Module, args: tuple[Any, ...], batch: dict[str, Any]) -> None:
+        """Let the mask end with the last token that is predicted, as what fills up a row never is."""
+        predicted = (batch["labels"] != IGNORE).long()
+        means.begin({**batch, "attention_mask": predicted.flip(-1).cummax(-1).values.flip(-1)})
 
-    with loss_in_forward(model), _batches_told(model, means), listening(model, tell):  # the first runs the model too
-        mean_loss(model, blocks.head(DIAGNOSED_BLOCKS), batch_size=batch_size, autocast=autocast)
+    def add(heard: Heard) -> None:
+        f, anchor = heard.f.float(), heard.anchor.float()
+        numbers = [norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1), norm_ratio(f, heard.x)]
+        means.add((block_of(heard.at), heard.target), torch.stack(numbers, dim=-1))
+
+    with loss_in_forward(model), listening(model, add):  # the first runs the model too
+        handle = model.register_forward_pre_hook(begin, with_kwargs=True)
+        try:
+            mean_loss(model, blocks.head(DIAGNOSED_BLOCKS), batch_size=batch_size, autocast=autocast)
+        finally:
+            handle.remove()
     return [QueryDiagnostic(step, *key, *means.mean(key)) for key in sorted(means.seen())]
-
-
-def _compared(heard: Heard) -> Tensor:
-    """Return size, cosine and size beside x of each token: ``(batch, seq, 3)``."""
-    f, anchor = heard.f.float(), heard.anchor.float()
-    cosine = F.cosine_similarity(f, anchor, dim=-1)
-    return torch.stack([norm_ratio(f, anchor), cosine, norm_ratio(f, heard.x)], dim=-1)
-
-
-@contextmanager
-def _batches_told(model: nn.Module, means: _Means) -> Iterator[None]:
-    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        means.begin(_text_of(kwargs))
-
-    handle = model.register_forward_pre_hook(begin, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _text_of(batch: Batch) -> Batch:
-    """Return a batch whose mask ends with the last token that is predicted, as what fills up a row never is."""
-    predicted = (batch["labels"] != IGNORE).long()
-    return {**batch, "attention_mask": predicted.flip(-1).cummax(-1).values.flip(-1)}

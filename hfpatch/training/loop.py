@@ -1,38 +1,45 @@
-"""A run from its folder to its result: checked, resumed, trained, and the model left whole."""
+"""The training loop: a run from its folder to its result, and what one step does."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
+import math
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
-from accelerate import PartialState
-from accelerate.utils import gather_object
+import numpy as np
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import (
+    DistributedType,
+    GradientAccumulationPlugin,
+    TorchDynamoPlugin,
+    broadcast_object_list,
+    set_seed,
+)
 from transformers import PreTrainedModel
 
-from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.packing import packing_is_exact
+from hfpatch.data.collate import collate
 from hfpatch.errors import HfpatchError
-from hfpatch.models.listening import paths_with_f
-from hfpatch.nn.hidden import HiddenProjection
-from hfpatch.training.checkpoint import (
-    checkpoint_at,
-    load_trainables,
-    newest_checkpoint,
-    remove_leftovers,
-    remove_old,
-)
+from hfpatch.nn.matmul import choose_library, fast_matmul, pinned_library
+from hfpatch.training.checkpoint import checkpoint_at, load_optimizer, load_trainables, save_checkpoint
+from hfpatch.training.diagnostics import diagnose
+from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
 from hfpatch.training.head import loss_in_forward
-from hfpatch.training.interruption import SigtermWatch
-from hfpatch.training.memory import peak_memory_bytes, reset_peak_memory
-from hfpatch.training.precision import trainable_parameters
+from hfpatch.training.interruption import SigtermWatch, Terminated
+from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr, trainable_parameters
 from hfpatch.training.processes import start_processes
-from hfpatch.training.records import TrainResult, summarise
-from hfpatch.training.run import Run
-from hfpatch.training.sharding import cuts_tensors, under_deepspeed, whole_tensors
-from hfpatch.training.survival import UpdateSurvival
-from hfpatch.training.throughput import tokens_per_s_at_most
-from hfpatch.training.trainer import PlanTrainer, prepared
+from hfpatch.training.records import StepRecord, TrainResult, summarise
+from hfpatch.training.run import Run, check_deepspeed, check_run, open_folder
+from hfpatch.training.sharding import configure_deepspeed, shard_on_cpus, whole, whole_afterwards
+from hfpatch.training.survival import UpdateSurvival, survival_steps
+from hfpatch.training.trackers import Trackers, check_trackers
+from hfpatch.training.validation import autocast_context, mean_loss
+
+COMPILE_BACKEND = "inductor"
 
 
 def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResult:
@@ -41,152 +48,262 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
     Raises:
         HfpatchError: if the launcher asks for mixed precision, the folder holds another run, the batch cannot be
             divided, the model cannot keep packed documents apart, take blocks as long as these or recompute its
-            activations as asked, or the loss is not finite.
+            activations as asked, a tracker is not installed, or the loss is not finite.
         Terminated: if the process was sent SIGTERM; a checkpoint has been written then.
     """
     start_processes()
-    _check_plan(run)
-    check_blocks(model, run.blocks, run.held_out)
-    _check_checkpointing(model, run)
-    _open_folder(run, resume=resume)
+    check_run(model, run)
+    check_trackers(run.settings.report_to)
+    open_folder(run, resume=resume)
     if run.checkpoint is not None:
         load_trainables(run.checkpoint, trainable_parameters(model))
+    speed_limit = tokens_per_s_at_most(model, PartialState(), run.settings.autocast)
     reset_peak_memory()
     if not run.is_finished():
-        _check_deepspeed(run)
-        _train(model, run)
+        check_deepspeed(run)
+        with whole_afterwards(model) as trained, prepared(trained, run), SigtermWatch() as sigterm:
+            loop = TrainingLoop(trained, run, speed_limit)
+            loop.train(sigterm)
+            loop.accelerator.free_memory()
     if run.settings.keep_best and run.state.best_step is not None:
         load_trainables(checkpoint_at(run.checkpoints, run.state.best_step), trainable_parameters(model))
-    shares = UpdateSurvival(run.state.survival).shares() if run.measure_survival else {}
     return summarise(
         run.records,
         peak_memory_bytes=peak_memory_bytes(),
-        update_survival=shares,
+        update_survival=UpdateSurvival(run.state.survival).shares() if run.measure_survival else {},
         state=run.state,
-        speed_limit=tokens_per_s_at_most(model, PartialState(), run.settings.autocast),
+        speed_limit=speed_limit,
     )
 
 
-def _train(model: PreTrainedModel, run: Run) -> None:
-    with _whole_afterwards(model) as trained, prepared(trained, run), loss_in_forward(trained), SigtermWatch() as watch:
-        trainer = PlanTrainer(trained, run, watch)
-        trainer.train()
-        trainer.accelerator.free_memory()
-
-
 @contextlib.contextmanager
-def _whole_afterwards(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Yield the model, or a copy of it where training cuts tensors in pieces; then copy back what was trained."""
-    if not cuts_tensors():
-        yield model
-        return
-    twin = copy.deepcopy(model)
-    yield twin
-    found = whole_tensors(trainable_parameters(twin))
-    for name, parameter in trainable_parameters(model).items():
-        parameter.data.copy_(found[name])
+def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
+    """Let the forward pass return the loss, recompute activations where asked, and use the faster library for products.
+
+    All of that is undone afterwards. The first process chooses the library for all.
+    """
+    training = model.training
+    if run.settings.gradient_checkpointing:
+        switch_checkpointing(model, on=True)
+    try:
+        with pinned_library(run.state.matmul), contextlib.ExitStack() as stack:
+            library = broadcast_object_list([choose_library(model)])[0]
+            run.state.matmul = stack.enter_context(fast_matmul(model, library=library))
+            stack.enter_context(loss_in_forward(model))
+            yield
+    finally:
+        if run.settings.gradient_checkpointing:
+            switch_checkpointing(model, on=False)
+        model.zero_grad(set_to_none=True)
+        model.train(training)
 
 
-def _check_plan(run: Run) -> None:
-    run.plan.check(len(run.blocks))
-    planned, asked = (run.plan.steps, run.plan.batch_size), (run.settings.steps, run.settings.batch_size)
-    if planned != asked:
-        raise HfpatchError(
-            f"the batch plan has {planned[0]} steps of {planned[1]} blocks, the settings ask for {asked[0]} of "
-            f"{asked[1]}; start a new run or set steps and batch_size as planned"
-        )
-    if run.held_out is None and (run.settings.patience or run.settings.keep_best):
-        raise HfpatchError(
-            "patience and keep_best need the loss on held-out text, and there is none; set data.held_out"
-        )
-    if run.held_out is None and run.diagnose_every is not None:
-        raise HfpatchError(
-            "training.diagnose_every measures on evaluation blocks, and there are none; set data.held_out or "
-            "evaluation_data"
-        )
+def switch_checkpointing(model: PreTrainedModel, *, on: bool) -> None:
+    """Recompute activations in the backward pass, or stop doing so.
+
+    ``transformers`` names it activation checkpointing, or gradient checkpointing before version 5.10. With adapters it
+    also makes the embeddings require a gradient, which only reentrant checkpointing needs; that is undone, so that
+    frozen layers below the first patched one still build no graph.
+    """
+    current = hasattr(model, "activation_checkpointing_enable")
+    kind = "activation" if current else "gradient"
+    if on:
+        enable = getattr(model, f"{kind}_checkpointing_enable")
+        enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
+        if hasattr(model, "_require_grads_hook") or hasattr(model, "_require_grads_hooks"):
+            model.disable_input_require_grads()
+    else:
+        getattr(model, f"{kind}_checkpointing_disable")()
 
 
-def _check_deepspeed(run: Run) -> None:
-    """Refuse what needs the optimiser's state or the gradients, which DeepSpeed does not show."""
-    if run.checkpoint is not None and not (run.checkpoint.resumable and not under_deepspeed()):
-        raise HfpatchError(
-            f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays inside "
-            "DeepSpeed; start it again, or use FSDP2, which can be resumed"
-        )
-    if under_deepspeed() and (run.on_bad_loss == "skip" or run.settings.save_every is not None):
-        key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
-        raise HfpatchError(f"training.{key} does not work under DeepSpeed; leave it out, or use FSDP2")
+class TrainingLoop:
+    """The steps that are left of a run, on whatever processes the launcher started.
 
+    accelerate wraps the model (DDP, FSDP2, DeepSpeed, torch.compile) and exchanges what the processes must share; the
+    order of things is all here.
 
-def _open_folder(run: Run, *, resume: bool) -> None:
-    """Find the checkpoint to go on from; the first process alone changes the folder, the others read what it left."""
-    state = PartialState()
-    if not resume and run.metrics.path.exists():
-        raise HfpatchError(f"{run.folder}: holds a run already; resume it or choose another folder")
-    if state.is_main_process:
-        run.checkpoints.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(run.checkpoints)
-    state.wait_for_everyone()
-    run.checkpoint = newest_checkpoint(run.checkpoints, run.identity)
-    if run.checkpoint is not None:
-        run.state = run.checkpoint.state
-    if state.is_main_process:
-        if run.start:  # a kill may have left some of what was to be removed
-            keep = run.settings.keep_checkpoints
-            remove_old(run.checkpoints, run.start, best_step=run.state.best_step, keep=keep)
-        if run.start or run.metrics.path.exists():
-            run.metrics.truncate(run.start)
-        run.diagnostics.truncate(run.start, run.diagnosed_steps())
-    state.wait_for_everyone()
-    run.records = run.metrics.read()
-    _check_agreement(run, state)
+    Args:
+        model: what to train, within :func:`prepared`.
+        run: the run, its folder opened.
+        speed_limit: the machine's, in tokens a second; trackers are told the share of it that a step reached.
+    """
 
+    def __init__(self, model: PreTrainedModel, run: Run, speed_limit: float) -> None:
+        self.run = run
+        self.accelerator = accelerator = build_accelerator(run)
+        self.model, self.optimizer = accelerator.prepare(model, build_optimizer(model, run.settings))
+        self.scheduler = build_scheduler(self.optimizer, run.settings, steps=run.plan.steps)
+        self.parameters = trainable_parameters(model)  # by their own names, however the model is wrapped
+        self.evaluated = self.model if accelerator.distributed_type == DistributedType.FSDP else model
+        self.micro_batch = run.micro_batch(accelerator.num_processes)
+        if run.checkpoint is not None:
+            load_optimizer(run.checkpoint, self.parameters, self.optimizer, self.scheduler)
+        self.trackers = Trackers(run, model, speed_limit)
 
-def _check_agreement(run: Run, state: PartialState) -> None:
-    """Refuse processes that see another checkpoint or other data, as machines without a shared folder would."""
-    if state.num_processes == 1:
-        return
-    seen = gather_object([(run.start, run.blocks.sha256, run.plan.sha256)])
-    for what, values in zip(("checkpoint", "training blocks", "batch plan"), zip(*seen, strict=True), strict=True):
-        if len(set(values)) > 1:
+    def train(self, sigterm: SigtermWatch) -> None:
+        """Do the steps from the checkpoint to the plan's end, or to where the run stops early or diverges.
+
+        Randomness (dropout) of a step depends on seed, step and process alone, so that no generator's state has to be
+        stored to resume exactly.
+
+        Raises:
+            HfpatchError: if the loss or a gradient is not finite and the run is to stop at that, or a file cannot be
+                written.
+            Terminated: if a process was asked to end; a checkpoint has been written then.
+        """
+        run, settings, accelerator, state = self.run, self.run.settings, self.accelerator, self.run.state
+        survival, measured = UpdateSurvival(state.survival), frozenset[int]()
+        if run.measure_survival:
+            measured = survival_steps(steps=run.plan.steps, warmup_steps=settings.warmup_steps)
+        self.model.train()
+        if run.start == 0 and run.evaluates_after(0):
+            self._keep(StepRecord(0, math.nan, lr=0.0, tokens=0, seconds=0.0, eval_loss=self._evaluate()))
+        clock = time.perf_counter()
+
+        for step in range(run.start + 1, run.plan.steps + 1):
+            origin = np.random.SeedSequence([run.seed, step - 1, accelerator.process_index])
+            set_seed(int(origin.generate_state(1)[0]))
+            lr = current_lr(self.optimizer, settings)
+
+            share = self._accumulate_gradients(step)
+            norm = accelerator.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm or math.inf)
+            shared = accelerator.gather(torch.stack([share, torch.full_like(share, sigterm.asked)])[None])
+            loss, terminate = float(shared[:, 0].mean()), bool(shared[:, 1].any()) and step < run.plan.steps
+            if not (math.isfinite(loss) and math.isfinite(float(whole(norm)))) or run.diverges(step, loss):
+                self._leave_update_out(step, loss)
+
+            if step - 1 in measured:
+                survival.before(self.parameters)
+            self.optimizer.step()
+            if step - 1 in measured:
+                survival.after(self.parameters)
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+
+            tokens, skipped = run.blocks.count_tokens(run.plan.indices[step - 1]), step in state.skipped[-1:]
+            record = StepRecord(step, loss, lr, tokens, time.perf_counter() - clock, skipped=skipped or None)
+            best = False
+            if run.evaluates_after(step):
+                record = replace(record, eval_loss=(eval_loss := self._evaluate()))
+                best = state.evaluated(step, eval_loss, settings.patience)
+                if run.diverges(step, eval_loss):
+                    state.diverged_step = step
+            elif step == run.plan.steps and run.may_diverge and run.diverges(step, self._evaluate()):
+                state.diverged_step = step  # by the last update, which no step's loss has seen
+            self._keep(record)
+            self.trackers.log(record)
+            if terminate or run.saves_after(step, best=best):
+                self._save(step)
+            if accelerator.is_main_process and run.on_step is not None:
+                run.on_step(record)
+            if terminate:
+                raise Terminated(step)
+            if state.ended_early:
+                break
+            clock = time.perf_counter()
+        self.trackers.close()
+
+    def _accumulate_gradients(self, step: int) -> torch.Tensor:
+        """Run this process's micro-batches of a step forward and backward; return its part of the step's loss.
+
+        The loss is the mean over all tokens that the step predicts. The plan knows how many they are, so nothing is
+        counted or exchanged here. Gradients are averaged over processes, hence the factor.
+        """
+        run, accelerator = self.run, self.accelerator
+        deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+        backward = partial(accelerator.backward, scale_wrt_gas=False) if deepspeed else accelerator.backward
+        indices = run.plan.indices[step - 1]
+        factor = accelerator.num_processes / run.blocks.count_predicted(indices)
+        own = indices.reshape(-1, accelerator.num_processes, self.micro_batch)[:, accelerator.process_index]
+        batches = [collate([run.blocks[row] for row in rows]) for rows in own.tolist()]
+        batches = [{name: value.to(accelerator.device) for name, value in batch.items()} for batch in batches]
+        total = torch.zeros((), device=accelerator.device)
+        for number, batch in enumerate(batches, start=1):
+            accelerator.sync_gradients = last = number == len(batches)
+            exchange = contextlib.nullcontext() if last or deepspeed else accelerator.no_sync(self.model)
+            with exchange:
+                with autocast_context(run.settings.autocast, accelerator.device):
+                    loss = self.model(**batch, use_cache=False).loss * factor
+                backward(loss)
+            total += loss.detach()
+        return total
+
+    def _leave_update_out(self, step: int, loss: float) -> None:
+        """Drop the gradients of a step whose loss or gradient is not finite, or whose loss has diverged."""
+        run = self.run
+        if run.on_bad_loss == "stop":
+            what = f"{loss:.4f} but its gradient is not finite" if math.isfinite(loss) else f"{loss}"
             raise HfpatchError(
-                f"the processes see different things ({what}: {', '.join(sorted({str(value) for value in values}))}); "
-                f"every machine must see the same {run.folder} and the same data"
+                f"step {step}: the loss is {what}, on blocks {run.plan.indices[step - 1].tolist()}; "
+                f"{self._last_checkpoint()}; lower the learning rate, clip the gradient, look at these blocks, or set "
+                "training.on_bad_loss=skip to leave such updates out"
             )
+        if run.on_bad_loss == "record":
+            run.state.diverged_step = step
+        else:
+            run.state.skipped.append(step)
+        self.optimizer.zero_grad()
 
-
-def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
-    """Refuse blocks that the model cannot take.
-
-    Raises:
-        HfpatchError: if they are longer than its context, or it cannot keep packed documents apart.
-    """
-    check_context(model, blocks, held_out)
-    several = len(blocks.sizes) > len(blocks)
-    if blocks.layout == "packed" and several and not packing_is_exact(model, blocks.block_size):
-        raise HfpatchError(
-            f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
-            "next; set data.layout=padded"
+    def _evaluate(self) -> float:
+        """Return the loss on the held-out blocks; without any, on the first block trained on."""
+        return mean_loss(
+            self.evaluated,
+            self.run.held_out or self.run.blocks.head(1),
+            batch_size=self.micro_batch,
+            autocast=self.run.settings.autocast,
+            process=self.accelerator.process_index,
+            processes=self.accelerator.num_processes,
+            add_up=self.accelerator.reduce,
         )
 
+    def _keep(self, record: StepRecord) -> None:
+        """Write down a step, and the diagnostics due after it."""
+        run, main = self.run, self.accelerator.is_main_process
+        run.records.append(record)
+        if main:
+            run.metrics.append(record)
+        if run.held_out is not None and run.diagnoses_after(record.step):
+            size, autocast = self.micro_batch, run.settings.autocast
+            found = diagnose(self.evaluated, run.held_out, step=record.step, batch_size=size, autocast=autocast)
+            if main:
+                run.diagnostics.append(found)
 
-def check_context(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
-    """Refuse blocks that are longer than the context of the model, which may lie on the meta device.
+    def _save(self, step: int) -> None:
+        run, main = self.run, self.accelerator.is_main_process
+        if main:
+            run.metrics.sync()
+            run.diagnostics.sync()
+        try:
+            save_checkpoint(
+                run.checkpoints,
+                step=step,
+                parameters=self.parameters,
+                optimizer=self.optimizer,
+                scheduler=self.scheduler,
+                identity=run.identity,
+                state=run.state,
+                keep=run.settings.keep_checkpoints,
+                write=main,
+            )
+        except HfpatchError as error:
+            raise HfpatchError(f"{error}; {self._last_checkpoint()}") from error
 
-    Raises:
-        HfpatchError: if they are.
-    """
-    longest = max(each.block_size for each in (blocks, held_out) if each is not None)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and longest > limit:
-        raise HfpatchError(
-            f"blocks of {longest} tokens (data.block_size) are longer than the model's context of {limit} "
-            "(max_position_embeddings, n_positions); take shorter blocks or a model of a longer context"
-        )
+    def _last_checkpoint(self) -> str:
+        saved = sorted(self.run.checkpoints.glob("step-*"))
+        return f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
 
 
-def _check_checkpointing(model: PreTrainedModel, run: Run) -> None:
-    if run.settings.gradient_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
-        reads = any(isinstance(each.path.f, HiddenProjection) for each in paths_with_f(model))
-        why = "its query reads another block's MLP" if reads else f"{model.config.model_type} does not support it"
-        raise HfpatchError(f"training.gradient_checkpointing: a block cannot be computed again, as {why}; leave it out")
+def build_accelerator(run: Run) -> Accelerator:
+    """Return an accelerator as the launcher asks for; the recipe alone decides precision and micro-batches."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier run of this process may have been sharded
+    start_processes()
+    backend = COMPILE_BACKEND if run.settings.compile else None
+    accelerator = Accelerator(
+        dynamo_plugin=TorchDynamoPlugin(backend=backend),
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # it would divide the loss once more
+    )
+    shard_on_cpus(accelerator)
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        micro_batch = run.micro_batch(accelerator.num_processes)
+        configure_deepspeed(accelerator, run.plan.batch_size, micro_batch, run.settings.max_grad_norm)
+    return accelerator

@@ -1,21 +1,41 @@
-"""AdamW and the learning rate's course."""
+"""What is trained and in which dtype, AdamW, and the learning rate's schedule."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
-from hfpatch.recipes.training import LoopSettings, by_group
-from hfpatch.training.precision import trainable_parameters
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.training import Group, LoopSettings, by_group, group_of
 
 _SCHEDULERS = {
     "cosine": "cosine_with_min_lr",
     "linear": "linear",
     "constant": "constant_with_warmup",
 }
+
+
+def trainable_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return what is trained, by name, each tied tensor once.
+
+    Raises:
+        HfpatchError: if nothing is.
+    """
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not parameters:
+        raise HfpatchError("the model has nothing to train: every parameter is frozen; patch it first")
+    return parameters
+
+
+def cast_trainables(
+    model: torch.nn.Module, dtype: torch.dtype, by_group: Mapping[Group, torch.dtype] | None = None
+) -> None:
+    """Give every trained tensor ``dtype``, or that of its group, in place; the frozen ones keep theirs."""
+    for name, parameter in trainable_parameters(model).items():
+        parameter.data = parameter.data.to((by_group or {}).get(group_of(name), dtype))
 
 
 def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
@@ -30,7 +50,8 @@ def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.opt
     for group, names in by_group(parameters).items():
         tensors = [parameters[name] for name in names]
         lr = settings.learning_rates.get(group, settings.lr)
-        matrices, vectors = _split(tensors)
+        matrices = [tensor for tensor in tensors if tensor.ndim >= 2]
+        vectors = [tensor for tensor in tensors if tensor.ndim < 2]
         groups.append({"params": matrices, "weight_decay": settings.weight_decay, "lr": lr})
         groups.append({"params": vectors, "weight_decay": 0.0, "lr": lr})
     groups = [group for group in groups if group["params"]]
@@ -51,7 +72,13 @@ def build_scheduler(optimizer: torch.optim.Optimizer, settings: LoopSettings, *,
     if settings.schedule == "wsd":
         decay = min(settings.decay_steps or max(1, steps // 10), max(1, steps - settings.warmup_steps))
         floor, warmup = settings.min_lr_ratio, settings.warmup_steps
-        return LambdaLR(optimizer, partial(_wsd, steps=steps, warmup=warmup, decay=decay, floor=floor))
+
+        def wsd(step: int) -> float:
+            if step < warmup:
+                return step / warmup
+            return floor + (1 - floor) * min(1.0, max(0, steps - step) / decay)
+
+        return LambdaLR(optimizer, wsd)
     scheduler: LRScheduler = get_scheduler(
         _SCHEDULERS[settings.schedule],
         optimizer,
@@ -66,14 +93,3 @@ def current_lr(optimizer: torch.optim.Optimizer, settings: LoopSettings) -> floa
     """Return the learning rate of a tensor group that the settings do not single out."""
     group = optimizer.param_groups[0]
     return float(settings.lr * group["lr"] / group["initial_lr"])
-
-
-def _split(tensors: list[torch.nn.Parameter]) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-    return [tensor for tensor in tensors if tensor.ndim >= 2], [tensor for tensor in tensors if tensor.ndim < 2]
-
-
-def _wsd(step: int, *, steps: int, warmup: int, decay: int, floor: float) -> float:
-    """Return the share of the peak learning rate at ``step``; see :func:`build_scheduler`."""
-    if step < warmup:
-        return step / warmup
-    return floor + (1 - floor) * min(1.0, max(0, steps - step) / decay)

@@ -20,10 +20,10 @@ from hfpatch.models.listening import paths_with_f
 from hfpatch.recipes.training import PretrainSettings
 from hfpatch.support.files import atomic_directory
 from hfpatch.training.loop import run_training
-from hfpatch.training.precision import cast_trainables
+from hfpatch.training.optim import cast_trainables
 from hfpatch.training.records import StepRecord, TrainResult
 from hfpatch.training.run import Run
-from hfpatch.training.trainer import check_trackers
+from hfpatch.training.trackers import check_trackers
 
 
 def pretrain(
@@ -90,7 +90,10 @@ def pretrain(
     )
     result = run_training(model, run, resume=resume)
     if result.diverged_step is None and PartialState().is_main_process:
-        _save_model(model, tokenizer, run_dir / "model")
+        with atomic_directory(run_dir / "model") as temporary, _no_progress_bar():
+            model.save_pretrained(temporary)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(temporary)
     return result
 
 
@@ -134,13 +137,6 @@ def check_settings(settings: PretrainSettings, model: PreTrainedModel) -> None:
             f"training.diverged_above is {bound:g} nats a token; must be above ln V = {untrained:.2f}, the loss with "
             f"which a model of {vocabulary} tokens begins"
         )
-
-
-def _save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
-    with atomic_directory(folder) as temporary, _no_progress_bar():
-        model.save_pretrained(temporary)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(temporary)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.surgery.bases import hash_tensors
 from hfpatch.training.loop import run_training
-from hfpatch.training.precision import cast_trainables, trainable_parameters
+from hfpatch.training.optim import cast_trainables, trainable_parameters
 from hfpatch.training.records import StepRecord, TrainResult
 from hfpatch.training.run import Run
 
@@ -59,31 +59,23 @@ def train_probe(
     """
     groups = {group: getattr(torch, dtype) for group, dtype in settings.trainable_dtypes.items()}
     cast_trainables(model, getattr(torch, settings.trainable_dtype), groups)
-    _warn_of_low_precision(model)
+    dtypes = {str(value.dtype).removeprefix("torch.") for value in trainable_parameters(model).values()}
+    low = sorted(dtypes - {"float32", "float64"})
+    if low and PartialState().is_main_process:  # no loss curve shows it
+        warnings.warn(
+            f"trained weights are kept in {', '.join(low)}, which loses small updates; update_survival tells how many",
+            stacklevel=2,
+        )
+    frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
     run = Run(
         settings=settings,
         blocks=blocks,
         plan=plan,
         seed=seed,
         folder=run_dir,
-        origin=origin or {"frozen": hash_tensors(_frozen(model))},
+        origin=origin or {"frozen": hash_tensors(frozen)},
         held_out=held_out,
         on_step=on_step,
         on_bad_loss=settings.on_bad_loss,
     )
     return run_training(model, run, resume=resume)
-
-
-def _frozen(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in model.named_parameters() if not value.requires_grad}
-
-
-def _warn_of_low_precision(model: PreTrainedModel) -> None:
-    """Say what cannot be seen in a loss curve: in low precision most updates may be lost."""
-    dtypes = {str(value.dtype).removeprefix("torch.") for value in trainable_parameters(model).values()}
-    low = sorted(dtypes - {"float32", "float64"})
-    if low and PartialState().is_main_process:
-        warnings.warn(
-            f"trained weights are kept in {', '.join(low)}, which loses small updates; update_survival tells how many",
-            stacklevel=3,
-        )

@@ -32,7 +32,11 @@ def start_processes() -> PartialState:
     except (torch.distributed.DistError, ConnectionError, RuntimeError) as error:
         if "WORLD_SIZE" not in os.environ:
             raise
-        raise HfpatchError(f"the processes cannot meet at {_meeting_point()}: {_reason(error)}") from error
+        reason = str(error).strip().partition("\n")[0]
+        if "EADDRINUSE" in str(error) or "already in use" in str(error):
+            reason = "the port is in use; choose another (accelerate launch --main_process_port N)"
+        address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+        raise HfpatchError(f"the processes cannot meet at {address}: {reason}") from error
 
 
 def runs_on_cpu() -> bool:
@@ -42,14 +46,3 @@ def runs_on_cpu() -> bool:
     """
     told = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
     return told or torch.accelerator.current_accelerator(check_available=True) is None
-
-
-def _meeting_point() -> str:
-    return f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
-
-
-def _reason(error: Exception) -> str:
-    message = str(error)
-    if "EADDRINUSE" in message or "already in use" in message:
-        return "the port is in use; choose another (accelerate launch --main_process_port N)"
-    return message.strip().partition("\n")[0]

@@ -1,15 +1,19 @@
-"""What a run writes down: a line a step, and the result."""
+"""What a run writes down and knows of itself: a line a step, counts and decisions, and the result."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.training.lines import JsonLines, as_json
-from hfpatch.training.state import LoopState
+from hfpatch.nn.matmul import MatmulLibrary
+from hfpatch.support.files import write_text
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,56 @@ class StepRecord:
     skipped: bool | None = None
 
 
+@dataclass
+class LoopState:
+    """Counts and decisions of a run.
+
+    Attributes:
+        survival: the counts of :class:`hfpatch.training.survival.UpdateSurvival`: group -> (changed, with gradient).
+        skipped: steps whose update was left out because of a loss or a gradient that was not finite.
+        best_loss: the lowest evaluation loss, or None before the first evaluation.
+        best_step: the step after which it was measured.
+        waited: evaluations since then.
+        stopped: whether early stopping has ended the run.
+        diverged_step: the step at which the run diverged, which ended it, or None.
+        matmul: the library of the matrix products on the CPU, which a resumed run keeps; None before the first step.
+    """
+
+    survival: dict[str, tuple[int, int]] = field(default_factory=dict)
+    skipped: list[int] = field(default_factory=list)
+    best_loss: float | None = None
+    best_step: int | None = None
+    waited: int = 0
+    stopped: bool = False
+    diverged_step: int | None = None
+    matmul: MatmulLibrary | None = None
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether something has ended the run before its plan did."""
+        return self.stopped or self.diverged_step is not None
+
+    def evaluated(self, step: int, loss: float, patience: int | None) -> bool:
+        """Take note of an evaluation; return whether it is the best so far."""
+        better = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
+        if better:
+            self.best_loss, self.best_step, self.waited = loss, step, 0
+        else:
+            self.waited += 1
+        self.stopped = patience is not None and self.waited >= patience
+        return better
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LoopState:
+        """Read a state back."""
+        survival = {group: (changed, moved) for group, (changed, moved) in value["survival"].items()}
+        return cls(**{**value, "survival": survival})
+
+
 @dataclass(frozen=True)
 class TrainResult:
     """What a finished run reports.
@@ -59,7 +113,7 @@ class TrainResult:
             that of the evaluation blocks after it was above pretraining's bound. Its update was left out unless the
             loss after it said so.
         mfu: the share of the measured rate of a large matrix product that the steps reached; a lower bound, see
-            :func:`hfpatch.training.throughput.flops_per_token`.
+            :func:`hfpatch.training.hardware.flops_per_token`.
         matmul: the library of the matrix products on the CPU, see :mod:`hfpatch.nn.matmul`.
     """
 
@@ -115,6 +169,95 @@ def summarise(
     )
 
 
+class JsonLines:
+    """A file of JSON objects, one a line, each with its ``step``; steps never go back.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines and flush them.
+
+        Raises:
+            HfpatchError: if the file cannot be written.
+        """
+        try:
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write("".join(json.dumps(value) + "\n" for value in values))
+        except OSError as error:
+            raise HfpatchError(f"{self.path}: cannot be written ({error.strerror}); free space and resume") from error
+
+    def values(self) -> list[dict[str, Any]]:
+        """Return all whole lines; a last line that a crash cut off is left out, a missing file has none.
+
+        Raises:
+            HfpatchError: if a line is damaged.
+        """
+        found = []
+        for number, line in enumerate(self._whole_lines(), start=1):
+            value = _parse(line)
+            if value is None:
+                raise self.damaged(number)
+            found.append(value)
+        return found
+
+    def values_until(self, step: int) -> list[dict[str, Any]]:
+        """Return the whole lines of steps up to ``step``, none behind a damaged one; before the first step, none."""
+        parsed = map(_parse, self._whole_lines() if step else [])
+        return [
+            value for value in takewhile(lambda value: value is not None and value["step"] <= step, parsed) if value
+        ]
+
+    def damaged(self, number: int) -> HfpatchError:
+        """Return the error of a damaged line."""
+        return HfpatchError(
+            f"{self.path}: line {number} is damaged; delete the folder {self.path.parent} and resume, which trains "
+            "that run again"
+        )
+
+    def incomplete(self, step: int) -> HfpatchError:
+        """Return the error of a file without all lines up to ``step``."""
+        return HfpatchError(
+            f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
+        )
+
+    def keep(self, step: int) -> None:
+        """Drop the lines of later steps than ``step``; before the first step, all."""
+        kept = self._whole_lines()[: len(self.values_until(step))]
+        write_text(self.path, "".join(line + "\n" for line in kept))
+
+    def sync(self) -> None:
+        """Have the system write the file, if there is one, to the disk, so that no checkpoint is ahead of it."""
+        if self.path.exists():
+            with self.path.open("rb") as stream:
+                os.fsync(stream.fileno())
+
+    def _whole_lines(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        return self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """Return a line's object; None where it is none, or has no step."""
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("step"), int) else None
+
+
+def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with null in the place of numbers that are not finite, for which JSON has no word."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
 class MetricsFile(JsonLines):
     """metrics.jsonl: one line a step, written as it comes."""
 
@@ -144,7 +287,5 @@ class MetricsFile(JsonLines):
         """
         steps = [value["step"] for value in self.values_until(step) if value["step"]]
         if steps != list(range(1, step + 1)):
-            raise HfpatchError(
-                f"{self.path}: lines up to step {step} are missing or damaged; delete the run and start again"
-            )
+            raise self.incomplete(step)
         self.keep(step)

@@ -1,4 +1,4 @@
-"""One run: its fixed parts and what it has done so far."""
+"""One run: its fixed parts, what it has done so far, whether it can be trained, and its folder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from transformers import PreTrainedModel
+
 from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.packing import packing_is_exact
 from hfpatch.data.plan import BatchPlan
+from hfpatch.errors import HfpatchError
+from hfpatch.models.listening import paths_with_f
+from hfpatch.nn.hidden import HiddenProjection
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
-from hfpatch.training.checkpoint import Checkpoint
+from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_leftovers, remove_old
 from hfpatch.training.diagnostics import DiagnosticsFile
-from hfpatch.training.records import MetricsFile, StepRecord
-from hfpatch.training.state import LoopState
+from hfpatch.training.records import LoopState, MetricsFile, StepRecord
+from hfpatch.training.sharding import under_deepspeed
 
 
 @dataclass
@@ -78,6 +86,21 @@ class Run:
         """The file of the diagnostics."""
         return DiagnosticsFile(self.folder / "diagnostics.jsonl")
 
+    def micro_batch(self, processes: int) -> int:
+        """Return how many blocks one process takes through one forward pass.
+
+        Raises:
+            HfpatchError: if the batch cannot be divided so.
+        """
+        batch = self.plan.batch_size
+        size = self.settings.micro_batch_size or max(1, batch // processes)
+        if batch % (size * processes):
+            raise HfpatchError(
+                f"a batch of {batch} cannot be divided in micro-batches of {size} on {processes} processes; "
+                "change batch_size or micro_batch_size"
+            )
+        return size
+
     @property
     def identity(self) -> dict[str, Any]:
         """What a resumed run must share with the checkpoint; memory, saving and processes may differ."""
@@ -111,6 +134,11 @@ class Run:
         last = {self.start} if self.is_finished() else set()
         return {*range(0, self.start + 1, self.diagnose_every), *last}
 
+    @property
+    def may_diverge(self) -> bool:
+        """Whether a loss that is not finite would end the run as diverged, which it has not yet."""
+        return self.on_bad_loss == "record" and self.state.diverged_step is None
+
     def diverges(self, step: int, loss: float) -> bool:
         """Whether a loss of step ``step`` ends the run as diverged.
 
@@ -133,3 +161,121 @@ class Run:
 
     def _is_due(self, step: int, every: int | None) -> bool:
         return step == self.plan.steps or (every is not None and step % every == 0)
+
+
+def check_run(model: PreTrainedModel, run: Run) -> None:
+    """Refuse what cannot be trained, before anything is written.
+
+    Raises:
+        HfpatchError: if plan, blocks, settings and model do not fit each other, or the batch cannot be divided.
+    """
+    settings = run.settings
+    run.plan.check(len(run.blocks))
+    if (run.plan.steps, run.plan.batch_size) != (settings.steps, settings.batch_size):
+        raise HfpatchError(
+            f"the batch plan has {run.plan.steps} steps of {run.plan.batch_size} blocks, the settings ask for "
+            f"{settings.steps} of {settings.batch_size}; start a new run or set steps and batch_size as planned"
+        )
+    if run.held_out is None and (settings.patience or settings.keep_best):
+        raise HfpatchError(
+            "patience and keep_best need the loss on held-out text, and there is none; set data.held_out"
+        )
+    if run.held_out is None and run.diagnose_every is not None:
+        raise HfpatchError(
+            "training.diagnose_every measures on evaluation blocks, and there are none; set data.held_out or "
+            "evaluation_data"
+        )
+    run.micro_batch(PartialState().num_processes)
+    check_blocks(model, run.blocks, run.held_out)
+    if settings.gradient_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
+        reads = any(isinstance(each.path.f, HiddenProjection) for each in paths_with_f(model))
+        why = "its query reads another block's MLP" if reads else f"{model.config.model_type} does not support it"
+        raise HfpatchError(f"training.gradient_checkpointing: a block cannot be computed again, as {why}; leave it out")
+
+
+def check_deepspeed(run: Run) -> None:
+    """Refuse what needs the optimiser's state or the gradients, which DeepSpeed does not show.
+
+    Raises:
+        HfpatchError: naming it.
+    """
+    if run.checkpoint is not None and not (run.checkpoint.resumable and not under_deepspeed()):
+        raise HfpatchError(
+            f"{run.checkpoint.folder}: a run under DeepSpeed cannot be resumed, as the optimiser's state stays inside "
+            "DeepSpeed; start it again, or use FSDP2, which can be resumed"
+        )
+    if under_deepspeed() and (run.on_bad_loss == "skip" or run.settings.save_every is not None):
+        key = "save_every" if run.settings.save_every is not None else "on_bad_loss=skip"
+        raise HfpatchError(f"training.{key} does not work under DeepSpeed; leave it out, or use FSDP2")
+
+
+def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
+    """Refuse blocks that the model cannot take.
+
+    Raises:
+        HfpatchError: if they are longer than its context, or it cannot keep packed documents apart.
+    """
+    check_context(model, blocks, held_out)
+    several = len(blocks.sizes) > len(blocks)
+    if blocks.layout == "packed" and several and not packing_is_exact(model, blocks.block_size):
+        raise HfpatchError(
+            f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
+            "next; set data.layout=padded"
+        )
+
+
+def check_context(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlocks | None = None) -> None:
+    """Refuse blocks that are longer than the context of the model, which may lie on the meta device.
+
+    Raises:
+        HfpatchError: if they are.
+    """
+    longest = max(each.block_size for each in (blocks, held_out) if each is not None)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and longest > limit:
+        raise HfpatchError(
+            f"blocks of {longest} tokens (data.block_size) are longer than the model's context of {limit} "
+            "(max_position_embeddings, n_positions); take shorter blocks or a model of a longer context"
+        )
+
+
+def open_folder(run: Run, *, resume: bool) -> None:
+    """Find the checkpoint to go on from; the first process alone changes the folder, the others read what it left.
+
+    Raises:
+        HfpatchError: if it holds a run that is not to be resumed or is another one, or the processes see different
+            folders or data.
+    """
+    state = PartialState()
+    if not resume and run.metrics.path.exists():
+        raise HfpatchError(f"{run.folder}: holds a run already; resume it or choose another folder")
+    if state.is_main_process:
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(run.checkpoints)
+    state.wait_for_everyone()
+    run.checkpoint = newest_checkpoint(run.checkpoints, run.identity)
+    if run.checkpoint is not None:
+        run.state = run.checkpoint.state
+    if state.is_main_process:
+        if run.start:  # a kill may have left some of what was to be removed
+            keep = run.settings.keep_checkpoints
+            remove_old(run.checkpoints, run.start, best_step=run.state.best_step, keep=keep)
+        if run.start or run.metrics.path.exists():
+            run.metrics.truncate(run.start)
+        run.diagnostics.truncate(run.start, run.diagnosed_steps())
+    state.wait_for_everyone()
+    run.records = run.metrics.read()
+    _check_agreement(run, state)
+
+
+def _check_agreement(run: Run, state: PartialState) -> None:
+    """Refuse processes that see another checkpoint or other data, as machines without a shared folder would."""
+    if state.num_processes == 1:
+        return
+    seen = gather_object([(run.start, run.blocks.sha256, run.plan.sha256)])
+    for what, values in zip(("checkpoint", "training blocks", "batch plan"), zip(*seen, strict=True), strict=True):
+        if len(set(values)) > 1:
+            raise HfpatchError(
+                f"the processes see different things ({what}: {', '.join(sorted({str(value) for value in values}))}); "
+                f"every machine must see the same {run.folder} and the same data"
+            )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from hfpatch.errors import HfpatchError
+from hfpatch.training.optim import trainable_parameters
 
 _FSDP = "ACCELERATE_USE_FSDP"
 _DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
@@ -39,6 +45,19 @@ def like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(value, parameter.device_mesh, parameter.placements)
 
 
+@contextlib.contextmanager
+def whole_afterwards(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """Yield the model, or a copy of it where training shards its tensors; then copy back what was trained."""
+    if not cuts_tensors():
+        yield model
+        return
+    twin = copy.deepcopy(model)
+    yield twin
+    found = whole_tensors(trainable_parameters(twin))
+    for name, parameter in trainable_parameters(model).items():
+        parameter.data.copy_(found[name])
+
+
 def cuts_tensors() -> bool:
     """Whether the launcher asked for FSDP or DeepSpeed, which replace a model's tensors by pieces."""
     return any(_is_on(name) for name in (_FSDP, _DEEPSPEED))
@@ -59,6 +78,30 @@ def shard_on_cpus(accelerator: Accelerator) -> None:
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
         accelerator.state.distributed_type = DistributedType.FSDP
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+def configure_deepspeed(accelerator: Accelerator, batch: int, micro_batch: int, max_grad_norm: float | None) -> None:
+    """Tell DeepSpeed what the recipe decides: batches, clipping and precision.
+
+    Raises:
+        HfpatchError: if the launcher's configuration has other values.
+    """
+    values = {
+        "train_batch_size": batch,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": batch // (micro_batch * accelerator.num_processes),
+        "gradient_clipping": max_grad_norm or 0.0,
+        "fp16.enabled": False,
+        "bf16.enabled": False,
+    }
+    mismatches: list[str] = []
+    for name, value in values.items():
+        accelerator.state.deepspeed_plugin.fill_match(name, mismatches, **{name: value})
+    if mismatches:
+        raise HfpatchError(
+            f"DeepSpeed's configuration does not fit the recipe ({' '.join(mismatches)}); set these keys to auto, or "
+            "change the recipe"
+        )
 
 
 def _is_on(name: str) -> bool:

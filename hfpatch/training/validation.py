@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -10,9 +11,15 @@ from torch import nn
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.data.collate import collate
 from hfpatch.training.head import loss_in_forward
-from hfpatch.training.precision import autocast_context
 
 Rows = list[dict[str, torch.Tensor]]
+
+
+def autocast_context(dtype: str | None, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return the context of the forward pass: autocast to ``dtype``, or nothing for None."""
+    if dtype is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, dtype))
 
 
 def mean_loss(

@@ -17,7 +17,7 @@ from hfpatch.training.checkpoint import (
 )
 from hfpatch.training.optim import build_optimizer, build_scheduler
 from hfpatch.training.probe import train_probe
-from hfpatch.training.state import LoopState
+from hfpatch.training.records import LoopState
 
 SETTINGS = TrainingSettings(steps=10, warmup_steps=2, lr=1e-2)
 

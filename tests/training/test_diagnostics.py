@@ -14,7 +14,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
 from hfpatch.recipes.training import PretrainSettings
-from hfpatch.training import trainer
+from hfpatch.training import loop
 from hfpatch.training.diagnostics import DIAGNOSED_BLOCKS, DiagnosticsFile, QueryDiagnostic, diagnose
 from hfpatch.training.pretrain import pretrain
 
@@ -200,22 +200,19 @@ def test_neither_they_nor_the_evaluation_count_in_a_steps_seconds(tmp_path, monk
 
         return worked
 
-    monkeypatch.setattr("hfpatch.training.callbacks.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     for name in ("diagnose", "mean_loss"):
-        monkeypatch.setattr(f"hfpatch.training.trainer.{name}", slow(getattr(trainer, name)))
-    monkeypatch.setattr(trainer.PlanTrainer, "training_step", ticking(clock, trainer.PlanTrainer.training_step))
-    result = run(nonlinear(), tmp_path, diagnose_every=1, evaluate_every=1)
+        monkeypatch.setattr(loop, name, slow(getattr(loop, name)))
+
+    def tick(module, args):
+        clock[0] += module.training
+
+    model = nonlinear()
+    model.register_forward_pre_hook(tick)
+    result = run(model, tmp_path, diagnose_every=1, evaluate_every=1)
     assert clock[0] == 2 * 7 * 1000.0 + 6
     assert [line["seconds"] for line in lines(tmp_path, "metrics")] == [0.0] + 6 * [1.0]
     assert result.wall_s == 6.0
-
-
-def ticking(clock, step):
-    def ticked(*args, **kwargs):
-        clock[0] += 1.0
-        return step(*args, **kwargs)
-
-    return ticked
 
 
 @pytest.mark.parametrize("killed_at", [1, 3, 5])

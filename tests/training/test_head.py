@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.training import head
 from hfpatch.training.head import loss_in_forward
-from hfpatch.training.trainer import switch_checkpointing
+from hfpatch.training.loop import switch_checkpointing
 
 SMALL = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -61,7 +61,7 @@ def check_equal(folder, models):
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2, mlp", "llama, fused"])
 def test_compiled_it_trains_the_same(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("hfpatch.training.trainer.COMPILE_BACKEND", "aot_eager")
+    monkeypatch.setattr("hfpatch.training.loop.COMPILE_BACKEND", "aot_eager")
     torch.compiler.reset()
     models = run(build(name), tmp_path / "plain"), run(build(name), tmp_path / "other", compile=True)
     check_equal(tmp_path, models)

@@ -410,13 +410,29 @@ def test_the_precision_is_the_recipes_and_never_the_launchers(patched, blocks, t
     assert not list(tmp_path.iterdir())
 
 
+def test_trackers_write_beside_the_checkpoints_which_are_removed_after_the_run(patched, blocks, tmp_path, monkeypatch):
+    seen = []
+
+    class Tracker(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            seen.append((args.output_dir, args.learning_rate, args.max_steps))
+
+        def on_train_end(self, args, state, control, **kwargs):
+            seen.append(state.global_step)
+
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "made_up", Tracker)
+    run(patched(), blocks, tmp_path, report_to=["made_up"])
+    assert seen == [(str(tmp_path), 1e-2, STEPS), STEPS]
+
+
 def test_an_unknown_tracker_is_one_clear_error(patched, blocks, tmp_path):
     with pytest.raises(HfpatchError, match=r"training.report_to: made_up cannot be used \(.*"):
         run(patched(), blocks, tmp_path, report_to=["made_up"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_compiled_model_trains_the_same_and_stays_itself(patched, blocks, tmp_path, monkeypatch):
-    monkeypatch.setattr("hfpatch.training.trainer.COMPILE_BACKEND", "aot_eager")
+    monkeypatch.setattr("hfpatch.training.loop.COMPILE_BACKEND", "aot_eager")
     plain, compiled = patched(), patched()
     names = list(dict(compiled.named_parameters()))
     run(plain, blocks, tmp_path / "plain", steps=3)

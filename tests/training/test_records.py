@@ -1,3 +1,4 @@
+import json
 import math
 import tempfile
 from pathlib import Path
@@ -8,9 +9,7 @@ from hypothesis import strategies as st
 
 from hfpatch.errors import HfpatchError
 from hfpatch.training.diagnostics import DiagnosticsFile
-from hfpatch.training.lines import JsonLines
-from hfpatch.training.records import MetricsFile, StepRecord, summarise
-from hfpatch.training.state import LoopState
+from hfpatch.training.records import JsonLines, LoopState, MetricsFile, StepRecord, summarise
 
 
 def records(count):
@@ -125,3 +124,24 @@ def test_what_is_kept_is_what_was_written_until_then(steps, until, torn):
         file.keep(until)
         assert [(value["step"], value["place"]) for value in file.values()] == expected
         assert file.path.read_text().endswith("}\n") is bool(expected)
+
+
+def test_the_lowest_finite_loss_is_the_best_and_waiting_ends_the_run():
+    state = LoopState()
+    found = [state.evaluated(step, loss, 2) for step, loss in enumerate([math.nan, 3.0, 2.0, 2.0], start=1)]
+    assert found == [False, True, True, False]
+    assert (state.best_loss, state.best_step, state.waited, state.stopped) == (2.0, 3, 1, False)
+    assert not state.evaluated(5, math.inf, 2)
+    assert state.stopped
+
+
+def test_without_patience_it_never_stops():
+    state = LoopState()
+    for step in range(1, 50):
+        state.evaluated(step, float(step), None)
+    assert not state.stopped
+
+
+@pytest.mark.parametrize("state", [LoopState(), LoopState({"lora_A": (1, 2)}, [3, 4], 1.5, 7, 2, True)])
+def test_it_survives_json(state):
+    assert LoopState.from_json(json.loads(json.dumps(state.to_json()))) == state

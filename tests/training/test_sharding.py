@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import DeepSpeedPlugin
 from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
@@ -19,7 +20,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.training.probe import train_probe
-from hfpatch.training.sharding import like, whole, whole_tensors
+from hfpatch.training.sharding import configure_deepspeed, like, whole, whole_tensors
 
 CONFIGS = sorted((Path(__file__).parent.parent.parent / "docs" / "accelerate").glob("*.yaml"))
 
@@ -68,6 +69,24 @@ def test_what_deepspeed_does_not_allow_is_refused(patched, tmp_path, monkeypatch
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     with pytest.raises(HfpatchError, match=message):
         run(patched(), tmp_path, **options)
+
+
+def test_deepspeed_is_told_what_the_recipe_decides(monkeypatch):
+    def plugin(**launched):
+        for name, value in launched.items():
+            monkeypatch.setenv(name, value)
+        return SimpleNamespace(num_processes=2, state=SimpleNamespace(deepspeed_plugin=DeepSpeedPlugin()))
+
+    accelerator = plugin()
+    configure_deepspeed(accelerator, 16, 4, 0.5)
+    config = accelerator.state.deepspeed_plugin.deepspeed_config
+    sizes = [config[key] for key in ("train_batch_size", "train_micro_batch_size_per_gpu")]
+    assert (sizes, config["gradient_accumulation_steps"], config["gradient_clipping"]) == ([16, 4], 2, 0.5)
+    other = plugin(ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4", ACCELERATE_GRADIENT_CLIPPING="1.0")
+    with pytest.raises(
+        HfpatchError, match=r"accumulation_steps=4 vs .*=2.* gradient_clipping=1\.0 vs .*; set these .* auto"
+    ):
+        configure_deepspeed(other, 16, 4, 0.5)
 
 
 def test_a_run_does_not_go_on_under_deepspeed(patched, tmp_path, monkeypatch):

@@ -7,8 +7,8 @@ from training_blocks import make_blocks
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import TrainingSettings
-from hfpatch.training import loop
-from hfpatch.training.run import Run
+from hfpatch.training.loop import run_training
+from hfpatch.training.run import Run, _check_agreement, check_blocks
 
 
 def made(folder):
@@ -32,11 +32,11 @@ def test_processes_that_see_different_things_are_refused(tmp_path, monkeypatch, 
         for value in others
     )
     monkeypatch.setitem(state.__dict__, "num_processes", 2)
-    monkeypatch.setattr(loop, "gather_object", lambda own: [*own, told])
+    monkeypatch.setattr("hfpatch.training.run.gather_object", lambda own: [*own, told])
     with pytest.raises(HfpatchError, match=message):
-        loop._check_agreement(run, state)
-    monkeypatch.setattr(loop, "gather_object", lambda own: [*own, *own])
-    loop._check_agreement(run, state)
+        _check_agreement(run, state)
+    monkeypatch.setattr("hfpatch.training.run.gather_object", lambda own: [*own, *own])
+    _check_agreement(run, state)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox"])
@@ -44,13 +44,13 @@ def test_processes_that_see_different_things_are_refused(tmp_path, monkeypatch, 
 def test_blocks_longer_than_the_context_are_refused_before_anything_is_written(tmp_path, base, kind, part):
     model, run = base(kind), made(tmp_path)
     model.config.max_position_embeddings = 24
-    loop.check_blocks(model, run.blocks, run.held_out)
+    check_blocks(model, run.blocks, run.held_out)
     longer = dataclasses.replace(run, **{part: make_blocks(block_size=25)})
     longer.plan = draw_plan(blocks=len(longer.blocks), steps=3, batch_size=16, seed=0)
     with pytest.raises(HfpatchError, match=r"blocks of 25 tokens \(data.block_size\) are longer than .* context of 24"):
-        loop.run_training(model, longer, resume=False)
+        run_training(model, longer, resume=False)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_without_a_limit_takes_blocks_of_any_length(base):
-    loop.check_blocks(base("bloom"), make_blocks(layout="stream"))
+    check_blocks(base("bloom"), make_blocks(layout="stream"))

@@ -4,7 +4,7 @@ from accelerate import PartialState
 from families import make_model
 
 from hfpatch import PreProjectionConfig, patch
-from hfpatch.training.throughput import flops_per_token, matrix_rate, tokens_per_s_at_most
+from hfpatch.training.hardware import flops_per_token, matrix_rate, tokens_per_s_at_most
 
 HIDDEN, INNER, VOCABULARY, WIDTH = 32, 48, 96, 40
 BLOCK = 4 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER  # QKV, output and MLP of GPT-NeoX

@@ -1,0 +1,109 @@
+"""What a run takes of its hardware: peak memory, and how near its speed comes to the hardware's own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from torch import nn
+from transformers import PreTrainedModel
+
+from hfpatch.analysis.running import block_of
+
+_SIDE = {"cpu": 512, "cuda": 8192}
+_REPEATS = 5
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+def reset_peak_memory() -> None:
+    """Start measuring again: CUDA's allocator where there is one, else the process's resident memory.
+
+    Where the system cannot reset the latter, the peak is that of the whole process.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return
+    with contextlib.suppress(OSError):
+        _CLEAR_REFS.write_text("5")
+
+
+def resident_memory_bytes() -> int:
+    """Return what is held now, in bytes; 0 where the system does not tell."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.memory_allocated())
+    return _from_status("VmRSS") or 0
+
+
+def peak_memory_bytes() -> int:
+    """Return the peak since the last reset, in bytes."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    peak = _from_status("VmHWM")
+    if peak is not None:
+        return peak
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _from_status(name: str) -> int | None:
+    """Return a figure of Linux's own accounts, in bytes."""
+    if not _STATUS.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8").splitlines() if ":" in line)
+    return int(lines[name].split()[0]) * 1024
+
+
+def flops_per_token(model: PreTrainedModel) -> float:
+    """Return the floating-point operations that a training step must do for each token.
+
+    Two per weight in the forward pass, two more for each weight that the gradient passes on its way to the first
+    trained tensor, two more for each trained weight; only matrices count, and an embedding's look-up is free. The
+    attention's own products, which depend on the length of the text, are left out, so that the utilisation computed
+    from this is a lower bound.
+    """
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    trained = [block_of(name) for name, value in model.named_parameters() if value.requires_grad]
+    first = min(trained, default=sys.maxsize)
+    operations = 0.0 if head is None else 2.0 * head.numel() * (2 + head.requires_grad)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or id(parameter) in lookups or parameter is head:
+            continue
+        operations += 2.0 * parameter.numel() * (1 + (block_of(name) >= first) + parameter.requires_grad)
+    return operations
+
+
+def tokens_per_s_at_most(model: PreTrainedModel, state: PartialState, autocast: str | None) -> float:
+    """Return the tokens a second that all processes together could train on if everything were one matrix product."""
+    dtype = getattr(torch, autocast) if autocast else next(model.parameters()).dtype
+    rate = matrix_rate(state.device, dtype) * int(state.num_processes)
+    return rate / flops_per_token(model)
+
+
+@functools.cache
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the floating-point operations a second of a large matrix product, measured once a process."""
+    side = _SIDE.get(device.type, _SIDE["cuda"])
+    left = torch.randn(side, side, device=device).to(dtype)
+    best = math.inf
+    for _ in range(_REPEATS):
+        _wait(device)
+        start = time.perf_counter()
+        torch.mm(left, left)
+        _wait(device)
+        best = min(best, time.perf_counter() - start)
+    return float(2.0 * side**3 / best)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
