@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hfpatch.analysis.running import Batch, block_of, evaluating, name_in_block, tokens_of
+from hfpatch.analysis.running import Batch, evaluating, tokens_of
 from hfpatch.errors import HfpatchError
-from hfpatch.tuners.adapters import adapter_parameters
+from hfpatch.tuners.adapters import adapter_parameters, block_of, name_in_block
 
 
 @dataclass(frozen=True)

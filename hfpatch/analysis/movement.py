@@ -10,12 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hfpatch.analysis.running import block_of, name_in_block
 from hfpatch.errors import HfpatchError
 from hfpatch.support.files import read_json
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch, stack, unpatch
-from hfpatch.tuners.adapters import adapter_parameters, has_adapters
+from hfpatch.tuners.adapters import adapter_parameters, block_of, has_adapters, name_in_block
 from hfpatch.tuners.config import SurgeryConfig
 
 Tensors = Mapping[str, Tensor]

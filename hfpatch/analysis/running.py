@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.sites import AttentionSite, base_model, find_sites
+from hfpatch.tuners.adapters import block_of as block_of
 from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
 
 Batch = Mapping[str, Tensor]
 """``input_ids`` ``(batch, seq)`` and optionally ``attention_mask``, whose zeros are not counted, and
 ``position_ids``, which restart where a document begins; other keys are ignored."""
 
-_BLOCK = re.compile(r"\.(\d+)\.")
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _Layer = TypeVar("_Layer", bound=SurgeryLayer)
 
@@ -96,15 +95,3 @@ def surgery_layers(model: nn.Module, kind: type[_Layer]) -> Iterator[tuple[Atten
         layer = surgery_layer(site, kind)
         if layer is not None:
             yield site, layer
-
-
-def block_of(name: str) -> int:
-    """Return the block that a module or parameter lies in, by its name in the model; -1 outside the blocks."""
-    match = _BLOCK.search(f".{name}.")
-    return int(match[1]) if match else -1
-
-
-def name_in_block(name: str) -> str:
-    """Return a parameter's name below its block, the same in every block; its whole name outside the blocks."""
-    match = _BLOCK.search(f".{name}.")
-    return name[match.end() - 1 :] if match else name

@@ -176,16 +176,20 @@ def name_mistake(*names: str) -> str | None:
 def _part_mistake(name: str, part: Mapping[str, Any], recipe: Recipe) -> str | None:
     if "type" not in part:
         return " has no type; write type: pre_projection, nonlinear_query, lora or another PEFT type"
+    return match_mistake(name, part, recipe.methods)
+
+
+def match_mistake(name: str, part: Mapping[str, Any], methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+    """Return what is wrong with ``match`` in a part of the method ``name``, to follow the part's place, or None."""
     if "match" not in part:
         return None
-    target = part["match"]
+    target, others = part["match"], [other for other, parts in methods.items() if parts and other != name]
     if "r" in part:
         return " has both r and match; match finds r"
-    if target in (name, recipe.baseline):
-        return f".match is {target!r}; a method can match neither itself nor the baseline"
-    if target not in recipe.methods:
-        others = [other for other in recipe.methods if other not in (name, recipe.baseline)]
+    if target not in methods:
         return f".match is {target!r}, which is not among methods{nearest(str(target), others)}"
-    if any("match" in other for other in recipe.methods[target]):
+    if target not in others:
+        return f".match is {target!r}; a method can match neither itself nor the baseline"
+    if any("match" in other for other in methods[target]):
         return f".match is {target!r}, which matches another method itself; match that one"
     return None

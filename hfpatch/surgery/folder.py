@@ -28,7 +28,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.support.files import atomic_directory, read_json, sha256_file, write_json, write_text
 from hfpatch.surgery.bases import bytes_of, difference, fingerprint
 from hfpatch.surgery.card import patch_card
-from hfpatch.surgery.patch import activate, patch, require_untouched_base, stack, unpatch
+from hfpatch.surgery.patch import activate, patch, stack, unpatch
 from hfpatch.tuners.adapters import (
     active_adapters,
     adapter_parameters,
@@ -36,6 +36,7 @@ from hfpatch.tuners.adapters import (
     has_adapters,
     wrappers_of_others,
 )
+from hfpatch.tuners.checks import require_untouched_base
 from hfpatch.tuners.config import method_name
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -51,7 +52,7 @@ PEFT_PREFIX = "base_model.model."
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}  # of torch; no part of a tensor's name
 
 
-def save_patch(model: nn.Module, directory: str | Path) -> Path:
+def save_patch(model: Any, directory: str | Path) -> Path:
     """Write the whole stack of a patched model to a folder, atomically.
 
     Each part, loaded alone by ``PeftModel.from_pretrained``, is that one adapter. What was written is read again and
@@ -65,7 +66,9 @@ def save_patch(model: nn.Module, directory: str | Path) -> Path:
         HfpatchError: if the model has no adapters, something trained would not be in the patch, the folder contains
             files that are not of a patch, or it cannot be written; nothing half-written remains.
     """
-    model = _without_wrapper(model)
+    model = getattr(model, "_orig_mod", model)  # in the wrapper of torch.compile
+    if isinstance(model, PeftMixedModel | PeftModel):
+        model = model.base_model.model if isinstance(model, PeftMixedModel) else model.get_base_model()
     if not stack(model):
         raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
     require_untouched_base(stack(model).values())
@@ -76,7 +79,7 @@ def save_patch(model: nn.Module, directory: str | Path) -> Path:
     return directory
 
 
-def write_patch(model: nn.Module, folder: Path, directory: Path) -> None:
+def write_patch(model: Any, folder: Path, directory: Path) -> None:
     """Write the files of a patch into an existing folder, whatever else it contains; not atomically.
 
     Args:
@@ -87,11 +90,24 @@ def write_patch(model: nn.Module, folder: Path, directory: Path) -> None:
     Raises:
         HfpatchError: if something trained is not in the files.
     """
-    base, adapters, written = _describe_base(model), [], Counter[_Identity]()
+    base = {
+        "name": model.name_or_path,
+        "model_type": model.config.model_type,
+        "class": type(model).__name__,
+        "fingerprint": fingerprint(model),
+    }
+    adapters, written = [], Counter[_Identity]()
     for name, config in stack(model).items():
-        written.update(_write_tensors(_state(model, name), folder / name, directory))
-        entry = {"name": name, "method": method_name(config), "sha256": sha256_file(folder / name / TENSORS)}
-        _write_config(config, base, entry, folder / name)
+        part = folder / name
+        written.update(_write_tensors(_state(model, name), part, directory))
+        entry = {"name": name, "method": method_name(config), "sha256": sha256_file(part / TENSORS)}
+        saved = copy.deepcopy(config)
+        saved.inference_mode = True
+        for key, value in vars(saved).items():
+            if isinstance(value, set):  # which PEFT would write in an order that changes from process to process
+                setattr(saved, key, sorted(value))
+        saved.save_pretrained(str(part))
+        write_text(part / CARD, patch_card(base, [entry]))
         adapters.append(entry)
     _require_all_saved(model, written, directory)
     manifest = {"format": FORMAT, "base": base, "active": active_adapters(model), "adapters": adapters}
@@ -129,12 +145,15 @@ def load_patch(
     saved = _read_manifest(directory)
     configs = {name: _read_config(folder) for name, folder in saved.folders.items()}
     for name, method in saved.methods.items():
-        if method_name(configs[name]) != method:
-            found = method_name(configs[name])
-            raise HfpatchError(f"{directory / name}: holds a {found} adapter where {MANIFEST} says {method}")
+        if (found := method_name(configs[name])) != method:
+            raise HfpatchError(f"{directory / name}: contains a {found} adapter where {MANIFEST} says {method}")
     tensors = {name: _read_tensors(folder, saved.sha256.get(name)) for name, folder in saved.folders.items()}
-    if saved.base is not None and not allow_other_base:
-        _require_same_base(model, saved.base, directory)
+    if saved.base is not None and not allow_other_base and (why := difference(saved.base["fingerprint"], model)):
+        made_for = saved.base.get("name") or saved.base.get("class")
+        raise HfpatchError(
+            f"{directory}: made for another base, {made_for!r} ({why}); load that one, or allow another: "
+            "allow_other_base=True, or --allow-other-base of the commands"
+        )
     patch(model, list(configs.values()), names=list(configs))
     try:
         for name, folder in saved.folders.items():
@@ -166,14 +185,6 @@ class _Saved:
     sha256: dict[str, str] = field(default_factory=dict)
 
 
-def _without_wrapper(model: Any) -> Any:
-    """Return the transformers model inside ``torch.compile``'s or PEFT's wrapper."""
-    model = getattr(model, "_orig_mod", model)
-    if isinstance(model, PeftMixedModel):
-        return model.base_model.model
-    return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
 def _require_replaceable(directory: Path) -> None:
     """Refuse a folder in which anything is not of a patch, since it is replaced as a whole."""
     if not directory.is_dir() or not any(directory.iterdir()):
@@ -201,16 +212,6 @@ def _write_tensors(tensors: dict[str, Tensor], folder: Path, directory: Path) ->
     if written != {key: _identity(tensor) for key, tensor in tensors.items()}:
         raise HfpatchError(f"{directory}: the file of {folder.name!r} is not what was saved")
     return list(written.values())
-
-
-def _write_config(config: PeftConfig, base: dict[str, Any], entry: dict[str, str], folder: Path) -> None:
-    saved = copy.deepcopy(config)
-    saved.inference_mode = True
-    for key, value in vars(saved).items():
-        if isinstance(value, set):  # which PEFT would write in an order that changes from process to process
-            setattr(saved, key, sorted(value))
-    saved.save_pretrained(str(folder))
-    write_text(folder / CARD, patch_card(base, [entry]))
 
 
 def _require_all_saved(model: nn.Module, written: Counter[_Identity], directory: Path) -> None:
@@ -271,15 +272,6 @@ def _file_keys(model: nn.Module, name: str) -> Callable[[str], str]:
     return file_key
 
 
-def _describe_base(model: Any) -> dict[str, Any]:
-    return {
-        "name": model.name_or_path,
-        "model_type": model.config.model_type,
-        "class": type(model).__name__,
-        "fingerprint": fingerprint(model),
-    }
-
-
 def _read_manifest(directory: Path) -> _Saved:
     if (directory / CONFIG).is_file():
         return _Saved({"default": directory})
@@ -307,15 +299,6 @@ def _read_manifest(directory: Path) -> _Saved:
         methods={name: method for name, (method, _) in parts.items()},
         sha256={name: sha256 for name, (_, sha256) in parts.items()},
     )
-
-
-def _require_same_base(model: nn.Module, base: dict[str, Any], directory: Path) -> None:
-    why = difference(base["fingerprint"], model)
-    if why:
-        raise HfpatchError(
-            f"{directory}: made for another base, {base.get('name') or base.get('class')!r} ({why}); load that one, or "
-            "allow another: allow_other_base=True, or --allow-other-base of the commands"
-        )
 
 
 def _read_config(folder: Path) -> PeftConfig:
