@@ -58,7 +58,7 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
 
 
 def each_layers_weights(model: nn.Module, *, patched: bool = True) -> Iterator[HeadWeights]:
-    """Yield what :func:`head_weights` returns layer by layer, so that a large model's need not be held together."""
+    """Yield what :func:`head_weights` returns layer by layer, so that a large model's are not all in memory at once."""
     for site in find_sites(model):
         with evaluating(model):
             weights = layer_weights(model, site, patched=patched)
@@ -91,9 +91,9 @@ def head_size(model: nn.Module, site: AttentionSite) -> int:
 
 
 def weight_matrix(module: nn.Module) -> Tensor:
-    """Return the matrix of a linear projection in fp64, ``(in, out)``, whether a Linear or a Conv1D holds it.
+    """Return the matrix of a linear projection in fp64, ``(in, out)``, of a Linear or a Conv1D.
 
-    A module that holds its weights in another form (quantised) is asked for the image of the identity.
+    A module whose weights have another form (quantised) is called with the identity.
     """
     if isinstance(module, MixedProjection):  # of a model from scratch: its f counts as 0, as that of a patch does
         return module.linear_part(unwrapped)[0].cpu().double()
@@ -119,26 +119,15 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
     if isinstance(module, MixedProjection):  # adapters stand around the matrices inside it
         matrix = columns.read(module.linear_part()[0].cpu().double())
     layer = surgery_layer(site, NonlinearQueryLayer)
-    if layer is not None:
-        matrix = _anchor(layer, target, matrix)
-    wrapper = submodule(site.attention, site.projections[target].path, of=site.family)
-    return matrix if wrapper is module else matrix + columns.read(_added(wrapper, module, site.hidden_size))
-
-
-def _anchor(layer: NonlinearQueryLayer, target: str, matrix: Tensor) -> Tensor:
-    """Return what the anchored query is where f = 0: (2A + 0)/2 or (A + 0)/2."""
-    for name in layer.working_adapters():
+    for name in [] if layer is None else layer.working_adapters():
         config = layer.configs[name]
-        if target in config.targets and config.form == "literal":
-            whole = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
-            matrix = whole / 2
+        if target in config.targets and config.form == "literal":  # (A + 0)/2, while the preserving form is (2A + 0)/2
+            anchor = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
+            matrix = anchor / 2
+    wrapper = submodule(site.attention, site.projections[target].path, of=site.family)
+    if wrapper is not module:  # what a linear adapter adds: the difference of the images of the identity
+        matrix = matrix + columns.read(_image(wrapper, site.hidden_size) - _image(module, site.hidden_size))
     return matrix
-
-
-@torch.no_grad()
-def _added(wrapper: nn.Module, module: nn.Module, hidden: int) -> Tensor:
-    """Return the matrix that a linear adapter adds to a projection: the difference of the images of the identity."""
-    return _image(wrapper, hidden) - _image(module, hidden)
 
 
 @torch.no_grad()

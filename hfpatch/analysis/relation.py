@@ -95,7 +95,12 @@ def head_relations(
     found = []
     for layer in weights:
         rotary = rotary_of(model, sites[layer.layer], layer.query.shape[-1])
-        found += _layer_relations(layer, rotary, offsets)
+        span = _in_span(layer.query, layer.key_by_query_head)
+        rotations = {0: None} if rotary is None else {offset: rotary.matrix(offset) for offset in sorted(set(offsets))}
+        by_offset = {offset: _relations(*span, rotation) for offset, rotation in rotations.items()}
+        for head in range(len(layer.query)):
+            of_head = {offset: relations[head] for offset, relations in by_offset.items()}
+            found.append(HeadRelation(layer.layer, head, layer.key_head(head), of_head))
     return found
 
 
@@ -149,16 +154,6 @@ def gauge_deviation(model: nn.Module, weights: HeadWeights, offset: int = 1, see
     names = ("norm", "symmetric", "positive_energy", "effective_rank")
     changes = (abs(getattr(b, name) / getattr(a, name) - 1) for a, b in pairs for name in names if getattr(a, name))
     return max(changes, default=0.0)
-
-
-def _layer_relations(layer: HeadWeights, rotary: Rotary | None, offsets: Sequence[int]) -> list[HeadRelation]:
-    span = _in_span(layer.query, layer.key_by_query_head)
-    turned = {0: None} if rotary is None else {offset: rotary.matrix(offset) for offset in sorted(set(offsets))}
-    by_offset = {offset: _relations(*span, rotation) for offset, rotation in turned.items()}
-    return [
-        HeadRelation(layer.layer, head, layer.key_head(head), {offset: by_offset[offset][head] for offset in turned})
-        for head in range(len(layer.query))
-    ]
 
 
 def _in_span(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
