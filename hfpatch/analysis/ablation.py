@@ -26,7 +26,7 @@ class Ablation:
     Attributes:
         layer: the block whose adapters were disabled; None for all of them, which leaves the base.
         score: the mean over items without them.
-        change: that less the whole patch's; for a loss, a rise means that the adapters were of use.
+        change: that less the score of the full patch; for a loss, a rise means that the adapters were of use.
         error: standard error of the change over items (paired).
     """
 
@@ -38,10 +38,10 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Ablations:
-    """The scores of a patched model, with the whole patch and without parts of it.
+    """The scores of a patched model, with the full patch and without parts of it.
 
     Attributes:
-        score: of the whole patch, the mean over items.
+        score: of the full patch, the mean over items.
         items: how many items were scored.
         without: each layer in turn, then all.
     """
@@ -54,7 +54,7 @@ class Ablations:
 def ablate_layers(model: nn.Module, score: Score) -> Ablations:
     """Score a patched model as it is, with each block's adapters disabled in turn, and with all of them disabled.
 
-    Adapters of every method count (LoRA too) that lie in a block; nothing is removed, and trainable flags and dropout
+    Adapters of every method count (LoRA too) that are in a block; nothing is removed, and trainable flags and dropout
     are left as they were.
 
     Args:

@@ -21,7 +21,7 @@ from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 class HeadWeights:
     """W_Q and W_K of every head of one layer, in fp64, for row vectors: q = x W_Q.
 
-    Biases are left out: they add terms that are linear in x, which no bilinear form holds.
+    Biases are left out: they add terms that are linear in x, which a bilinear form does not have.
 
     Attributes:
         layer: index of the block.
@@ -48,7 +48,7 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
 
     Args:
         model: patched or not.
-        patched: take linear adapters (LoRA and its kin) into account, and of a nonlinear query what is left of its
+        patched: take linear adapters (such as LoRA) into account, and of a nonlinear query what is left of its
             anchor where f = 0; False gives the base's matrices.
 
     Raises:
@@ -116,7 +116,7 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
     matrix = columns.read(weight_matrix(module))
     if not patched:
         return matrix
-    if isinstance(module, MixedProjection):  # adapters stand around the matrices inside it
+    if isinstance(module, MixedProjection):  # adapters are around the matrices inside it
         matrix = columns.read(module.linear_part()[0].cpu().double())
     layer = surgery_layer(site, NonlinearQueryLayer)
     for name in [] if layer is None else layer.working_adapters():

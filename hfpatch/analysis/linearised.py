@@ -2,9 +2,9 @@
 
 With a pre-projection or a nonlinear query q(x) is no matrix product. Its best linear approximation on text is the W
 that minimises E‖q(x) − xW − b‖² over the tokens' x, the attention's input before any patch. (For a Gaussian x that is
-the mean Jacobian E[∂q/∂x] too, by Stein's lemma; the fit needs no such assumption, and it is what variance explained
-speaks of.) Only what is not known is fitted: q(x) − xW_0, where W_0 is the base's matrix with linear adapters added and
-the anchor of a nonlinear query at its weight in f = 0. So a patch that is linear, or does nothing, gives W_0 itself.
+the mean Jacobian E[∂q/∂x] too, by Stein's lemma; the fit needs no such assumption, and variance explained refers to
+it.) Only what is not known is fitted: q(x) − xW_0, where W_0 is the base's matrix with linear adapters added and the
+anchor of a nonlinear query at its weight in f = 0. So a patch that is linear, or does nothing, gives W_0 itself.
 
 The fit is ridge regression on centred data, W = W_0 + (XᵀX + λI)⁻¹XᵀR, where λ minimises the generalised
 cross-validation score RSS(λ) / (1 − df(λ)/n)² (Golub, Heath and Wahba, 1979) on the tokens of the fit. The logits are

@@ -10,8 +10,8 @@ eigenvalue is negative) and N = (B − Bᵀ)/2 antisymmetric (direction: x looks
 B is d × d but of rank at most k, the head size, and S of rank at most 2k, so nothing of size d × d is formed: with
 [W_Q W_K] = P [R_Q R_K], P having orthonormal columns, B = P C Pᵀ for C = R_Q R(Δ) R_Kᵀ of size 2k × 2k, which has B's
 norms and S's non-zero eigenvalues. Note what that implies: where 2k <= d and [W_Q W_K] has full rank, S has exactly k
-positive and k negative eigenvalues (Sylvester's law of inertia), whatever was learnt; the share of S's energy on the
-positive side tells more than the count.
+positive and k negative eigenvalues (Sylvester's law of inertia), whatever was learned; the share of S's energy on the
+positive side is more informative than the count.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Relation:
         symmetric: ‖S‖² / ‖B‖², from 0 to 1; the antisymmetric part has the rest, and random weights have 0.5.
         positive: eigenvalues of S above zero.
         negative: eigenvalues of S below zero.
-        positive_energy: the share of ‖S‖² that the positive ones hold.
+        positive_energy: the share of ‖S‖² that is in the positive ones.
         effective_rank: exp of the entropy of |λ| / Σ|λ| over S's eigenvalues (Roy and Vetterli, 2007).
     """
 

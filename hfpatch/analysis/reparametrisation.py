@@ -4,11 +4,11 @@ An attention layer reads its input through W_Q, W_K and W_V alone, so for every 
 the matrices Θ⁻¹W give the same queries, keys and values, hence the same output. With Θ = W_Q the query matrix becomes
 the identity: Q = X', X' = X W_Q. Sources: arXiv 2510.23912; equation 1 of arXiv 2603.13381.
 
-That removes W_Q exactly where all of these hold:
+That removes W_Q exactly if all of these are true:
 
 1. d_q = d (heads · head size = hidden size) and W_Q is invertible; a bias b_Q stays as it is.
 2. What produces X ends in a linear map that can take Θ in: X = Z E becomes X' = Z (EΘ). An embedding does, or an output
-   matrix, if no norm, activation or residual sum stands between it and the attention.
+   matrix, if no norm, activation or residual sum is between it and the attention.
 3. Whatever else reads the same X takes Θ⁻¹ in.
 
 Rounding grows with the condition number of W_Q; nothing else is lost. See :data:`WHY_NOT` for the models at hand.

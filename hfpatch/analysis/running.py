@@ -115,7 +115,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def surgery_layers(model: nn.Module, kind: type[_Layer]) -> Iterator[tuple[AttentionSite, _Layer]]:
-    """Yield the sites that hold a tuner layer of this kind, with it."""
+    """Yield the sites that have a tuner layer of this kind, with the layer."""
     for site in find_sites(model):
         layer = surgery_layer(site, kind)
         if layer is not None:

@@ -1,4 +1,4 @@
-"""Watching the softmax of an attention where torch computes it; what was declared of the projections plays no part."""
+"""Observe the softmax of an attention where torch computes it, independently of the declared projections."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hfpatch.analysis.running import hooked
 from hfpatch.promises.common import logits
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.hidden_state import hidden_argument
@@ -183,12 +184,8 @@ def observe(
         handles.append(site.attention.register_forward_hook(partial(around, site.path), with_kwargs=True))
         for inner in modules(site):
             handles.append(site.inner_module(inner).register_forward_hook(partial(behind, site.path, inner)))
-    try:
-        with SoftmaxMode(attentions(sites), change) as mode:
-            logits(model, tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), SoftmaxMode(attentions(sites), change) as mode:
+        logits(model, tokens)
     return {
         path: Observation(
             *self_attention(mode.scores[path], mode.weights[path], (lengths[path], tokens.shape[1])),

@@ -186,10 +186,10 @@ class _Place:
     tensor: Tensor
 
     def value(self) -> Tensor:
-        """Return the tensor with its values, also where accelerate keeps them on the CPU or a disk meanwhile.
+        """Return the tensor with its values, also where accelerate keeps them on the CPU or on disk.
 
         Raises:
-            HfpatchError: if it has none.
+            HfpatchError: if there are none.
         """
         if not self.tensor.is_meta:
             return self.tensor.detach()

@@ -26,7 +26,7 @@ _TINYWORLD = "tinyworld/"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a comparison knows of a patch beyond the patch itself, as labelled lines and a table.
+    """What a comparison measured of a patch, as labelled lines and a table.
 
     Attributes:
         title: the method's name.
@@ -85,7 +85,7 @@ def patch_card(base: Mapping[str, Any], adapters: Sequence[Mapping[str, str]], m
 
 
 def export_card(base: str, model_class: str, licence: str | None) -> str:
-    """Return the card of a folder that holds a base and its patch together."""
+    """Return the card of a folder that contains a base and its patch."""
     sections = [
         front({"library_name": "transformers", "base_model": hub_id(base), "license": licence, "tags": TAGS}),
         f"# {escape(base)} with a patch",
@@ -96,7 +96,7 @@ def export_card(base: str, model_class: str, licence: str | None) -> str:
         '    folder = "this folder"\n'
         "    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)\n"
         "    tokenizer = AutoTokenizer.from_pretrained(folder)",
-        f"## Licence\n\n{_licence(licence)} `modeling_hfpatch.py` is under the MIT licence, which it holds.",
+        f"## Licence\n\n{_licence(licence)} `modeling_hfpatch.py` is under the MIT licence, whose text it contains.",
     ]
     return "\n\n".join(sections) + "\n"
 

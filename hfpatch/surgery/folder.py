@@ -1,4 +1,4 @@
-"""A patch on disk: one folder for the whole stack, in which every part is a valid PEFT adapter folder.
+"""A patch on disk: one folder for the stack, in which every part is a valid PEFT adapter folder.
 
     DIRECTORY/patch.json               the order of the stack, the base it belongs to, a hash of every part
     DIRECTORY/README.md                the card
@@ -53,7 +53,7 @@ _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"} 
 
 
 def save_patch(model: Any, directory: str | Path) -> Path:
-    """Write the whole stack of a patched model to a folder, atomically.
+    """Write the stack of a patched model to a folder, atomically.
 
     Each part, loaded alone by ``PeftModel.from_pretrained``, is that one adapter. What was written is read again and
     compared with what is trainable or belongs to an adapter, bit for bit.
@@ -186,7 +186,7 @@ class _Saved:
 
 
 def _require_replaceable(directory: Path) -> None:
-    """Refuse a folder in which anything is not of a patch, since it is replaced as a whole."""
+    """Refuse a folder that contains anything but a patch, since all of it is replaced."""
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     if not (directory / MANIFEST).is_file():
@@ -197,7 +197,7 @@ def _require_replaceable(directory: Path) -> None:
     if foreign := [path for path in others if path.relative_to(directory) not in ours]:
         raise HfpatchError(
             f"{directory}: contains {foreign[0].relative_to(directory)}, which is not of a patch and saving would "
-            "remove; move it or name another folder"
+            "remove it; move it or name another folder"
         )
 
 
@@ -228,7 +228,7 @@ def _require_all_saved(model: nn.Module, written: Counter[_Identity], directory:
     if lost:
         raise HfpatchError(
             f"{directory}: {len(lost)} of {len(trained)} trained tensors would not be in the patch, such as {lost[0]}; "
-            "it keeps what adapters hold: freeze the rest, or adapt other modules"
+            "only the tensors of adapters are saved: freeze the rest, or adapt other modules"
         )
 
 

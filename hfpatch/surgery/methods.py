@@ -81,7 +81,7 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     alpha = 2r and no dropout, as in the published comparison.
 
     Raises:
-        HfpatchError: if the method or one of its parts is unfit.
+        HfpatchError: if the method or one of its parts is not valid.
     """
     if name not in methods:
         raise HfpatchError(f"method {name!r} is not in the recipe{nearest(name, methods)}; it has {', '.join(methods)}")

@@ -47,10 +47,10 @@ def patch(
 ) -> Model:
     """Freeze a causal language model and stack adapters on it, in place.
 
-    Any PEFT configuration that can be injected goes, in any order: ``PreProjectionConfig``, ``NonlinearQueryConfig``,
-    ``LoraConfig``, ... Where LoRA and a nonlinear query change the same projection, LoRA's term is added to the
-    nonlinear query whichever was injected first. All adapters are active and trainable, in fp32 whatever the dtype of
-    the base. With the default initialisations the patched model computes what the frozen base computes, bit for bit
+    Any PEFT configuration that can be injected is accepted, in any order: ``PreProjectionConfig``, ``LoraConfig``,
+    ``NonlinearQueryConfig``, ... Where LoRA and a nonlinear query change the same projection, LoRA's term is added to
+    the nonlinear query whichever was injected first. All adapters are active and trainable, in fp32 whatever the dtype
+    of the base. With the default initialisations the patched model computes what the frozen base computes, bit for bit
     (same ``requires_grad`` flags, threads and shapes: torch picks kernels by them).
 
     Args:
@@ -64,7 +64,7 @@ def patch(
         The same model.
 
     Raises:
-        HfpatchError: if the model or a configuration is unfit; the model is then as it was.
+        HfpatchError: if the model or a configuration is not suitable; the model is then unchanged.
     """
     configs = [config] if isinstance(config, PeftConfig) else list(config)
     if seed is not None:
@@ -95,7 +95,7 @@ def patch(
 
 
 def unpatch(model: Model) -> Model:
-    """Take every adapter out, in place: the original modules and ``requires_grad`` flags are back, bit for bit.
+    """Remove every adapter, in place: the original modules and ``requires_grad`` flags are restored, bit for bit.
 
     Raises:
         HfpatchError: if an adapter is merged into the base weights.

@@ -1,4 +1,4 @@
-"""What all adapters share, of whatever method: which tensors are theirs, activating them, taking them out."""
+"""What applies to the adapters of all methods: which tensors are theirs, activating them, removing them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ONE_ADAPTER = (AuxiliaryTrainingWrapper, LNTuningLayer, OSFLayer, TrainableToke
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Return whether any adapter, of whatever method, is attached to the model."""
+    """Return whether the model has an adapter of any method."""
     return any(isinstance(module, AdapterWrapper) for module in model.modules())
 
 
@@ -122,8 +122,8 @@ def upcast_adapters(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, ModulesToSaveWrapper | LNTuningLayer):
-            held = module.modules_to_save if isinstance(module, ModulesToSaveWrapper) else module.ln_tuning_layers
-            for trained in held.values():
+            copies = module.modules_to_save if isinstance(module, ModulesToSaveWrapper) else module.ln_tuning_layers
+            for trained in copies.values():
                 dtype = next(trained.parameters()).dtype
                 if dtype in _LOW:
                     trained.register_forward_pre_hook(_to_own_dtype)
@@ -134,23 +134,23 @@ def upcast_adapters(model: nn.Module) -> None:
 
 
 def activate_adapters(model: nn.Module, names: list[str]) -> None:
-    """Make adapters active and trainable, in every module that holds one of them.
+    """Make adapters active and trainable, in every module that has one of them.
 
     Raises:
-        HfpatchError: if a module that computes with one adapter holds several of them.
+        HfpatchError: if a module that computes with one adapter has several of them.
     """
     for path, module in model.named_modules():
         if isinstance(module, _ONE_ADAPTER):
-            held = [name for name in names if name in module._get_available_adapters()]
-            if len(held) > 1:
-                raise HfpatchError(f"{path}: {' and '.join(held)} both replace this module; leave it to one of them")
-            module.set_adapter(held)
+            own = [name for name in names if name in module._get_available_adapters()]
+            if len(own) > 1:
+                raise HfpatchError(f"{path}: {' and '.join(own)} both replace this module; leave it to one of them")
+            module.set_adapter(own)
         elif isinstance(module, BaseTunerLayer):
             module.set_adapter(names)
 
 
 def remove_adapters(model: nn.Module) -> None:
-    """Take every adapter out, of whatever method: the original modules stand where they stood.
+    """Remove the adapters of all methods: the original modules are back in their places.
 
     Raises:
         HfpatchError: if an adapter is merged into the weights, before anything is changed.

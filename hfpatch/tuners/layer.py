@@ -83,7 +83,7 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
 
     @abstractmethod
     def build(self, config: Any, name: str) -> dict[str, nn.Module]:
-        """Return the initialised modules of one adapter, by the name of the ``ModuleDict`` that holds them.
+        """Return the initialised modules of one adapter, by the name of their ``ModuleDict``.
 
         Args:
             config: the adapter's configuration.
@@ -110,7 +110,7 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
         raise ValueError(NOT_MERGEABLE.format(method=self.method))
 
     def detach(self, host: nn.Module) -> None:
-        """Remove every hook, and this layer from the module that holds it."""
+        """Remove every hook, and this layer from its parent module."""
         self.unhook()
         delattr(host, self.child_name)
 
