@@ -184,7 +184,7 @@ def test_the_model_is_left_as_it_was():
 
 @pytest.mark.parametrize("case", FAMILIES)
 def test_every_family_is_analysed(case):
-    """Whatever the layout, an approximation of the right shape that explains almost all of a slightly nonlinear query."""
+    """In every layout, an approximation of the right shape that explains nearly all of a slightly nonlinear query."""
     model = patch(make_model(case), NonlinearQueryConfig())
     perturb(model, std=0.02)
     found = linearise(model, *both())
