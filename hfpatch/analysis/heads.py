@@ -119,8 +119,7 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
     if isinstance(module, MixedProjection):  # adapters are around the matrices inside it
         matrix = columns.read(module.linear_part()[0].cpu().double())
     layer = surgery_layer(site, NonlinearQueryLayer)
-    for name in [] if layer is None else layer.working_adapters():
-        config = layer.configs[name]
+    for config in [] if layer is None else [layer.configs[name] for name in layer.working_adapters()]:
         if target in config.targets and config.form == "literal":  # (A + 0)/2, while the preserving form is (2A + 0)/2
             anchor = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
             matrix = anchor / 2

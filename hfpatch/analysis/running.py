@@ -63,7 +63,8 @@ def run(model: nn.Module, batches: Iterable[Batch], begin: Callable[[Batch], Non
     The output head is not run where the model says which part holds the blocks.
     """
     base = base_model(model)
-    blocks = base.base_model if isinstance(getattr(base, "base_model", None), nn.Module) else base
+    body = getattr(base, "base_model", None)
+    blocks = body if isinstance(body, nn.Module) else base
     device = next(model.parameters()).device
     with evaluating(model):
         for batch in batches:
