@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hfpatch.analysis.running import hooked
 from hfpatch.promises.common import changed_by, logits, rounding
-from hfpatch.promises.softmax import SoftmaxMode, attentions, keep, silence
+from hfpatch.promises.softmax import SoftmaxMode, attentions, silence
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners import PreProjectionConfig
@@ -98,7 +98,7 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sites = find_sites(self.model)
         handles = [site.attention.register_forward_pre_hook(self._stop) for site in sites]
         handles.append(self.site.attention.register_forward_pre_hook(self._start))
-        with hooked(handles), SoftmaxMode(attentions([self.site]), silence if silent else keep), self:
+        with hooked(handles), SoftmaxMode(attentions([self.site]), silence if silent else None), self:
             logits(self.model, tokens)
         return self
 

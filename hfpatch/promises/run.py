@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from peft import PeftConfig
-from torch import Tensor, nn
+from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.promises import behaviour, residual, site
@@ -121,21 +121,17 @@ def check(
         for promise, test in PROMISES:
             if watch is not None:
                 watch(promise, len(verdicts), len(PROMISES))
-            verdicts.append(_run(promise, test, model, config, tokens))
+            try:
+                holds, seen = test(model, config, tokens)
+            except HfpatchError:
+                raise
+            except Exception as error:  # a promise that breaks with an error is a verdict, not a crash
+                holds, seen = False, f"{type(error).__name__}: {error}".splitlines()[0]
+            finally:
+                unpatch(model)
+            verdicts.append(Verdict(promise, holds, seen))
     finally:
         unpatch(model)
         model.train(training)
         torch.set_rng_state(random_state)
     return CheckReport(name, type(config).__name__, changed, left_out, verdicts)
-
-
-def _run(promise: str, test: Test, model: Any, config: PeftConfig, tokens: Tensor) -> Verdict:
-    try:
-        holds, seen = test(model, config, tokens)
-    except HfpatchError:
-        raise
-    except Exception as error:  # a promise that breaks with an error is a verdict, not a crash
-        holds, seen = False, f"{type(error).__name__}: {error}".splitlines()[0]
-    finally:
-        unpatch(model)
-    return Verdict(promise, holds, seen)

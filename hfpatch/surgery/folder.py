@@ -144,10 +144,12 @@ def load_patch(
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first")
     saved = _read_manifest(directory)
     configs = {name: _read_config(folder) for name, folder in saved.folders.items()}
-    for name, method in saved.methods.items():
+    for name, entry in saved.entries.items():
+        method = entry["method"]
         if (found := method_name(configs[name])) != method:
             raise HfpatchError(f"{directory / name}: contains a {found} adapter where {MANIFEST} says {method}")
-    tensors = {name: _read_tensors(folder, saved.sha256.get(name)) for name, folder in saved.folders.items()}
+    hashes = {name: entry["sha256"] for name, entry in saved.entries.items()}
+    tensors = {name: _read_tensors(folder, hashes.get(name)) for name, folder in saved.folders.items()}
     if saved.base is not None and not allow_other_base and (why := difference(saved.base["fingerprint"], model)):
         made_for = saved.base.get("name") or saved.base.get("class")
         raise HfpatchError(
@@ -168,21 +170,19 @@ def load_patch(
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a folder says that it contains.
+    """What a folder contains, as its manifest says.
 
     Args:
         folders: folder of each part by adapter name, in the order of the stack.
         base: fingerprint and names of the base; None where only PEFT wrote the folder.
         active: the active adapters in their order; None makes all of them active.
-        methods: method of each part, as the manifest says.
-        sha256: hash of each part's tensors, as the manifest says.
+        entries: ``method`` of each part and ``sha256`` of its tensors, by adapter name; empty where only PEFT wrote it.
     """
 
     folders: dict[str, Path]
     base: dict[str, Any] | None = None
     active: list[str] | None = None
-    methods: dict[str, str] = field(default_factory=dict)
-    sha256: dict[str, str] = field(default_factory=dict)
+    entries: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def _require_replaceable(directory: Path) -> None:
@@ -285,20 +285,14 @@ def _read_manifest(directory: Path) -> _Saved:
                 f"{path}: format {manifest['format']!r} is not {FORMAT}, which this version of hfpatch reads; load the "
                 "parts by their own folders"
             )
-        parts = {str(a["name"]): (str(a["method"]), str(a["sha256"])) for a in manifest["adapters"]}
+        entries = {str(a["name"]): {key: str(a[key]) for key in ("method", "sha256")} for a in manifest["adapters"]}
         base, active = dict(manifest["base"]), list(manifest["active"])
         base["fingerprint"]["exact"], base["fingerprint"]["dtypes"]  # what is compared must be there
     except (KeyError, TypeError, AttributeError) as error:
         raise HfpatchError(f"{path}: not a patch manifest (no {error})") from error
-    if not parts or not set(active) <= parts.keys():
-        raise HfpatchError(f"{path}: not a patch manifest (adapters {list(parts)}, active {active})")
-    return _Saved(
-        folders={name: directory / name for name in parts},
-        base=base,
-        active=active,
-        methods={name: method for name, (method, _) in parts.items()},
-        sha256={name: sha256 for name, (_, sha256) in parts.items()},
-    )
+    if not entries or not set(active) <= entries.keys():
+        raise HfpatchError(f"{path}: not a patch manifest (adapters {list(entries)}, active {active})")
+    return _Saved({name: directory / name for name in entries}, base, active, entries)
 
 
 def _read_config(folder: Path) -> PeftConfig:
