@@ -1,4 +1,4 @@
-"""Which layer's injection matters: take one layer's adapters out of action at a time and score the model."""
+"""Which layer's adapters matter: disable those of one layer at a time and score the model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from hfpatch.analysis.running import Batch, block_of, evaluating, tokens_of
+from hfpatch.analysis.running import Batch, evaluating, keeping_flags, next_token_losses
 from hfpatch.errors import HfpatchError
+from hfpatch.tuners.adapters import block_finder
 
 Score = Callable[[nn.Module], Sequence[float]]
 """Returns one number an item (a document, a question), for the same items at every call."""
@@ -21,12 +21,12 @@ Score = Callable[[nn.Module], Sequence[float]]
 
 @dataclass(frozen=True)
 class Ablation:
-    """What taking injections out of action does to a score.
+    """What disabling adapters does to a score.
 
     Attributes:
-        layer: the block whose injection was taken out; None for all of them, which leaves the base.
-        score: the mean over items without it.
-        change: that less the whole patch's; for a loss, a rise means that the injection was of use.
+        layer: the block whose adapters were disabled; None for all of them, which leaves the base.
+        score: the mean over items without them.
+        change: that less the score of the full patch; for a loss, a rise means that the adapters were of use.
         error: standard error of the change over items (paired).
     """
 
@@ -38,10 +38,10 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Ablations:
-    """The scores of a patched model, whole and with parts of the patch taken out.
+    """The scores of a patched model, with the full patch and without parts of it.
 
     Attributes:
-        score: of the whole patch, the mean over items.
+        score: of the full patch, the mean over items.
         items: how many items were scored.
         without: each layer in turn, then all.
     """
@@ -52,9 +52,9 @@ class Ablations:
 
 
 def ablate_layers(model: nn.Module, score: Score) -> Ablations:
-    """Score a patched model whole, with each block's injection out of action in turn, and with all of them.
+    """Score a patched model as it is, with each block's adapters disabled in turn, and with all of them disabled.
 
-    Adapters of every method count (LoRA too) that lie in a block; nothing is removed, and trainable flags and dropout
+    Adapters of every method count (LoRA too) that are in a block; nothing is removed, and trainable flags and dropout
     are left as they were.
 
     Args:
@@ -64,16 +64,21 @@ def ablate_layers(model: nn.Module, score: Score) -> Ablations:
     Raises:
         HfpatchError: if the model has no adapters, or the score returns fewer than two numbers or another count.
     """
-    layers = _by_block(model)
-    if not layers:
-        raise HfpatchError("the model has no adapters, so there is no injection to take out; patch it first")
-    whole = _scored(score, model, None)
-    without = []
-    for block in (*sorted(layers), None):
-        chosen = [layer for key, held in layers.items() if block is None or key == block for layer in held]
-        with out_of_action(chosen):
-            without.append(_compared(block, _scored(score, model, len(whole)), whole))
-    return Ablations(float(whole.mean()), len(whole), without)
+    block_of = block_finder(model)
+    by_block: dict[int, list[BaseTunerLayer]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer) and (block := block_of(name)) >= 0:
+            by_block.setdefault(block, []).append(module)
+    if not by_block:
+        raise HfpatchError("the model has no adapters, so there is none to disable; patch it first")
+    full, without = _scored(score, model), []
+    for layer in (*sorted(by_block), None):
+        with keeping_flags(model), _disabled([each for at in by_block if layer in (at, None) for each in by_block[at]]):
+            values = _scored(score, model, items=len(full))
+        change = values - full
+        error = float(change.std()) / len(change) ** 0.5
+        without.append(Ablation(layer, float(values.mean()), float(change.mean()), error))
+    return Ablations(float(full.mean()), len(full), without)
 
 
 @torch.no_grad()
@@ -82,21 +87,17 @@ def document_losses(model: Any, batches: Iterable[Batch]) -> list[float]:
     losses: list[float] = []
     with evaluating(model):
         for batch in batches:
-            inputs = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
-            logits = model(**inputs, use_cache=False).logits[:, :-1].float()
-            tokens = tokens_of(inputs)
-            predicted = (tokens.counted & (tokens.positions > 0))[:, 1:]
-            targets = inputs["input_ids"][:, 1:]
-            nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-            sums, counts = (nats.double() * predicted).sum(1), predicted.sum(1)
+            nats, predicted = next_token_losses(model, batch)
+            by_token = torch.zeros(predicted.shape, dtype=torch.float64, device=nats.device)
+            by_token[predicted] = nats.double()
+            sums, counts = by_token.sum(1), predicted.sum(1)
             losses += [float(total / count) for total, count in zip(sums, counts, strict=True) if count]
     return losses
 
 
 @contextmanager
-def out_of_action(layers: Sequence[BaseTunerLayer]) -> Iterator[None]:
-    """Disable tuner layers, and put their state and their parameters' flags back."""
-    flags = {p: p.requires_grad for layer in layers if isinstance(layer, nn.Module) for p in layer.parameters()}
+def _disabled(layers: Iterable[BaseTunerLayer]) -> Iterator[None]:
+    """Disable the tuner layers that are enabled, and enable them again at the end."""
     enabled = [layer for layer in layers if not layer.disable_adapters]
     for layer in enabled:
         layer.enable_adapters(False)
@@ -105,27 +106,10 @@ def out_of_action(layers: Sequence[BaseTunerLayer]) -> Iterator[None]:
     finally:
         for layer in enabled:
             layer.enable_adapters(True)
-        for parameter, flag in flags.items():
-            parameter.requires_grad = flag
 
 
-def _by_block(model: nn.Module) -> dict[int, list[BaseTunerLayer]]:
-    found: dict[int, list[BaseTunerLayer]] = {}
-    for name, module in model.named_modules():
-        block = block_of(name)
-        if block >= 0 and isinstance(module, BaseTunerLayer):
-            found.setdefault(block, []).append(module)
-    return found
-
-
-def _scored(score: Score, model: nn.Module, expected: int | None) -> torch.Tensor:
+def _scored(score: Score, model: nn.Module, *, items: int | None = None) -> torch.Tensor:
     values = torch.tensor(list(score(model)), dtype=torch.float64)
-    if len(values) < 2 or (expected is not None and len(values) != expected):
+    if len(values) < 2 or (items is not None and len(values) != items):
         raise HfpatchError(f"the score returned {len(values)} numbers; it must return the same two or more each time")
     return values
-
-
-def _compared(block: int | None, values: torch.Tensor, whole: torch.Tensor) -> Ablation:
-    differences = values - whole
-    error = float(differences.std()) / len(differences) ** 0.5
-    return Ablation(block, float(values.mean()), float(differences.mean()), error)

@@ -21,7 +21,7 @@ from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 class HeadWeights:
     """W_Q and W_K of every head of one layer, in fp64, for row vectors: q = x W_Q.
 
-    Biases are left out: they add terms that are linear in x, which no bilinear form holds.
+    Biases are left out: they add terms that are linear in x, which a bilinear form does not have.
 
     Attributes:
         layer: index of the block.
@@ -48,7 +48,7 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
 
     Args:
         model: patched or not.
-        patched: take linear adapters (LoRA and its kin) into account, and of a nonlinear query what is left of its
+        patched: take linear adapters (such as LoRA) into account, and of a nonlinear query what is left of its
             anchor where f = 0; False gives the base's matrices.
 
     Raises:
@@ -58,7 +58,7 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
 
 
 def each_layers_weights(model: nn.Module, *, patched: bool = True) -> Iterator[HeadWeights]:
-    """Yield what :func:`head_weights` returns layer by layer, so that a large model's need not be held together."""
+    """Yield what :func:`head_weights` returns layer by layer, so that a large model's are not all in memory at once."""
     for site in find_sites(model):
         with evaluating(model):
             weights = layer_weights(model, site, patched=patched)
@@ -91,9 +91,9 @@ def head_size(model: nn.Module, site: AttentionSite) -> int:
 
 
 def weight_matrix(module: nn.Module) -> Tensor:
-    """Return the matrix of a linear projection in fp64, ``(in, out)``, whether a Linear or a Conv1D holds it.
+    """Return the matrix of a linear projection in fp64, ``(in, out)``, of a Linear or a Conv1D.
 
-    A module that holds its weights in another form (quantised) is asked for the image of the identity.
+    A module whose weights have another form (quantised) is called with the identity.
     """
     if isinstance(module, MixedProjection):  # of a model from scratch: its f counts as 0, as that of a patch does
         return module.linear_part(unwrapped)[0].cpu().double()
@@ -116,29 +116,17 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
     matrix = columns.read(weight_matrix(module))
     if not patched:
         return matrix
-    if isinstance(module, MixedProjection):  # adapters stand around the matrices inside it
+    if isinstance(module, MixedProjection):  # adapters are around the matrices inside it
         matrix = columns.read(module.linear_part()[0].cpu().double())
     layer = surgery_layer(site, NonlinearQueryLayer)
-    if layer is not None:
-        matrix = _anchor(layer, target, matrix)
+    for config in [] if layer is None else [layer.configs[name] for name in layer.working_adapters()]:
+        if target in config.targets and config.form == "literal":  # (A + 0)/2, while the preserving form is (2A + 0)/2
+            anchor = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
+            matrix = anchor / 2
     wrapper = submodule(site.attention, site.projections[target].path, of=site.family)
-    return matrix if wrapper is module else matrix + columns.read(_added(wrapper, module, site.hidden_size))
-
-
-def _anchor(layer: NonlinearQueryLayer, target: str, matrix: Tensor) -> Tensor:
-    """Return what the anchored query is where f = 0: (2A + 0)/2 or (A + 0)/2."""
-    for name in layer.working_adapters():
-        config = layer.configs[name]
-        if target in config.targets and config.form == "literal":
-            whole = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
-            matrix = whole / 2
+    if wrapper is not module:  # what a linear adapter adds: the difference of the images of the identity
+        matrix = matrix + columns.read(_image(wrapper, site.hidden_size) - _image(module, site.hidden_size))
     return matrix
-
-
-@torch.no_grad()
-def _added(wrapper: nn.Module, module: nn.Module, hidden: int) -> Tensor:
-    """Return the matrix that a linear adapter adds to a projection: the difference of the images of the identity."""
-    return _image(wrapper, hidden) - _image(module, hidden)
 
 
 @torch.no_grad()

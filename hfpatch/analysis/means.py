@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hfpatch.analysis.running import Batch, Tokens, tokens_of
@@ -21,20 +22,19 @@ class TokenMeans(Generic[Key]):
         self._sums: dict[Key, tuple[Tensor, Tensor]] = {}
 
     def begin(self, batch: Batch) -> None:
-        """Say which batch the next values are of."""
+        """Set the batch that the next values belong to."""
         self._tokens = tokens_of(batch)
 
     def add(self, key: Key, values: Tensor) -> None:
-        """Take in ``(batch, seq, n)`` numbers."""
+        """Add ``(batch, seq, n)`` numbers."""
         assert self._tokens is not None
         counted = self._tokens.counted.cpu()
         values = values.detach().cpu().double()[counted]
         positions = self._tokens.positions.cpu()[counted]
-        length = int(positions.max()) + 1 if len(positions) else 0
-        sums = torch.zeros(length, values.shape[-1], dtype=torch.float64).index_add_(0, positions, values)
-        counts = torch.zeros(length, dtype=torch.float64).index_add_(0, positions, torch.ones(len(positions)).double())
-        if key in self._sums:
-            sums, counts = (_add(old, new) for old, new in zip(self._sums[key], (sums, counts), strict=True))
+        old_sums, old_counts = self._sums.get(key, (torch.zeros(0, values.shape[-1]).double(), torch.zeros(0).double()))
+        new = max(0, int(positions.max()) + 1 - len(old_counts)) if len(positions) else 0  # positions not yet seen
+        sums = F.pad(old_sums, (0, 0, 0, new)).index_add_(0, positions, values)
+        counts = F.pad(old_counts, (0, new)).index_add_(0, positions, torch.ones(len(positions)).double())
         self._sums[key] = (sums, counts)
 
     def seen(self) -> list[Key]:
@@ -56,10 +56,3 @@ def norm_ratio(part: Tensor, whole: Tensor) -> Tensor:
     """Return ‖part‖ / ‖whole‖ over the last axis, in fp32: ``(..., n)`` -> ``(...)``."""
     ratio: Tensor = part.float().norm(dim=-1) / whole.float().norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
     return ratio
-
-
-def _add(a: Tensor, b: Tensor) -> Tensor:
-    longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
-    total = longer.clone()
-    total[: len(shorter)] += shorter
-    return total

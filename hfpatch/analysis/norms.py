@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hfpatch.analysis.heads import head_size
 from hfpatch.analysis.means import TokenMeans, norm_ratio
-from hfpatch.analysis.running import Batch, block_of, run, surgery_layers
+from hfpatch.analysis.running import Batch, block_of, hooked, run, surgery_layers
 from hfpatch.models.listening import Heard, listening
 from hfpatch.nn.skip import PAPER_SKIP_STD
 from hfpatch.sites import AttentionSite, base_model, find_sites
@@ -22,9 +22,7 @@ from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
 
 OWN = "own"
-"""Stands for an adapter's name where f is the model's own."""
-
-_Means = TokenMeans[tuple[int, str, str]]
+"""Used as an adapter's name where f is the model's own."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class SkipNorm:
 
 @dataclass(frozen=True)
 class SkipSize:
-    """How much the content skips of one layer say beside the attention.
+    """How large the content skips of one layer are beside the attention's output.
 
     Attributes:
         layer: index of the block.
@@ -111,17 +109,37 @@ def skip_norms(model: nn.Module) -> list[SkipNorm]:
 
 
 def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[SkipSize]:
-    """Run a patched model on batches and return how much each layer's content skips say beside the attention.
+    """Run a patched model on batches and return the size of each layer's content skips beside the attention's output.
 
     Args:
         model: a model with content skips; its mode and hooks are left as they were.
         batches: see :data:`hfpatch.analysis.running.Batch`.
     """
-    means = TokenMeans[int]()
-    with ExitStack() as hooks:
-        for site, layer in surgery_layers(model, PreProjectionLayer):
-            if any(layer.configs[name].content_skip for name in layer.working_adapters()):
-                _listen_to_skip(hooks, model, site, layer, means)
+    means, seen, handles = TokenMeans[int](), dict[tuple[int, str], Tensor](), []
+
+    def keep_branch(site: AttentionSite, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        seen[id(site), "branch"] = output if isinstance(output, Tensor) else output[0]
+
+    def keep_input(site: AttentionSite, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        seen[id(site), "x"] = hidden_argument(args, kwargs)
+
+    def compare(site: AttentionSite, layer: PreProjectionLayer, *call: Any) -> None:
+        branch, x = (seen.pop((id(site), name)) for name in ("branch", "x"))
+        added = layer.skip(torch.zeros_like(branch), x)
+        means.add(site.layer, norm_ratio(added, branch)[..., None])
+
+    for site, layer in surgery_layers(model, PreProjectionLayer):
+        if any(layer.configs[name].content_skip for name in layer.working_adapters()):
+            # Some attention modules add the residual themselves (BLOOM), so the branch is read before they return.
+            inside = site.exit is site.attention
+            branch = base_model(model).get_submodule(site.output_path) if inside else site.exit
+            # Hooks that are put before all others run in the reverse order.
+            last = site.attention if inside else site.exit
+            handles.append(last.register_forward_hook(partial(compare, site, layer), prepend=True))
+            handles.append(branch.register_forward_hook(partial(keep_branch, site), prepend=True))
+            entering = partial(keep_input, site)
+            handles.append(site.attention.register_forward_hook(entering, prepend=True, with_kwargs=True))
+    with hooked(handles):
         run(model, batches, means.begin)
     return [SkipSize(layer, means.mean(layer)[0]) for layer in means.seen()]
 
@@ -135,19 +153,16 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Pre
         model: a model with pre-projections; its mode and hooks are left as they were.
         batches: see :data:`hfpatch.analysis.running.Batch`.
     """
-    means = TokenMeans[int]()
+    means, handles = TokenMeans[int](), []
 
-    def hook(site: AttentionSite, layer: PreProjectionLayer) -> Callable[..., None]:
-        def seen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = hidden_argument(args, kwargs)
-            means.add(site.layer, norm_ratio(layer.project(x) - x, x)[..., None])
+    def measure(index: int, layer: PreProjectionLayer, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        x = hidden_argument(args, kwargs)
+        means.add(index, norm_ratio(layer.project(x) - x, x)[..., None])
 
-        return seen
-
-    with ExitStack() as hooks:
-        for site, layer in surgery_layers(model, PreProjectionLayer):
-            handle = site.attention.register_forward_pre_hook(hook(site, layer), prepend=True, with_kwargs=True)
-            hooks.callback(handle.remove)
+    for site, layer in surgery_layers(model, PreProjectionLayer):
+        hook = partial(measure, site.layer, layer)
+        handles.append(site.attention.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+    with hooked(handles):
         run(model, batches, means.begin)
     return [PreProjectionSize(layer, means.mean(layer)[0]) for layer in means.seen()]
 
@@ -162,81 +177,44 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
             as they were.
         batches: see :data:`hfpatch.analysis.running.Batch`.
     """
-    means = _Means()
+    means, handles = TokenMeans[tuple[int, str, str]](), []
+    head_sizes = {site.layer: head_size(model, site) for site in find_sites(model)}
 
-    def hook(site: AttentionSite, layer: NonlinearQueryLayer, target: str) -> Callable[..., None]:
-        size = head_size(model, site)
+    def measure(
+        index: int, layer: NonlinearQueryLayer, target: str, module: nn.Module, args: tuple[Any, ...], output: Tensor
+    ) -> None:
+        x, projected = layer.entered(target, args[0]), layer.columns[target].read(output)
+        for adapter in layer.working_adapters():
+            if target in layer.configs[adapter].targets:
+                anchor = x if layer.configs[adapter].anchor == "identity" else projected
+                f = layer.nonlinear(adapter, target, x)
+                means.add((index, adapter, target), _compared(f, anchor, head_sizes[index]))
+                projected = layer.query(adapter, target, x, projected)
 
-        def seen(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            x, projected = layer.entered(target, args[0]), layer.columns[target].read(output)
-            for adapter in layer.working_adapters():
-                if target in layer.configs[adapter].targets:
-                    anchor = x if layer.configs[adapter].anchor == "identity" else projected
-                    f = layer.nonlinear(adapter, target, x)
-                    means.add((site.layer, adapter, target), _compared(f, anchor, size))
-                    projected = layer.query(adapter, target, x, projected)
+    def measure_own(heard: Heard) -> None:
+        index = block_of(heard.at)
+        means.add((index, OWN, heard.target), _compared(heard.f, heard.anchor, head_sizes[index]))
 
-        return seen
-
-    with ExitStack() as hooks:
-        for site, layer in surgery_layers(model, NonlinearQueryLayer):
-            for target in layer.columns:
-                module = site.projection_module(target)
-                hooks.callback(module.register_forward_hook(hook(site, layer, target), prepend=True).remove)
-        hooks.enter_context(listening(model, _told_of_own(model, means)))
+    for site, layer in surgery_layers(model, NonlinearQueryLayer):
+        for target in layer.columns:
+            hook = partial(measure, site.layer, layer, target)
+            handles.append(site.projection_module(target).register_forward_hook(hook, prepend=True))
+    with hooked(handles), listening(model, measure_own):
         run(model, batches, means.begin)
-    return [_query_size(means, key) for key in means.seen()]
 
-
-def _told_of_own(model: nn.Module, means: _Means) -> Callable[[Heard], None]:
-    sizes = {site.layer: head_size(model, site) for site in find_sites(model)}
-
-    def tell(heard: Heard) -> None:
-        layer = block_of(heard.at)
-        means.add((layer, OWN, heard.target), _compared(heard.f, heard.anchor, sizes[layer]))
-
-    return tell
-
-
-def _listen_to_skip(
-    hooks: ExitStack, model: nn.Module, site: AttentionSite, layer: PreProjectionLayer, means: TokenMeans[int]
-) -> None:
-    """Compare what the skip adds with what the branch hands on, both as they join the residual stream."""
-    seen: dict[str, Tensor] = {}
-
-    def keep_branch(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen["branch"] = output if isinstance(output, Tensor) else output[0]
-        if site.exit is not site.attention:
-            compare()
-
-    def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        seen["x"] = hidden_argument(args, kwargs)
-        if site.exit is site.attention:
-            compare()
-
-    def compare() -> None:
-        branch = seen.pop("branch")
-        added = layer.skip(torch.zeros_like(branch), seen.pop("x"))
-        means.add(site.layer, norm_ratio(added, branch)[..., None])
-
-    # Some attention modules add the residual themselves (BLOOM), so the branch is read before they return.
-    output = base_model(model).get_submodule(site.output_path) if site.exit is site.attention else site.exit
-    hooks.callback(output.register_forward_hook(keep_branch, prepend=True).remove)
-    hooks.callback(site.attention.register_forward_hook(keep_input, prepend=True, with_kwargs=True).remove)
+    found = []
+    for key in means.seen():
+        size, cosine, *by_head = means.mean(key)
+        heads = len(by_head) // 2
+        positions = (tuple(means.by_position(key, column)) for column in (0, 1))
+        found.append(QuerySize(*key, size, cosine, tuple(by_head[:heads]), tuple(by_head[heads:]), *positions))
+    return found
 
 
 def _compared(f: Tensor, anchor: Tensor, head: int) -> Tensor:
     """Return ratio and cosine over all columns, then the ratios and the cosines of the heads: ``(batch, seq, n)``."""
     f, anchor = f.float(), anchor.float()
     by_head = (*f.shape[:-1], f.shape[-1] // head, head)
-    whole = torch.stack([norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1)], dim=-1)
+    overall = torch.stack([norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1)], dim=-1)
     f, anchor = f.reshape(by_head), anchor.reshape(by_head)
-    return torch.cat([whole, norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1)], dim=-1)
-
-
-def _query_size(means: _Means, key: tuple[int, str, str]) -> QuerySize:
-    size, cosine, *by_head = means.mean(key)
-    heads = len(by_head) // 2
-    sizes, cosines = tuple(by_head[:heads]), tuple(by_head[heads:])
-    positions = (tuple(means.by_position(key, column)) for column in (0, 1))
-    return QuerySize(*key, size, cosine, sizes, cosines, *positions)
+    return torch.cat([overall, norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1)], dim=-1)

@@ -10,8 +10,8 @@ eigenvalue is negative) and N = (B − Bᵀ)/2 antisymmetric (direction: x looks
 B is d × d but of rank at most k, the head size, and S of rank at most 2k, so nothing of size d × d is formed: with
 [W_Q W_K] = P [R_Q R_K], P having orthonormal columns, B = P C Pᵀ for C = R_Q R(Δ) R_Kᵀ of size 2k × 2k, which has B's
 norms and S's non-zero eigenvalues. Note what that implies: where 2k <= d and [W_Q W_K] has full rank, S has exactly k
-positive and k negative eigenvalues (Sylvester's law of inertia), whatever was learnt; the share of S's energy on the
-positive side tells more than the count.
+positive and k negative eigenvalues (Sylvester's law of inertia), whatever was learned; the share of S's energy on the
+positive side is more informative than the count.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Relation:
         symmetric: ‖S‖² / ‖B‖², from 0 to 1; the antisymmetric part has the rest, and random weights have 0.5.
         positive: eigenvalues of S above zero.
         negative: eigenvalues of S below zero.
-        positive_energy: the share of ‖S‖² that the positive ones hold.
+        positive_energy: the share of ‖S‖² that is in the positive ones.
         effective_rank: exp of the entropy of |λ| / Σ|λ| over S's eigenvalues (Roy and Vetterli, 2007).
     """
 
@@ -95,7 +95,12 @@ def head_relations(
     found = []
     for layer in weights:
         rotary = rotary_of(model, sites[layer.layer], layer.query.shape[-1])
-        found += _layer_relations(layer, rotary, offsets)
+        span = _in_span(layer.query, layer.key_by_query_head)
+        rotations = {0: None} if rotary is None else {offset: rotary.matrix(offset) for offset in sorted(set(offsets))}
+        by_offset = {offset: _relations(*span, rotation) for offset, rotation in rotations.items()}
+        for head in range(len(layer.query)):
+            of_head = {offset: relations[head] for offset, relations in by_offset.items()}
+            found.append(HeadRelation(layer.layer, head, layer.key_head(head), of_head))
     return found
 
 
@@ -149,16 +154,6 @@ def gauge_deviation(model: nn.Module, weights: HeadWeights, offset: int = 1, see
     names = ("norm", "symmetric", "positive_energy", "effective_rank")
     changes = (abs(getattr(b, name) / getattr(a, name) - 1) for a, b in pairs for name in names if getattr(a, name))
     return max(changes, default=0.0)
-
-
-def _layer_relations(layer: HeadWeights, rotary: Rotary | None, offsets: Sequence[int]) -> list[HeadRelation]:
-    span = _in_span(layer.query, layer.key_by_query_head)
-    turned = {0: None} if rotary is None else {offset: rotary.matrix(offset) for offset in sorted(set(offsets))}
-    by_offset = {offset: _relations(*span, rotation) for offset, rotation in turned.items()}
-    return [
-        HeadRelation(layer.layer, head, layer.key_head(head), {offset: by_offset[offset][head] for offset in turned})
-        for head in range(len(layer.query))
-    ]
 
 
 def _in_span(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,11 @@ An attention layer reads its input through W_Q, W_K and W_V alone, so for every 
 the matrices Θ⁻¹W give the same queries, keys and values, hence the same output. With Θ = W_Q the query matrix becomes
 the identity: Q = X', X' = X W_Q. Sources: arXiv 2510.23912; equation 1 of arXiv 2603.13381.
 
-That removes W_Q exactly where all of these hold:
+That removes W_Q exactly if all of these are true:
 
 1. d_q = d (heads · head size = hidden size) and W_Q is invertible; a bias b_Q stays as it is.
 2. What produces X ends in a linear map that can take Θ in: X = Z E becomes X' = Z (EΘ). An embedding does, or an output
-   matrix, if no norm, activation or residual sum stands between it and the attention.
+   matrix, if no norm, activation or residual sum is between it and the attention.
 3. Whatever else reads the same X takes Θ⁻¹ in.
 
 Rounding grows with the condition number of W_Q; nothing else is lost. See :data:`WHY_NOT` for the models at hand.
@@ -19,13 +19,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hfpatch.analysis.heads import weight_matrix
-from hfpatch.analysis.running import evaluating
+from hfpatch.analysis.running import evaluating, hooked
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, features, find_sites
 from hfpatch.sites.modules import linear_paths
@@ -33,10 +34,10 @@ from hfpatch.tuners.adapters import has_adapters
 from hfpatch.tuners.hidden_state import hidden_argument, replace_hidden
 
 WHY_NOT = (
-    "A pretrained model with norms and a residual stream cannot be rid of W_Q this way. (1) Between the stream and "
-    "each attention stands a norm, and norm(xΘ) = norm(x)Θ for all x only where Θ keeps every length (and, for a "
+    "W_Q cannot be removed this way from a pretrained model with norms and a residual stream. (1) Between the stream "
+    "and each attention is a norm, and norm(xΘ) = norm(x)Θ for all x only where Θ keeps every length (and, for a "
     "LayerNorm, the mean), that is where Θ is orthogonal. W_Q is not, so Θ = W_Q cannot be moved through the norm into "
-    "what lies before it. What can be moved is the orthogonal factor U of W_Q = U P, once the norm's gain has been "
+    "what is before it. What can be moved is the orthogonal factor U of W_Q = U P, once the norm's gain has been "
     "folded into the matrices behind it; P remains, and it is not the identity. (2) One residual stream serves every "
     "layer, so even without norms there is one Θ for the whole model: it removes the W_Q of one layer, and the others "
     "keep Θ⁻¹W_Q. A model must be trained without W_Q to have none."
@@ -67,19 +68,19 @@ class LayerReparametrisation:
     layer: int
     theta_condition: float
     invariance_error: float | None
-    query_condition: float | None
-    elimination_error: float | None
-    obstacle: str
-    removed: int
-    norm_error: float | None
-    orthogonal_distance: float | None
+    query_condition: float | None = None
+    elimination_error: float | None = None
+    obstacle: str = ""
+    removed: int = 0
+    norm_error: float | None = None
+    orthogonal_distance: float | None = None
 
 
 def reparametrise(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> list[LayerReparametrisation]:
     """Verify the invariance on every attention module of a model, and remove W_Q from each module taken by itself.
 
-    The model runs once as it is, and tells each attention's input. Then fp64 copies of the attentions, one at a time,
-    are given that input. The model is left as it was.
+    The model runs once as it is, to record each attention's input. Then fp64 copies of the attentions, one at a time,
+    are called with that input. The model is left as it was.
 
     Args:
         model: without adapters.
@@ -87,7 +88,7 @@ def reparametrise(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> list[La
         seed: of the random Θ.
 
     Raises:
-        HfpatchError: if the model has adapters or holds quantised attention weights.
+        HfpatchError: if the model has adapters or quantised attention weights.
     """
     if has_adapters(model):
         raise HfpatchError("the reparametrisation is of plain attention; call hfpatch.unpatch(model) first")
@@ -97,7 +98,10 @@ def reparametrise(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> list[La
             raise HfpatchError(f"{site.path}: its weights are quantised, but the reparametrisation is done in fp64")
     with evaluating(model), torch.no_grad():
         calls = _recorded(model, sites, tokens)
-        return [_layer(_in_double(site), _double(calls[site.name]), seed) for site in sites]
+        return [
+            _layer(replace(site, attention=copy.deepcopy(site.attention).double()), _double(calls[site.name]), seed)
+            for site in sites
+        ]
 
 
 def random_theta(hidden: int, seed: int = 0) -> Tensor:
@@ -106,25 +110,6 @@ def random_theta(hidden: int, seed: int = 0) -> Tensor:
     u, v = (torch.linalg.qr(torch.randn(hidden, hidden, generator=generator).double()).Q for _ in range(2))
     theta: Tensor = u * torch.logspace(-1, 1, hidden, base=2, dtype=torch.float64) @ v
     return theta
-
-
-def without_query(weights: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return Θ = W_Q and the matrices Θ⁻¹W, in which the query's is the identity.
-
-    Args:
-        weights: ``query`` ``(hidden, hidden)``, ``key`` and ``value`` ``(hidden, any)``.
-
-    Returns:
-        Θ, which what produces X must take in, and the new ``query``, ``key`` and ``value``.
-
-    Raises:
-        HfpatchError: if W_Q is not square or not invertible.
-    """
-    theta = weights["query"].double()
-    if obstacle := _obstacle(theta):
-        raise HfpatchError(f"W_Q cannot be removed: {obstacle}")
-    others = {name: torch.linalg.solve(theta, w.double()) for name, w in weights.items() if name != "query"}
-    return theta, {"query": torch.eye(len(theta), dtype=torch.float64, device=theta.device), **others}
 
 
 @dataclass(frozen=True)
@@ -144,32 +129,22 @@ class _Call:
 def _recorded(model: nn.Module, sites: list[AttentionSite], tokens: Tensor) -> dict[str, _Call]:
     """Run the model and keep each attention's arguments, by the site's name."""
     calls: dict[str, _Call] = {}
-    made: dict[int, tuple[nn.Module, Tensor, Tensor]] = {}  # by the id of the output; the tensors keep their ids taken
+    normed: dict[int, tuple[nn.Module, Tensor, Tensor]] = {}  # by the output's id, which stays taken while it is kept
 
-    def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def keep_norm(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
-            made.setdefault(id(output), (module, args[0], output))
+            normed.setdefault(id(output), (module, args[0], output))
 
-    def called(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            norm, before, _ = made.get(id(hidden_argument(args, kwargs)), (None, None, None))
-            calls[name] = _Call(args, kwargs, norm, before)
-
-        return hook
+    def keep_call(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        norm, before, _ = normed.get(id(hidden_argument(args, kwargs)), (None, None, None))
+        calls[name] = _Call(args, kwargs, norm, before)
 
     norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
-    handles = [module.register_forward_hook(keep) for module in norms]
-    handles += [s.attention.register_forward_pre_hook(called(s.name), with_kwargs=True) for s in sites]
-    try:
+    handles = [module.register_forward_hook(keep_norm) for module in norms]
+    handles += [s.attention.register_forward_pre_hook(partial(keep_call, s.name), with_kwargs=True) for s in sites]
+    with hooked(handles):
         model(tokens.to(next(model.parameters()).device), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
-
-
-def _in_double(site: AttentionSite) -> AttentionSite:
-    return replace(site, attention=copy.deepcopy(site.attention).double())
 
 
 def _double(value: Any) -> Any:
@@ -189,42 +164,46 @@ def _double(value: Any) -> Any:
 def _layer(site: AttentionSite, call: _Call, seed: int) -> LayerReparametrisation:
     theta = random_theta(site.hidden_size, seed).to(call.hidden.device)
     readers = _readers(site, call)
-    no_invariance = _not_matrices(site, readers)
-    obstacle = no_invariance or _without_matrix(site)
-    query = None if obstacle else _matrix(site, "query")
-    square = query is not None and query.shape[0] == query.shape[1]
-    obstacle = obstacle or ("" if query is None else _obstacle(query))
-    return LayerReparametrisation(
-        layer=site.layer,
-        theta_condition=float(torch.linalg.cond(theta)),
-        invariance_error=None if no_invariance else _error(site, call, theta, readers),
-        query_condition=float(torch.linalg.cond(query)) if query is not None and square else None,
-        elimination_error=None if obstacle or query is None else _error(site, call, query, readers, eliminate=True),
-        obstacle=obstacle,
-        removed=0 if obstacle or query is None else query.numel(),
-        norm_error=_norm_error(call, query) if query is not None and square else None,
-        orthogonal_distance=_orthogonal_distance(query) if query is not None and square else None,
-    )
+    found: dict[str, Any] = {"layer": site.layer, "theta_condition": float(torch.linalg.cond(theta))}
+    if why := _not_matrices(site, readers):
+        return LayerReparametrisation(**found, invariance_error=None, obstacle=why)
+    found["invariance_error"] = _error(site, call, theta, readers)
+    if "query" not in site.projections:
+        return LayerReparametrisation(**found, obstacle="the attention has no query projection of its own")
+    if site.projections["query"].source:
+        return LayerReparametrisation(**found, obstacle="the query is projected from a low-rank latent, not from X")
+
+    query = site.projections["query"].columns.read(weight_matrix(site.projection_module("query")))
+    query = query.clone().to(call.hidden.device)  # not a view of what _error writes to
+    rows, columns = query.shape
+    if rows != columns:
+        why = f"d_q = {columns} differs from d = {rows}, so W_Q is not square"
+        return LayerReparametrisation(**found, obstacle=why)
+    found["query_condition"] = float(torch.linalg.cond(query))
+    if call.norm is not None and call.before_norm is not None:
+        moved, expected = call.norm(call.before_norm @ query), call.hidden @ query
+        found["norm_error"] = float((moved - expected).norm() / expected.norm())
+    # ‖W/s − U‖/‖U‖ at its least: W = UP, and over s that is √(1 − (Σσ)²/(d Σσ²))
+    sizes = torch.linalg.svdvals(query)
+    found["orthogonal_distance"] = float((1 - sizes.sum() ** 2 / (rows * sizes.pow(2).sum())).clamp_min(0).sqrt())
+    if (rank := int(torch.linalg.matrix_rank(query))) < rows:
+        why = f"W_Q has rank {rank} of {rows}, so it is not invertible"
+        return LayerReparametrisation(**found, obstacle=why)
+    error = _error(site, call, query, readers, eliminate=True)
+    return LayerReparametrisation(**found, elimination_error=error, removed=query.numel())
 
 
 def _readers(site: AttentionSite, call: _Call) -> dict[str, nn.Module]:
     """Return the innermost modules below an attention that read X, by path."""
     found: dict[str, nn.Module] = {}
 
-    def listen(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and args[0] is call.hidden:
-                found[name] = module
-
-        return hook
+    def keep(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and args[0] is call.hidden:
+            found[name] = module
 
     leaves = [(name, m) for name, m in site.attention.named_modules() if not any(True for _ in m.children())]
-    handles = [module.register_forward_pre_hook(listen(name)) for name, module in leaves]
-    try:
+    with hooked(module.register_forward_pre_hook(partial(keep, name)) for name, module in leaves):
         site.attention(*call.args, **call.kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 
@@ -240,27 +219,6 @@ def _not_matrices(site: AttentionSite, readers: Mapping[str, nn.Module]) -> str:
         if not isinstance(weight, Tensor) or weight.dim() != 2 or features(module)[0] != site.hidden_size:
             return f"X is read by {name} ({type(module).__name__}), which is no matrix that could take in the inverse"
     return "" if readers else "no matrix reads X itself"
-
-
-def _without_matrix(site: AttentionSite) -> str:
-    """Return why there is no W_Q that reads X; empty if there is one."""
-    if "query" not in site.projections:
-        return "the attention has no query projection of its own"
-    return "the query is projected from a low-rank latent, not from X" if site.projections["query"].source else ""
-
-
-def _matrix(site: AttentionSite, target: str) -> Tensor:
-    columns = site.projections[target].columns
-    matrix = columns.read(weight_matrix(site.projection_module(target)))
-    return matrix.clone().to(next(site.attention.parameters()).device)  # not a view of what _error writes to
-
-
-def _obstacle(query: Tensor) -> str:
-    rows, columns = query.shape
-    if rows != columns:
-        return f"d_q = {columns} differs from d = {rows}, so W_Q is not square"
-    rank = int(torch.linalg.matrix_rank(query))
-    return f"W_Q has rank {rank} of {rows}, so it is not invertible" if rank < rows else ""
 
 
 def _error(
@@ -295,19 +253,6 @@ def _read(module: Any) -> Tensor:
 
 def _write(module: Any, matrix: Tensor) -> None:
     module.weight.copy_(matrix if hasattr(module, "nx") else matrix.T)
-
-
-def _norm_error(call: _Call, theta: Tensor) -> float | None:
-    if call.norm is None or call.before_norm is None:
-        return None
-    moved, expected = call.norm(call.before_norm @ theta), call.hidden @ theta
-    return float((moved - expected).norm() / expected.norm())
-
-
-def _orthogonal_distance(query: Tensor) -> float:
-    """Return ‖W/s − U‖/‖U‖ at its least: W = UP, and over s that is √(1 − (Σσ)²/(d Σσ²))."""
-    sizes = torch.linalg.svdvals(query)
-    return float((1 - sizes.sum() ** 2 / (len(sizes) * sizes.pow(2).sum())).clamp_min(0).sqrt())
 
 
 def _first(output: Any) -> Tensor:

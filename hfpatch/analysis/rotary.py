@@ -70,7 +70,8 @@ def rotary_of(model: nn.Module, site: AttentionSite, head_size: int) -> Rotary |
     if found is None:
         return None
     angles, gain = found
-    turn = next((f for name in _TURNS if (f := _function(site.attention, name)) is not None), None)
+    source = sys.modules.get(type(site.attention).__module__)  # where the class of the attention is defined
+    turn = next((getattr(source, name) for name in _TURNS if hasattr(source, name)), None)
     width = 2 * len(angles)
     if turn is None or width > head_size:
         return None
@@ -94,8 +95,3 @@ def _angles(base: nn.Module, site: AttentionSite, config: Any) -> tuple[Tensor, 
                 gain = getattr(module, f"{prefix}attention_scaling", 1.0)
                 return frequencies.detach().cpu().double(), float(gain if gain is not None else 1.0)
     return None
-
-
-def _function(module: nn.Module, name: str) -> Any:
-    """Return a function of the Python module that defines a class, or None."""
-    return getattr(sys.modules.get(type(module).__module__), name, None)

@@ -1,31 +1,32 @@
-"""Running a model on batches of text while hooks listen."""
+"""Running a model on batches of text: which tokens count, hooks, losses, and how the model is left as it was."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hfpatch.sites import AttentionSite, base_model, find_sites
+from hfpatch.tuners.adapters import block_of as block_of
 from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
 
 Batch = Mapping[str, Tensor]
 """``input_ids`` ``(batch, seq)`` and optionally ``attention_mask``, whose zeros are not counted, and
 ``position_ids``, which restart where a document begins; other keys are ignored."""
 
-_BLOCK = re.compile(r"\.(\d+)\.")
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _Layer = TypeVar("_Layer", bound=SurgeryLayer)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Which tokens of a batch count, and where they stand.
+    """Which tokens of a batch count, and their positions.
 
     Attributes:
         counted: ``(batch, seq)`` bool, False for padding.
@@ -57,30 +58,54 @@ def tokens_of(batch: Batch) -> Tokens:
 
 @torch.no_grad()
 def run(model: nn.Module, batches: Iterable[Batch], begin: Callable[[Batch], None]) -> None:
-    """Run a model's blocks on each batch, without gradients and dropout; ``begin`` is told the batch first.
+    """Run a model's blocks on each batch, without gradients and dropout; ``begin`` is called with the batch before.
 
-    The output head is left out where the model says which part holds the blocks.
+    The output head is not run where the model says which part holds the blocks.
     """
-    body = _body(model)
+    base = base_model(model)
+    body = getattr(base, "base_model", None)
+    blocks = body if isinstance(body, nn.Module) else base
+    device = next(model.parameters()).device
     with evaluating(model):
         for batch in batches:
             begin(batch)
-            body(**{name: batch[name].to(_device(model)) for name in _INPUTS if name in batch}, use_cache=False)
+            blocks(**{name: batch[name].to(device) for name in _INPUTS if name in batch}, use_cache=False)
 
 
-def _body(model: nn.Module) -> nn.Module:
-    base = base_model(model)
-    body = getattr(base, "base_model", None)
-    return body if isinstance(body, nn.Module) else base
+def next_token_losses(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the loss of each predicted token in nats ``(count,)``, and which they are, ``(batch, seq - 1)`` bool."""
+    inputs = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
+    tokens = tokens_of(inputs)
+    predicted = (tokens.counted & (tokens.positions > 0))[:, 1:]
+    logits = model(**inputs, use_cache=False).logits[:, :-1][predicted].float()
+    return F.cross_entropy(logits, inputs["input_ids"][:, 1:][predicted], reduction="none"), predicted
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks at the end."""
+    handles = list(handles)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def keeping_flags(model: nn.Module) -> Iterator[None]:
+    """Put the ``requires_grad`` flags of all parameters back at the end."""
+    flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    try:
+        yield
+    finally:
+        for parameter, flag in flags.items():
+            parameter.requires_grad = flag
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off, and every module back to the mode that it was in."""
+    """Switch to evaluation mode, and every module back to its own mode at the end."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -91,20 +116,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def surgery_layers(model: nn.Module, kind: type[_Layer]) -> Iterator[tuple[AttentionSite, _Layer]]:
-    """Yield the sites that hold a tuner layer of this kind, with it."""
+    """Yield the sites that have a tuner layer of this kind, with the layer."""
     for site in find_sites(model):
         layer = surgery_layer(site, kind)
         if layer is not None:
             yield site, layer
-
-
-def block_of(name: str) -> int:
-    """Return the block that a module or parameter lies in, by its name in the model; -1 outside the blocks."""
-    match = _BLOCK.search(f".{name}.")
-    return int(match[1]) if match else -1
-
-
-def name_in_block(name: str) -> str:
-    """Return a parameter's name below its block, the same in every block; its whole name outside the blocks."""
-    match = _BLOCK.search(f".{name}.")
-    return name[match.end() - 1 :] if match else name

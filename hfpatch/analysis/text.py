@@ -15,7 +15,7 @@ _CHARACTERS_PER_TOKEN = 16  # an upper bound for ordinary text, so that a book i
 
 
 def token_rows(texts: Iterable[str], tokenizer: Any, *, tokens: int, length: int) -> list[list[int]]:
-    """Return the heads of the first documents, until they hold ``tokens`` tokens together.
+    """Return the heads of the first documents, until they have ``tokens`` tokens together.
 
     Args:
         texts: documents; those of fewer than two tokens are left out.
@@ -36,21 +36,20 @@ def token_rows(texts: Iterable[str], tokenizer: Any, *, tokens: int, length: int
         if gathered >= tokens and len(rows) >= LEAST_ROWS:
             break
     if len(rows) < LEAST_ROWS:
-        raise HfpatchError("the text holds fewer than four documents of two tokens; give more of it")
+        raise HfpatchError("the text has fewer than four documents of two tokens; give more text")
     return rows
 
 
 def batches_of(rows: Sequence[Sequence[int]], *, size: int = 4, pad: int = 0) -> list[Batch]:
     """Return padded batches of ``size`` rows with their ``attention_mask``, rows of like length side by side."""
     ordered = sorted(rows, key=len)
-    return [_batch(ordered[start : start + size], pad) for start in range(0, len(ordered), size)]
-
-
-def _batch(rows: Sequence[Sequence[int]], pad: int) -> Batch:
-    longest = max(map(len, rows))
-    ids = torch.full((len(rows), longest), pad)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row)
-        mask[index, : len(row)] = 1
-    return {"input_ids": ids, "attention_mask": mask}
+    batches: list[Batch] = []
+    for start in range(0, len(ordered), size):
+        chosen = ordered[start : start + size]
+        ids = torch.full((len(chosen), len(chosen[-1])), pad)
+        mask = torch.zeros_like(ids)
+        for index, row in enumerate(chosen):
+            ids[index, : len(row)] = torch.tensor(row)
+            mask[index, : len(row)] = 1
+        batches.append({"input_ids": ids, "attention_mask": mask})
+    return batches

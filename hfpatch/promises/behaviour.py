@@ -1,4 +1,4 @@
-"""Promises on the patched model as a whole: what it computes, how it runs, what it keeps."""
+"""Promises about the patched model: what it computes, how it runs, what is saved."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import torch
 from peft import LoraConfig, PeftConfig
 from torch import Tensor
 
+from hfpatch.analysis.running import keeping_flags
 from hfpatch.promises.common import (
     NEW_TOKENS,
-    frozen,
     gradients,
-    held,
     largest,
     leak,
     logits,
@@ -26,6 +25,7 @@ from hfpatch.promises.common import (
     relative,
     rounding,
     training,
+    within,
 )
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
@@ -40,13 +40,15 @@ CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch would have done n
 
 def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """With default init the logits equal those of the base, frozen as a patch freezes it, bit for bit."""
-    with frozen(model):
+    with keeping_flags(model):
+        model.requires_grad_(False)  # torch picks kernels by the flags
         before = logits(model, tokens)
         difference = largest(before, logits(patch(model, config), tokens))
         unpatch(model)
-    if _changes_at_init(config):
-        what = "changes the model at init, as its options ask"
-        return difference > 0, f"{what}: largest logit difference {difference:.2g}"
+    pre_projection = isinstance(config, PreProjectionConfig) and config.init != "identity"
+    if pre_projection or (isinstance(config, NonlinearQueryConfig) and config.form == "literal"):
+        text = f"changes the model at init, as its options ask: largest logit difference {difference:.2g}"
+        return difference > 0, text
     return difference == 0, f"largest logit difference {difference:.2g}"
 
 
@@ -59,56 +61,66 @@ def unpatch_restores(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bo
     restored = torch.equal(logits(model, tokens), before) and list(model.state_dict()) == names
     return (
         same_weights and restored and changed > CHANGED_SHARE,
-        f"weights {weights[:8]} before and after; patch moved {changed:.2g} of the largest logit",
+        f"weights {weights[:8]} before and after; the patch changed logits by {changed:.2g} of the largest",
     )
 
 
 def cache(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """Greedy generation with and without K/V cache agrees."""
 
-    def patched() -> bool:
+    def patched() -> float:
         with perturbed(model, config):
             with_cache, without = (_generate(model, tokens, use_cache=use).sequences for use in (True, False))
-        return torch.equal(with_cache, without)
+        return 0.0 if torch.equal(with_cache, without) else float("inf")
 
-    seen = f"{NEW_TOKENS} greedy tokens with and without K/V cache"
-    return held(
-        patched, lambda: seen, lambda: _same_scores(model, tokens), lambda: leak(model, tokens) <= rounding(model)
-    )
+    def unpatched() -> float:  # the logits, up to rounding: equal tokens may be luck
+        with_cache, without = (torch.stack(_generate(model, tokens, use_cache=use).logits) for use in (True, False))
+        return relative(without, with_cache)
+
+    text = f"{NEW_TOKENS} greedy tokens with and without K/V cache"
+    return within(rounding(model), text, patched, unpatched, lambda: leak(model, tokens))
 
 
 def padding(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """Left padding does not change a row's result beyond rounding."""
-    found = 0.0
+    pad = 3
+    mask = torch.ones_like(tokens)
+    mask[:, :pad] = 0
+    accepts = "position_ids" in inspect.signature(model.forward).parameters  # sees through decorators
+    extra = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if accepts else {}
 
-    def agrees() -> bool:
-        nonlocal found
-        found = _padding_difference(model, tokens)
-        return found < rounding(model)
+    def unpatched() -> float:
+        padded = logits(model, tokens, attention_mask=mask, **extra)[:, pad:]
+        return relative(logits(model, tokens[:, pad:]), padded)
 
-    def patched() -> bool:
+    def patched() -> float:
         with perturbed(model, config):
-            return agrees()
+            return unpatched()
 
-    return held(patched, lambda: f"relative difference {found:.1g}", agrees)
+    return within(rounding(model), "relative difference {:.1g}", patched, unpatched)
 
 
 def checkpointing(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """Gradient checkpointing of both kinds gives the same gradients; excused where it does not for LoRA either."""
     if not model.supports_gradient_checkpointing:
         return True, "does not apply: the model does not support gradient checkpointing"
-    worst = 0.0
 
-    def agrees(part: PeftConfig) -> bool:
-        nonlocal worst
-        worst = _checkpointing_difference(model, part, tokens)
-        return worst < rounding(model)
+    def difference(part: PeftConfig) -> float:
+        with perturbed(model, part), training(model), _own_checkpointing(model):
+            plain = gradients(model, tokens)
+            worst = 0.0
+            for reentrant in (False, True):
+                model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # and the inputs require gradients
+                again = gradients(model, tokens)
+                model.gradient_checkpointing_disable()
+                worst = max(worst, *(relative(plain[name], again[name]) for name in plain))
+        return worst
 
-    return held(
-        lambda: agrees(config),
-        lambda: f"largest relative gradient difference {worst:.1g} (both kinds)",
-        lambda: agrees(LoraConfig(r=2, init_lora_weights=False, target_modules=attention_modules(model))),
-    )
+    def with_lora() -> float:
+        return difference(LoraConfig(r=2, init_lora_weights=False, target_modules=attention_modules(model)))
+
+    text = "largest relative gradient difference {:.1g} (both kinds)"
+    return within(rounding(model), text, lambda: difference(config), with_lora)
 
 
 def compiled(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -170,29 +182,6 @@ def full_precision(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool
     return dtypes == {"float32"}, f"{trainable:,} trainable parameters in {', '.join(dtypes)} on a {model.dtype} base"
 
 
-def _padding_difference(model: Any, tokens: Tensor) -> float:
-    pad = 3
-    mask = torch.ones_like(tokens)
-    mask[:, :pad] = 0
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    accepts = "position_ids" in inspect.signature(model.forward).parameters  # sees through decorators
-    extra = {"position_ids": positions} if accepts else {}
-    padded = logits(model, tokens, attention_mask=mask, **extra)[:, pad:]
-    return relative(logits(model, tokens[:, pad:]), padded)
-
-
-def _checkpointing_difference(model: Any, config: PeftConfig, tokens: Tensor) -> float:
-    with perturbed(model, config), training(model), _own_checkpointing(model):
-        plain = gradients(model, tokens)
-        worst = 0.0
-        for reentrant in (False, True):
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})  # lets the inputs require gradients too
-            again = gradients(model, tokens)
-            model.gradient_checkpointing_disable()
-            worst = max(worst, *(relative(plain[name], again[name]) for name in plain))
-    return worst
-
-
 @contextmanager
 def _own_checkpointing(model: Any) -> Iterator[None]:
     """Start without gradient checkpointing and give back what the user had set."""
@@ -205,18 +194,6 @@ def _own_checkpointing(model: Any) -> Iterator[None]:
         model.gradient_checkpointing_disable()
         for module, values in before:
             vars(module).update(values)
-
-
-def _changes_at_init(config: PeftConfig) -> bool:
-    if isinstance(config, PreProjectionConfig):
-        return config.init != "identity"
-    return isinstance(config, NonlinearQueryConfig) and config.form == "literal"
-
-
-def _same_scores(model: Any, tokens: Tensor) -> bool:
-    """Return whether cached and uncached generation give the same logits up to rounding; equal tokens may be luck."""
-    with_cache, without = (torch.stack(_generate(model, tokens, use_cache=use).logits) for use in (True, False))
-    return relative(without, with_cache) < rounding(model)
 
 
 def _generate(model: Any, tokens: Tensor, *, use_cache: bool) -> Any:

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import normal_
-from hfpatch.sites import text_config
+from hfpatch.sites import AttentionSite, find_sites, text_config
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners.adapters import adapter_parameters
+from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.model import changed_sites
 
 BATCH, LENGTH, NEW_TOKENS = 2, 9, 6
 ROUNDING = 1e-4  # relative to the largest logit or gradient, fp32
@@ -35,13 +37,9 @@ def example_tokens(model: Any) -> Tensor:
     return torch.randint(min(3, highest - 1), highest, (rows, length), generator=generator).to(model.device)
 
 
-def training_tokens(model: Any, tokens: Tensor) -> Tensor:
-    """Return tokens of a length that the model trains on: axial position embeddings take one length alone."""
-    config = text_config(model)
-    if not getattr(config, "axial_pos_embds", False):
-        return tokens
-    length = math.prod(config.axial_pos_shape)
-    return tokens.repeat(1, -(-length // tokens.shape[1]))[:, :length]
+def changed_by(model: Any, config: PeftConfig) -> list[AttentionSite]:
+    """Return the sites that a configuration changes."""
+    return changed_sites(model, config) if isinstance(config, SurgeryConfig) else find_sites(model)
 
 
 def rounding(model: Any) -> float:
@@ -68,8 +66,12 @@ def loss(model: Any, tokens: Tensor) -> Tensor:
 
 def gradients(model: Any, tokens: Tensor) -> dict[str, Tensor]:
     """Return the gradients of what was added; dropout, where it is on, drops the same in every call."""
+    config = text_config(model)
+    if getattr(config, "axial_pos_embds", False):  # these take one length alone in training
+        length = math.prod(config.axial_pos_shape)
+        tokens = tokens.repeat(1, -(-length // tokens.shape[1]))[:, :length]
     model.zero_grad()
-    loss(model, training_tokens(model, tokens)).backward()  # type: ignore[no-untyped-call]
+    loss(model, tokens).backward()  # type: ignore[no-untyped-call]
     return {name: p.grad.clone() for name, p in adapter_parameters(model).items() if p.grad is not None}
 
 
@@ -96,19 +98,6 @@ def training(model: Any) -> Iterator[None]:
         model.eval()
 
 
-@contextmanager
-def frozen(model: Any) -> Iterator[None]:
-    """Let no parameter require gradients for a while: torch picks kernels by that, and a patch freezes the base."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trainable:
-        parameter.requires_grad = False
-    try:
-        yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad = True
-
-
 def largest(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference."""
     return float((a - b).abs().max())
@@ -127,27 +116,26 @@ def leak(model: Any, tokens: Tensor) -> float:
     return relative(logits(model, tokens)[:, :at], logits(model, other)[:, :at])
 
 
-def excuse(*runs: Callable[[], bool]) -> str | None:
-    """Return why the model does not do, without hfpatch, what a patched one was held to; None if it does all of it."""
-    for run in runs:
-        try:
-            if not run():
-                return "does not apply: the model itself does not, without hfpatch"
-        except Exception as error:  # whatever a model raises
-            what = f"{type(error).__name__}: {error}".splitlines()[0]
-            return f"does not apply: the model itself cannot, without hfpatch: {what}"
-    return None
+def within(limit: float, text: str, patched: Callable[[], float], *unpatched: Callable[[], float]) -> tuple[bool, str]:
+    """Return whether what is measured on the patched model is within a limit, and the text with the number in it.
 
-
-def held(run: Callable[[], bool], seen: Callable[[], str], *excuses: Callable[[], bool]) -> tuple[bool, str]:
-    """Return the verdict on ``run``; where it fails, and the unpatched model fails too, the promise does not apply."""
-    problem = ""
+    Where it is not, or cannot be measured, and the same is true of the model without hfpatch, the promise does not
+    apply.
+    """
     try:
-        if run():
-            return True, seen()
+        found = patched()
+        if found <= limit:
+            return True, text.format(found)
+        problem = text.format(found)
     except HfpatchError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever a model raises
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
-    reason = excuse(*excuses)
-    return (True, reason) if reason else (False, problem or seen())
+    for measure in unpatched:
+        try:
+            if not measure() <= limit:
+                return True, "does not apply: the model itself does not, without hfpatch"
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            return True, f"does not apply: the model itself cannot, without hfpatch: {what}"
+    return False, problem

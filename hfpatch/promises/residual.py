@@ -1,31 +1,41 @@
-"""The promise that the content skip arrives where the attention branch joins the residual stream."""
+"""The promise that the content skip reaches the residual stream where the attention branch joins it.
+
+What the model adds up behind an attention is traced operation by operation, whatever its modules are called.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import PeftConfig
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from hfpatch.promises.common import rounding
-from hfpatch.promises.site import changed_sites
-from hfpatch.promises.tracing import AdditionTrace
+from hfpatch.analysis.running import hooked
+from hfpatch.promises.common import changed_by, logits, rounding
+from hfpatch.promises.softmax import SoftmaxMode, attentions, silence
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners import PreProjectionConfig
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.hidden_state import hidden_argument
 
+SUM, PRODUCT = re.compile(r"aten::add_?$"), re.compile(r"aten::(mul|div)_?$")
+MATRIX = re.compile(r"mm|matmul|linear|convolution")
+VISIBLE = 1e-6  # relative: what rounding alone does not move
+
 
 def arrival(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """x~ W_skip of every block is added with coefficient 1 where its attention branch joins the residual stream."""
     if not isinstance(config, PreProjectionConfig) or not config.content_skip:
         return True, "does not apply: there is no content skip"
-    paths = {site.path for site in changed_sites(model, config)}
+    sites = changed_by(model, config)
     patch(model, config)
     try:
-        missed = {site.path: _missed(model, site, tokens) for site in find_sites(model) if site.path in paths}
+        missed = {site.path: _missing_share(model, site, tokens) for site in sites}
     finally:
         unpatch(model)
     worst = max(missed, key=lambda path: missed[path])
@@ -33,14 +43,14 @@ def arrival(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     return missed[worst] < 10 * rounding(model), seen
 
 
-def _missed(model: Any, site: AttentionSite, tokens: Tensor) -> float:
+def _missing_share(model: Any, site: AttentionSite, tokens: Tensor) -> float:
     """Return how far the residual stream is from having received x~ W_skip of one block, relative to it."""
     prefix = f"{site.host_path}.hfpatch_"
     skip = next(p for n, p in adapter_parameters(model).items() if n.startswith(prefix) and "skip" in n)
     before = skip.detach().clone()
     seen: list[Tensor] = []
 
-    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def keep_input(module: nn.Module, args: Any, kwargs: Any) -> None:
         seen.append(hidden_argument(args, kwargs).detach().float())
 
     skip.data.zero_()
@@ -48,11 +58,110 @@ def _missed(model: Any, site: AttentionSite, tokens: Tensor) -> float:
     silent = AdditionTrace(model, site, skip).run(tokens, silent=True)
     weight = torch.randn(skip.shape, generator=torch.Generator().manual_seed(0)).to(skip)
     skip.data.copy_(weight / weight.shape[0] ** 0.5)
-    handle = site.entries[0].register_forward_pre_hook(keep, with_kwargs=True)
     try:
-        skipped = AdditionTrace(model, site, skip).run(tokens)
+        with hooked([site.entries[0].register_forward_pre_hook(keep_input, with_kwargs=True)]):
+            skipped = AdditionTrace(model, site, skip).run(tokens)
         expected = seen[0] @ skip.detach().float().T
     finally:
-        handle.remove()
         skip.data.copy_(before)
     return skipped.nearest_difference(plain, silent, expected)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation: a sum, a product or quotient, or a product of matrices (whose tensors are not kept)."""
+
+    kind: str
+    result: Tensor | None = None
+    operands: tuple[Tensor, ...] = ()  # of a sum
+
+
+class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps the sums, products and quotients that are computed from the start of an attention to the next one.
+
+    The first pass through the block counts, in models that run their blocks several times.
+
+    Args:
+        model: the patched model.
+        site: the attention where it begins.
+        skip: W_skip, whose own product of matrices is not a step of the model.
+    """
+
+    def __init__(self, model: Any, site: AttentionSite, skip: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.model, self.site, self.skip = model, site, skip
+        self.tracing, self.finished = False, False
+        self.steps: list[Step] = []
+
+    def run(self, tokens: Tensor, *, silent: bool = False) -> AdditionTrace:
+        """Run the model once; with ``silent``, all weights of the attention are zero."""
+        sites = find_sites(self.model)
+        handles = [site.attention.register_forward_pre_hook(self._stop) for site in sites]
+        handles.append(self.site.attention.register_forward_pre_hook(self._start))
+        with hooked(handles), SoftmaxMode(attentions([self.site]), silence if silent else None), self:
+            logits(self.model, tokens)
+        return self
+
+    def nearest_difference(self, plain: AdditionTrace, silent: AdditionTrace, expected: Tensor) -> float:
+        """Return how near the residual stream comes to differing from the plain trace's by ``expected``.
+
+        The branch joins the residual stream in the first sum of something that depends on the attention (it changes
+        where the attention is silent) and something that does not, but varies over tokens. From there to the next
+        product of matrices, which reads the residual stream, a result or an operand of a sum has to differ by
+        ``expected``. Where there is no such sum, the branch itself begins a new residual stream, and any sum counts.
+        Relative to ``expected``; infinite where nothing of its size was added up.
+        """
+        wanted = expected.flatten()
+        steps = list(zip(self.steps, plain.steps, silent.steps, strict=False))
+        joins = [_joins(theirs, without, wanted.numel()) for _, theirs, without in steps]
+        first = joins.index(True) if True in joins else 0
+        best = float("inf")
+        for mine, theirs, _ in steps[first:]:
+            if mine.kind == "matrix" and True in joins:
+                break
+            if True in joins or mine.kind == "sum":
+                pairs = zip((mine.result, *mine.operands), (theirs.result, *theirs.operands), strict=False)
+                best = min([best, *(_distance(a, b, wanted) for a, b in pairs)])
+        return best
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name if self.tracing else ""
+        is_sum = SUM.search(name)
+        # Before the call: a sum in place overwrites its operand.
+        operands = tuple(a.detach().clone() for a in args if isinstance(a, Tensor)) if is_sum else ()
+        out = func(*args, **(kwargs or {}))
+        if is_sum or PRODUCT.search(name):
+            self.steps.append(Step("sum" if is_sum else "product", out.detach().clone(), operands))
+        elif MATRIX.search(name) and self.skip.data_ptr() not in [a.data_ptr() for a in args if isinstance(a, Tensor)]:
+            self.steps.append(Step("matrix"))
+        return out
+
+    def _start(self, module: nn.Module, args: Any) -> None:
+        self.tracing = not self.finished
+
+    def _stop(self, module: nn.Module, args: Any) -> None:
+        if self.tracing:
+            self.tracing, self.finished = False, True
+
+
+def _joins(plain: Step, silent: Step, size: int) -> bool:
+    """Return whether this sum is of the branch and the residual stream."""
+    if plain.kind != "sum" or len(plain.operands) != 2 or len(silent.operands) != 2:
+        return False
+    if any(part.numel() != size for part in (*plain.operands, *silent.operands)):
+        return False
+    changes = [_changes(a, b) for a, b in zip(plain.operands, silent.operands, strict=True)]
+    if changes not in ([True, False], [False, True]):
+        return False
+    rows = plain.operands[changes.index(False)].flatten(0, -2)
+    return _changes(rows, rows[:1].expand_as(rows))
+
+
+def _changes(a: Tensor, b: Tensor) -> bool:
+    return float((a - b).abs().max()) > VISIBLE * float(a.abs().max())
+
+
+def _distance(a: Tensor | None, b: Tensor | None, wanted: Tensor) -> float:
+    if a is None or b is None or not a.numel() == b.numel() == wanted.numel():
+        return float("inf")
+    return float(((a - b).flatten().float() - wanted).abs().max() / wanted.abs().max())

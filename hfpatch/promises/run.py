@@ -1,23 +1,21 @@
-"""Running the promises on a model."""
+"""Run the promises on a model and report the verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from peft import PeftConfig
-from torch import Tensor, nn
+from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.promises import behaviour, residual, site
-from hfpatch.promises.common import Test, example_tokens
-from hfpatch.promises.report import CheckReport, Verdict
-from hfpatch.sites import find_sites
+from hfpatch.promises.common import Test, changed_by, example_tokens
 from hfpatch.surgery.bases import load_base, load_config
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.tuners import PreProjectionConfig
-from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.twins import twin
 
 PROMISES: list[tuple[str, Test]] = [
@@ -40,6 +38,50 @@ PROMISES: list[tuple[str, Test]] = [
 ]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """One promise: its name, whether it is kept, and what was measured."""
+
+    promise: str
+    holds: bool
+    seen: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The verdicts on one model and one configuration; ``str()`` is a table.
+
+    Args:
+        model: name of the model.
+        method: the configuration's class.
+        changed: how many blocks the method changes.
+        left_out: the blocks that it leaves out, by index, with the reason.
+        verdicts: one for each promise.
+    """
+
+    model: str
+    method: str
+    changed: int
+    left_out: dict[int, str]
+    verdicts: list[Verdict]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every promise is kept."""
+        return all(verdict.holds for verdict in self.verdicts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {**asdict(self), "passed": self.passed}
+
+    def __str__(self) -> str:
+        width = max(len(verdict.promise) for verdict in self.verdicts)
+        where = f"{self.changed} blocks" + (f", {len(self.left_out)} left out" if self.left_out else "")
+        lines = [f"{self.model}: {self.method} in {where}"]
+        lines += [f"  {'ok  ' if v.holds else 'FAIL'}  {v.promise:<{width}}  {v.seen}" for v in self.verdicts]
+        return "\n".join(lines)
+
+
 def check(
     model_or_id: nn.Module | str,
     config: PeftConfig | None = None,
@@ -59,53 +101,37 @@ def check(
     Raises:
         HfpatchError: if the method cannot be injected into the model at all.
     """
-    model, name = _model(model_or_id, config_only)
+    model: Any
+    name = model_or_id if isinstance(model_or_id, str) else type(model_or_id).__name__
+    if config_only:
+        model = twin(load_config(model_or_id) if isinstance(model_or_id, str) else model_or_id.config)
+        name = f"a tiny random twin of {name}"
+    else:
+        model = load_base(model_or_id).model if isinstance(model_or_id, str) else model_or_id
     config = config or PreProjectionConfig(content_skip=True)
     training = model.training
     model.eval()
     random_state = torch.get_rng_state()
     try:
-        changed, left_out = _reach(model, config)
+        left_out = patch_summary(patch(model, config)).skipped
+        unpatch(model)
+        changed = len({site.layer for site in changed_by(model, config)})
         tokens = example_tokens(model)
         verdicts: list[Verdict] = []
         for promise, test in PROMISES:
             if watch is not None:
                 watch(promise, len(verdicts), len(PROMISES))
-            verdicts.append(_run(promise, test, model, config, tokens))
+            try:
+                holds, seen = test(model, config, tokens)
+            except HfpatchError:
+                raise
+            except Exception as error:  # a promise that breaks with an error is a verdict, not a crash
+                holds, seen = False, f"{type(error).__name__}: {error}".splitlines()[0]
+            finally:
+                unpatch(model)
+            verdicts.append(Verdict(promise, holds, seen))
     finally:
         unpatch(model)
         model.train(training)
         torch.set_rng_state(random_state)
     return CheckReport(name, type(config).__name__, changed, left_out, verdicts)
-
-
-def _model(model_or_id: nn.Module | str, config_only: bool) -> tuple[Any, str]:
-    if not config_only:
-        model = load_base(model_or_id).model if isinstance(model_or_id, str) else model_or_id
-        return model, model_or_id if isinstance(model_or_id, str) else type(model).__name__
-    config: Any = load_config(model_or_id) if isinstance(model_or_id, str) else model_or_id.config
-    name = model_or_id if isinstance(model_or_id, str) else type(model_or_id).__name__
-    return twin(config), f"a tiny random twin of {name}"
-
-
-def _reach(model: Any, config: PeftConfig) -> tuple[int, dict[int, str]]:
-    """Return how many blocks the configuration changes, and those that it leaves out."""
-    left_out = patch_summary(patch(model, config)).skipped
-    unpatch(model)
-    layers = {found.layer for found in find_sites(model)} - left_out.keys()
-    if isinstance(config, SurgeryConfig) and config.layers_to_transform is not None:
-        wanted = config.layers_to_transform
-        layers &= {wanted} if isinstance(wanted, int) else set(wanted)
-    return len(layers), left_out
-
-
-def _run(promise: str, test: Test, model: Any, config: PeftConfig, tokens: Tensor) -> Verdict:
-    try:
-        holds, seen = test(model, config, tokens)
-    except HfpatchError:
-        raise
-    except Exception as error:  # a promise that breaks with an error is a verdict, not a crash
-        holds, seen = False, f"{type(error).__name__}: {error}".splitlines()[0]
-    finally:
-        unpatch(model)
-    return Verdict(promise, holds, seen)

@@ -1,12 +1,11 @@
-"""Promises on the site: that what is changed is the attention's input, and where the branch ends.
+"""Promises about the site: that the attention's input is changed, and where the branch ends.
 
 Equal logits at init pass at a wrong site too. These look at what the model does when something is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,18 +14,16 @@ import torch
 from peft import PeftConfig
 from torch import Tensor, nn
 
-from hfpatch.promises.common import held, leak, logits, perturbed, relative, rounding
+from hfpatch.analysis.running import hooked
+from hfpatch.promises.common import changed_by, leak, logits, perturbed, relative, rounding, within
 from hfpatch.promises.softmax import Observation, SoftmaxMode, attentions, observe, self_attention, silence
 from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
-from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig
-from hfpatch.tuners.adapters import adapter_parameters
-from hfpatch.tuners.config import SurgeryConfig
 from hfpatch.tuners.hidden_state import hidden_argument, replace_hidden
 
 MOVED = 1e-6  # relative: what rounding alone does not move
 TINY = 1e-12
-NO_SOFTMAX = "no softmax over the sequence runs in {path} (with attn_implementation sdpa or eager, it would be seen)"
+NO_SOFTMAX = "no softmax over the sequence runs in {path} (attn_implementation sdpa and eager can be observed)"
 
 
 def anatomy(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -36,9 +33,21 @@ def anatomy(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     for site in found.sites:
         if plain[site.path].scores is None:
             return False, NO_SOFTMAX.format(path=site.path)
-    wrong = _outputs_that_read_more(model, found.sites, tokens)
+
+    wrong: list[str] = []  # output projections that read something although all attention weights are zero
+
+    def reads(path: str, module: nn.Module, args: Any) -> None:
+        if bool(args[0].any()):
+            wrong.append(path)
+
+    paths = [
+        site.output_path for site in found.sites if site.output_path != site.path
+    ]  # else the attention computes it
+    handles = [unwrapped(model.get_submodule(p)).register_forward_pre_hook(partial(reads, p)) for p in paths]
+    with hooked(handles), SoftmaxMode(attentions(found.sites), silence):
+        logits(model, tokens)
     if wrong:
-        return False, f"{wrong[0]} is no output projection: it reads more than what the softmax has weighed"
+        return False, f"{wrong[0]} is no output projection: it reads more than the values that the softmax weights"
     skipped = {path: model.get_submodule(path) for layer, path in enumerate(found.blocks) if layer in found.skipped}
     with SoftmaxMode(skipped) as mode:
         logits(model, tokens)
@@ -50,12 +59,11 @@ def anatomy(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
 
 def purity(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """With every attention weight forced to zero, a changed input of the attention is invisible."""
-    sites = changed_sites(model, config)
-    with SoftmaxMode(
-        attentions(find_sites(model)), silence
-    ):  # all: later layers may read the keys and values of earlier ones
+    sites = changed_by(model, config)
+    everywhere = attentions(find_sites(model))  # later layers may read the keys and values of earlier ones
+    with SoftmaxMode(everywhere, silence):
         plain = logits(model, tokens)
-        with _inputs_moved(sites):
+        with hooked([handle for site in sites for handle in _entering(site, _moved)]):
             moved = logits(model, tokens)
     difference = relative(plain, moved)
     return difference <= MOVED, f"a changed input moves {difference:.1g} of the largest logit past silent branches"
@@ -63,25 +71,20 @@ def purity(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
 
 def causality(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """A changed token changes no logit before it."""
-    found = 0.0
 
-    def causal() -> bool:
-        nonlocal found
-        found = leak(model, tokens)
-        return found <= rounding(model)
-
-    def patched() -> bool:
+    def patched() -> float:
         with perturbed(model, config):
-            return causal()
+            return leak(model, tokens)
 
-    return held(patched, lambda: f"a token changes earlier logits by {found:.1g} of the largest", causal)
+    text = "a token changes earlier logits by {:.1g} of the largest"
+    return within(rounding(model), text, patched, lambda: leak(model, tokens))
 
 
 def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """x~ reaches the query, the key and the value of every head, at every site."""
     if not isinstance(config, PreProjectionConfig):
         return True, "does not apply: the hidden state is not changed"
-    sites = changed_sites(model, config)
+    sites = changed_by(model, config)
     plain = observe(model, sites, tokens)
     for site in sites:
         seen = plain[site.path]
@@ -89,13 +92,16 @@ def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
             return False, NO_SOFTMAX.format(path=site.path)
         moved = _moved_at(seen.middle)
         effect = _effect_of(model, site, tokens, seen, _entering(site, moved))
-        whole = effect if _enters_whole(site) else _effect_of(model, site, tokens, seen, _at(site.attention, moved))
+        at_the_call = effect  # of x changed where the attention itself is called
+        if site.norm is not None or site.entries != (site.attention,):
+            at_the_call = _effect_of(model, site, tokens, seen, _at(site.attention, moved))
         missing = effect.missing()
-        if _reads_other_keys(site) and whole.missing() == ["key", "value"]:
+        own_query_alone = site.projections.keys() == {"query"} and site.projections["query"].source is None
+        if own_query_alone and at_the_call.missing() == ["key", "value"]:  # the attention reads those of another layer
             missing = [target for target in missing if target == "query"]
         if missing:
             return False, f"x~ does not reach the {' and the '.join(missing)} of every head in {site.path}"
-        if not effect.close_to(whole, rounding(model)):
+        if not effect.close_to(at_the_call, rounding(model)):
             return False, f"x~ does not reach all that reads the hidden state in {site.path}"
     return True, f"a changed input changes query, key and value in each of {len(sites)} attentions"
 
@@ -109,7 +115,7 @@ def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
     """
     if not isinstance(config, NonlinearQueryConfig):
         return True, "does not apply: no projection is changed"
-    sites = changed_sites(model, config)
+    sites = changed_by(model, config)
     plain = observe(model, sites, tokens, modules=lambda site: [m for t in config.targets for m in _modules(site, t)])
     for site in sites:
         seen = plain[site.path]
@@ -120,31 +126,6 @@ def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
             if problem:
                 return False, f"{problem} in {site.path}"
     return True, f"columns act as {', '.join(config.targets)}, and no others do, in each of {len(sites)} attentions"
-
-
-def _outputs_that_read_more(model: Any, sites: list[AttentionSite], tokens: Tensor) -> list[str]:
-    """Return the output projections that read something although all attention weights are zero."""
-    wrong: list[str] = []
-
-    def reads(path: str, module: nn.Module, args: Any) -> None:
-        if bool(args[0].any()):
-            wrong.append(path)
-
-    paths = [site.output_path for site in sites if site.output_path != site.path]  # else the attention computes it
-    handles = [unwrapped(model.get_submodule(p)).register_forward_pre_hook(partial(reads, p)) for p in paths]
-    with _hooks(handles), SoftmaxMode(attentions(sites), silence):
-        logits(model, tokens)
-    return wrong
-
-
-def changed_sites(model: Any, config: PeftConfig) -> list[AttentionSite]:
-    """Return the sites that the configuration changes."""
-    if not isinstance(config, SurgeryConfig):
-        return find_sites(model)
-    patch(model, config)
-    hosts = {name.partition(".hfpatch_")[0] for name in adapter_parameters(model)}
-    unpatch(model)
-    return [site for site in find_sites(model) if site.host_path in hosts]
 
 
 @dataclass(frozen=True)
@@ -194,7 +175,7 @@ class _Effect:
 
 def _effect_of(model: Any, site: AttentionSite, tokens: Tensor, plain: Observation, handles: list[Any]) -> _Effect:
     """Run the model with hooks that change something at the middle position, attention weights fixed."""
-    with _hooks(handles):
+    with hooked(handles):
         seen = observe(model, [site], tokens, weights={site.path: plain.weights})[site.path]
     assert plain.scores is not None
     assert seen.scores is not None
@@ -212,17 +193,6 @@ def _effect_of(model: Any, site: AttentionSite, tokens: Tensor, plain: Observati
         here=float(output[at]),
         elsewhere=float(output[: len(others)][others].max()),
     )
-
-
-def _enters_whole(site: AttentionSite) -> bool:
-    """Return whether x is changed where the attention itself is called."""
-    return site.norm is None and site.entries == (site.attention,)
-
-
-def _reads_other_keys(site: AttentionSite) -> bool:
-    """Return whether an attention has no keys and values of its own, and reads those of another layer."""
-    declared = site.projections.get("query")
-    return declared is not None and declared.source is None and site.projections.keys() == {"query"}
 
 
 def _modules(site: AttentionSite, target: str) -> list[str]:
@@ -255,19 +225,6 @@ def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor,
     if _effect_of(model, site, tokens, plain, handles).left_in(target) > limit:
         return f"columns are not all of the {target}"
     return None
-
-
-@contextmanager
-def _hooks(handles: list[Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _inputs_moved(sites: list[AttentionSite]) -> Any:
-    return _hooks([handle for site in sites for handle in _entering(site, _moved)])
 
 
 def _entering(site: AttentionSite, change: Callable[[Tensor], Tensor]) -> list[Any]:

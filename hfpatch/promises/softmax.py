@@ -1,4 +1,4 @@
-"""Watching the softmax of an attention where torch computes it; what was declared of the projections plays no part."""
+"""Observe the softmax of an attention where torch computes it, independently of the declared projections."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hfpatch.analysis.running import hooked
 from hfpatch.promises.common import logits
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.hidden_state import hidden_argument
@@ -18,11 +19,6 @@ from hfpatch.tuners.hidden_state import hidden_argument
 MASKED = -1e4  # scores below it are masked
 
 Change = Callable[[str, int, Tensor], Tensor]
-
-
-def keep(path: str, index: int, weights: Tensor) -> Tensor:
-    """Leave the attention weights as they are."""
-    return weights
 
 
 def silence(path: str, index: int, weights: Tensor) -> Tensor:
@@ -38,10 +34,10 @@ class SoftmaxMode(TorchFunctionMode):
 
     Args:
         modules: what to watch, by path.
-        change: ``(path of the module, number of the softmax in its call, weights) -> weights``.
+        change: ``(path of the module, number of the softmax in its call, weights) -> weights``; None changes nothing.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], change: Change = keep) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], change: Change | None = None) -> None:
         super().__init__()
         self.scores: dict[str, list[Tensor]] = {}
         self.weights: dict[str, list[Tensor]] = {}
@@ -95,7 +91,7 @@ class SoftmaxMode(TorchFunctionMode):
             self.scores[self._inside].append(scores.detach().float())
             self.weights[self._inside].append(weights.detach())
         self._index += 1
-        return self._change(self._inside, self._index - 1, weights)
+        return weights if self._change is None else self._change(self._inside, self._index - 1, weights)
 
     def _dot_product(
         self,
@@ -163,10 +159,6 @@ def observe(
         modules: the paths of the modules below a site's attention whose output to keep.
         weights: attention weights to use instead of the computed ones, by path.
     """
-
-    def change(path: str, index: int, computed: Tensor) -> Tensor:
-        return computed if weights is None else weights[path][index]
-
     lengths: dict[str, int] = {}
     outputs: dict[str, Tensor] = {}
     projected: dict[str, dict[str, Tensor]] = {site.path: {} for site in sites}
@@ -183,12 +175,9 @@ def observe(
         handles.append(site.attention.register_forward_hook(partial(around, site.path), with_kwargs=True))
         for inner in modules(site):
             handles.append(site.inner_module(inner).register_forward_hook(partial(behind, site.path, inner)))
-    try:
-        with SoftmaxMode(attentions(sites), change) as mode:
-            logits(model, tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
+    change = None if weights is None else lambda path, index, computed: weights[path][index]
+    with hooked(handles), SoftmaxMode(attentions(sites), change) as mode:
+        logits(model, tokens)
     return {
         path: Observation(
             *self_attention(mode.scores[path], mode.weights[path], (lengths[path], tokens.shape[1])),

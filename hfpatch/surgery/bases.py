@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -61,21 +62,16 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
             f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}{nearest(dtype, get_args(Dtype))}"
         )
     source = locate_base(name)
-    try:
+    with _one_line_errors(f"model {name!r}"):
         register_scratch(source)
         model = AutoModelForCausalLM.from_pretrained(
             source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False
-        )
+        ).eval()
         tokenizer = _tokenizer_of(source, revision)
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        raise HfpatchError(
-            f"model {name!r} cannot be loaded: {_first_line(error)} Check the id, the network and HF_HUB_OFFLINE, or "
-            "give a local folder"
-        ) from error
-    model.eval()
-    return Base(
-        name=name, revision=_commit(source, revision), model=model, tokenizer=tokenizer, sha256=hash_weights(model)
-    )
+    if not Path(source).is_dir():  # the hub's cache names a model's folder by its commit
+        config = try_to_load_from_cache(source, "config.json", revision=revision)
+        revision = Path(config).parent.name if isinstance(config, str) else revision
+    return Base(name=name, revision=revision, model=model, tokenizer=tokenizer, sha256=hash_weights(model))
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
@@ -89,13 +85,8 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
         HfpatchError: if it cannot be found or loaded.
     """
     source = name if Path(name).is_dir() else locate_base(name)
-    try:
+    with _one_line_errors(f"tokenizer {name!r}"):
         return _tokenizer_of(source, revision)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise HfpatchError(
-            f"tokenizer {name!r} cannot be loaded: {_first_line(error)} Check the id, the network and HF_HUB_OFFLINE, "
-            "or give a local folder"
-        ) from error
 
 
 def load_config(name: str, *, revision: str | None = None) -> Any:
@@ -111,11 +102,9 @@ def load_config(name: str, *, revision: str | None = None) -> Any:
     from transformers import AutoConfig
 
     source = name if Path(name).is_file() else locate_base(name)
-    try:
+    with _one_line_errors(f"the configuration of {name!r}"):
         register_scratch(source)
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HfpatchError(f"the configuration of {name!r} cannot be loaded: {_first_line(error)}") from error
 
 
 def locate_base(name: str) -> str:
@@ -148,7 +137,7 @@ def hash_weights(model: nn.Module) -> str:
 
 
 def hash_tensors(tensors: Mapping[str, Tensor | Callable[[], Tensor]]) -> str:
-    """Return the SHA-256 over the names and the bytes of tensors, or what gives them, in the order of their names."""
+    """Return the SHA-256 over the names and bytes of tensors, or of functions that return them, sorted by name."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
@@ -157,10 +146,10 @@ def hash_tensors(tensors: Mapping[str, Tensor | Callable[[], Tensor]]) -> str:
 
 
 def fingerprint(model: nn.Module) -> dict[str, Any]:
-    """Return what tells a base from any other in JSON: hashes over every parameter and persistent buffer.
+    """Return what identifies a base, as JSON values: hashes over every parameter and persistent buffer.
 
     The hashes (XXH3, 128 bits) are of the bytes as they are (``exact``), and of all weights rounded to bfloat16 and to
-    float16, as loading in those dtypes rounds them: so :func:`difference` also knows the base in another dtype.
+    float16, as loading in those dtypes rounds them, so :func:`difference` also recognises the base in another dtype.
     """
     return {"dtypes": _dtypes(model), **_digests(model, ("exact", *_HALVES))}
 
@@ -179,7 +168,7 @@ def difference(saved: Mapping[str, Any], model: nn.Module) -> str:
         return ""
     if before == now:
         return "its weights differ"
-    return f"its weights, in {', '.join(now)}, cannot be told to be those of {', '.join(before)}"
+    return f"its weights, in {', '.join(now)}, do not match those in {', '.join(before)}"
 
 
 def bytes_of(tensor: Tensor) -> Any:
@@ -197,10 +186,10 @@ class _Place:
     tensor: Tensor
 
     def value(self) -> Tensor:
-        """Return the tensor with its values, also where accelerate keeps them on the CPU or a disk meanwhile.
+        """Return the tensor with its values, also where accelerate keeps them on the CPU or on disk.
 
         Raises:
-            HfpatchError: if it has none.
+            HfpatchError: if there are none.
         """
         if not self.tensor.is_meta:
             return self.tensor.detach()
@@ -212,19 +201,16 @@ class _Place:
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
-    for at, module in _base_modules(model):
+    """Yield the parameters and persistent buffers of the base, without importing PEFT where there can be no adapter."""
+    modules: Iterable[tuple[str, nn.Module]] = model.named_modules()
+    if peft_is_imported():
+        from hfpatch.tuners.adapters import base_modules
+
+        modules = base_modules(model)
+    for at, module in modules:
         for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and key not in module._non_persistent_buffers_set:
                 yield _Place(f"{at}.{key}" if at else key, module, key, tensor)
-
-
-def _base_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    """Return the modules of the base by name, without importing PEFT where there can be no adapter."""
-    if not peft_is_imported():
-        return list(model.named_modules())
-    from hfpatch.tuners.adapters import base_modules
-
-    return base_modules(model)
 
 
 def _dtypes(model: nn.Module) -> list[str]:
@@ -245,14 +231,6 @@ def _digests(model: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
-def _commit(source: str, revision: str | None) -> str | None:
-    """Return the commit of a model in the hub's cache, where the file's folder bears its name."""
-    if Path(source).is_dir():
-        return revision
-    config = try_to_load_from_cache(source, "config.json", revision=revision)
-    return Path(config).parent.name if isinstance(config, str) else revision
-
-
 def _tokenizer_of(source: str, revision: str | None) -> Any:
     from transformers import AutoTokenizer
 
@@ -262,6 +240,13 @@ def _tokenizer_of(source: str, revision: str | None) -> Any:
     return tokenizer
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+@contextmanager
+def _one_line_errors(what: str) -> Iterator[None]:
+    """Turn what transformers raises while it loads something into one line."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise HfpatchError(
+            f"{what} cannot be loaded: {reason} Check the id, the network and HF_HUB_OFFLINE, or give a local folder"
+        ) from error

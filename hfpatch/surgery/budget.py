@@ -1,4 +1,4 @@
-"""Exact parameter counts before anything is injected, and the LoRA rank that matches a count."""
+"""Exact parameter counts without injecting anything into the model, and the LoRA rank that matches a count."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def attention_modules(
     Args:
         model: the base.
         layers: index or indices of the layers, as in ``layers_to_transform``; None takes all.
-        pattern: name or names of the lists that hold the layers, as in PEFT's ``layers_pattern``; None takes all.
+        pattern: name or names of the lists of layers, as in PEFT's ``layers_pattern``; None takes all.
 
     Raises:
-        HfpatchError: if a layer does not exist or has no attention, or no list has such a name.
+        HfpatchError: if a layer does not exist or has no attention, or no list has that name.
     """
     sites = find_sites(model) if layers is None else select_sites(survey(model), layers)
     paths = [path for site in sites for path in site.linear_paths]
@@ -52,7 +52,7 @@ def attention_modules(
         lists = "|".join(re.escape(name) for name in ([pattern] if isinstance(pattern, str) else pattern))
         paths = [path for path in paths if re.search(rf"(^|\.)({lists})\.\d+\.", path)]
         if not paths:
-            raise HfpatchError(f"layers_pattern={pattern!r}: no layer of this model is in a list of such a name")
+            raise HfpatchError(f"layers_pattern={pattern!r}: no layer of this model is in a list with that name")
     return paths
 
 
@@ -63,11 +63,11 @@ def match_lora_rank(model: nn.Module, *, budget: int, target_modules: Sequence[s
 
     Args:
         model: the base.
-        budget: the parameter count to come near to.
+        budget: the parameter count to match.
         target_modules: names of modules, matched as PEFT does: a full path or its last parts.
 
     Raises:
-        HfpatchError: if the budget is no positive whole number, or no module matches.
+        HfpatchError: if the budget is not a positive whole number, or no module matches.
     """
     budget = whole_number("budget", budget, at_least=1)
     per_rank = lora_parameters_per_rank(model, target_modules)
@@ -92,5 +92,5 @@ def lora_parameters_per_rank(model: nn.Module, target_modules: Sequence[str]) ->
         require_matrix(module, name)
     widths = [sum(features(module)) for module in found.values()]
     if not widths:
-        raise HfpatchError(f"target_modules={list(target_modules)}: no module of this model has such a name")
+        raise HfpatchError(f"target_modules={list(target_modules)}: no module of this model has that name")
     return sum(widths)

@@ -22,12 +22,11 @@ _WORD = re.compile(r"[A-Za-z][\w./-]*[A-Za-z][\w./-]*")
 _NOT_TEXT = {"yes", "no", "on", "off", "true", "false", "null"}
 _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
 _TINYWORLD = "tinyworld/"
-_UNKNOWN_LICENCE = "The licence of the base, which its own page states, applies to what is made with it."
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a comparison knows of a patch beyond the patch itself, as labelled lines and a table.
+    """What a comparison measured of a patch, as labelled lines and a table.
 
     Attributes:
         title: the method's name.
@@ -56,15 +55,29 @@ def patch_card(base: Mapping[str, Any], adapters: Sequence[Mapping[str, str]], m
     """
     name = shown_base(str(base["name"] or base["class"]))
     licence = base_licence(str(base["name"] or ""))
+    fingerprint = base.get("fingerprint", "not recorded")
+    facts = [
+        ("Model", f"{name} ({base['class']})"),
+        ("Fingerprint", str(fingerprint["exact"] if isinstance(fingerprint, Mapping) else fingerprint)),
+        ("Licence", licence or "not stated where this patch was made"),
+    ]
+    parts = [
+        [f"`{a['name']}`", escape(_METHODS.get(a["method"], a["method"])), f"`{a['sha256'][:16]}`"] for a in adapters
+    ]
+    results = "None yet: `hfpatch eval --model BASE --patch FOLDER --tasks TASKS` measures it."
+    if measured is not None and measured.results:
+        rows = [list(map(escape, row)) for row in measured.results]
+        notes = "\n".join(f"- {block(note)}" for note in measured.notes)
+        results = f"{table(list(map(escape, measured.headings)), rows)}\n\n{notes}".strip()
     sections = [
         front({"library_name": "peft", "base_model": hub_id(name), "license": licence, "tags": TAGS}),
         f"# {escape(measured.title) + ' on' if measured else 'Patch for'} {escape(name)}",
         f"A stack of adapters for a frozen {escape(str(base['model_type']))} model, made with hfpatch.",
-        f"## Base\n\n{_lines(_base_facts(base, name, licence))}",
-        f"## Method\n\n{_adapters(adapters)}",
-        *([_lines(measured.method)] if measured else []),
-        f"## Data\n\n{_lines(measured.data) if measured else 'Not recorded with this patch.'}",
-        f"## Results\n\n{_results(measured)}",
+        f"## Base\n\n{_list(facts)}",
+        f"## Method\n\n{table(['adapter', 'method', 'SHA-256 of its tensors'], parts, numbers=[False] * 3)}",
+        *([_list(measured.method)] if measured else []),
+        f"## Data\n\n{_list(measured.data) if measured else 'Not recorded with this patch.'}",
+        f"## Results\n\n{results}",
         f"## How to load it\n\n{_how_to_load(name)}",
         f"## Licence\n\n{_licence(licence)}",
     ]
@@ -72,7 +85,7 @@ def patch_card(base: Mapping[str, Any], adapters: Sequence[Mapping[str, str]], m
 
 
 def export_card(base: str, model_class: str, licence: str | None) -> str:
-    """Return the card of a folder that holds a base and its patch together."""
+    """Return the card of a folder that contains a base and its patch."""
     sections = [
         front({"library_name": "transformers", "base_model": hub_id(base), "license": licence, "tags": TAGS}),
         f"# {escape(base)} with a patch",
@@ -83,7 +96,7 @@ def export_card(base: str, model_class: str, licence: str | None) -> str:
         '    folder = "this folder"\n'
         "    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)\n"
         "    tokenizer = AutoTokenizer.from_pretrained(folder)",
-        f"## Licence\n\n{_licence(licence)} `modeling_hfpatch.py` is under the MIT licence, which it holds.",
+        f"## Licence\n\n{_licence(licence)} `modeling_hfpatch.py` is under the MIT licence, whose text it contains.",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -101,22 +114,18 @@ def base_licence(name: str) -> str | None:
     """Return the licence that a base's own card states, from its folder or the hub's cache; None if not known."""
     if shown_base(name).startswith(_TINYWORLD):
         return "mit"  # it comes with hfpatch
-    card = _cached_card(name)
-    front = _FRONT.match(card.read_text(encoding="utf-8", errors="replace")) if card else None
-    stated = re.search(r"^license:\s*[\"']?([\w.+-]+)", front[1], re.MULTILINE) if front else None
-    return stated[1] if stated else None
-
-
-def _cached_card(name: str) -> Path | None:
-    local = Path(name) / "README.md"
-    if local.is_file():
-        return local
-    if not _HUB_ID.fullmatch(name):
+    if not name:
         return None
-    from huggingface_hub import try_to_load_from_cache
+    card: Any = Path(name) / "README.md"
+    if not card.is_file():
+        from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "README.md")
-    return Path(found) if isinstance(found, str) else None
+        card = try_to_load_from_cache(name, "README.md") if _HUB_ID.fullmatch(name) else None
+        if not isinstance(card, str):
+            return None
+    header = _FRONT.match(Path(card).read_text(encoding="utf-8", errors="replace"))
+    stated = re.search(r"^license:\s*[\"']?([\w.+-]+)", header[1], re.MULTILINE) if header else None
+    return stated[1] if stated else None
 
 
 def hub_id(name: str) -> str | None:
@@ -125,42 +134,17 @@ def hub_id(name: str) -> str | None:
 
 
 def front(values: Mapping[str, Any]) -> str:
-    """Return a card's YAML header; what is not a plain word stands as JSON, so no value can end it."""
-    lines = [f"{key}: {_yaml(value)}" for key, value in values.items() if value is not None]
+    """Return a card's YAML header; a value that is not a plain word is written as JSON, so that it cannot end it."""
+    lines = []
+    for key, value in values.items():
+        if value is not None:
+            plain = isinstance(value, str) and _WORD.fullmatch(value) and value.lower() not in _NOT_TEXT
+            lines.append(f"{key}: {value if plain else json.dumps(value)}")
     return "\n".join(["---", *lines, "---"])
 
 
-def _yaml(value: Any) -> str:
-    plain = isinstance(value, str) and _WORD.fullmatch(value) and value.lower() not in _NOT_TEXT
-    return value if plain else json.dumps(value)
-
-
-def _base_facts(base: Mapping[str, Any], name: str, licence: str | None) -> list[tuple[str, str]]:
-    mark = base.get("fingerprint", "not recorded")
-    return [
-        ("Model", f"{name} ({base['class']})"),
-        ("Fingerprint", str(mark["exact"] if isinstance(mark, Mapping) else mark)),
-        ("Licence", licence or "not stated where this patch was made"),
-    ]
-
-
-def _adapters(adapters: Sequence[Mapping[str, str]]) -> str:
-    rows = [
-        [f"`{a['name']}`", escape(_METHODS.get(a["method"], a["method"])), f"`{a['sha256'][:16]}`"] for a in adapters
-    ]
-    return table(["adapter", "method", "SHA-256 of its tensors"], rows, numbers=[False] * 3)
-
-
-def _lines(facts: Sequence[tuple[str, str]]) -> str:
+def _list(facts: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"- {block(label)}: {escape(value)}" for label, value in facts)
-
-
-def _results(measured: Measured | None) -> str:
-    if measured is None or not measured.results:
-        return "None yet: `hfpatch eval --model BASE --patch FOLDER --tasks TASKS` measures it."
-    rows = [list(map(escape, row)) for row in measured.results]
-    notes = "\n".join(f"- {block(note)}" for note in measured.notes)
-    return "\n\n".join(part for part in (table(list(map(escape, measured.headings)), rows), notes) if part)
 
 
 def _how_to_load(name: str) -> str:
@@ -181,5 +165,5 @@ One adapter alone is a PEFT adapter. With `import hfpatch` before it, PEFT and t
 
 def _licence(licence: str | None) -> str:
     if licence is None:
-        return _UNKNOWN_LICENCE
+        return "The licence of the base, which its own page states, applies to what is made with it."
     return f"The base is under {escape(licence)}; its licence applies to what is made with it."

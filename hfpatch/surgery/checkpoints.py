@@ -1,4 +1,4 @@
-"""Checkpoints of a patched model under ``transformers.Trainer`` and its kin (TRL).
+"""Checkpoints of a patched model under ``transformers.Trainer`` and what is built on it (TRL).
 
 Trainer saves by ``model.save_pretrained``, which refuses several active adapters, and of a model that is not a
 ``PeftModel`` it resumes from ``model.safetensors`` alone, by ``model.load_state_dict(..., strict=False)``. So a patched
@@ -33,7 +33,7 @@ def enable_checkpoints(model: nn.Module) -> None:
 
 
 def disable_checkpoints(model: nn.Module) -> None:
-    """Take back what :func:`enable_checkpoints` did."""
+    """Undo :func:`enable_checkpoints`."""
     model.__dict__.pop("save_pretrained", None)
     if handle := model.__dict__.pop(_LOADING, None):
         handle.remove()
@@ -82,6 +82,6 @@ def _complete(model: nn.Module, state: dict[str, Tensor], *_: Any) -> None:
         raise HfpatchError(f"the checkpoint was made on another base ({why}); load that one to resume")
     expected = {name: tensor.shape for name, tensor in adapter_state(model).items()}
     if expected != {name: tensor.shape for name, tensor in state.items()}:
-        raise HfpatchError("the checkpoint holds other adapters; patch the model as it was patched when it was saved")
+        raise HfpatchError("the checkpoint has other adapters; patch the model as it was patched when it was saved")
     for name, tensor in model.state_dict().items():
         state.setdefault(name, tensor)

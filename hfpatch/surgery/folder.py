@@ -1,4 +1,4 @@
-"""A patch on disk: one folder for the whole stack, in which every part is a valid PEFT adapter folder.
+"""A patch on disk: one folder for the stack, in which every part is a valid PEFT adapter folder.
 
     DIRECTORY/patch.json               the order of the stack, the base it belongs to, a hash of every part
     DIRECTORY/README.md                the card
@@ -28,7 +28,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.support.files import atomic_directory, read_json, sha256_file, write_json, write_text
 from hfpatch.surgery.bases import bytes_of, difference, fingerprint
 from hfpatch.surgery.card import patch_card
-from hfpatch.surgery.patch import activate, patch, require_untouched_base, stack, unpatch
+from hfpatch.surgery.patch import activate, patch, stack, unpatch
 from hfpatch.tuners.adapters import (
     active_adapters,
     adapter_parameters,
@@ -36,6 +36,7 @@ from hfpatch.tuners.adapters import (
     has_adapters,
     wrappers_of_others,
 )
+from hfpatch.tuners.checks import require_untouched_base
 from hfpatch.tuners.config import method_name
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -51,8 +52,8 @@ PEFT_PREFIX = "base_model.model."
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}  # of torch; no part of a tensor's name
 
 
-def save_patch(model: nn.Module, directory: str | Path) -> Path:
-    """Write the whole stack of a patched model to a folder, atomically.
+def save_patch(model: Any, directory: str | Path) -> Path:
+    """Write the stack of a patched model to a folder, atomically.
 
     Each part, loaded alone by ``PeftModel.from_pretrained``, is that one adapter. What was written is read again and
     compared with what is trainable or belongs to an adapter, bit for bit.
@@ -65,7 +66,9 @@ def save_patch(model: nn.Module, directory: str | Path) -> Path:
         HfpatchError: if the model has no adapters, something trained would not be in the patch, the folder contains
             files that are not of a patch, or it cannot be written; nothing half-written remains.
     """
-    model = _without_wrapper(model)
+    model = getattr(model, "_orig_mod", model)  # in the wrapper of torch.compile
+    if isinstance(model, PeftMixedModel | PeftModel):
+        model = model.base_model.model if isinstance(model, PeftMixedModel) else model.get_base_model()
     if not stack(model):
         raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
     require_untouched_base(stack(model).values())
@@ -76,7 +79,7 @@ def save_patch(model: nn.Module, directory: str | Path) -> Path:
     return directory
 
 
-def write_patch(model: nn.Module, folder: Path, directory: Path) -> None:
+def write_patch(model: Any, folder: Path, directory: Path) -> None:
     """Write the files of a patch into an existing folder, whatever else it contains; not atomically.
 
     Args:
@@ -87,11 +90,24 @@ def write_patch(model: nn.Module, folder: Path, directory: Path) -> None:
     Raises:
         HfpatchError: if something trained is not in the files.
     """
-    base, adapters, written = _describe_base(model), [], Counter[_Identity]()
+    base = {
+        "name": model.name_or_path,
+        "model_type": model.config.model_type,
+        "class": type(model).__name__,
+        "fingerprint": fingerprint(model),
+    }
+    adapters, written = [], Counter[_Identity]()
     for name, config in stack(model).items():
-        written.update(_write_tensors(_state(model, name), folder / name, directory))
-        entry = {"name": name, "method": method_name(config), "sha256": sha256_file(folder / name / TENSORS)}
-        _write_config(config, base, entry, folder / name)
+        part = folder / name
+        written.update(_write_tensors(_state(model, name), part, directory))
+        entry = {"name": name, "method": method_name(config), "sha256": sha256_file(part / TENSORS)}
+        saved = copy.deepcopy(config)
+        saved.inference_mode = True
+        for key, value in vars(saved).items():
+            if isinstance(value, set):  # which PEFT would write in an order that changes from process to process
+                setattr(saved, key, sorted(value))
+        saved.save_pretrained(str(part))
+        write_text(part / CARD, patch_card(base, [entry]))
         adapters.append(entry)
     _require_all_saved(model, written, directory)
     manifest = {"format": FORMAT, "base": base, "active": active_adapters(model), "adapters": adapters}
@@ -128,13 +144,18 @@ def load_patch(
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first")
     saved = _read_manifest(directory)
     configs = {name: _read_config(folder) for name, folder in saved.folders.items()}
-    for name, method in saved.methods.items():
-        if method_name(configs[name]) != method:
-            found = method_name(configs[name])
-            raise HfpatchError(f"{directory / name}: holds a {found} adapter where {MANIFEST} says {method}")
-    tensors = {name: _read_tensors(folder, saved.sha256.get(name)) for name, folder in saved.folders.items()}
-    if saved.base is not None and not allow_other_base:
-        _require_same_base(model, saved.base, directory)
+    for name, entry in saved.entries.items():
+        method = entry["method"]
+        if (found := method_name(configs[name])) != method:
+            raise HfpatchError(f"{directory / name}: contains a {found} adapter where {MANIFEST} says {method}")
+    hashes = {name: entry["sha256"] for name, entry in saved.entries.items()}
+    tensors = {name: _read_tensors(folder, hashes.get(name)) for name, folder in saved.folders.items()}
+    if saved.base is not None and not allow_other_base and (why := difference(saved.base["fingerprint"], model)):
+        made_for = saved.base.get("name") or saved.base.get("class")
+        raise HfpatchError(
+            f"{directory}: made for another base, {made_for!r} ({why}); load that one, or allow another: "
+            "allow_other_base=True, or --allow-other-base of the commands"
+        )
     patch(model, list(configs.values()), names=list(configs))
     try:
         for name, folder in saved.folders.items():
@@ -149,33 +170,23 @@ def load_patch(
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a folder says that it contains.
+    """What a folder contains, as its manifest says.
 
     Args:
         folders: folder of each part by adapter name, in the order of the stack.
         base: fingerprint and names of the base; None where only PEFT wrote the folder.
         active: the active adapters in their order; None makes all of them active.
-        methods: method of each part, as the manifest says.
-        sha256: hash of each part's tensors, as the manifest says.
+        entries: ``method`` of each part and ``sha256`` of its tensors, by adapter name; empty where only PEFT wrote it.
     """
 
     folders: dict[str, Path]
     base: dict[str, Any] | None = None
     active: list[str] | None = None
-    methods: dict[str, str] = field(default_factory=dict)
-    sha256: dict[str, str] = field(default_factory=dict)
-
-
-def _without_wrapper(model: Any) -> Any:
-    """Return the transformers model inside ``torch.compile``'s or PEFT's wrapper."""
-    model = getattr(model, "_orig_mod", model)
-    if isinstance(model, PeftMixedModel):
-        return model.base_model.model
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    entries: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def _require_replaceable(directory: Path) -> None:
-    """Refuse a folder in which anything is not of a patch, since it is replaced as a whole."""
+    """Refuse a folder that contains anything but a patch, since all of it is replaced."""
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     if not (directory / MANIFEST).is_file():
@@ -186,7 +197,7 @@ def _require_replaceable(directory: Path) -> None:
     if foreign := [path for path in others if path.relative_to(directory) not in ours]:
         raise HfpatchError(
             f"{directory}: contains {foreign[0].relative_to(directory)}, which is not of a patch and saving would "
-            "remove; move it or name another folder"
+            "remove it; move it or name another folder"
         )
 
 
@@ -203,16 +214,6 @@ def _write_tensors(tensors: dict[str, Tensor], folder: Path, directory: Path) ->
     return list(written.values())
 
 
-def _write_config(config: PeftConfig, base: dict[str, Any], entry: dict[str, str], folder: Path) -> None:
-    saved = copy.deepcopy(config)
-    saved.inference_mode = True
-    for key, value in vars(saved).items():
-        if isinstance(value, set):  # which PEFT would write in an order that changes from process to process
-            setattr(saved, key, sorted(value))
-    saved.save_pretrained(str(folder))
-    write_text(folder / CARD, patch_card(base, [entry]))
-
-
 def _require_all_saved(model: nn.Module, written: Counter[_Identity], directory: Path) -> None:
     """Find everything that is trainable or belongs to an adapter in what was written, bit for bit.
 
@@ -227,7 +228,7 @@ def _require_all_saved(model: nn.Module, written: Counter[_Identity], directory:
     if lost:
         raise HfpatchError(
             f"{directory}: {len(lost)} of {len(trained)} trained tensors would not be in the patch, such as {lost[0]}; "
-            "it keeps what adapters hold: freeze the rest, or adapt other modules"
+            "only the tensors of adapters are saved: freeze the rest, or adapt other modules"
         )
 
 
@@ -271,15 +272,6 @@ def _file_keys(model: nn.Module, name: str) -> Callable[[str], str]:
     return file_key
 
 
-def _describe_base(model: Any) -> dict[str, Any]:
-    return {
-        "name": model.name_or_path,
-        "model_type": model.config.model_type,
-        "class": type(model).__name__,
-        "fingerprint": fingerprint(model),
-    }
-
-
 def _read_manifest(directory: Path) -> _Saved:
     if (directory / CONFIG).is_file():
         return _Saved({"default": directory})
@@ -293,29 +285,14 @@ def _read_manifest(directory: Path) -> _Saved:
                 f"{path}: format {manifest['format']!r} is not {FORMAT}, which this version of hfpatch reads; load the "
                 "parts by their own folders"
             )
-        parts = {str(a["name"]): (str(a["method"]), str(a["sha256"])) for a in manifest["adapters"]}
+        entries = {str(a["name"]): {key: str(a[key]) for key in ("method", "sha256")} for a in manifest["adapters"]}
         base, active = dict(manifest["base"]), list(manifest["active"])
         base["fingerprint"]["exact"], base["fingerprint"]["dtypes"]  # what is compared must be there
     except (KeyError, TypeError, AttributeError) as error:
         raise HfpatchError(f"{path}: not a patch manifest (no {error})") from error
-    if not parts or not set(active) <= parts.keys():
-        raise HfpatchError(f"{path}: not a patch manifest (adapters {list(parts)}, active {active})")
-    return _Saved(
-        folders={name: directory / name for name in parts},
-        base=base,
-        active=active,
-        methods={name: method for name, (method, _) in parts.items()},
-        sha256={name: sha256 for name, (_, sha256) in parts.items()},
-    )
-
-
-def _require_same_base(model: nn.Module, base: dict[str, Any], directory: Path) -> None:
-    why = difference(base["fingerprint"], model)
-    if why:
-        raise HfpatchError(
-            f"{directory}: made for another base, {base.get('name') or base.get('class')!r} ({why}); load that one, or "
-            "allow another: allow_other_base=True, or --allow-other-base of the commands"
-        )
+    if not entries or not set(active) <= entries.keys():
+        raise HfpatchError(f"{path}: not a patch manifest (adapters {list(entries)}, active {active})")
+    return _Saved({name: directory / name for name in entries}, base, active, entries)
 
 
 def _read_config(folder: Path) -> PeftConfig:

@@ -1,4 +1,4 @@
-"""A recipe's method, a list of parts in plain words, becomes a stack of PEFT configurations."""
+"""Build a stack of PEFT configurations from a method of a recipe, which is a list of parts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftConfig
 from torch import nn
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes.comparison import match_mistake
 from hfpatch.surgery.budget import attention_modules, count_added, lora_parameters_per_rank, match_lora_rank
-from hfpatch.tuners.adapters import require_injectable, targeted_modules
+from hfpatch.tuners.checks import require_injectable, targeted_modules
 from hfpatch.tuners.config import SurgeryConfig
 
 Part = Mapping[str, Any]
@@ -26,7 +27,7 @@ _INTERNAL_KEYS = {"peft_type", "auto_mapping", "base_model_name_or_path", "revis
 
 @dataclass(frozen=True)
 class Match:
-    """How near a LoRA's parameter count came to that of the method it is matched to.
+    """How near a LoRA's parameter count is to that of the method that it is matched to.
 
     Args:
         to: name of that method.
@@ -60,7 +61,7 @@ class Method:
 
 
 def validate_methods(methods: Methods) -> None:
-    """Check every part of every method without a model.
+    """Check every part of every method, without a model.
 
     Raises:
         HfpatchError: naming the method, the part, the key and the nearest known one.
@@ -80,7 +81,7 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     alpha = 2r and no dropout, as in the published comparison.
 
     Raises:
-        HfpatchError: if the method or one of its parts is unfit.
+        HfpatchError: if the method or one of its parts is not valid.
     """
     if name not in methods:
         raise HfpatchError(f"method {name!r} is not in the recipe{nearest(name, methods)}; it has {', '.join(methods)}")
@@ -88,34 +89,26 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     configs: list[PeftConfig] = []
     match = None
     for number, part in enumerate(methods[name]):
-        fields = dict(part)
-        targets = _targets(model, fields) if fields["type"] == LORA else None
+        where, fields, targets = f"methods.{name}[{number}]", dict(part), None
+        if fields["type"] == LORA:
+            targets = fields.get("target_modules", ATTENTION)
+            if targets == ATTENTION:  # full names, so that the layers need no other option
+                layers, pattern = fields.pop("layers_to_transform", None), fields.pop("layers_pattern", None)
+                targets = attention_modules(model, layers=layers, pattern=pattern)
         if "match" in fields:
-            unit = _config(f"methods.{name}[{number}]", {**fields, "r": 1}, target_modules=targets)
-            match = _match(model, methods, str(fields["match"]), targeted_modules(model, unit))
-            fields["r"] = match.rank
-        configs.append(_config(f"methods.{name}[{number}]", fields, target_modules=targets))
+            other = str(fields["match"])
+            target_parameters = count_added(model, build_method(model, methods, other).configs)
+            trained = targeted_modules(model, _config(where, {**fields, "r": 1}, target_modules=targets))
+            rank = match_lora_rank(model, budget=target_parameters, target_modules=trained)
+            match = Match(other, rank, rank * lora_parameters_per_rank(model, trained), target_parameters)
+            fields["r"] = rank
+        configs.append(_config(where, fields, target_modules=targets))
     return Method(name=name, configs=configs, match=match)
 
 
 def method_types() -> list[str]:
     """Return the part types that a recipe may name: hfpatch's methods and PEFT's, in lower case."""
     return sorted(str(kind.value).lower() for kind in PEFT_TYPE_TO_CONFIG_MAPPING)
-
-
-def _match(model: nn.Module, methods: Methods, other: str, targets: Sequence[str]) -> Match:
-    budget = count_added(model, build_method(model, methods, other).configs)
-    rank = match_lora_rank(model, budget=budget, target_modules=targets)
-    return Match(other, rank, rank * lora_parameters_per_rank(model, targets), budget)
-
-
-def _targets(model: nn.Module, fields: dict[str, Any]) -> list[str]:
-    """Return the target modules of a LoRA part; names that ``layers_to_transform`` chose need it no more."""
-    targets = fields.get("target_modules", ATTENTION)
-    if targets == ATTENTION:
-        layers, pattern = fields.pop("layers_to_transform", None), fields.pop("layers_pattern", None)
-        return attention_modules(model, layers=layers, pattern=pattern)
-    return [targets] if isinstance(targets, str) else list(targets)
 
 
 def _check_keys(where: str, part: Part, methods: Methods, name: str) -> None:
@@ -126,30 +119,24 @@ def _check_keys(where: str, part: Part, methods: Methods, name: str) -> None:
     kind = part["type"]
     if kind not in method_types():
         raise HfpatchError(f"{where}.type: {kind!r} is no method{nearest(str(kind), method_types())}")
-    known = [*_fields(kind), "type", *(["match"] if kind == LORA else [])]
+    cls = _config_class(kind)
+    internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, SurgeryConfig) else set())
+    options = [field.name for field in dataclasses.fields(cls) if field.name not in internal]
+    known = [*options, "type", *(["match"] if kind == LORA else [])]
     for key in part:
         if key not in known:
             raise HfpatchError(f"{where}: {kind} has no option {key!r}{nearest(str(key), known)}")
-    if "match" in part:
-        _check_match(where, part, methods, name)
+    if mistake := match_mistake(name, part, methods):
+        raise HfpatchError(where + mistake)
 
 
-def _check_match(where: str, part: Part, methods: Methods, name: str) -> None:
-    other = part["match"]
-    if "r" in part:
-        raise HfpatchError(f"{where}: 'match' solves for the rank, so 'r' must not be given too")
-    if other not in methods or other == name or not methods[other]:
-        raise HfpatchError(f"{where}.match: {other!r} is not another trained method{nearest(str(other), methods)}")
-    if any("match" in part for part in methods[other]):
-        raise HfpatchError(f"{where}.match: {other!r} is itself matched to a method; match to that one")
-
-
-def _config(where: str, part: Part, *, target_modules: Sequence[str] | None) -> PeftConfig:
+def _config(where: str, part: Part, *, target_modules: str | Sequence[str] | None) -> PeftConfig:
     kind = str(part["type"])
     fields = {key: value for key, value in part.items() if key not in ("type", "match")}
     try:
         if kind == LORA:
-            fields["target_modules"] = list(target_modules or [])
+            targets = target_modules or []
+            fields["target_modules"] = [targets] if isinstance(targets, str) else list(targets)
             fields.setdefault("lora_alpha", 2 * int(fields.get("r", 8)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -160,12 +147,6 @@ def _config(where: str, part: Part, *, target_modules: Sequence[str] | None) -> 
     if kind == LORA and (not isinstance(config.r, int) or config.r < 1):
         raise HfpatchError(f"{where}: r={config.r} must be a whole number of at least 1")
     return config
-
-
-def _fields(kind: str) -> list[str]:
-    cls = _config_class(kind)
-    internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, SurgeryConfig) else set())
-    return [f.name for f in dataclasses.fields(cls) if f.name not in internal]
 
 
 def _config_class(kind: str) -> Any:

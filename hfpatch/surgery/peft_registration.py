@@ -22,7 +22,7 @@ def peft_is_imported() -> bool:
 def register_when_peft_is_imported() -> None:
     """Register hfpatch's methods now if PEFT is imported already, or else as soon as it is."""
     if sys.modules.get("peft") is not None:
-        importlib.import_module("peft")  # waits where another thread is at it
+        importlib.import_module("peft")  # waits if another thread is importing it
     if getattr(sys.modules.get("peft"), "PeftModel", None) is not None:
         importlib.import_module("hfpatch.tuners")
     elif not any(isinstance(finder, _PeftFinder) for finder in sys.meta_path):
@@ -32,7 +32,7 @@ def register_when_peft_is_imported() -> None:
 class _PeftFinder(MetaPathFinder):
     """Finds PEFT where the other finders find it, and lets the registration follow its import.
 
-    It stays until PEFT is imported: many a program only asks whether there is a PEFT, as transformers does.
+    It stays until PEFT is imported: programs may only check that PEFT is installed, as transformers does.
     """
 
     def find_spec(
@@ -49,7 +49,7 @@ class _PeftFinder(MetaPathFinder):
 
 
 class _RegisteringLoader(Loader):
-    """The loader that was found, which also registers; everything else that is asked of it is its own answer."""
+    """The loader that was found, which also registers hfpatch's methods; everything else is passed on to it."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

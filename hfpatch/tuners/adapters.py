@@ -1,46 +1,33 @@
-"""What all adapters share, of whatever method: which tensors are theirs, activating them, taking them out."""
+"""What applies to the adapters of all methods: which tensors are theirs, activating them, removing them."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from peft import PEFT_TYPE_TO_TUNER_MAPPING, PeftConfig
 from peft.tuners.ln_tuning.layer import LNTuningLayer
 from peft.tuners.osf.layer import OSFLayer
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
-from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.sites import require_matrix
-from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.sites import survey
 from hfpatch.tuners.model import detach_layers
 
-_MUST_STAY = "which a patch must leave as they are"
 AdapterWrapper = (BaseTunerLayer, AuxiliaryTrainingWrapper)
-
 _LOW = (torch.float16, torch.bfloat16)
-
+_NUMBER = re.compile(r"\.(\d+)\.")
 # Layers that compute with one adapter, and fail or ignore the rest where several are active.
 _ONE_ADAPTER = (AuxiliaryTrainingWrapper, LNTuningLayer, OSFLayer, TrainableTokensLayer)
 
-_NEEDS_MORE = {  # PEFT type -> what it needs beside modules in the model
-    "ADALORA": "prunes its ranks and adds a penalty to the loss in the methods of its PeftModel",
-    "ADAPTION_PROMPT": "replaces the attention modules and needs the methods of its PeftModel",
-    "POLY": "needs task_ids in every call of the model",
-    "SHADOW": "runs a second network beside the model",
-    "XLORA": "mixes adapters that were trained before, by a classifier outside the model",
-}
-
 
 def has_adapters(model: nn.Module) -> bool:
-    """Return whether any adapter, of whatever method, is attached to the model."""
+    """Return whether the model has an adapter of any method."""
     return any(isinstance(module, AdapterWrapper) for module in model.modules())
 
 
@@ -79,6 +66,27 @@ def base_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Mod
             yield from base_modules(module, f"{name}.{child}" if name else child)
 
 
+def block_finder(model: nn.Module) -> Callable[[str], int]:
+    """Return a function from the name of a module or parameter to the index of its block; -1 outside the blocks."""
+    try:
+        blocks = {f".{path}.": index for index, path in enumerate(survey(model).blocks)}
+    except HfpatchError:  # LoRA and its like also go into models whose attention is not declared
+        return block_of
+    return lambda name: next((index for path, index in blocks.items() if path in f".{name}."), -1)
+
+
+def block_of(name: str) -> int:
+    """Return the first number in the name of a module or parameter, which is its block as a rule; -1 without one."""
+    match = _NUMBER.search(f".{name}.")
+    return int(match[1]) if match else -1
+
+
+def name_in_block(name: str) -> str:
+    """Return a parameter's name below its block, the same in every block; its full name outside the blocks."""
+    match = _NUMBER.search(f".{name}.")
+    return name[match.end() - 1 :] if match else name
+
+
 def wrappers_of_others(model: nn.Module, adapter_name: str) -> set[str]:
     """Return the paths of the modules that wrap another one for other adapters than this one."""
     return {
@@ -93,19 +101,6 @@ def active_adapters(model: nn.Module) -> list[str]:
     layers = [module for module in model.modules() if isinstance(module, AdapterWrapper)]
     layers.sort(key=lambda layer: isinstance(layer, _ONE_ADAPTER))  # these know no order
     return list(dict.fromkeys(name for layer in layers for name in layer.active_adapters))
-
-
-def require_distinct_names(model: nn.Module, adapters: Collection[str]) -> None:
-    """Refuse an adapter name that is also another part of a parameter's name, as ``lora_A`` is of LoRA's.
-
-    Raises:
-        HfpatchError: naming it.
-    """
-    base = set(base_parameters(model).values())
-    for name, parameter in model.named_parameters():
-        found = [part for part in name.split(".") if part in adapters]
-        if len(found) > (parameter not in base):
-            raise HfpatchError(f"adapter name {found[0]!r} is a part of PEFT's own names; choose another")
 
 
 def keep_mode(model: nn.Module) -> None:
@@ -127,8 +122,8 @@ def upcast_adapters(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, ModulesToSaveWrapper | LNTuningLayer):
-            held = module.modules_to_save if isinstance(module, ModulesToSaveWrapper) else module.ln_tuning_layers
-            for trained in held.values():
+            copies = module.modules_to_save if isinstance(module, ModulesToSaveWrapper) else module.ln_tuning_layers
+            for trained in copies.values():
                 dtype = next(trained.parameters()).dtype
                 if dtype in _LOW:
                     trained.register_forward_pre_hook(_to_own_dtype)
@@ -138,113 +133,24 @@ def upcast_adapters(model: nn.Module) -> None:
             tensor.data = tensor.data.float()
 
 
-def changes_base(config: PeftConfig) -> str:
-    """Return how a configuration changes the base and what to do about it, or an empty string if it does not."""
-    init, bias = str(getattr(config, "init_lora_weights", "")), getattr(config, "bias", "none")
-    if init.lower().startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
-        return f"init_lora_weights={init!r} rewrites the weights of the base, {_MUST_STAY}; use True or 'gaussian'"
-    if bias not in ("none", None, False):
-        return f"bias={bias!r} trains the biases of the base, {_MUST_STAY}; use bias='none'"
-    if getattr(config, "layer_replication", None):
-        return f"layer_replication repeats the layers of the base, {_MUST_STAY}; leave it out"
-    return ""
-
-
 def activate_adapters(model: nn.Module, names: list[str]) -> None:
-    """Make adapters active and trainable, in every module that holds one of them.
+    """Make adapters active and trainable, in every module that has one of them.
 
     Raises:
-        HfpatchError: if a module that computes with one adapter holds several of them.
+        HfpatchError: if a module that computes with one adapter has several of them.
     """
     for path, module in model.named_modules():
         if isinstance(module, _ONE_ADAPTER):
-            held = [name for name in names if name in module._get_available_adapters()]
-            if len(held) > 1:
-                raise HfpatchError(f"{path}: {' and '.join(held)} both replace this module; leave it to one of them")
-            module.set_adapter(held)
+            own = [name for name in names if name in module._get_available_adapters()]
+            if len(own) > 1:
+                raise HfpatchError(f"{path}: {' and '.join(own)} both replace this module; leave it to one of them")
+            module.set_adapter(own)
         elif isinstance(module, BaseTunerLayer):
             module.set_adapter(names)
 
 
-def require_injectable(config: PeftConfig, *, alone: bool = True) -> None:
-    """Refuse a method that is more than modules injected into the model.
-
-    Raises:
-        HfpatchError: saying what it needs.
-    """
-    kind = str(getattr(config.peft_type, "value", config.peft_type))
-    if config.is_prompt_learning:
-        need = "puts virtual tokens before the input"
-    elif getattr(PEFT_TYPE_TO_TUNER_MAPPING.get(cast("Any", config.peft_type)), "uses_shared_state", False):
-        need = "keeps tensors that its layers share outside the model"
-    else:
-        need = _NEEDS_MORE.get(kind, "")
-    if need:
-        raise HfpatchError(f"{kind.lower()} {need}, so it cannot be injected; use peft.get_peft_model")
-    if not alone and getattr(config, "trainable_token_indices", None) is not None:
-        raise HfpatchError(
-            "trainable_token_indices works alone, not in a stack; give the stack a TrainableTokensConfig of its own"
-        )
-
-
-def require_matrices(model: nn.Module, config: PeftConfig) -> None:
-    """Refuse ``target_modules`` that name a projection put together from several matrices, or from none.
-
-    Raises:
-        HfpatchError: naming it, and what to name instead.
-    """
-    targets = getattr(config, "target_modules", None)
-    if isinstance(config, SurgeryConfig) or not targets or targets == "all-linear":  # PEFT knows which are linear
-        return
-    for name, module in model.named_modules():
-        if check_target_module_exists(config, name):
-            require_matrix(module, name)
-
-
-def require_matches(model: nn.Module, config: PeftConfig) -> None:
-    """Refuse names and layers in a new configuration that match no module, which PEFT ignores where others match.
-
-    Raises:
-        HfpatchError: naming the option and what does not match.
-    """
-    if config.inference_mode or isinstance(config, SurgeryConfig):  # one that was saved fits or its tensors do not
-        return
-    names = [name for name, _ in model.named_modules() if name]
-    for option in ("target_modules", "exclude_modules", "modules_to_save"):
-        given = getattr(config, option, None) or []
-        for wanted in () if isinstance(given, str) else sorted(given):
-            if not any(f".{name}".endswith(f".{wanted}") for name in names):
-                raise HfpatchError(f"{option}: no module of this model is called {wanted!r}")
-    for option in ("rank_pattern", "alpha_pattern"):
-        for wanted in getattr(config, option, None) or {}:
-            if not any(re.match(rf"(.*\.)?({wanted})$", name) for name in names):
-                raise HfpatchError(f"{option}: no module of this model matches {wanted!r}")
-    _require_layers(model, config, names)
-
-
-def _require_layers(model: nn.Module, config: PeftConfig, names: list[str]) -> None:
-    layers, targets = getattr(config, "layers_to_transform", None), getattr(config, "target_modules", None)
-    if layers is None or not targets:
-        return
-    if paths := sorted({*targets} & {*names}) if not isinstance(targets, str) else [targets]:
-        raise HfpatchError(
-            f"layers_to_transform does not act on target_modules that say the layer themselves ({paths[0]!r}); "
-            "name modules by their last part, such as q_proj, or leave layers_to_transform out"
-        )
-    for layer in [layers] if isinstance(layers, int) else layers:
-        one = copy.copy(config)
-        one.layers_to_transform = layer
-        if not targeted_modules(model, one):
-            raise HfpatchError(f"layers_to_transform: layer {layer} has none of the target_modules, or does not exist")
-
-
-def targeted_modules(model: nn.Module, config: PeftConfig) -> list[str]:
-    """Return the names of the modules that a configuration targets, with its excluded ones and its layers."""
-    return [name for name, _ in model.named_modules() if check_target_module_exists(config, name)]
-
-
 def remove_adapters(model: nn.Module) -> None:
-    """Take every adapter out, of whatever method: the original modules stand where they stood.
+    """Remove the adapters of all methods: the original modules are back in their places.
 
     Raises:
         HfpatchError: if an adapter is merged into the weights, before anything is changed.

@@ -101,16 +101,14 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
             return value
         if container is not None and isinstance(value, list | tuple) and all(_fits(item, items[0]) for item in value):
             return container(value)
-    raise HfpatchError(f"{name}={value!r} must be {' or '.join(map(_described, options))}")
+    kinds = []
+    for option in options:
+        items = typing.get_args(option)
+        kinds.append(f"a list of {_NAMES[items[0]].split()[-1]}s" if items else _NAMES[option])
+    raise HfpatchError(f"{name}={value!r} must be {' or '.join(kinds)}")
 
 
 def _fits(value: Any, kind: type) -> bool:
     if kind is not bool and isinstance(value, bool):
         return False
     return isinstance(value, int | float) and math.isfinite(value) if kind is float else isinstance(value, kind)
-
-
-def _described(option: Any) -> str:
-    if typing.get_origin(option) is None:
-        return _NAMES[option]
-    return f"a list of {_NAMES[typing.get_args(option)[0]].split()[-1]}s"

@@ -50,8 +50,10 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
+        projections = [site.projection_module(target) for target in site.projections]
+        with_weights = (module for module in projections if any(True for _ in module.parameters()))
         # In a tuple, so that it is not registered as a child a second time.
-        self._anchor = (_first_with_weights(site),)
+        self._base_layer = (next(with_weights, projections[0]),)
         for name in self.adapter_layer_names:
             setattr(self, name, nn.ModuleDict())
         host = site.host_path.removeprefix(site.block_path)
@@ -63,7 +65,7 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
 
     def get_base_layer(self) -> nn.Module:
         """Return the module whose device the adapter follows: the first projection with weights."""
-        return self._anchor[0]
+        return self._base_layer[0]
 
     def update_layer(self, adapter_name: str, config: Any, *, inference_mode: bool = False) -> None:
         """Add an adapter to this layer, initialised, in fp32, on the device of the base."""
@@ -83,7 +85,7 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
 
     @abstractmethod
     def build(self, config: Any, name: str) -> dict[str, nn.Module]:
-        """Return the initialised modules of one adapter, by the name of the ``ModuleDict`` that holds them.
+        """Return the initialised modules of one adapter, by the name of their ``ModuleDict``.
 
         Args:
             config: the adapter's configuration.
@@ -110,7 +112,7 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
         raise ValueError(NOT_MERGEABLE.format(method=self.method))
 
     def detach(self, host: nn.Module) -> None:
-        """Remove every hook, and this layer from the module that holds it."""
+        """Remove every hook, and this layer from its parent module."""
         self.unhook()
         delattr(host, self.child_name)
 
@@ -131,12 +133,6 @@ def surgery_layer(site: AttentionSite, kind: type[Layer]) -> Layer | None:
     """Return the tuner layer of a kind at a site, or None where nothing was injected."""
     layer = getattr(site.host, kind.child_name, None)
     return layer if isinstance(layer, kind) else None
-
-
-def _first_with_weights(site: AttentionSite) -> nn.Module:
-    """Return the module of a projection; one that only passes the hidden state on has no device."""
-    modules = [site.projection_module(target) for target in site.projections]
-    return next((module for module in modules if any(True for _ in module.parameters())), modules[0])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The tuner that all hfpatch methods share: finds the sites, attaches the layers, refuses to merge."""
+"""The base class of hfpatch's tuners: it finds the sites, attaches the layers and refuses to merge."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SurgeryTuner(BaseTuner):
         """
         config: SurgeryConfig = copy.deepcopy(self.peft_config[adapter_name])  # the caller may use theirs again
         self.peft_config[adapter_name] = config
-        sites = select_sites(survey(model), config.layers_to_transform, refusal=lambda site: self.refusal(site, config))
+        sites = changed_sites(model, config)
         for site in sites:
             self.check_site(site, config)
         self._sites = {site.host_path: site for site in sites}
@@ -41,8 +41,9 @@ class SurgeryTuner(BaseTuner):
         config.target_modules = list(self._sites)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         config.target_modules = list(self._sites)  # again: PEFT may have shortened it to common endings meanwhile
-        if any(site.input_gradients for site in sites):
-            _require_input_gradients(model)
+        if any(site.input_gradients for site in sites) and not getattr(model, "_require_grads_hook", None):
+            model.enable_input_require_grads()  # type: ignore[operator]  # the frozen embeddings give none
+            setattr(model, _INPUT_GRADIENTS, True)
 
     @staticmethod
     def refusal(site: AttentionSite, config: Any) -> str | None:
@@ -89,11 +90,25 @@ class SurgeryTuner(BaseTuner):
         return self.model
 
 
+def changed_sites(model: nn.Module, config: SurgeryConfig) -> list[AttentionSite]:
+    """Return the sites that a configuration changes.
+
+    Raises:
+        HfpatchError: if a layer that it names does not exist or does not take the method, or no layer does.
+    """
+    refusal = _tuner_of(config).refusal
+    return select_sites(survey(model), config.layers_to_transform, refusal=lambda site: refusal(site, config))
+
+
 def unreached_layers(model: nn.Module, config: SurgeryConfig) -> dict[int, str]:
     """Return the blocks that a configuration for all layers leaves out: index of the block -> reason."""
-    found, tuner = survey(model), cast("type[SurgeryTuner]", PEFT_TYPE_TO_TUNER_MAPPING[cast("Any", config.peft_type)])
-    refused = {site.layer: tuner.refusal(site, config) for site in found.sites}
-    return dict(sorted({**found.skipped, **{layer: why for layer, why in refused.items() if why}}.items()))
+    found, refusal = survey(model), _tuner_of(config).refusal
+    refused = {site.layer: why for site in found.sites if (why := refusal(site, config))}
+    return dict(sorted({**found.skipped, **refused}.items()))
+
+
+def _tuner_of(config: SurgeryConfig) -> type[SurgeryTuner]:
+    return cast("type[SurgeryTuner]", PEFT_TYPE_TO_TUNER_MAPPING[cast("Any", config.peft_type)])
 
 
 def detach_layers(model: nn.Module) -> None:
@@ -105,10 +120,3 @@ def detach_layers(model: nn.Module) -> None:
         for child in list(module.children()):
             if isinstance(child, SurgeryLayer):
                 child.detach(module)
-
-
-def _require_input_gradients(model: nn.Module) -> None:
-    """Let what enters the first block require gradients, as the frozen embeddings do not."""
-    if not getattr(model, "_require_grads_hook", None):
-        model.enable_input_require_grads()  # type: ignore[operator]
-        setattr(model, _INPUT_GRADIENTS, True)

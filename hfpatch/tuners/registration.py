@@ -14,7 +14,7 @@ class SurgeryType(str, enum.Enum):
     """The ``peft_type`` of hfpatch's methods.
 
     PEFT's own enumeration is closed, but its mappings take any ``str`` enumeration whose members' names equal their
-    values: a member hashes and compares as the string that stands in ``adapter_config.json``.
+    values: a member hashes and compares as the string in ``adapter_config.json``.
     """
 
     PRE_PROJECTION = "PRE_PROJECTION"

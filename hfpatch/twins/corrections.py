@@ -62,7 +62,7 @@ def _hrm(values: Values) -> None:
 
 
 def _blt(values: Values) -> None:
-    """The global tower is as wide as the vectors that the local one hands it."""
+    """The global tower is as wide as the vectors that it reads from the local one."""
     tower = values["global_config"]
     tower.hidden_size = HIDDEN * values["cross_attn_k"]
     tower.head_dim = tower.hidden_size // tower.num_attention_heads

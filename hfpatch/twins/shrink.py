@@ -1,4 +1,4 @@
-"""Shrink a model's configuration: the same switches, a few small layers."""
+"""Shrink a model's configuration: the same options, a few small layers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def shrink_settings(settings: Mapping[str, Any], config: PreTrainedConfig) -> Sc
     """Return the settings of a model from scratch for the shrunk form of its stock configuration.
 
     Args:
-        settings: as the model's plan holds them.
-        config: the stock configuration, not shrunk; it tells whether heads times head size is the hidden size.
+        settings: as in the model's plan.
+        config: the stock configuration, not shrunk; it shows whether heads times head size is the hidden size.
     """
     small = ScratchSettings.model_validate(settings)
     size = SIZES["head_dim"]
@@ -54,26 +54,24 @@ def _values(config: PreTrainedConfig) -> dict[str, Any]:
     """Return what the constructor takes, without what transformers derives or ignores."""
     skip = {"transformers_version", "architectures", "id2label", "label2id", "dtype", "problem_type"}
     plain = config.to_dict()  # reads attributes that differ between layers, too
-    values = {name: plain[name] for name in _constructor(config) if name in plain and name not in skip}
+    names = list(inspect.signature(type(config).__init__).parameters)
+    if dataclasses.is_dataclass(config):  # as configurations became in the course of transformers 5
+        names = [field.name for field in dataclasses.fields(config) if field.init]
+    values = {name: plain[name] for name in names if name in plain and name not in skip}
     values |= {name: getattr(config, name) for name in config.sub_configs if getattr(config, name, None) is not None}
     if plain.get("per_layer_config"):
         values["per_layer_config"] = {int(index): changes for index, changes in plain["per_layer_config"].items()}
     return values
 
 
-def _constructor(config: PreTrainedConfig) -> list[str]:
-    """Return the names that the constructor takes; configurations became dataclasses in the course of 5.x."""
-    if dataclasses.is_dataclass(config):
-        return [field.name for field in dataclasses.fields(config) if field.init]
-    return list(inspect.signature(type(config).__init__).parameters)
-
-
 def _small(name: str, value: Any, values: Mapping[str, Any], layers: Sequence[int]) -> Any:
     total = _layer_count(values)
     if isinstance(value, PreTrainedConfig):
         return shrink(value)
-    if name == "per_layer_config":
-        return {new: _changed_sizes(value[old]) for new, old in enumerate(layers) if old in value}
+    if name == "per_layer_config":  # what single layers do otherwise: their sizes are twice those of the other layers
+        changes = {new: value[old] for new, old in enumerate(layers) if old in value}
+        doubled = {key: 2 * size for key, size in SIZES.items()}
+        return {index: {key: doubled.get(key, old) for key, old in own.items()} for index, own in changes.items()}
     if name in LAYER_COUNTS and isinstance(value, int):
         return len(layers)
     if isinstance(value, list | tuple) and len(value) == total and total > 0:
@@ -94,11 +92,6 @@ def _layer_count(values: Mapping[str, Any]) -> int:
         if isinstance(values.get(name), int) and values[name] > 0:
             return int(values[name])
     return 0
-
-
-def _changed_sizes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what one layer does otherwise: its sizes twice what the other layers have."""
-    return {name: 2 * SIZES[name] if name in SIZES else value for name, value in changes.items()}
 
 
 def _chosen_layers(values: Mapping[str, Any]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Small values of the fields by which configurations tell sizes."""
+"""Small values for the fields of configurations that are sizes."""
 
 VOCABULARY, LAYERS = 128, 2
 

@@ -3,9 +3,11 @@ import torch
 import torch.nn.functional as F
 from families import make_model, make_tokens, perturb
 from peft import LoraConfig
+from transformers import AutoConfig
 
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, find_sites, patch
 from hfpatch.analysis.ablation import ablate_layers, document_losses
+from hfpatch.twins import twin
 
 TARGETS = {"gpt_neox": ["query_key_value"], "gpt2": ["c_attn"], "llama": ["q_proj", "o_proj"]}
 
@@ -58,6 +60,14 @@ def test_each_layers_ablation_is_the_model_with_that_layer_silenced_by_hand(case
         assert each.error == pytest.approx(float((values - whole).std()) / 3**0.5, abs=1e-6)
     assert abs(found.without[-1].change) > 1e-4
     assert found.without[-1].score == pytest.approx(sum(losses_by_hand(make_model(case))) / 3, rel=1e-6)
+
+
+def test_blocks_of_two_lists_are_not_taken_for_one():
+    """HRM has two lists of blocks, so that every number occurs twice in the names of its modules."""
+    model = patch(twin(AutoConfig.for_model("hrm_text")), PreProjectionConfig())
+    found = ablate_layers(model, lambda m: [0.0, 1.0])
+    assert [each.layer for each in found.without] == [site.layer for site in find_sites(model)] + [None]
+    assert len(found.without) > 2
 
 
 def test_flags_and_logits_are_left_as_they_were():

@@ -1,4 +1,4 @@
-"""The linear stand-in of a nonlinear query, and the share of the logits that it explains."""
+"""The linear approximation of a nonlinear query, and the share of the logits that it explains."""
 
 import pytest
 import torch
@@ -184,7 +184,7 @@ def test_the_model_is_left_as_it_was():
 
 @pytest.mark.parametrize("case", FAMILIES)
 def test_every_family_is_analysed(case):
-    """Whatever the layout, a stand-in of the right shape that explains a slightly nonlinear query nearly whole."""
+    """In every layout, an approximation of the right shape that explains nearly all of a slightly nonlinear query."""
     model = patch(make_model(case), NonlinearQueryConfig())
     perturb(model, std=0.02)
     found = linearise(model, *both())

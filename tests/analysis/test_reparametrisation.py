@@ -1,14 +1,11 @@
-import math
-
 import pytest
 import torch
-import torch.nn.functional as F
 from families import HIDDEN, logits_of, make_config, make_model, make_tokens
 from transformers import AutoConfig
 
 from hfpatch import HfpatchError, PreProjectionConfig, find_sites, patch
 from hfpatch.analysis.heads import weight_matrix
-from hfpatch.analysis.reparametrisation import WHY_NOT, random_theta, reparametrise, without_query
+from hfpatch.analysis.reparametrisation import WHY_NOT, random_theta, reparametrise
 from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
 from hfpatch.twins import twin
@@ -83,34 +80,14 @@ def test_an_orthogonal_query_passes_through_an_rmsnorm_without_gain():
     assert second.norm_error > 0.1
 
 
-def attend(x, weights, heads):
-    """Causal attention in plain torch, x (seq, d)."""
-    q, k, v = ((x @ weights[name]).view(len(x), heads, -1).movedim(1, 0) for name in ("query", "key", "value"))
-    logits = q @ k.mT / math.sqrt(q.shape[-1])
-    mask = torch.ones(len(x), len(x), dtype=torch.bool).tril()
-    return (F.softmax(logits.masked_fill(~mask, -math.inf), dim=-1) @ v).movedim(0, 1).flatten(1)
-
-
-def test_a_whole_model_of_one_attention_without_norms_loses_its_query():
-    """Embedding, attention, head: the embedding takes Θ in, and the logits stay."""
-    generator = torch.Generator().manual_seed(1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    embedding, head = draw(20, 16), draw(16, 20)
-    weights = {name: draw(16, 16) for name in ("query", "key", "value")}
-    ids = torch.tensor([3, 1, 4, 1, 5, 9])
-    expected = attend(embedding[ids], weights, heads=4) @ head
-    theta, new = without_query(weights)
-    assert torch.equal(new["query"], torch.eye(16).double())
-    found = attend((embedding @ theta)[ids], new, heads=4) @ head
-    assert float((found - expected).abs().max()) < 1e-10 * float(expected.abs().max())
-
-
-@pytest.mark.parametrize(
-    ("query", "message"), [(torch.ones(4, 6), "d_q = 6 differs from d = 4"), (torch.ones(4, 4), "rank 1 of 4")]
-)
-def test_queries_that_cannot_be_removed_are_refused(query, message):
-    with pytest.raises(HfpatchError, match=message):
-        without_query({"query": query, "key": torch.ones(4, 4), "value": torch.ones(4, 4)})
+def test_a_query_that_is_not_invertible_is_not_removed():
+    model = make_model("llama")
+    model.model.layers[0].self_attn.q_proj.weight.data.fill_(1.0)
+    first, second = reparametrise(model, make_tokens())
+    assert (first.obstacle, first.removed) == (f"W_Q has rank 1 of {HIDDEN}, so it is not invertible", 0)
+    assert first.elimination_error is None
+    assert first.invariance_error < 1e-11
+    assert second.obstacle == ""
 
 
 def test_a_patched_model_is_refused_and_the_reason_is_told():

@@ -4,6 +4,7 @@ A case is a model type, or ``type/what`` for one more configuration of it; its m
 type's default configuration with the options given here.
 """
 
+import copy
 import functools
 
 import torch
@@ -128,13 +129,14 @@ def options_of(case):
 
 
 @functools.lru_cache(maxsize=1)
-def _config(case):
-    return CONFIG_MAPPING[model_type(case)](**options_of(case))
+def _made(case):
+    config = CONFIG_MAPPING[model_type(case)](**options_of(case))
+    return random_model(config) if case in EXPLICIT else twin(config)
 
 
 def make(case):
-    """Return a new tiny model, the same for every call."""
-    return random_model(_config(case)) if case in EXPLICIT else twin(_config(case))
+    """Return a new tiny model, the same for every call; the tests of one case in a row build it once."""
+    return copy.deepcopy(_made(case))
 
 
 def settled(model):

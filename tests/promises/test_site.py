@@ -1,5 +1,7 @@
 """The promises on the site notice every kind of wrong declaration, and leave the model as it was."""
 
+import copy
+import functools
 from dataclasses import replace
 
 import pytest
@@ -119,7 +121,12 @@ def test_find_sites_does_not_touch_the_model():
 
 
 def three_blocks(case):
-    """Return a tiny model whose middle block is neither the first nor the last."""
+    """Return a new tiny model whose middle block is neither the first nor the last."""
+    return copy.deepcopy(_three_blocks(case))
+
+
+@functools.cache
+def _three_blocks(case):
     if case == "granite":
         return random_model(GraniteConfig(**LLAMA | {"num_hidden_layers": 3, "residual_multiplier": 0.22}))
     return random_model(make_config(case, **{"n_layer" if case == "gpt2" else "num_hidden_layers": 3}))
@@ -234,7 +241,8 @@ def test_one_wrong_site_is_seen_wherever_it_is(change, case, config, promise, bl
 
     model = three_blocks(case)
     monkeypatch.setattr(discovery, "read_site", wrong)
-    assert promise in failures(model, config)
+    monkeypatch.setattr(run, "PROMISES", [each for each in run.PROMISES if each[0] == promise])
+    assert failures(model, config) == {promise}
 
 
 @pytest.mark.parametrize("case", sorted({case for _, case, *_ in WRONG}))

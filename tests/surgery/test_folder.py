@@ -311,7 +311,7 @@ def test_a_manifest_that_points_outside_is_refused(folder, name):
 
 def test_an_adapter_of_another_method(folder):
     shutil.copytree(folder / "lora", folder / "nonlinear_query", dirs_exist_ok=True)
-    refused(folder, "nonlinear_query: holds a lora adapter where patch.json says nonlinear_query")
+    refused(folder, "nonlinear_query: contains a lora adapter where patch.json says nonlinear_query")
 
 
 @pytest.mark.parametrize("missing", [CONFIG, TENSORS])

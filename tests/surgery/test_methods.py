@@ -184,11 +184,20 @@ BAD = {
     "negative rank": ([{"type": "lora", "r": -2}], r"methods\.m\[0\]: .*r"),
     "rank of the wrong type": ([{"type": "lora", "r": "many"}], r"methods\.m\[0\]: "),
     "rank 0 of a query": ([{"type": "nonlinear_query", "rank": 0}], r"methods\.m\[0\]: rank=0 must be at least 1"),
-    "rank and match": ([{"type": "lora", "r": 4, "match": "other"}], "'match' solves for the rank"),
-    "match to nothing": ([{"type": "lora", "match": "othr"}], r"methods\.m\[0\]\.match: 'othr' .*did you mean 'other'"),
-    "match to itself": ([{"type": "lora", "match": "m"}], "'m' is not another trained method"),
-    "match to the baseline": ([{"type": "lora", "match": "baseline"}], "'baseline' is not another trained method"),
-    "match to a matched one": ([{"type": "lora", "match": "matched"}], "'matched' is itself matched to a method"),
+    "rank and match": ([{"type": "lora", "r": 4, "match": "other"}], r"methods\.m\[0\] has both r and match"),
+    "match to nothing": (
+        [{"type": "lora", "match": "othr"}],
+        r"methods\.m\[0\]\.match is 'othr', .*did you mean 'other'",
+    ),
+    "match to itself": ([{"type": "lora", "match": "m"}], "match is 'm'; a method can match neither itself nor"),
+    "match to the baseline": (
+        [{"type": "lora", "match": "baseline"}],
+        "match is 'baseline'; a method can match neither",
+    ),
+    "match to a matched one": (
+        [{"type": "lora", "match": "matched"}],
+        "match is 'matched', which matches another method itself",
+    ),
     "match of another type": ([{"type": "ia3", "match": "other"}], "ia3 has no option 'match'"),
     "not injected": (
         [{"type": "prompt_tuning", "num_virtual_tokens": 2}],

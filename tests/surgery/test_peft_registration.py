@@ -91,7 +91,7 @@ def test_every_order_of_imports_and_queries_registers_the_methods_once(tmp_path,
 
 
 @pytest.mark.slow
-def test_an_adapter_loads_through_transformers_with_import_hfpatch_alone(tmp_path):
+def test_an_adapter_loads_through_transformers_with_import_hfpatch_alone_and_the_import_hook_is_gone(tmp_path):
     model = make_model("gpt2")
     model.save_pretrained(tmp_path / "base")
     patch(model, PreProjectionConfig(content_skip=True))
@@ -102,19 +102,13 @@ def test_an_adapter_loads_through_transformers_with_import_hfpatch_alone(tmp_pat
     assert "pip install hfpatch" in card
     assert "import hfpatch" in card
     run(
+        "import sys; before = list(sys.meta_path)\n"
         "import hfpatch, torch; from transformers import AutoModelForCausalLM\n"
         f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'base')!r}).eval()\n"
         f"model.load_adapter({str(tmp_path / 'patch' / 'pre_projection')!r})\n"
         f"tokens = torch.tensor({make_tokens().tolist()})\n"
         f"torch.testing.assert_close(model(tokens).logits, torch.load({str(tmp_path / 'logits')!r}))\n"
-    )
-
-
-@pytest.mark.slow
-def test_the_import_hook_leaves_no_trace():
-    run(
-        "import sys; before = list(sys.meta_path)\n"
-        "import hfpatch, importlib.util, peft\n"
+        "import importlib.util, peft\n"
         "assert all(finder in sys.meta_path for finder in before)\n"
         "assert not [f for f in sys.meta_path if type(f).__module__.startswith('hfpatch')], sys.meta_path\n"
         "assert type(peft.__loader__).__name__ == 'SourceFileLoader' == type(peft.__spec__.loader).__name__\n"

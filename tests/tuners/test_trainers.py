@@ -142,7 +142,7 @@ def test_a_checkpoint_of_another_stack_or_base_is_refused(tmp_path):
     trainer = make_trainer(ATTACHED["stack"](), tmp_path, max_steps=2)
     trainer.train()
     checkpoint = str(tmp_path / "checkpoint-2")
-    with pytest.raises(HfpatchError, match="the checkpoint holds other adapters; patch the model as it was"):
+    with pytest.raises(HfpatchError, match="the checkpoint has other adapters; patch the model as it was"):
         make_trainer(ATTACHED["patch"](), tmp_path).train(resume_from_checkpoint=checkpoint)
     other = make_model("gpt_neox")
     other.gpt_neox.layers[0].attention.dense.weight.data += 1

@@ -50,13 +50,11 @@ class NonlinearQueryConfig(SurgeryConfig):
         super().__post_init__()
         self.peft_type = SurgeryType.NONLINEAR_QUERY
         activation(self.activation)
-        for name, known in (("input_norm", NORMS), ("output_norm", NORMS), ("anchor", ANCHORS), ("form", FORMS)):
-            _one_of(name, getattr(self, name), tuple(known))
-        for target in self.targets:
-            _one_of("targets", target, TARGETS)
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
+        choices = [("input_norm", tuple(NORMS)), ("output_norm", tuple(NORMS)), ("anchor", ANCHORS), ("form", FORMS)]
+        values = [(name, getattr(self, name), known) for name, known in choices]
+        for name, value, known in [*values, *(("targets", target, TARGETS) for target in self.targets)]:
+            if value not in known:
+                raise HfpatchError(f"{name}={value!r} is not one of {', '.join(known)}{nearest(str(value), known)}")
         if self.rank is not None and self.rank < 1:
             raise HfpatchError(f"rank={self.rank} must be at least 1 (None takes half the hidden size)")
         if not self.targets or len(set(self.targets)) < len(self.targets):
@@ -71,10 +69,5 @@ class NonlinearQueryConfig(SurgeryConfig):
                 "a nonlinear branch in both query and key adds a term f(x)·f(x) to the logits, and with "
                 "anchor='identity' a parameter-free x·x",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise HfpatchError(f"{name}={value!r} is not one of {', '.join(known)}{nearest(str(value), known)}")

@@ -35,7 +35,7 @@ class NonlinearQueryLayer(SurgeryLayer):
         for target, projection in site.projections.items():
             by_module.setdefault(site.projection_module(target), []).append(target)
             if projection.source is not None:
-                self.before(site.inner_module(projection.source), NonlinearQueryLayer._remember, target)
+                self.before(site.inner_module(projection.source), NonlinearQueryLayer._keep_input, target)
         for module, targets in by_module.items():
             self.after(module, NonlinearQueryLayer._project, tuple(targets))
 
@@ -49,16 +49,10 @@ class NonlinearQueryLayer(SurgeryLayer):
             down = nn.Linear(rank, width, bias=False)
             norm_in = make_norm(config.input_norm, self.hidden_size)
             norm_out = make_norm(config.output_norm, width)
-            init_nonlinear(
-                up=up,
-                down=down,
-                norm_out=norm_out,
-                silent=config.form == "preserving",
-                seed=config.seed,
-                name=f"{name}.nonlinear_{target}",
-            )
+            at, silent = f"nonlinear_{target}", config.form == "preserving"
+            init_nonlinear(up=up, down=down, norm_out=norm_out, silent=silent, seed=config.seed, name=f"{name}.{at}")
             parts = zip(PARTS, (norm_in, up, down, norm_out), strict=True)
-            modules |= {f"nonlinear_{target}_{part}": module for part, module in parts}
+            modules |= {f"{at}_{part}": module for part, module in parts}
         return modules
 
     def nonlinear(self, adapter_name: str, target: str, x: Tensor) -> Tensor:
@@ -86,7 +80,7 @@ class NonlinearQueryLayer(SurgeryLayer):
         kept = self.look(target)
         return x if kept is None else kept
 
-    def _remember(self, target: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _keep_input(self, target: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.working_adapters():
             self.keep(target, args[0])
 

@@ -30,14 +30,13 @@ class PreProjectionLayer(SurgeryLayer):
         self.exit_factor = site.exit_factor
         if site.norm is None:
             for entry in site.entries:
-                self.before(entry, PreProjectionLayer._enter)
+                self.before(entry, PreProjectionLayer._replace_input)
         else:
-            self.after(site.norm, PreProjectionLayer._enter_behind)
-        if site.exit is site.attention:
-            self.after(site.attention, PreProjectionLayer._leave)
-        else:
-            self.after(site.entries[0], PreProjectionLayer._remember)
-            self.after(site.exit, PreProjectionLayer._leave_behind)
+            self.after(site.norm, PreProjectionLayer._replace_output)
+        outside = site.exit is not site.attention
+        if outside:
+            self.after(site.entries[0], PreProjectionLayer._keep_input)
+        self.after(site.exit, PreProjectionLayer._add_skip, outside)
 
     def build(self, config: PreProjectionConfig, name: str) -> dict[str, nn.Module]:
         """Return W_up, W_down and, where asked for, W_gate and W_skip."""
@@ -75,27 +74,28 @@ class PreProjectionLayer(SurgeryLayer):
                 branch = add_skip(branch, x, self.linear("preproj_skip", name), factor=self.exit_factor)
         return branch
 
-    def _enter(
+    def _replace_input(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self.working_adapters():
             return None
         return replace_hidden(module, args, kwargs, self.project(hidden_argument(args, kwargs)))
 
-    def _enter_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    def _replace_output(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> Tensor:
         return self.project(output)
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        x = hidden_argument(args, kwargs)  # x~: a forward hook sees the arguments that the pre-hook replaced
-        return replace_first(output, lambda branch: self.skip(branch, x)) if self._skips() else output
-
-    def _remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self._skips():
+    def _keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._has_skip():
             self.keep("x", hidden_argument(args, kwargs))
 
-    def _leave_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        x = self.take("x")
+    def _add_skip(
+        self, outside: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        if not self._has_skip():
+            return output
+        # x~: a forward hook sees the arguments that the pre-hook replaced
+        x = self.take("x") if outside else hidden_argument(args, kwargs)
         return output if x is None else replace_first(output, lambda branch: self.skip(branch, x))
 
-    def _skips(self) -> bool:
+    def _has_skip(self) -> bool:
         return any(self.configs[name].content_skip for name in self.working_adapters())

@@ -1,0 +1,201 @@
+"""What cannot be stacked on a model: configurations that do not fit it, adapters that train the base or do not act."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from peft import PEFT_TYPE_TO_TUNER_MAPPING, PeftConfig
+from peft.tuners.tuners_utils import check_target_module_exists
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.sites import AttentionSite, features, find_sites, require_matrix, submodule
+from hfpatch.tuners.adapters import adapter_parameters, base_parameters
+from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.layer import surgery_layer
+from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
+
+_MUST_STAY = "which a patch must leave as they are"
+_NEEDS_MORE = {  # PEFT type -> what it needs beside modules in the model
+    "ADALORA": "prunes its ranks and adds a penalty to the loss in the methods of its PeftModel",
+    "ADAPTION_PROMPT": "replaces the attention modules and needs the methods of its PeftModel",
+    "POLY": "needs task_ids in every call of the model",
+    "SHADOW": "runs a second network beside the model",
+    "XLORA": "mixes adapters that were trained before, by a classifier outside the model",
+}
+
+
+def require_fitting(model: nn.Module, configs: Sequence[PeftConfig]) -> None:
+    """Refuse configurations that cannot be stacked on a model, before anything is injected.
+
+    Raises:
+        HfpatchError: naming the option, and what to do instead.
+    """
+    require_untouched_base(configs)
+    for config in configs:
+        require_injectable(config, alone=len(configs) == 1)
+        if not isinstance(config, SurgeryConfig):  # these check themselves against each layer
+            _require_matches(model, config)
+            _require_matrices(model, config)
+
+
+def require_untouched_base(configs: Iterable[PeftConfig]) -> None:
+    """Refuse configurations that change the base: its weights, which parameters are trained, or its layers.
+
+    Raises:
+        HfpatchError: naming the option.
+    """
+    for config in configs:
+        init, bias = str(getattr(config, "init_lora_weights", "")), getattr(config, "bias", "none")
+        if init.lower().startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
+            raise HfpatchError(
+                f"init_lora_weights={init!r} rewrites the weights of the base, {_MUST_STAY}; use True or 'gaussian'"
+            )
+        if bias not in ("none", None, False):
+            raise HfpatchError(f"bias={bias!r} trains the biases of the base, {_MUST_STAY}; use bias='none'")
+        if getattr(config, "layer_replication", None):
+            raise HfpatchError(f"layer_replication repeats the layers of the base, {_MUST_STAY}; leave it out")
+
+
+def require_injectable(config: PeftConfig, *, alone: bool = True) -> None:
+    """Refuse a method that is more than modules injected into the model.
+
+    Args:
+        config: the configuration.
+        alone: whether it is the only one of its stack.
+
+    Raises:
+        HfpatchError: saying what it needs.
+    """
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    if config.is_prompt_learning:
+        need = "puts virtual tokens before the input"
+    elif getattr(PEFT_TYPE_TO_TUNER_MAPPING.get(cast("Any", config.peft_type)), "uses_shared_state", False):
+        need = "keeps tensors that its layers share outside the model"
+    else:
+        need = _NEEDS_MORE.get(kind, "")
+    if need:
+        raise HfpatchError(f"{kind.lower()} {need}, so it cannot be injected; use peft.get_peft_model")
+    if not alone and getattr(config, "trainable_token_indices", None) is not None:
+        raise HfpatchError(
+            "trainable_token_indices works alone, not in a stack; give the stack a TrainableTokensConfig of its own"
+        )
+
+
+def targeted_modules(model: nn.Module, config: PeftConfig) -> list[str]:
+    """Return the names of the modules that a configuration targets, with its excluded ones and its layers."""
+    return [name for name, _ in model.named_modules() if check_target_module_exists(config, name)]
+
+
+def _require_matches(model: nn.Module, config: PeftConfig) -> None:
+    """Refuse names and layers in a new configuration that match no module, which PEFT ignores where others match."""
+    if config.inference_mode:  # it was saved: it fits, or its tensors do not
+        return
+    names = [name for name, _ in model.named_modules() if name]
+    for option in ("target_modules", "exclude_modules", "modules_to_save"):
+        given = getattr(config, option, None) or []
+        for wanted in () if isinstance(given, str) else sorted(given):
+            if not any(f".{name}".endswith(f".{wanted}") for name in names):
+                raise HfpatchError(f"{option}: no module of this model is called {wanted!r}")
+    for option in ("rank_pattern", "alpha_pattern"):
+        for wanted in getattr(config, option, None) or {}:
+            if not any(re.match(rf"(.*\.)?({wanted})$", name) for name in names):
+                raise HfpatchError(f"{option}: no module of this model matches {wanted!r}")
+
+    layers, targets = getattr(config, "layers_to_transform", None), getattr(config, "target_modules", None)
+    if layers is None or not targets:
+        return
+    if paths := sorted({*targets} & {*names}) if not isinstance(targets, str) else [targets]:
+        raise HfpatchError(
+            f"layers_to_transform does not act on target_modules that say the layer themselves ({paths[0]!r}); "
+            "name modules by their last part, such as q_proj, or leave layers_to_transform out"
+        )
+    for layer in [layers] if isinstance(layers, int) else layers:
+        of_one_layer = copy.copy(config)
+        of_one_layer.layers_to_transform = layer
+        if not targeted_modules(model, of_one_layer):
+            raise HfpatchError(f"layers_to_transform: layer {layer} has none of the target_modules, or does not exist")
+
+
+def _require_matrices(model: nn.Module, config: PeftConfig) -> None:
+    """Refuse ``target_modules`` that name a projection put together from several matrices, or from none."""
+    targets = getattr(config, "target_modules", None)
+    if targets and targets != "all-linear":  # PEFT knows which are linear
+        for name, module in model.named_modules():
+            if check_target_module_exists(config, name):
+                require_matrix(module, name)
+
+
+def require_distinct_names(model: nn.Module, adapters: Sequence[str]) -> None:
+    """Refuse an adapter name that is also another part of a parameter's name, as ``lora_A`` is of LoRA's.
+
+    Raises:
+        HfpatchError: naming it.
+    """
+    base = set(base_parameters(model).values())
+    for name, parameter in model.named_parameters():
+        found = [part for part in name.split(".") if part in adapters]
+        if len(found) > (parameter not in base):
+            raise HfpatchError(f"adapter name {found[0]!r} is a part of PEFT's own names; choose another")
+
+
+def require_sound(model: nn.Module) -> None:
+    """Refuse a stack that trains the base, has adapters without values, or keeps a nonlinear query from acting.
+
+    Raises:
+        HfpatchError: naming the parameter or the projection.
+    """
+    trained = [name for name, parameter in base_parameters(model).items() if parameter.requires_grad]
+    if trained:
+        raise HfpatchError(
+            f"a configuration trains {len(trained)} parameters of the base, such as {trained[0]}, {_MUST_STAY}"
+        )
+    empty = [name for name, parameter in adapter_parameters(model).items() if parameter.is_meta]
+    if empty and any(hasattr(module, "_hf_hook") for module in model.modules()):  # a model on meta has no values either
+        raise HfpatchError(
+            f"{empty[0]}: the module that it adapts is offloaded, and PEFT gives its adapter no values there; load the "
+            "model without offloading, or adapt other modules (pre_projection and nonlinear_query work offloaded)"
+        )
+    if any(isinstance(module, NonlinearQueryLayer) for module in model.modules()):
+        for site in find_sites(model):
+            if (layer := surgery_layer(site, NonlinearQueryLayer)) is not None:
+                for target in {target for name in layer.working_adapters() for target in layer.configs[name].targets}:
+                    _require_effect(site, layer, target)
+
+
+@torch.no_grad()
+def _require_effect(site: AttentionSite, layer: NonlinearQueryLayer, target: str) -> None:
+    """Refuse adapters that compute with a projection's weight instead of calling it: they would bypass the query.
+
+    A wrapped projection is called on one token with two queries, whose difference has to come through.
+    """
+    path, inner = site.projections[target].path, site.projection_module(target)
+    outer = submodule(site.attention, path, of=site.family)
+    device = layer._device()
+    if outer is inner or device.type == "meta":
+        return
+    dtype = next((p.dtype for p in inner.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+    x, outputs = torch.zeros(1, 1, features(inner)[0], dtype=dtype, device=device), list[Tensor]()
+    try:
+        for shift in (0.0, 1.0):
+            layer.query = partial(_shifted, shift)  # type: ignore[method-assign]
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                outputs.append(outer(x))
+    finally:
+        del layer.query
+    if (outputs[1] - outputs[0]).abs().max() < 0.01:
+        method = type(outer).__module__.split(".")[-2]
+        raise HfpatchError(
+            f"{site.path}.{path}: {method} does not call the projection that it adapts, so the nonlinear {target} "
+            "would not act; leave this projection out of one of the two"
+        )
+
+
+def _shifted(shift: float, adapter_name: str, target: str, x: Tensor, projected: Tensor) -> Tensor:
+    return projected + shift
