@@ -10,24 +10,19 @@ from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
 from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.runs.bench import Bench
 from hfpatch.runs.cautions import cautions, form_of, scores_of
-from hfpatch.runs.folder import RunFolder
+from hfpatch.runs.folder import RunFolder, RunPaths
+from hfpatch.runs.outcome import diverged_step
+from hfpatch.runs.plan import planned_runs
 from hfpatch.runs.references import references
-from hfpatch.runs.runs import diverged_step
+from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock, provenance
 
 SCHEMA = 1
 
 
-def planned_runs(recipe: Recipe) -> list[tuple[str, int]]:
-    """Return every (method, seed), the baseline first and once: nothing in it depends on a seed."""
-    others = [name for name in recipe.methods if name != recipe.baseline]
-    return [(recipe.baseline, 0), *((name, seed) for seed in recipe.training.seeds for name in others)]
-
-
-def collect(bench: Bench, folder: RunFolder, clock: Clock, *, complete: bool) -> dict[str, Any]:
+def collect(bench: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> dict[str, Any]:
     """Return what results.json holds: all complete runs and, where the comparison is complete, the paired tests."""
     recipe = bench.recipe.model_dump(mode="json")
     methods = {name: _method(bench, folder, name) for name in bench.recipe.methods}
@@ -49,14 +44,14 @@ def collect(bench: Bench, folder: RunFolder, clock: Clock, *, complete: bool) ->
     return {**results, "warnings": cautions(bench.recipe, results, references(bench.recipe)) if complete else []}
 
 
-def _data(bench: Bench) -> dict[str, Any]:
+def _data(bench: ComparisonSetup) -> dict[str, Any]:
     held_out = bench.held_out
     return bench.blocks.to_json() | ({"held_out": held_out.to_json()} if held_out else {})
 
 
-def _method(bench: Bench, folder: RunFolder, name: str) -> dict[str, Any]:
+def _method(bench: ComparisonSetup, folder: RunFolder, name: str) -> dict[str, Any]:
     size, match = bench.sizes[name], bench.methods[name].match
-    paths = {seed: folder.run(method, seed).result for method, seed in planned_runs(bench.recipe) if method == name}
+    paths = {run.seed: run.result for run in planned_runs(bench.recipe, folder.root) if run.variant == name}
     parts = bench.recipe.methods[name]
     return {
         "parts": parts,
@@ -67,7 +62,7 @@ def _method(bench: Bench, folder: RunFolder, name: str) -> dict[str, Any]:
     }
 
 
-def _model(bench: Bench) -> dict[str, Any]:
+def _model(bench: ComparisonSetup) -> dict[str, Any]:
     base = bench.base
     return {
         "name": base.name,
@@ -79,7 +74,7 @@ def _model(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _plan(bench: Bench, seed: int) -> dict[str, Any]:
+def _plan(bench: ComparisonSetup, seed: int) -> dict[str, Any]:
     training = bench.recipe.training
     return {"sha256": bench.plans[seed].sha256, "steps": training.steps, "batch_size": training.batch_size}
 
@@ -91,12 +86,11 @@ def _tasks(methods: dict[str, Any]) -> dict[str, Any]:
     return {task: {key: score[key] for key in keys} for task, score in scores.items()}
 
 
-def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
+def _comparisons(bench: ComparisonSetup, folder: RunFolder) -> list[dict[str, Any]]:
     records: dict[str, dict[int, Path]] = {}
-    for method, seed in planned_runs(bench.recipe):
-        result = folder.run(method, seed).result
-        if result.is_file() and diverged_step(read_json(result)["train"]) is None:
-            records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
+    for run in planned_runs(bench.recipe, folder.root):
+        if run.result.is_file() and diverged_step(read_json(run.result)["train"]) is None:
+            records.setdefault(run.variant, {})[run.seed] = RunPaths(run.folder).evaluations
     recipe = bench.recipe
     scores = scores_of(read_json(folder.run(recipe.baseline, 0).result))
     found = compare_records(

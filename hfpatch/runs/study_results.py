@@ -13,7 +13,8 @@ from hfpatch.evaluation.stats import Estimate, holm, over_seeds
 from hfpatch.models.describe import describe_query
 from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pretraining import Point
-from hfpatch.runs.study_bench import PlannedRun, StudyBench, planned_runs
+from hfpatch.runs.plan import PlannedRun, planned_runs
+from hfpatch.runs.pretraining import StudySetup
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import provenance
 from hfpatch.training.diagnostics import DiagnosticsFile
@@ -23,7 +24,7 @@ Curve = dict[int, float]
 """The evaluation loss after each step at which it was measured."""
 
 
-def collect_study(bench: StudyBench) -> dict[str, Any]:
+def collect_study(bench: StudySetup) -> dict[str, Any]:
     """Return what results.json holds, of all runs that are there.
 
     For each variant the best point of its sweep is the one of lowest mean loss at which every seed came to the end.
@@ -58,7 +59,7 @@ def collect_study(bench: StudyBench) -> dict[str, Any]:
     }
 
 
-def _variant(bench: StudyBench, name: str) -> dict[str, Any]:
+def _variant(bench: StudySetup, name: str) -> dict[str, Any]:
     chosen = bench.recipe.variants[name]
     single = bench.recipe.single(name, {}, bench.recipe.seeds[0])
     scratch, _ = split_architecture(single.architecture)
@@ -89,7 +90,7 @@ def _run(run: PlannedRun) -> dict[str, Any]:
     }
 
 
-def _rows(bench: StudyBench, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _rows(bench: StudySetup, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each variant and point, in the recipe's order."""
     recipe = bench.recipe
     rows = [

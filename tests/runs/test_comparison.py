@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import hfpatch.runs.cautions
 import hfpatch.runs.comparison
 import hfpatch.runs.results
-import hfpatch.runs.runs
+import hfpatch.runs.train_eval
 import hfpatch.support.files
 from hfpatch.cli.tables import print_comparison
 from hfpatch.data.tokenizer import train_tokenizer
@@ -57,7 +57,7 @@ def quick():
 @pytest.fixture(autouse=True)
 def one_commit(monkeypatch):
     """The checkout may move on while the tests run."""
-    monkeypatch.setattr(hfpatch.runs.runs, "checkout_state", lambda: ("c0ffee", False))
+    monkeypatch.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def make_recipe(model_folder: Path, methods: dict | None = None, **sections: dic
 def straight(model_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("straight") / "out"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hfpatch.runs.runs, "checkout_state", lambda: ("c0ffee", False))
+        patched.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
         compare(make_recipe(model_folder), out)
     return out
 
@@ -293,7 +293,7 @@ def refused(call, *arguments, **options) -> str:
 
 
 def test_a_finished_run_is_not_overwritten(straight, recipe):
-    assert "holds a finished run" in refused(compare, recipe, straight)
+    assert "contains a finished run" in refused(compare, recipe, straight)
 
 
 def test_an_unfinished_run_is_not_overwritten(straight, recipe, tmp_path):
@@ -336,7 +336,7 @@ def test_changed_training_text_is_refused(recipe, model_folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         compare(changing, tmp_path / "out", progress=Stop("finished", 1))
     data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 90)
-    assert "another training text" in refused(compare, changing, tmp_path / "out", resume=True)
+    assert "does not match the current training text" in refused(compare, changing, tmp_path / "out", resume=True)
 
 
 def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_report):
@@ -410,14 +410,14 @@ def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp
 
 
 def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp_path, monkeypatch, no_report):
-    real = hfpatch.runs.runs.train_probe
+    real = hfpatch.runs.train_eval.train_probe
 
     def spoilt(model, *, settings, run_dir, **values):
         if run_dir.parts[-2:] == ("lora", "seed-1"):
             settings = settings.model_copy(update={"lr": 1e30})
         return real(model, settings=settings, run_dir=run_dir, **values)
 
-    monkeypatch.setattr(hfpatch.runs.runs, "train_probe", spoilt)
+    monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", spoilt)
     with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 3"):
         results = compare(recipe, tmp_path / "out")
     seeds = {(each["method"], each["reference"]): each["seeds"] for each in results["comparisons"]}
@@ -447,7 +447,7 @@ def test_a_start_that_fails_leaves_no_folder_and_the_next_needs_no_resume(
     model_folder, tmp_path, no_report, monkeypatch, sections, message
 ):
     out = tmp_path / "new" / "out"
-    monkeypatch.setattr(hfpatch.runs.runs, "train_probe", lambda *args, **kwargs: pytest.fail("trained"))
+    monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", lambda *args, **kwargs: pytest.fail("trained"))
     starts = [compare] if "evaluation" in sections else [compare, partial(train, method="lora")]
     for start in starts:
         with pytest.raises(HfpatchError, match=message):
@@ -474,7 +474,7 @@ def test_a_failure_before_the_first_step_leaves_what_others_have_done(recipe, tm
     def fail(*args, **kwargs):
         raise HfpatchError("no memory")
 
-    monkeypatch.setattr(hfpatch.runs.runs, "train_probe", fail)
+    monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", fail)
     with pytest.raises(HfpatchError, match="no memory"):
         train(recipe, "pre_projection", out)
     assert files(out) == before

@@ -14,7 +14,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import load_scratch
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_recipe
 from hfpatch.runs import Progress, pretrain, pretrain_study
-from hfpatch.runs.study_bench import planned_runs
+from hfpatch.runs.plan import planned_runs
 from hfpatch.runs.study_results import improvement
 from hfpatch.support.files import read_json
 
