@@ -1,7 +1,6 @@
 """From a recipe to a run folder: complete, resumable, and refused where it would mix or mislead."""
 
 import errno
-import gc
 import json
 import shutil
 from functools import partial
@@ -44,18 +43,6 @@ METHODS = {
     "pre_projection": [{"type": "pre_projection"}],
     "lora": [{"type": "lora", "match": "pre_projection"}],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    """Tiny models are fastest on one thread, and the Trainer's garbage collections on a heap without the libraries."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

@@ -56,14 +56,6 @@ class Nothing(Progress):
         pytest.fail(f"{run} was evaluated on {task}")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make_place(folder: Path) -> Path:
     """Put a base and a text into a folder."""
     texts = list(documents("base", count=40))

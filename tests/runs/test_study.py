@@ -46,14 +46,6 @@ CORNERS = {  # what cannot train: its loss soon passes the bound
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def no_report(monkeypatch):
     """Reports take longer than all the rest, and have tests of their own."""
