@@ -38,7 +38,7 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
         The content of ``out/results.json``.
 
     Raises:
-        HfpatchError: if ``out`` may not take this run, or something the recipe names is not as it says.
+        HfpatchError: if ``out`` cannot take this run, or something that the recipe names cannot be loaded or used.
     """
     if start_processes().num_processes > 1:
         raise HfpatchError("compare runs in one process; launch hfpatch train for each method, then compare --resume")

@@ -67,7 +67,7 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> Path:
-        """What an interrupted training goes on from."""
+        """What an interrupted training is resumed from."""
         return self.root / "checkpoints"
 
     @property
@@ -77,7 +77,7 @@ class RunPaths:
 
     @property
     def answers(self) -> Path:
-        """What the model answered so far; it is there while an evaluation goes on or is interrupted."""
+        """What the model answered so far, until the evaluation is complete."""
         return self.root / "evaluations" / ".answers"
 
     @property
@@ -89,7 +89,7 @@ class RunPaths:
 def check_folder(
     out: Path, recipe: Recipe | PretrainRecipe | StudyRecipe, *, resume: bool, part: str | None = None
 ) -> None:
-    """Refuse a folder that may not take the runs of a recipe.
+    """Refuse a folder that cannot take the runs of a recipe.
 
     Args:
         out: the folder; it need not exist.

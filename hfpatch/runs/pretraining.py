@@ -88,7 +88,7 @@ def pretrain(
         The content of ``out/result.json``.
 
     Raises:
-        HfpatchError: if ``out`` may not take this run, or something the recipe names is not as it says.
+        HfpatchError: if ``out`` cannot take this run, or something that the recipe names cannot be loaded or used.
     """
     plan = plan_pretraining(recipe, out)
     (unit,) = plan.units
@@ -104,7 +104,7 @@ def set_up_pretraining(recipe: AnyPretraining, out: Path) -> PretrainingSetup[An
     """Load the text and try every model on the meta device, so that a mistake shows before any training.
 
     Raises:
-        HfpatchError: if text or tokenizer cannot be had, or a model cannot be built or trained as the recipe says.
+        HfpatchError: if the text or the tokenizer cannot be loaded, or a model cannot be built or trained.
     """
     corpus = load_corpus(recipe)
     runs = planned_runs(recipe, out)

@@ -1,4 +1,4 @@
-"""What is reported while runs go on."""
+"""What is reported while runs are in progress."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ AnySetup = TypeVar("AnySetup", bound=Setup)
 
 
 def check_start(plan: Plan, *, resume: bool) -> None:
-    """Refuse a folder that may not take this plan; the first process looks, the others wait for it.
+    """Refuse a folder that cannot take this plan; the first process checks, the others wait for it.
 
     Raises:
         HfpatchError: as `check_folder`.

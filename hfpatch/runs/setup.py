@@ -94,7 +94,7 @@ def set_up(recipe: Recipe) -> ComparisonSetup:
     """Load what the recipe names and try each method on the base, so that a mistake shows before any training.
 
     Raises:
-        HfpatchError: if the base, the data or a method cannot be had as the recipe says.
+        HfpatchError: if the base or the data cannot be loaded, or a method does not fit the base.
     """
     check_data_dir(recipe.data_dir)
     check_trackers(recipe.training.report_to)

@@ -46,8 +46,8 @@ def pretrain_study(
         The content of ``out/results.json``.
 
     Raises:
-        HfpatchError: if ``out`` may not take this study, a variant cannot be built, or something the recipe names is
-            not as it says.
+        HfpatchError: if ``out`` cannot take this study, a variant cannot be built, or something that the recipe names
+            cannot be loaded or used.
     """
     state, plan = start_processes(), plan_pretraining(recipe, out, variant)
     check_start(plan, resume=resume)
