@@ -5,6 +5,7 @@
 Each run is a process of its own (a fork, so that nothing is imported twice).
 """
 
+import gc
 import json
 import os
 import signal
@@ -109,5 +110,6 @@ def main(root: Path) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # each training collects garbage
     hfpatch.runs.comparison.write_report = lambda _: None  # takes longer than all the rest
     print(json.dumps(main(Path(sys.argv[1]))))

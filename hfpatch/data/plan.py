@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import plan_mistake
+from hfpatch.recipes.training import LoopSettings
 from hfpatch.support.files import atomic_file, read_json, write_json
 
 PLAN = "plan.json"
@@ -144,3 +145,9 @@ def draw_plan(*, blocks: int, steps: int, batch_size: int, seed: int) -> BatchPl
     for start in range(0, len(order), blocks):
         order[start : start + blocks] = generator.permutation(blocks)[: len(order) - start]
     return BatchPlan(indices=order.reshape(steps, batch_size), blocks=blocks, seed=seed)
+
+
+def draw_plans(settings: LoopSettings, blocks: TokenBlocks, seeds: Iterable[int]) -> dict[int, BatchPlan]:
+    """Draw the plan of each seed, see `draw_plan`."""
+    steps, size = settings.steps, settings.batch_size
+    return {seed: draw_plan(blocks=len(blocks), steps=steps, batch_size=size, seed=seed) for seed in seeds}

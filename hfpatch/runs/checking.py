@@ -58,13 +58,16 @@ def check(
         progress: shown each promise before it is tested.
 
     Raises:
-        HfpatchError: if the model cannot be had, or nothing fits it.
+        HfpatchError: if the model cannot be loaded, or no method can be injected into it.
     """
     parts = EVERY_KIND if part is None else [part]
     progress = progress or Progress()
     for each in parts:
         validate_methods({"checked": [each]})
-    loaded, name = _load(model, config_only)
+    if config_only:
+        name, loaded = f"a tiny random twin of {model.name}", twin(load_config(model.name, revision=model.revision))
+    else:
+        name, loaded = model.name, load_base(model.name, revision=model.revision, dtype=model.dtype).model
     reports: list[CheckReport] = []
     refused: dict[str, str] = {}
     for each in parts:
@@ -85,9 +88,3 @@ def check(
 def _show(progress: Progress, method: str, promise: str, done: int, total: int) -> None:
     progress.evaluating(method, promise)
     progress.scored(method, promise, done, total)
-
-
-def _load(model: ModelSettings, config_only: bool) -> tuple[Any, str]:
-    if config_only:
-        return twin(load_config(model.name, revision=model.revision)), f"a tiny random twin of {model.name}"
-    return load_base(model.name, revision=model.revision, dtype=model.dtype).model, model.name

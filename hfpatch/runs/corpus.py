@@ -28,7 +28,7 @@ from hfpatch.training.processes import start_processes
 
 @dataclass(frozen=True)
 class Corpus:
-    """A tokenizer, the blocks to train on and, where the recipe has any, those whose loss is measured."""
+    """A tokenizer, the blocks to train on and, if the recipe has any, those whose loss is measured."""
 
     tokenizer: PreTrainedTokenizerBase
     train: TokenBlocks
@@ -41,10 +41,10 @@ class Corpus:
 
 
 def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
-    """Find or train the tokenizer and tokenise the text, on the first process; the others read its cache.
+    """Load or train the tokenizer and tokenise the text, on the first process; the others read its cache.
 
     Raises:
-        HfpatchError: if tokenizer or text cannot be had.
+        HfpatchError: if the tokenizer or the text cannot be loaded.
     """
     check_data_dir(recipe.data_dir)
     with start_processes().local_main_process_first():
@@ -68,7 +68,7 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
         return load_tokenizer(str(recipe.tokenizer.path))
     if recipe.data.is_token_file:
         raise HfpatchError(
-            f"tokenizer.train_vocab_size: {recipe.data.source} holds tokens and no text to train a tokenizer on; set "
+            f"tokenizer.train_vocab_size: {recipe.data.source} has tokens and no text to train a tokenizer on; set "
             "tokenizer.path to the one it was made with"
         )
     return _trained_tokenizer(recipe.data, recipe.data_dir, size)

@@ -1,4 +1,4 @@
-"""The run folder: where each file of a run lies, and which folder may take a run."""
+"""The run folder: where each file of a run is, and which folder may take a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes import training as training_settings
 from hfpatch.recipes.comparison import Recipe, load_recipe
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
 from hfpatch.runs.locks import held_by_others
 from hfpatch.support.files import read_json, remove_leftovers
 
@@ -31,11 +30,6 @@ class RunFolder:
     root: Path
 
     @property
-    def recipe(self) -> Path:
-        """The resolved recipe; written first, so that it marks the folder as a run."""
-        return self.root / "recipe.yaml"
-
-    @property
     def results(self) -> Path:
         """Everything that was measured."""
         return self.root / "results.json"
@@ -45,7 +39,7 @@ class RunFolder:
         return RunPaths(self.root / "runs" / method / f"seed-{seed}")
 
     def is_complete(self) -> bool:
-        """Return whether the folder holds a finished comparison."""
+        """Return whether everything that the recipe asks for is done."""
         return self.results.is_file() and bool(self.read_results().get("complete"))
 
     def read_results(self) -> dict[str, Any]:
@@ -77,7 +71,7 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> Path:
-        """What an interrupted training goes on from."""
+        """What an interrupted training is resumed from."""
         return self.root / "checkpoints"
 
     @property
@@ -87,7 +81,7 @@ class RunPaths:
 
     @property
     def answers(self) -> Path:
-        """What the model answered so far; it is there while an evaluation goes on or is interrupted."""
+        """What the model answered so far, until the evaluation is complete."""
         return self.root / "evaluations" / ".answers"
 
     @property
@@ -96,62 +90,50 @@ class RunPaths:
         return self.root / "result.json"
 
 
-def open_folder(out: Path, recipe: Recipe, *, resume: bool, method: str | None = None) -> RunFolder:
-    """Return the run folder ``out`` if this recipe may write there.
+def check_folder(
+    out: Path, recipe: Recipe | PretrainRecipe | StudyRecipe, *, resume: bool, part: str | None = None
+) -> None:
+    """Refuse a folder that cannot take the runs of a recipe.
 
     Args:
         out: the folder; it need not exist.
         recipe: what is about to run.
-        resume: continue the run that lies there.
-        method: look at this method's runs alone; None looks at the whole folder.
+        resume: continue the runs that are there.
+        part: the method or variant that is about to run; None if all of them are.
 
     Raises:
-        HfpatchError: if ``out`` is a file, holds something else or another recipe's run, or this recipe's and
-            ``resume`` is not set.
+        HfpatchError: if ``out`` is a file, contains files that are not of hfpatch or another recipe's run, or this
+            recipe's and ``resume`` is not set.
     """
-    folder = RunFolder(out)
     remove_leftovers(out)
-    if not holds_run(out):
-        return folder
-    check_same_recipe(out, load_recipe(folder.recipe), recipe)
+    if not _contains_run(out):
+        return
+    load = load_recipe if isinstance(recipe, Recipe) else load_pretrain_or_study
+    old, new = (flatten(each.model_dump(mode="json")) for each in (load(out / "recipe.yaml"), recipe))
+    for key in [*old, *(key for key in new if key not in old)]:
+        there, here = old.get(key, "absent"), new.get(key, "absent")
+        if there != here and key not in NOT_IDENTITY:
+            raise HfpatchError(
+                f"{out}: contains a run of another recipe ({key} is {there!r} there, {here!r} here); "
+                "choose another --out"
+            )
     if resume:
-        return folder
-    if folder.is_complete():
-        raise HfpatchError(f"{out}: holds a finished run; --resume to report it again, or choose another --out")
-    if method is None or (out / "runs" / method).exists():
-        raise HfpatchError(f"{out}: holds an unfinished run; --resume to continue it, or choose another --out")
-    return folder
+        return
+    if RunFolder(out).is_complete() or (out / "result.json").is_file():
+        raise HfpatchError(f"{out}: contains a finished run; --resume to report it again, or choose another --out")
+    if part is None or (out / "runs" / part).exists():
+        raise HfpatchError(f"{out}: contains an unfinished run; --resume to continue it, or choose another --out")
 
 
-def holds_run(out: Path) -> bool:
-    """Return whether ``out`` holds a run; False where it is empty or not there yet.
-
-    Raises:
-        HfpatchError: if it is a file or holds something else.
-    """
+def _contains_run(out: Path) -> bool:
     for place in (out, *out.parents):
         if place.exists() and not place.is_dir():
             raise HfpatchError(f"{place}: is a file, not a folder; choose another --out")
     if (out / "recipe.yaml").is_file():
         return True
     if out.is_dir() and not _is_empty(out):
-        raise HfpatchError(f"{out}: is not empty and holds no run of hfpatch; choose another --out")
+        raise HfpatchError(f"{out}: is not empty and contains no hfpatch run; choose another --out")
     return False
-
-
-def check_same_recipe(out: Path, stored: BaseModel, recipe: BaseModel) -> None:
-    """Refuse a folder whose stored recipe differs from ``recipe`` in a key that changes a number.
-
-    Raises:
-        HfpatchError: naming the first such key and both values.
-    """
-    old, new = (flatten(each.model_dump(mode="json")) for each in (stored, recipe))
-    for key in [*old, *(key for key in new if key not in old)]:
-        there, here = old.get(key, "absent"), new.get(key, "absent")
-        if there != here and key not in NOT_IDENTITY:
-            raise HfpatchError(
-                f"{out}: holds a run of another recipe ({key} is {there!r} there, {here!r} here); choose another --out"
-            )
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -166,18 +148,18 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @contextmanager
-def no_false_start(out: Path, locks: Collection[str]) -> Iterator[None]:
-    """Take away what a start has written to an empty folder if it fails before there is anything to continue from.
+def discard_failed_start(out: Path, locks: Collection[str]) -> Iterator[None]:
+    """Empty a folder again that was empty, if what runs in it fails before there is anything to resume from.
 
     Args:
         out: the folder.
-        locks: the locks on it that this process holds; where others hold theirs, everything stays.
+        locks: the locks on it that this process holds; while others hold theirs, everything stays.
     """
-    fresh = not out.is_dir() or _is_empty(out)
+    was_empty = not out.is_dir() or _is_empty(out)
     try:
         yield
     except BaseException:
-        if fresh and out.is_dir() and not _holds_work(out) and not held_by_others(out, locks):
+        if was_empty and out.is_dir() and not _contains_work(out) and not held_by_others(out, locks):
             for entry in out.iterdir():
                 if not entry.name.startswith("."):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -188,9 +170,8 @@ def _is_empty(out: Path) -> bool:
     return all(entry.name.startswith(".") for entry in out.iterdir())
 
 
-def _holds_work(out: Path) -> bool:
+def _contains_work(out: Path) -> bool:
     """Return whether a run or an evaluation has left something in ``out``: steps, answers, records or results."""
     files = [out / name for name in ("metrics.jsonl", "result.json", "results.json")]
-    folders = [out / name for name in ("runs", "checkpoints", "model")]
-    files += [path for folder in folders for path in folder.rglob("*")]
+    files += [path for name in ("runs", "checkpoints", "model") for path in (out / name).rglob("*")]
     return any(path.is_file() and path.stat().st_size for path in files)

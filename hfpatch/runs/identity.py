@@ -1,8 +1,8 @@
-"""The identity of a run: the hashes of all it comes from, as plain data that whatever goes on with it must share.
+"""The identity of a run: the hashes of everything that it is made from, which whatever continues it must share.
 
 A run folder's ``identity.json`` has what all its runs share. What a single run leaves (its training, its result, its
 checkpoints) has the run's own identity under ``identity``. Everything is compared before anything is run or written,
-so results of two bases or two texts never meet in one folder.
+so results of two bases or two texts never mix in one folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NAMES = {
     "architecture": "architecture",
     "training": "training settings",
 }
-"""What each hash of an identity is of; where several differ, the first of them is named."""
+"""What each hash of an identity is of; if several differ, an error names the first of them."""
 
 _OUTCOMES = ("training.json", "result.json")
 _CONFIG_WITHOUT = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
@@ -82,7 +82,7 @@ def identify_method(method: Method) -> Identity:
 
 
 def identify_training(settings: LoopSettings, plan: BatchPlan) -> Identity:
-    """Return the hashes of a batch plan and of the training settings that a continuation must share."""
+    """Return the hashes of a batch plan and of the training settings that a resumed run must share."""
     return {
         "plan": plan.sha256,
         "training": hash_values(settings.model_dump(mode="json", exclude=set(NOT_IDENTITY))),
@@ -91,11 +91,15 @@ def identify_training(settings: LoopSettings, plan: BatchPlan) -> Identity:
 
 def hash_values(values: Any) -> str:
     """Return the SHA-256 of values as JSON, sets sorted and what JSON does not know as its text."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=_plain).encode()).hexdigest()
+
+    def plain(value: Any) -> Any:
+        return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=plain).encode()).hexdigest()
 
 
 def check_shared(out: Path, shared: Identity, plans: Mapping[int, BatchPlan]) -> None:
-    """Refuse a folder whose runs come from something else than ``shared`` and ``plans``; nothing is written.
+    """Refuse a folder whose runs were not made with ``shared`` and ``plans``; nothing is written.
 
     Raises:
         HfpatchError: naming the file, what differs and both hashes; or if there are runs and no identity, as in the
@@ -104,13 +108,18 @@ def check_shared(out: Path, shared: Identity, plans: Mapping[int, BatchPlan]) ->
     if (out / FILE).is_file():
         _check(out / FILE, read_json(out / FILE), shared)
     elif (out / "runs").is_dir() and any((out / "runs").iterdir()):
-        raise HfpatchError(_nameless(out))
-    if (out / PLAN).is_file():
-        _check_plans(out, plans)
+        _check(out, None, shared)
+    stored = read_plans(out) if (out / PLAN).is_file() else plans
+    for seed, plan in plans.items():
+        if seed not in stored or stored[seed].sha256 != plan.sha256:
+            raise HfpatchError(
+                f"{out / PLAN}: the batch plan of seed {seed} does not match: the training text or the tokenizer has "
+                "changed since this run was started; choose another --out"
+            )
 
 
 def check_run(folder: Path, identity: Identity) -> None:
-    """Refuse a run whose training, result or checkpoint comes from something else; nothing is written.
+    """Refuse a run whose training, result or checkpoint was not made with ``identity``; nothing is written.
 
     Raises:
         HfpatchError: as `check_shared`.
@@ -123,7 +132,7 @@ def check_run(folder: Path, identity: Identity) -> None:
 
 
 def stored_library(out: Path) -> MatmulLibrary | None:
-    """Return the library for matrix products that the runs of a folder were begun with; None if there is none yet."""
+    """Return the library for matrix products that the runs of a folder were started with; None if there is none yet."""
     stored: Any = read_json(out / FILE).get(MATMUL) if (out / FILE).is_file() else None
     return cast("MatmulLibrary | None", stored)
 
@@ -146,36 +155,15 @@ def write_shared(
 
 def _check(path: Path, stored: Any, identity: Identity) -> None:
     if not isinstance(stored, Mapping):
-        raise HfpatchError(_nameless(path))
-    for key in (key for key in NAMES if key in identity or key in stored):
+        raise HfpatchError(
+            f"{path}: has no hashes of the base and the text it was made with, as in folders of older versions, "
+            "so it cannot be resumed; choose another --out"
+        )
+    for key, name in NAMES.items():
         old, new = stored.get(key), identity.get(key)
         if old != new:
+            there, now = (str(each)[:12] if each else "none" for each in (old, new))
             raise HfpatchError(
-                f"{path}: made with another {NAMES[key]} (sha256 {_short(old)} there, {_short(new)} now); "
-                "restore what it was made with, or choose another --out"
+                f"{path}: does not match the current {name} (sha256 {there} there, {now} now); restore what it was "
+                "made with, or choose another --out"
             )
-
-
-def _check_plans(out: Path, plans: Mapping[int, BatchPlan]) -> None:
-    stored = read_plans(out)
-    for seed, plan in plans.items():
-        if seed not in stored or stored[seed].sha256 != plan.sha256:
-            raise HfpatchError(
-                f"{out / PLAN}: the plan of seed {seed} is another: the training text or the tokenizer has changed "
-                "since this run began; choose another --out"
-            )
-
-
-def _nameless(path: Path) -> str:
-    return (
-        f"{path}: does not say which base and which text it is from, as an older version of hfpatch wrote it, so it "
-        "cannot be resumed; choose another --out"
-    )
-
-
-def _short(sha256: Any) -> str:
-    return str(sha256)[:12] if sha256 else "none"
-
-
-def _plain(value: Any) -> Any:
-    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)

@@ -1,9 +1,9 @@
 """Locks on run folders: one process at a time writes a run, on any file system and from any machine.
 
-A lock is a file in ``OUT/.locks``, created exclusively, which many network file systems keep where they keep no
-``flock``. It says who holds it: host, process, since when, command. A thread of the holder renews its time. A lock
-counts for nothing once its process is gone, which a process on the same machine sees at once, or once it was not
-renewed for five minutes, so that the next command goes on after a crash.
+A lock is a file in ``OUT/.locks``, created exclusively, which works on many network file systems where ``flock`` does
+not. It names its holder: host, process, start time, command. A thread of the holder updates the file's time. A lock is
+stale once its process has ended, which a process on the same machine sees at once, or once it was not renewed for five
+minutes; so the next command can continue after a crash.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ RENEW_S = 30.0
 GRACE_S = 30.0
 """How long a process may take to end after it lost a lock."""
 STALE_S = 300.0
-"""How long a lock of another machine counts without being renewed."""
+"""How long a lock of another machine stays valid without being renewed."""
 UNREADABLE_S = 10.0
-"""How long a lock counts that does not say who holds it: its holder is about to write that."""
+"""How long a lock without the name of its holder stays valid: the holder is about to write it."""
 FOLDER = ".locks"
 SHARED = "folder"
-"""The name of the lock on what all runs of a folder share; it is held for moments only."""
+"""The name of the lock on what all runs of a folder share; it is held briefly."""
 WHOLE = "run"
-"""The name of the lock on a folder that is one run."""
+"""The name of the lock on a folder that is itself one run."""
 _POLL_S = 0.05
 
 Holder: TypeAlias = Mapping[str, Any]
@@ -48,19 +48,27 @@ Holder: TypeAlias = Mapping[str, Any]
 def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[None]:
     """Hold several locks of a folder, or none of them.
 
-    Should another process take one of them over, as it may after this one was suspended for minutes, the main thread
-    is interrupted as by Ctrl-C.
+    If another process takes one of them over, which can happen after this one was suspended for minutes, the main
+    thread is interrupted as by Ctrl-C.
 
     Args:
-        out: the folder; it is made if need be, and removed again if it is left empty.
-        names: the names of the locks; of a run that of `run_lock`.
+        out: the folder; it is created if needed, and removed again if it is left empty.
+        names: the names of the locks, see `run_lock`.
         wait_s: how long to wait for other processes to release them.
 
     Raises:
-        HfpatchError: naming the lock and who holds it.
+        HfpatchError: naming the lock and its holder.
     """
     made, ended = not out.exists(), threading.Event()
-    holder = {**_this_process(), "since": _now(), "token": uuid.uuid4().hex}
+    holder = {
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": os.getpid(),
+        "born": _birth(os.getpid()),
+        "command": command_line(sys.argv),
+        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "token": uuid.uuid4().hex,
+    }
     held: list[Path] = []
     renewer = threading.Thread(target=_renew, args=(held, holder, ended), daemon=True)
     try:
@@ -81,7 +89,7 @@ def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[No
 
 
 def hold_shared(out: Path) -> AbstractContextManager[None]:
-    """Hold the lock on what all runs of a folder share, after waiting for another process to be done with it."""
+    """Hold the lock on what all runs of a folder share, after waiting for any other process that holds it."""
     return hold(out, [SHARED], wait_s=STALE_S + RENEW_S)
 
 
@@ -91,7 +99,7 @@ def run_lock(out: Path, folder: Path) -> str:
 
 
 def held_by_others(out: Path, names: Collection[str]) -> bool:
-    """Return whether other processes hold locks on a folder, beside those of these names."""
+    """Return whether other processes hold locks on a folder, besides those of these names."""
     return any(not path.name.startswith(".") and path.name not in names for path in (out / FOLDER).glob("*"))
 
 
@@ -111,7 +119,8 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
         if other is not None and _is_gone(path, other):
             _remove(path, other)
         elif other is not None and time.monotonic() >= deadline:
-            raise HfpatchError(_in_use(path, other))
+            what, who = _locked(path), _describe(other)
+            raise HfpatchError(f"{what} is in use by {who}; wait for it or end it, or choose another --out")
         elif other is not None:
             time.sleep(_POLL_S)
 
@@ -126,13 +135,14 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
                 elif other.get("token") == holder["token"]:
                     os.utime(path)
                 else:
-                    print(f"hfpatch: {_lost(path, other)}", file=sys.stderr)
+                    taken = f"the lock on {_locked(path)} was taken over by {_describe(other)}"
+                    print(f"hfpatch: {taken} while this process was suspended, so it ends", file=sys.stderr)
                     _end(ended)
                     return
 
 
 def _end(ended: threading.Event) -> None:
-    """Interrupt the main thread as Ctrl-C does; end the process where that is ignored, as it is in background jobs."""
+    """Interrupt the main thread as Ctrl-C does; end the process if that is ignored, as it is in background jobs."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
@@ -142,7 +152,7 @@ def _end(ended: threading.Event) -> None:
 
 
 def _read(path: Path) -> Holder | None:
-    """Return who holds a lock, nothing of him if that cannot be read, or None where the lock was released."""
+    """Return the holder of a lock, an empty one if it cannot be read, or None if the lock was released."""
     try:
         value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
@@ -166,28 +176,23 @@ def _remove(path: Path, holder: Holder) -> None:
 
 
 def _is_gone(path: Path, holder: Holder) -> bool:
-    """Whether the holder of a lock has ended without releasing it."""
-    machine = _this_process()["machine"]
+    """Return whether the holder of a lock has ended without releasing it."""
+    machine = _machine()
     if machine is not None and holder.get("machine") == machine:
         return _birth(holder.get("pid")) != holder.get("born")
-    return _unrenewed_s(path) > (STALE_S if holder else UNREADABLE_S)
-
-
-def _unrenewed_s(path: Path) -> float:
-    """Return the seconds since a lock was renewed, by the file system's clock alone."""
     probe = path.with_name(f".{uuid.uuid4().hex}")
     try:
-        probe.touch()
-        return probe.stat().st_mtime - path.stat().st_mtime
+        probe.touch()  # the file system's clock may differ from this machine's
+        return probe.stat().st_mtime - path.stat().st_mtime > (STALE_S if holder else UNREADABLE_S)
     except OSError:
-        return 0.0  # released meanwhile
+        return False  # released meanwhile
     finally:
         probe.unlink(missing_ok=True)
 
 
 @cache
 def _machine() -> str | None:
-    """Return what names the processes that this one can see, across restarts and containers; None if unknown."""
+    """Return an id of this machine since it booted and of the process namespace; None if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -196,7 +201,7 @@ def _machine() -> str | None:
 
 
 def _birth(pid: Any) -> str | None:
-    """Return the time at which a process started, in the kernel's own count; None if there is none or it has ended."""
+    """Return the start time of a process, in clock ticks since boot; None if there is none or it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -204,35 +209,13 @@ def _birth(pid: Any) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def _this_process() -> dict[str, Any]:
-    pid = os.getpid()
-    return {
-        "host": socket.gethostname(),
-        "machine": _machine(),
-        "pid": pid,
-        "born": _birth(pid),
-        "command": command_line(sys.argv),
-    }
-
-
-def _in_use(path: Path, holder: Holder) -> str:
-    return f"{_what(path)} is in use by {_who(holder)}; wait for it or end it, or choose another --out"
-
-
-def _lost(path: Path, other: Holder) -> str:
-    return f"the lock on {_what(path)} was taken over by {_who(other)} while this process did not run, so it ends"
-
-
-def _what(path: Path) -> str:
+def _locked(path: Path) -> str:
+    """Return the folder that a lock protects."""
     out = path.parent.parent
     return str(out if "@" not in path.name else out.joinpath("runs", *path.name.split("@")))
 
 
-def _who(holder: Holder) -> str:
+def _describe(holder: Holder) -> str:
     if not holder:
-        return "a process that does not say which"
+        return "an unknown process"
     return f"process {holder.get('pid')} on {holder.get('host')} since {holder.get('since')} ({holder.get('command')})"
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,39 +1,73 @@
-"""`pretrain`: a pretraining recipe in, a Hugging Face model folder out, or the report of a study."""
+"""`pretrain`: a pretraining recipe in, a Hugging Face model folder out; and the run that a study repeats."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from transformers import PreTrainedModel
+import torch
 
-from hfpatch.data.plan import BatchPlan, draw_plan
+from hfpatch.data.plan import BatchPlan, draw_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.models import non_embedding_parameters
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.runs.corpus import Corpus, load_corpus
-from hfpatch.runs.folder import check_same_recipe, holds_run, no_false_start
-from hfpatch.runs.identity import (
-    Identity,
-    check_run,
-    check_shared,
-    hash_values,
-    identify_training,
-    write_shared,
-)
-from hfpatch.runs.locks import WHOLE, hold
+from hfpatch.runs.identity import Identity, hash_values, identify_training, write_shared
+from hfpatch.runs.outcome import summarise
+from hfpatch.runs.plan import PlannedRun, plan_pretraining, planned_runs
 from hfpatch.runs.progress import Progress
-from hfpatch.support.files import read_json, remove_leftovers, write_json
+from hfpatch.runs.session import check_start, open_runs, resumed_clock
+from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model
 from hfpatch.training.pretrain import check_settings
 from hfpatch.training.pretrain import pretrain as run_pretraining
 from hfpatch.training.processes import start_processes
-from hfpatch.training.records import StepRecord, TrainResult
-from hfpatch.training.run import check_blocks
+from hfpatch.training.run import check_blocks, check_context
+
+AnyPretraining = TypeVar("AnyPretraining", bound=PretrainRecipe | StudyRecipe)
+
+
+@dataclass(frozen=True)
+class PretrainingSetup(Generic[AnyPretraining]):
+    """What all runs of a study share, or a single run has; everything is checked before any of them.
+
+    Attributes:
+        recipe: the recipe.
+        out: the folder.
+        corpus: the tokenizer and the text.
+        plans: the batch plan of each seed.
+        parameters: the parameter counts of each variant, ``total`` and ``non_embedding``.
+        clock: the wall time of all sessions.
+    """
+
+    recipe: AnyPretraining
+    out: Path
+    corpus: Corpus
+    plans: Mapping[int, BatchPlan]
+    parameters: Mapping[str, Mapping[str, int]]
+    clock: Clock
+    matmul: None = None  # each training chooses its library and keeps it in its checkpoints
+
+    @property
+    def shared(self) -> Identity:
+        """The identity that all runs share; of a single model that of its run."""
+        if isinstance(self.recipe, PretrainRecipe):
+            return self.identify(*planned_runs(self.recipe, self.out))
+        return self.corpus.identity
+
+    def identify(self, run: PlannedRun) -> Identity:
+        """Return the identity of one run."""
+        recipe = single_recipe(self.recipe, run)
+        training = identify_training(recipe.training, self.plans[run.seed])
+        return {**self.corpus.identity, "architecture": hash_values(recipe.architecture), **training}
+
+
+StudySetup: TypeAlias = PretrainingSetup[StudyRecipe]
 
 
 def pretrain(
@@ -41,8 +75,8 @@ def pretrain(
 ) -> dict[str, Any]:
     """Train a model from scratch as the recipe says and write it with its tokenizer to ``out/model``.
 
-    Beside it stand recipe.yaml, metrics.jsonl, diagnostics.jsonl where asked for and, written last, result.json. A run
-    that diverges ends there; it has no ``out/model``, and its result says at which step.
+    Beside it are recipe.yaml, metrics.jsonl, diagnostics.jsonl where asked for and, written last, result.json. A run
+    that diverges ends there; it has no ``out/model``, and its result has the step.
 
     Args:
         recipe: what to train on what.
@@ -54,49 +88,47 @@ def pretrain(
         The content of ``out/result.json``.
 
     Raises:
-        HfpatchError: if ``out`` may not take this run, or something the recipe names is not as it says.
+        HfpatchError: if ``out`` cannot take this run, or something that the recipe names cannot be loaded or used.
     """
-    state = start_processes()
-    if state.is_main_process:
-        check_folder(out, recipe, resume=resume)
-    state.wait_for_everyone()
-    if (out / "result.json").is_file():
-        finished: dict[str, Any] = read_json(out / "result.json")
-        return finished
-    with ExitStack() as stack:
-        if state.is_main_process:
-            stack.enter_context(hold(out, [WHOLE]))
-            stack.enter_context(no_false_start(out, [WHOLE]))
-        state.wait_for_everyone()
-        corpus = load_corpus(recipe)
-        plan = draw_batches(recipe, corpus, recipe.seed)
-        if state.is_main_process:
-            identity = identify_run(recipe, corpus, plan)
-            check_shared(out, identity, {})
-            check_run(out, identity)
-        return pretrain_on(corpus, plan, recipe, out, resume=resume, progress=progress or Progress(), name=recipe.name)
+    plan = plan_pretraining(recipe, out)
+    (unit,) = plan.units
+    check_start(plan, resume=resume)
+    if not unit.is_complete():
+        with open_runs(plan, partial(set_up_pretraining, recipe, out), resume=resume) as setup:
+            pretrain_run(setup, unit.run, progress or Progress())
+    result: dict[str, Any] = read_json(unit.run.result)
+    return result
 
 
-def pretrain_on(
-    corpus: Corpus,
-    plan: BatchPlan,
-    recipe: PretrainRecipe,
-    out: Path,
-    *,
-    resume: bool,
-    progress: Progress,
-    name: str,
-) -> dict[str, Any]:
-    """Train one model on a corpus that is at hand; otherwise as `pretrain`, without its checks of the folder."""
-    clock, state = Clock(), start_processes()
-    identity = identify_run(recipe, corpus, plan)
+def set_up_pretraining(recipe: AnyPretraining, out: Path) -> PretrainingSetup[AnyPretraining]:
+    """Load the text and try every model on the meta device, so that a mistake shows before any training.
+
+    Raises:
+        HfpatchError: if the text or the tokenizer cannot be loaded, or a model cannot be built or trained.
+    """
+    corpus = load_corpus(recipe)
+    runs = planned_runs(recipe, out)
+    plans = draw_plans(recipe.training, corpus.train, dict.fromkeys(run.seed for run in runs))
+    parameters: dict[str, dict[str, int]] = {}
+    for run in runs:
+        if run.seed == runs[0].seed:
+            try:
+                parameters[run.variant] = _try_model(single_recipe(recipe, run), corpus)
+            except HfpatchError as error:
+                where = f"variants.{run.variant}: " if isinstance(recipe, StudyRecipe) else ""
+                raise HfpatchError(f"{where}{error}") from error
+    return PretrainingSetup(recipe, out, corpus, plans, parameters, resumed_clock(out))
+
+
+def pretrain_run(setup: PretrainingSetup[AnyPretraining], run: PlannedRun, progress: Progress) -> None:
+    """Train one model, from its newest checkpoint where it has one, and write its folder."""
+    clock, state, corpus = Clock(), start_processes(), setup.corpus
+    recipe, plan, identity = single_recipe(setup.recipe, run), setup.plans[run.seed], setup.identify(run)
     model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
     check_blocks(model, corpus.train, corpus.evaluation)
-    check_settings(recipe.training, model)
-    parameters = parameter_counts(model)
     if state.is_main_process:
-        write_shared(out, recipe.to_yaml(), identity, {})
-    progress.started(name, recipe.training.steps)
+        write_shared(run.folder, recipe.to_yaml(), identity, {})
+    progress.started(run.name, recipe.training.steps)
     outcome = run_pretraining(
         model,
         settings=recipe.training,
@@ -105,9 +137,9 @@ def pretrain_on(
         evaluation_blocks=corpus.evaluation,
         tokenizer=corpus.tokenizer,
         seed=recipe.seed,
-        run_dir=out,
-        resume=resume,
-        on_step=_teller(progress, name),
+        run_dir=run.folder,
+        resume=True,
+        on_step=lambda record: progress.stepped(run.name, record),
         origin=identity,
     )
     result = {
@@ -115,56 +147,26 @@ def pretrain_on(
         "identity": identity,
         "data": corpus.train.to_json(),
         "plan": {"sha256": plan.sha256},
-        "parameters": parameters,
+        "parameters": setup.parameters[run.variant],
         "train": outcome.to_json(),
     }
     if state.is_main_process:
-        write_json(out / "result.json", result)
+        write_json(run.result, result)
         if not recipe.training.keep_finished:  # they are of use to an interrupted run only
-            shutil.rmtree(out / "checkpoints", ignore_errors=True)
+            shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
     state.wait_for_everyone()
-    progress.finished(name, _summary(outcome))
-    return result
+    progress.finished(run.name, summarise(result))
 
 
-def draw_batches(recipe: PretrainRecipe | StudyRecipe, corpus: Corpus, seed: int) -> BatchPlan:
-    """Draw which blocks every step of a run with this seed sees."""
-    settings = recipe.training
-    return draw_plan(blocks=len(corpus.train), steps=settings.steps, batch_size=settings.batch_size, seed=seed)
+def single_recipe(recipe: PretrainRecipe | StudyRecipe, run: PlannedRun) -> PretrainRecipe:
+    """Return the recipe that trains one run by itself."""
+    return recipe if isinstance(recipe, PretrainRecipe) else recipe.single(run.variant, run.point, run.seed)
 
 
-def identify_run(recipe: PretrainRecipe, corpus: Corpus, plan: BatchPlan) -> Identity:
-    """Return the identity of one model's training."""
-    architecture = {"architecture": hash_values(recipe.architecture)}
-    return {**corpus.identity, **architecture, **identify_training(recipe.training, plan)}
-
-
-def parameter_counts(model: PreTrainedModel) -> dict[str, int]:
-    """Return how many parameters a model has, in total and outside embeddings and head."""
+def _try_model(recipe: PretrainRecipe, corpus: Corpus) -> dict[str, int]:
+    """Build a model without memory, refuse what it cannot be trained with, and return its parameter counts."""
+    with torch.device("meta"):
+        model = build_model(recipe.architecture, tokenizer=corpus.tokenizer, seed=recipe.seed)
+    check_context(model, corpus.train, corpus.evaluation)
+    check_settings(recipe.training, model)
     return {"total": model.num_parameters(), "non_embedding": non_embedding_parameters(model)}
-
-
-def check_folder(out: Path, recipe: PretrainRecipe | StudyRecipe, *, resume: bool) -> None:
-    """Refuse a folder that may not take this recipe's run.
-
-    Raises:
-        HfpatchError: if ``out`` is a file, holds something else or another recipe's run, or this recipe's and
-            ``resume`` is not set.
-    """
-    remove_leftovers(out)
-    if not holds_run(out):
-        return
-    check_same_recipe(out, load_pretrain_or_study(out / "recipe.yaml"), recipe)
-    if not resume:
-        raise HfpatchError(f"{out}: holds a run already; --resume to continue it, or choose another --out")
-
-
-def _teller(progress: Progress, name: str) -> Callable[[StepRecord], None]:
-    return lambda record: progress.stepped(name, record)
-
-
-def _summary(outcome: TrainResult) -> str:
-    if outcome.diverged_step is not None:
-        return f"diverged at step {outcome.diverged_step}"
-    measured = outcome.final_eval_loss
-    return f"loss {outcome.final_loss:.4f}" + (f", on held-out text {measured:.4f}" if measured is not None else "")

@@ -1,4 +1,4 @@
-"""What a pipeline tells the one who watches it."""
+"""What is reported while runs are in progress."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from hfpatch.training.records import StepRecord
 
 
 class Progress:
-    """Called at each event, and does nothing; the command line's subclasses show it."""
+    """Callbacks for each event, which do nothing; the command line overrides them to show progress."""
 
     def started(self, run: str, steps: int) -> None:
-        """Hear that a run begins; ``steps`` is 0 where nothing is trained."""
+        """Called when the training of a run starts, of so many steps."""
 
     def stepped(self, run: str, record: StepRecord) -> None:
         """Called after one optimiser step."""
 
     def evaluating(self, run: str, task: str) -> None:
-        """Hear that a task begins."""
+        """Called when the evaluation on a task starts."""
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
-        """Hear how many of a task's requests are scored."""
+        """Called while a task is evaluated: ``done`` of ``total`` requests are scored."""
 
     def finished(self, run: str, summary: str) -> None:
-        """Hear that a run is complete."""
+        """Called when a run is complete."""

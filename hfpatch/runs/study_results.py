@@ -13,7 +13,8 @@ from hfpatch.models.describe import describe_query
 from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pretraining import Point, StudyRecipe
 from hfpatch.results.schema import AtStep, Improvement, Loss, Row, StudyResults, StudyRun, Variant
-from hfpatch.runs.study_bench import PlannedRun, StudyBench, planned_runs
+from hfpatch.runs.plan import PlannedRun, planned_runs
+from hfpatch.runs.pretraining import StudySetup
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import provenance
 from hfpatch.training.diagnostics import DiagnosticsFile
@@ -23,7 +24,7 @@ Curve = dict[int, float]
 """The evaluation loss after each step at which it was measured."""
 
 
-def collect_study(bench: StudyBench) -> StudyResults:
+def collect_study(setup: StudySetup) -> StudyResults:
     """Return what results.json holds, of all runs that are there.
 
     For each variant the best point of its sweep is the one of lowest mean loss at which every seed came to the end.
@@ -34,32 +35,32 @@ def collect_study(bench: StudyBench) -> StudyResults:
     whose mean over seeds has a 95 % interval and a p-value from Student's t. The p-values of the variants' best rows
     are corrected for their number by Holm's method.
     """
-    recipe, corpus = bench.recipe, bench.corpus
-    planned = list(planned_runs(recipe, bench.out))
+    recipe, corpus = setup.recipe, setup.corpus
+    planned = list(planned_runs(recipe, setup.out))
     runs = [_run(run) for run in planned if run.result.is_file()]
     values = recipe.model_dump(mode="json")
     return StudyResults(
         complete=len(runs) == len(planned),
         name=recipe.name,
         description=recipe.description,
-        provenance=provenance(bench.clock),
+        provenance=provenance(setup.clock),
         data=corpus.train.to_json(),
         evaluation_data=corpus.evaluation.to_json() if corpus.evaluation else None,
         tokenizer={"vocab_size": len(corpus.tokenizer), "sha256": hash_tokenizer(corpus.tokenizer)},
-        plans={str(seed): plan.sha256 for seed, plan in bench.plans.items()},
+        plans={str(seed): plan.sha256 for seed, plan in setup.plans.items()},
         training=values["training"],
         seeds=list(recipe.seeds),
         sweep=values["sweep"],
         baseline=recipe.baseline,
-        variants={name: _variant(bench, name) for name in recipe.variants},
+        variants={name: _variant(setup, name) for name in recipe.variants},
         rows=_rows(recipe, runs),
         runs=runs,
     )
 
 
-def _variant(bench: StudyBench, name: str) -> Variant:
-    chosen = bench.recipe.variants[name]
-    single = bench.recipe.single(name, {}, bench.recipe.seeds[0])
+def _variant(setup: StudySetup, name: str) -> Variant:
+    chosen = setup.recipe.variants[name]
+    single = setup.recipe.single(name, {}, setup.recipe.seeds[0])
     scratch, _ = split_architecture(single.architecture)
     return Variant.model_validate(
         {
@@ -67,7 +68,7 @@ def _variant(bench: StudyBench, name: str) -> Variant:
             "description": chosen.description,
             "architecture": single.architecture,
             "training": chosen.training,
-            "parameters": bench.parameters[name],
+            "parameters": setup.parameters[name],
         }
     )
 

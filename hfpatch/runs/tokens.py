@@ -16,7 +16,7 @@ from hfpatch.support.files import atomic_directory
 
 @dataclass(frozen=True)
 class Tokenized:
-    """A token file that was made.
+    """A token file that was written.
 
     Attributes:
         file: the file of ids.
@@ -51,7 +51,13 @@ def tokenize(
         HfpatchError: if there is such a file, it cannot be written, or text or tokenizer are not as the recipe says.
     """
     if recipe.data.is_token_file:
-        return _described(recipe, out)
+        file = Path(recipe.data.source)
+        if out not in (None, file):
+            raise HfpatchError(
+                f"data.source: {file} contains tokens already and gets only its sidecar; leave out --out {out}"
+            )
+        described = describe_token_file(file, recipe_tokenizer(recipe))
+        return Tokenized(file, described, overrides=(f"data.source={file}", "data.layout=stream"))
     file = out or Path(f"{recipe.name}.bin")
     folder = file.with_name(f"{file.stem}-tokenizer")
     trained = recipe.tokenizer.train_vocab_size is not None
@@ -69,11 +75,3 @@ def tokenize(
         tokenizer.save_pretrained(temporary)
     changes += ["tokenizer.train_vocab_size=null", f"tokenizer.path={folder}"]
     return Tokenized(file, info, folder, tuple(changes))
-
-
-def _described(recipe: PretrainRecipe | StudyRecipe, out: Path | None) -> Tokenized:
-    file = Path(recipe.data.source)
-    if out is not None and out != file:
-        raise HfpatchError(f"data.source: {file} holds tokens already and gets only its sidecar; leave out --out {out}")
-    info = describe_token_file(file, recipe_tokenizer(recipe))
-    return Tokenized(file, info, overrides=(f"data.source={file}", "data.layout=stream"))

@@ -319,7 +319,7 @@ def test_an_output_folder_that_cannot_be_used_is_one_line(capsys, tmp_path, reci
     full = tmp_path / "full"
     full.mkdir()
     (full / "thesis.tex").write_text("")
-    assert "holds no run" in refused(capsys, "compare", recipe, "--out", full)
+    assert "contains no hfpatch run" in refused(capsys, "compare", recipe, "--out", full)
     assert "is a file" in refused(capsys, "train", recipe, "--method", "pre_projection", "--out", taken)
     assert "is a file" in refused(capsys, "compare", recipe, "--out", taken / "below")
 

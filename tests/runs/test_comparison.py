@@ -1,7 +1,6 @@
 """From a recipe to a run folder: complete, resumable, and refused where it would mix or mislead."""
 
 import errno
-import gc
 import json
 import shutil
 from functools import partial
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 import hfpatch.runs.cautions
 import hfpatch.runs.comparison
 import hfpatch.runs.results
-import hfpatch.runs.runs
+import hfpatch.runs.train_eval
 import hfpatch.support.files
 from hfpatch.cli.tables import print_comparison
 from hfpatch.data.tokenizer import train_tokenizer
@@ -22,6 +21,10 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe
 from hfpatch.runs import Progress, compare, pretrain, train
+from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.session import open_runs
+from hfpatch.runs.setup import set_up
+from hfpatch.runs.train_eval import complete
 from hfpatch.support.files import read_json
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import documents
@@ -42,22 +45,10 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    """Tiny models are fastest on one thread, and the Trainer's garbage collections on a heap without the libraries."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def one_commit(monkeypatch):
     """The checkout may move on while the tests run."""
-    monkeypatch.setattr(hfpatch.runs.runs, "checkout_state", lambda: ("c0ffee", False))
+    monkeypatch.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
 
 
 @pytest.fixture
@@ -97,7 +88,7 @@ def make_recipe(model_folder: Path, methods: dict | None = None, **sections: dic
 def straight(model_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("straight") / "out"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hfpatch.runs.runs, "checkout_state", lambda: ("c0ffee", False))
+        patched.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
         compare(make_recipe(model_folder), out)
     return out
 
@@ -243,16 +234,16 @@ def test_the_first_loss_of_each_method_is_that_of_the_base(straight):
     assert len(first) == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "count"),
-    [("evaluating", 1), ("finished", 1), ("stepped", 2), ("evaluating", 4), ("finished", 5)],
-)
-def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe, tmp_path, no_report, kind, count):
+def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe, tmp_path, no_report):
+    """Five interruptions: before any answer, after the baseline, in a training, in an evaluation, after every run."""
     out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        compare(recipe, out, progress=Stop(kind, count))
-    assert not read_json(out / "results.json")["complete"] if (out / "results.json").is_file() else True
-    results = compare(recipe, out, resume=True)
+    for kind, count in (("evaluating", 1), ("finished", 1), ("stepped", 2), ("evaluating", 2), ("finished", 5)):
+        with pytest.raises(KeyboardInterrupt):
+            compare(recipe, out, resume=kind != "evaluating" or count > 1, progress=Stop(kind, count))
+        assert not read_json(out / "results.json")["complete"] if (out / "results.json").is_file() else True
+    log = Log()
+    results = compare(recipe, out, resume=True, progress=log)
+    assert (log.trained, log.evaluated) == ([], [])
     assert numbers(results) == numbers(read_json(straight / "results.json"))
     assert files(out, "runs") == files(straight, "runs")
     for path in files(out, "runs"):
@@ -263,14 +254,17 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
             assert (out / path).read_bytes() == (straight / path).read_bytes()
 
 
-def test_complete_runs_are_not_repeated(recipe, tmp_path, no_report):
-    out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        compare(recipe, out, progress=Stop("finished", 2))
-    log = Log()
-    compare(recipe, out, resume=True, progress=log)
-    assert log.trained == ["lora · seed 0", "pre_projection · seed 1", "lora · seed 1"]
-    assert not any("baseline" in run or run.startswith("pre_projection · seed 0") for run in log.evaluated)
+def test_units_may_run_in_any_order_that_their_needs_allow(straight, recipe, tmp_path, no_report):
+    plan, log, done = plan_comparison(recipe, tmp_path / "out"), Log(), []
+    with open_runs(plan, partial(set_up, recipe), resume=False) as setup:
+        while left := [unit for unit in plan.units if unit not in done]:
+            done.append(next(unit for unit in reversed(left) if all(need in done for need in unit.needs)))
+            complete(done[-1], setup, log)
+    assert log.trained == [f"{method} · seed {seed}" for seed in (1, 0) for method in ("lora", "pre_projection")]
+    again = Log()
+    results = compare(recipe, tmp_path / "out", resume=True, progress=again)
+    assert (again.trained, again.evaluated) == ([], [])
+    assert numbers(results) == numbers(read_json(straight / "results.json"))
 
 
 def test_resuming_a_finished_run_only_reports_again(straight, recipe, tmp_path):
@@ -293,7 +287,7 @@ def refused(call, *arguments, **options) -> str:
 
 
 def test_a_finished_run_is_not_overwritten(straight, recipe):
-    assert "holds a finished run" in refused(compare, recipe, straight)
+    assert "contains a finished run" in refused(compare, recipe, straight)
 
 
 def test_an_unfinished_run_is_not_overwritten(straight, recipe, tmp_path):
@@ -323,7 +317,7 @@ def test_another_recipes_run_is_refused_by_its_first_difference(straight, model_
     assert "methods.lora" in refused(compare, make_recipe(model_folder, fewer), straight, resume=resume)
 
 
-def test_words_and_places_may_differ_between_sessions(straight, model_folder, tmp_path):
+def test_words_and_places_may_differ_between_sessions(straight, model_folder, tmp_path, no_report):
     out = tmp_path / "out"
     shutil.copytree(straight, out)
     compare(make_recipe(model_folder, description="Told again.", data_dir=str(tmp_path)), out, resume=True)
@@ -336,7 +330,7 @@ def test_changed_training_text_is_refused(recipe, model_folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         compare(changing, tmp_path / "out", progress=Stop("finished", 1))
     data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 90)
-    assert "another training text" in refused(compare, changing, tmp_path / "out", resume=True)
+    assert "does not match the current training text" in refused(compare, changing, tmp_path / "out", resume=True)
 
 
 def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_report):
@@ -354,7 +348,9 @@ def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_repor
     assert numbers(results) == numbers(read_json(straight / "results.json"))
 
 
-def test_a_base_off_its_known_score_stops_before_any_training(recipe, model_folder, tmp_path, monkeypatch):
+def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_path, monkeypatch, no_report):
+    methods = {name: METHODS[name] for name in ("baseline", "pre_projection")}
+    recipe = make_recipe(model_folder, methods)
     monkeypatch.setattr(hfpatch.runs.cautions, "check_known_scores", lambda *_: ["The base scores too low."])
     log = Log()
     message = refused(compare, recipe, tmp_path / "out", progress=log)
@@ -362,7 +358,7 @@ def test_a_base_off_its_known_score_stops_before_any_training(recipe, model_fold
     assert "evaluation.allow_unknown_base=true" in message
     assert not log.trained
     allowed = {**recipe.evaluation.model_dump(), "allow_unknown_base": True}
-    results = compare(make_recipe(model_folder, evaluation=allowed), tmp_path / "out", resume=True)
+    results = compare(make_recipe(model_folder, methods, evaluation=allowed), tmp_path / "out", resume=True)
     assert "The base scores too low." in results["warnings"]
 
 
@@ -410,14 +406,14 @@ def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp
 
 
 def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp_path, monkeypatch, no_report):
-    real = hfpatch.runs.runs.train_probe
+    real = hfpatch.runs.train_eval.train_probe
 
     def spoilt(model, *, settings, run_dir, **values):
         if run_dir.parts[-2:] == ("lora", "seed-1"):
             settings = settings.model_copy(update={"lr": 1e30})
         return real(model, settings=settings, run_dir=run_dir, **values)
 
-    monkeypatch.setattr(hfpatch.runs.runs, "train_probe", spoilt)
+    monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", spoilt)
     with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 3"):
         results = compare(recipe, tmp_path / "out")
     seeds = {(each["method"], each["reference"]): each["seeds"] for each in results["comparisons"]}
@@ -447,7 +443,7 @@ def test_a_start_that_fails_leaves_no_folder_and_the_next_needs_no_resume(
     model_folder, tmp_path, no_report, monkeypatch, sections, message
 ):
     out = tmp_path / "new" / "out"
-    monkeypatch.setattr(hfpatch.runs.runs, "train_probe", lambda *args, **kwargs: pytest.fail("trained"))
+    monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", lambda *args, **kwargs: pytest.fail("trained"))
     starts = [compare] if "evaluation" in sections else [compare, partial(train, method="lora")]
     for start in starts:
         with pytest.raises(HfpatchError, match=message):
@@ -474,7 +470,7 @@ def test_a_failure_before_the_first_step_leaves_what_others_have_done(recipe, tm
     def fail(*args, **kwargs):
         raise HfpatchError("no memory")
 
-    monkeypatch.setattr(hfpatch.runs.runs, "train_probe", fail)
+    monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", fail)
     with pytest.raises(HfpatchError, match="no memory"):
         train(recipe, "pre_projection", out)
     assert files(out) == before
@@ -496,20 +492,19 @@ def test_checkpoints_go_when_a_run_is_complete_unless_the_recipe_keeps_them(mode
     assert (tmp_path / "out" / "runs" / "lora" / "seed-0" / "patch").is_dir()
 
 
-@pytest.mark.parametrize("fatal", ["patch", "result.json", "results.json", "plan.json", "report.md"])
-def test_a_full_disk_leaves_nothing_half_written_and_resumes(straight, recipe, tmp_path, monkeypatch, fatal):
-    sync = hfpatch.support.files._sync
+def test_a_full_disk_leaves_nothing_half_written_and_resumes(straight, recipe, tmp_path, monkeypatch):
+    sync, out = hfpatch.support.files._sync, tmp_path / "out"
+    for fatal in ("plan.json", "result.json", "results.json", "patch", "report.md"):  # as a comparison writes them
 
-    def full(path: Path) -> None:
-        if any(part.startswith(f".{fatal}.") for part in path.parts):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        sync(path)
+        def full(path: Path, fatal: str = fatal) -> None:
+            if any(part.startswith(f".{fatal}.") for part in path.parts):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            sync(path)
 
-    out = tmp_path / "out"
-    with monkeypatch.context() as patched:
-        patched.setattr(hfpatch.support.files, "_sync", full)
-        assert "No space left on device" in refused(compare, recipe, out)
-    assert not any(fatal in file or ".tmp" in file for file in files(out))
+        with monkeypatch.context() as patched:
+            patched.setattr(hfpatch.support.files, "_sync", full)
+            assert "No space left on device" in refused(compare, recipe, out, resume=True)
+        assert not any(fatal in file or ".tmp" in file for file in files(out))
     results = compare(recipe, out, resume=True)
     assert numbers(results) == numbers(read_json(straight / "results.json"))
 

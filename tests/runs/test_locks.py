@@ -103,7 +103,7 @@ HERE = {**ELSEWHERE, "machine": locks._machine(), "born": locks._birth(1)}
 def test_who_counts_as_gone(tmp_path, holder, age_s, held):
     put(tmp_path, age_s, holder)
     if held:
-        who = "process 1 on node7 since then (hfpatch)" if holder else "a process that does not say which"
+        who = "process 1 on node7 since then (hfpatch)" if holder else "an unknown process"
         assert f"in use by {who}" in refused(tmp_path, LOCK)
         assert (tmp_path / FOLDER / LOCK).is_file()
         return

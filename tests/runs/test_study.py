@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from scipy.stats import ttest_1samp
 
+import hfpatch.runs.study
 from hfpatch.errors import HfpatchError
 from hfpatch.models import load_scratch
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_recipe
 from hfpatch.results.schema import Improvement
 from hfpatch.runs import Progress, pretrain, pretrain_study
-from hfpatch.runs.study_bench import planned_runs
+from hfpatch.runs.plan import planned_runs
 from hfpatch.runs.study_results import improvement
 from hfpatch.support.files import read_json
 
@@ -24,6 +25,7 @@ STUDY = {
     "architecture": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 32, "biases": False},
     "tokenizer": {"train_vocab_size": 300},
     "data": {"source": "tinyworld/base", "block_size": 32, "max_documents": 80, "held_out": 10},
+    "evaluation_blocks": 8,
     "training": {
         "steps": 6,
         "warmup_steps": 1,
@@ -45,12 +47,10 @@ CORNERS = {  # what cannot train: its loss soon passes the bound
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture
+def no_report(monkeypatch):
+    """Reports take longer than all the rest, and have tests of their own."""
+    monkeypatch.setattr(hfpatch.runs.study, "write_report", lambda out: (out / "report.html").write_text(""))
 
 
 def study(**changes):
@@ -150,7 +150,7 @@ def test_diagnostics_are_there_where_there_is_an_f(straight):
     assert all(line["size"] > 0 and -1 <= line["cosine"] <= 1 for line in found["nonlinear"])
 
 
-def test_an_interrupted_study_goes_on_where_it_stopped(straight, tmp_path):
+def test_an_interrupted_study_goes_on_where_it_stopped(straight, tmp_path, no_report):
     out, stop = tmp_path / "out", Stop(9)  # in the second run, after a checkpoint
     with pytest.raises(KeyboardInterrupt):
         pretrain_study(study(), out, progress=stop)
@@ -169,7 +169,7 @@ def test_an_interrupted_study_goes_on_where_it_stopped(straight, tmp_path):
     assert finished == []
 
 
-def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path):
+def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path, no_report):
     out = tmp_path / "out"
     assert "did you mean 'linear'" in refused(pretrain_study, study(), out, variant="liner")
     assert not out.exists()
@@ -191,7 +191,7 @@ def test_a_run_by_itself_is_the_run_of_the_study(straight, tmp_path):
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
-def test_divergence_is_an_outcome_and_the_best_point_is_chosen_among_the_others(tmp_path):
+def test_divergence_is_an_outcome_and_the_best_point_is_chosen_among_the_others(tmp_path, no_report):
     results = pretrain_study(study(**CORNERS), tmp_path / "out")
     assert results["complete"]
     rows = {(row["variant"], row["point"]["weight_decay"]): row for row in results["rows"]}

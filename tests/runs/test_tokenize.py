@@ -39,14 +39,6 @@ def from_file(made, **data):
     return recipe({"path": str(made.tokenizer)}, source=str(made.file), max_documents=None, **data)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "cache"))

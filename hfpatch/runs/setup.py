@@ -1,4 +1,4 @@
-"""What every run of a comparison shares: the base, the training blocks and the batch plans."""
+"""What all runs of a comparison share: the base, the training blocks, the batch plans and the methods."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.load import load_splits
-from hfpatch.data.plan import BatchPlan, draw_plan
+from hfpatch.data.plan import BatchPlan, draw_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.model import check_tokenizer
 from hfpatch.nn.matmul import MatmulLibrary, choose_library
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_method, identify_training
+from hfpatch.runs.plan import PlannedRun
 from hfpatch.support.cache import cache_folder
 from hfpatch.support.files import check_data_dir
 from hfpatch.surgery.bases import Base, hash_weights, load_base
@@ -29,10 +30,19 @@ from hfpatch.training.trackers import check_trackers
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A base, its training blocks, one batch plan a seed, what each method adds and the identity that all runs share.
+class ComparisonSetup:
+    """What all runs of a comparison share; everything is checked before any of them.
 
-    Everything is checked before any run.
+    Attributes:
+        recipe: the recipe.
+        base: the frozen model and its tokenizer.
+        blocks: what is trained on.
+        held_out: what the loss is measured on, if anything.
+        plans: the batch plan of each seed.
+        methods: what each method puts into the base.
+        sizes: the parameters that each method adds and trains.
+        shared: the hashes of base, tokenizer and text.
+        matmul: the library for matrix products of all runs; None where the base is not on the CPU.
     """
 
     recipe: Recipe
@@ -45,12 +55,13 @@ class Bench:
     shared: Identity
     matmul: MatmulLibrary | None
 
-    def identify(self, method: str, seed: int) -> Identity:
-        """Return the identity of a method's run with a seed; the bare base is evaluated only, and has no plan."""
-        if not self.methods[method].configs:
+    def identify(self, run: PlannedRun) -> Identity:
+        """Return the identity of one run; the bare base is evaluated only, and has no plan."""
+        method = self.methods[run.variant]
+        if not method.configs:
             return self.shared
-        chosen = identify_method(self.methods[method])
-        return {**self.shared, **chosen, **identify_training(self.recipe.training, self.plans[seed])}
+        training = identify_training(self.recipe.training, self.plans[run.seed])
+        return {**self.shared, **identify_method(method), **training}
 
     @contextmanager
     def patched(self, method: str, put: Callable[[PreTrainedModel, Method], object]) -> Iterator[PreTrainedModel]:
@@ -58,7 +69,7 @@ class Bench:
 
         Args:
             method: the method's name; nothing is put in for the baseline.
-            put: puts the method's modules into the base, new ones or those of a saved patch.
+            put: puts new modules, or those of a saved patch, into the base.
 
         Raises:
             HfpatchError: if the base's own weights changed meanwhile.
@@ -72,51 +83,51 @@ class Bench:
             yield model
         finally:
             unpatch(model)
-        self.verify(method)
-
-    def verify(self, method: str) -> None:
-        """Refuse to go on if the base's weights are no longer those it was loaded with."""
-        if hash_weights(self.base.model) != self.base.sha256:
+        if hash_weights(model) != self.base.sha256:
             raise HfpatchError(
                 f"methods.{method} changed the base's own weights, so that nothing measured with it can be trusted; "
                 "leave out options that train the base, such as LoRA's bias or modules_to_save"
             )
 
 
-def set_up(recipe: Recipe) -> Bench:
+def set_up(recipe: Recipe) -> ComparisonSetup:
     """Load what the recipe names and try each method on the base, so that a mistake shows before any training.
 
     Raises:
-        HfpatchError: if the base, the data or a method cannot be had as the recipe says.
+        HfpatchError: if the base or the data cannot be loaded, or a method does not fit the base.
     """
     check_data_dir(recipe.data_dir)
     check_trackers(recipe.training.report_to)
     validate_methods(recipe.methods)
     base = load_base(recipe.model.name, revision=recipe.model.revision, dtype=recipe.model.dtype)
     check_tokenizer(base.model, base.tokenizer)
-    identity = identify_base(base)
+    of_base = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
-    sizes = {name: _measure(base, name, method) for name, method in methods.items()}
+    sizes = {name: _measure(base, method) for name, method in methods.items()}
     with PartialState().local_main_process_first():  # the others find the tokens in the cache
         splits = load_splits(recipe.data, base.tokenizer, data_dir=recipe.data_dir, cache_dir=cache_folder("tokens"))
-    blocks, training = splits.train, recipe.training
-    check_blocks(base.model, blocks, splits.held_out)
-    plans = {
-        seed: draw_plan(blocks=len(blocks), steps=training.steps, batch_size=training.batch_size, seed=seed)
-        for seed in training.seeds
-    }
-    identity |= identify_data(base.tokenizer, blocks, splits.held_out)
+    check_blocks(base.model, splits.train, splits.held_out)
+    plans = draw_plans(recipe.training, splits.train, recipe.training.seeds)
     if not cuts_tensors():  # what is cut in pieces goes to the devices piece by piece
         base.model.to(PartialState().device)
-    library = choose_library(base.model)
-    return Bench(recipe, base, blocks, splits.held_out, plans, methods, sizes, identity, library)
+    return ComparisonSetup(
+        recipe=recipe,
+        base=base,
+        blocks=splits.train,
+        held_out=splits.held_out,
+        plans=plans,
+        methods=methods,
+        sizes=sizes,
+        shared=of_base | identify_data(base.tokenizer, splits.train, splits.held_out),
+        matmul=choose_library(base.model),
+    )
 
 
-def _measure(base: Base, name: str, method: Method) -> PatchSummary:
+def _measure(base: Base, method: Method) -> PatchSummary:
     """Return the parameter counts of a method, tried on a twin of the base without values."""
     if not method.configs:
         return replace(patch_summary(base.model), trainable=0)
     try:
         return patch_summary(patch(meta_twin(base.model), method.configs))
     except HfpatchError as error:
-        raise HfpatchError(f"methods.{name}: {error}") from error
+        raise HfpatchError(f"methods.{method.name}: {error}") from error

@@ -1,0 +1,168 @@
+"""What a recipe asks for, as plain data: its runs, and the units of work that complete them.
+
+A comparison is [evaluate the baseline -> check it], then [train -> evaluate] for each method and seed; a study is
+[pretrain] for each variant, point of its sweep and seed. Whoever executes units, in whatever order their ``needs``
+allow, finds in each what to do, where it writes, which lock to hold and which file marks it as complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
+from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.locks import WHOLE, run_lock
+
+AnyRecipe: TypeAlias = Recipe | PretrainRecipe | StudyRecipe
+Action: TypeAlias = Literal["train", "evaluate", "check_baseline", "pretrain"]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run: a method of a comparison or a variant of a study, with one seed, in a folder of its own.
+
+    Attributes:
+        name: how progress and messages call it.
+        variant: the method or the variant; the recipe's name where it has neither.
+        point: the point of a study's sweep; empty without a sweep.
+        seed: the seed.
+        folder: where it writes.
+        lock: the name of the lock on it.
+    """
+
+    name: str
+    variant: str
+    point: Point
+    seed: int
+    folder: Path
+    lock: str
+
+    @property
+    def result(self) -> Path:
+        """The run's outcome; written last, so that it marks the run as complete."""
+        return self.folder / "result.json"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of work on one run.
+
+    Attributes:
+        action: ``train`` or ``evaluate`` a method, ``check_baseline`` to compare the baseline's scores with its known
+            ones, ``pretrain`` a model from scratch.
+        run: the run, with its name, its folder and its lock.
+        marker: the file that is written last, so that it marks the unit as complete; None for a check, which is
+            repeated in every session.
+        needs: the units that must be complete before this one starts.
+    """
+
+    action: Action
+    run: PlannedRun
+    marker: Path | None
+    needs: tuple[Unit, ...] = ()
+
+    def is_complete(self) -> bool:
+        """Return whether nothing is left to do."""
+        return self.marker is not None and self.marker.is_file()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a recipe in one folder, and what one command does of them.
+
+    Attributes:
+        recipe: the recipe.
+        out: the folder.
+        runs: all runs of the recipe.
+        units: what the command does; each unit comes after those that it needs.
+        part: the method or variant that the command is limited to; None for all.
+    """
+
+    recipe: AnyRecipe
+    out: Path
+    runs: tuple[PlannedRun, ...]
+    units: tuple[Unit, ...]
+    part: str | None = None
+
+    @property
+    def locks(self) -> list[str]:
+        """The locks that the command needs, each once."""
+        return list(dict.fromkeys(unit.run.lock for unit in self.units))
+
+    @property
+    def is_one_run(self) -> bool:
+        """Whether the folder is itself the only run, as `pretrain` makes it, instead of a folder of runs."""
+        return self.runs[0].folder == self.out
+
+
+def plan_comparison(recipe: Recipe, out: Path) -> Plan:
+    """Plan all of a comparison: nothing is trained before the baseline is evaluated and has passed its check."""
+    baseline, *others = runs = planned_runs(recipe, out)
+    evaluated = Unit("evaluate", baseline, baseline.result)
+    checked = Unit("check_baseline", baseline, None, (evaluated,))
+    units = [evaluated, checked]
+    for run in others:
+        trained = Unit("train", run, RunPaths(run.folder).training, (checked,))
+        units += [trained, Unit("evaluate", run, run.result, (trained,))]
+    return Plan(recipe, out, runs, tuple(units))
+
+
+def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
+    """Plan the training of one method of a comparison with every seed; it does not wait for the baseline.
+
+    Raises:
+        HfpatchError: if there is no such method, or nothing in it to train.
+    """
+    _check_known("method", method, recipe.methods)
+    if method == recipe.baseline:
+        raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
+    runs = planned_runs(recipe, out)
+    units = (Unit("train", run, RunPaths(run.folder).training) for run in runs if run.variant == method)
+    return Plan(recipe, out, runs, tuple(units), part=method)
+
+
+def plan_pretraining(recipe: PretrainRecipe | StudyRecipe, out: Path, variant: str | None = None) -> Plan:
+    """Plan the training of one model, of all runs of a study or of those of one variant.
+
+    Raises:
+        HfpatchError: if there is no such variant.
+    """
+    if isinstance(recipe, StudyRecipe) and variant is not None:
+        _check_known("variant", variant, recipe.variants)
+    runs = planned_runs(recipe, out)
+    units = (Unit("pretrain", run, run.result) for run in runs if variant in (None, run.variant))
+    return Plan(recipe, out, runs, tuple(units), part=variant)
+
+
+def planned_runs(recipe: AnyRecipe, out: Path) -> tuple[PlannedRun, ...]:
+    """Return every run of a recipe, seed by seed, so that what is unfinished has paired runs.
+
+    A comparison's baseline comes first and once: nothing in it depends on a seed.
+    """
+    if isinstance(recipe, PretrainRecipe):
+        return (PlannedRun(recipe.name, recipe.name, {}, recipe.seed, out, WHOLE),)
+    chosen: list[tuple[str, Point, int]]
+    if isinstance(recipe, Recipe):
+        others = [name for name in recipe.methods if name != recipe.baseline]
+        chosen = [(recipe.baseline, {}, 0), *((name, {}, seed) for seed in recipe.training.seeds for name in others)]
+    else:
+        variants = [(variant, point) for variant in recipe.variants for point in recipe.points(variant)]
+        chosen = [(*each, seed) for seed in recipe.seeds for each in variants]
+    return tuple(_planned_run(out, *each) for each in chosen)
+
+
+def _planned_run(out: Path, variant: str, point: Point, seed: int) -> PlannedRun:
+    name = " · ".join(part for part in (variant, point_name(point), f"seed {seed}") if part)
+    folder = out / "runs" / variant / point_name(point) / f"seed-{seed}"
+    return PlannedRun(name, variant, point, seed, folder, run_lock(out, folder))
+
+
+def _check_known(kind: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        hint = nearest(name, known) or f"; there are {', '.join(known)}"
+        raise HfpatchError(f"no {kind} {name!r} in the recipe{hint}")

@@ -1,0 +1,128 @@
+"""The units of a comparison: train a method, evaluate it, check the baseline's scores."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from typing import Any
+
+from accelerate import PartialState
+
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import check_comparable, evaluate
+from hfpatch.runs.cautions import known_score_surprises, scores_of
+from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.outcome import diverged_step, summarise
+from hfpatch.runs.plan import PlannedRun, Unit
+from hfpatch.runs.progress import Progress
+from hfpatch.runs.results import aggregations
+from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.support.files import read_json, write_json
+from hfpatch.support.provenance import checkout_state
+from hfpatch.surgery.folder import load_patch, save_patch
+from hfpatch.surgery.patch import patch
+from hfpatch.training.probe import train_probe
+
+
+def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
+    """Bring a unit of a comparison to its end, doing only what is not done yet.
+
+    Raises:
+        HfpatchError: if it fails, naming the run.
+    """
+    run = unit.run
+    try:
+        if unit.action == "check_baseline":
+            _check_baseline(setup, run)
+        elif unit.action == "evaluate":
+            if not unit.is_complete():
+                _evaluate(setup, run, progress)
+            progress.finished(run.name, summarise(read_json(run.result)))
+        elif not run.result.is_file():
+            if not unit.is_complete():
+                _train(setup, run, progress)
+            _close_training(setup, run)
+    except HfpatchError as error:
+        raise HfpatchError(f"{run.name}: {error}") from error
+
+
+def _train(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> None:
+    """Train a method and save its patch, unless it diverged; afterwards the base is as it was."""
+    state, paths, recipe = PartialState(), RunPaths(run.folder), setup.recipe
+    identity = setup.identify(run)
+    progress.started(run.name, recipe.training.steps)
+    with setup.patched(run.variant, lambda model, method: patch(model, method.configs, seed=run.seed)) as model:
+        outcome = train_probe(
+            model,
+            settings=recipe.training,
+            blocks=setup.blocks,
+            plan=setup.plans[run.seed],
+            seed=run.seed,
+            run_dir=run.folder,
+            held_out=setup.held_out,
+            resume=True,
+            on_step=lambda record: progress.stepped(run.name, record),
+            origin=identity,
+        )
+        if state.is_main_process:
+            if outcome.diverged_step is None:
+                save_patch(model, paths.patch)
+            write_json(paths.training, {**outcome.to_json(), "identity": identity})
+        state.wait_for_everyone()
+
+
+def _close_training(setup: ComparisonSetup, run: PlannedRun) -> None:
+    """Remove the checkpoints of a complete training, and warn if it diverged."""
+    paths = RunPaths(run.folder)
+    if not PartialState().is_main_process:
+        return
+    if not setup.recipe.training.keep_finished:
+        shutil.rmtree(paths.checkpoints, ignore_errors=True)
+    if (step := diverged_step(read_json(paths.training))) is not None:
+        warnings.warn(
+            f"{run.name}: diverged at step {step}: it has no patch and no scores, and is left out of the comparisons; "
+            "a lower learning rate may help, and training.on_bad_loss=stop names the blocks of the step",
+            stacklevel=2,
+        )
+
+
+def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> None:
+    """Evaluate the bare base or a saved patch, and write the run's result; a run that diverged has no scores."""
+    paths, recipe = RunPaths(run.folder), setup.recipe
+    trained = read_json(paths.training) if paths.training.is_file() else None
+    scores: dict[str, Any] = {}
+    if diverged_step(trained) is None:
+        with setup.patched(run.variant, lambda model, _: load_patch(model, paths.patch)) as model:
+            model.eval()
+            scores = evaluate(
+                model,
+                setup.base.tokenizer,
+                settings=recipe.evaluation,
+                data_dir=recipe.data_dir,
+                records_dir=paths.evaluations,
+                answers_dir=paths.answers,
+                base_sha256=setup.base.sha256,
+                on_task=lambda task: progress.evaluating(run.name, task),
+                on_scored=lambda task, done, total: progress.scored(run.name, task, done, total),
+            )
+    result = {
+        "commit": checkout_state()[0],
+        "identity": setup.identify(run),
+        "train": trained and {key: value for key, value in trained.items() if key != "identity"},
+        "evaluation": {task: score.to_json() for task, score in scores.items()},
+    }
+    write_json(paths.result, result)
+    shutil.rmtree(paths.answers, ignore_errors=True)  # they are of use to an interrupted evaluation only
+
+
+def _check_baseline(setup: ComparisonSetup, run: PlannedRun) -> None:
+    """Stop before any training if the base scores outside what is known of it, unless the recipe allows that.
+
+    Likewise if a task's metric cannot be used to compare methods.
+    """
+    result = read_json(run.result)
+    scores = scores_of(result)
+    check_comparable(RunPaths(run.folder).evaluations, scores, aggregations(setup.recipe, scores))
+    surprises = known_score_surprises(setup.recipe, result)
+    if surprises and not setup.recipe.evaluation.allow_unknown_base:
+        raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true continues anyway")

@@ -1,0 +1,87 @@
+"""Plans are data: what each unit of work does, needs, writes and locks."""
+
+from pathlib import Path
+
+import pytest
+
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
+from hfpatch.runs.plan import plan_comparison, plan_pretraining, plan_training
+
+OUT = Path("out")
+COMPARISON = Recipe.model_validate(
+    {
+        "name": "small",
+        "training": {"steps": 3, "warmup_steps": 1, "seeds": [3, 5]},
+        "methods": {"skip": [{"type": "pre_projection"}], "baseline": [], "lora": [{"type": "lora", "r": 2}]},
+    }
+)
+PRETRAINING = {
+    "name": "small",
+    "architecture": {"model_type": "gpt2"},
+    "tokenizer": {"train_vocab_size": 300},
+    "data": {"source": "tinyworld/base", "held_out": 10},
+    "training": {"steps": 3, "warmup_steps": 1},
+}
+STUDY = StudyRecipe.model_validate(
+    {
+        **PRETRAINING,
+        "seeds": [0, 1],
+        "baseline": "plain",
+        "variants": {"plain": {}, "wide": {"sweep": {"lr": [0.1, 0.2]}}},
+    }
+)
+
+
+def listed(plan):
+    return [(unit.action, str(unit.run.folder.relative_to(OUT / "runs"))) for unit in plan.units]
+
+
+def test_a_comparison_trains_after_its_baseline_has_passed_the_check():
+    plan = plan_comparison(COMPARISON, OUT)
+    runs = [(method, f"{method}/seed-{seed}") for seed in (3, 5) for method in ("skip", "lora")]
+    baseline = [("evaluate", "baseline/seed-0"), ("check_baseline", "baseline/seed-0")]
+    assert listed(plan) == [*baseline, *((action, folder) for _, folder in runs for action in ("train", "evaluate"))]
+    evaluated, checked, *others = plan.units
+    assert checked.needs == (evaluated,)
+    for trained, scored in zip(others[::2], others[1::2], strict=True):
+        assert (trained.needs, scored.needs) == ((checked,), (trained,))
+        assert trained.run == scored.run
+        assert (trained.marker, scored.marker) == tuple(
+            trained.run.folder / name for name in ("training.json", "result.json")
+        )
+    assert plan.locks == ["baseline@seed-0", *(f"{method}@{folder[-6:]}" for method, folder in runs)]
+    assert [run.name for run in plan.runs][:2] == ["baseline · seed 0", "skip · seed 3"]
+
+
+def test_training_one_method_plans_nothing_else():
+    plan = plan_training(COMPARISON, OUT, "lora")
+    assert listed(plan) == [("train", "lora/seed-3"), ("train", "lora/seed-5")]
+    assert {unit.needs for unit in plan.units} == {()}
+    assert len(plan.runs) == 5
+    with pytest.raises(HfpatchError, match="did you mean 'lora'"):
+        plan_training(COMPARISON, OUT, "lorra")
+    with pytest.raises(HfpatchError, match="nothing to train"):
+        plan_training(COMPARISON, OUT, "baseline")
+
+
+@pytest.mark.parametrize("variant", [None, "wide"])
+def test_a_study_pretrains_seed_by_seed(variant):
+    plan = plan_pretraining(STUDY, OUT, variant)
+    folders = [f"{each}/seed-{seed}" for seed in (0, 1) for each in ("plain", "wide/lr=0.1", "wide/lr=0.2")]
+    assert [str(run.folder.relative_to(OUT / "runs")) for run in plan.runs] == folders
+    chosen = [folder for folder in folders if variant is None or folder.startswith(variant)]
+    assert listed(plan) == [("pretrain", folder) for folder in chosen]
+    assert plan.locks == [folder.replace("/", "@") for folder in chosen]
+    assert plan.units[-1].run.name == "wide · lr=0.2 · seed 1"
+
+
+def test_one_model_is_a_run_in_the_folder_itself(tmp_path):
+    plan = plan_pretraining(PretrainRecipe.model_validate(PRETRAINING), tmp_path)
+    (unit,) = plan.units
+    assert (unit.action, unit.run.name, unit.run.folder) == ("pretrain", "small", tmp_path)
+    assert plan.is_one_run
+    assert not unit.is_complete()
+    unit.marker.write_text("{}")
+    assert unit.is_complete()
