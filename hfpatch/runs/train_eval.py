@@ -123,6 +123,6 @@ def _check_baseline(setup: ComparisonSetup, run: PlannedRun) -> None:
     result = read_json(run.result)
     scores = scores_of(result)
     check_comparable(RunPaths(run.folder).evaluations, scores, aggregations(setup.recipe, scores))
-    surprises = known_score_surprises(setup.recipe, result)
+    surprises = known_score_surprises(setup.recipe, scores)
     if surprises and not setup.recipe.evaluation.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true continues anyway")
