@@ -11,9 +11,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hfpatch.analysis.inspection import Inspection
 from hfpatch.analysis.relation import HeadRelation, Relation
-from hfpatch.reporting.theme import BLUE, GREY, INK, MUTED, PAPER, VERMILLION, panels, shade
-from hfpatch.runs.inspection import Inspection
+from hfpatch.reporting.theme import BLUE, GREY, INK, MUTED, PAPER, VERMILLION, panels, report_style, shade, to_svg
 
 _MARKERS = ("o", "s", "^", "D")
 _SHADES = 48  # from 49 on, matplotlib turns a colour bar into a picture
@@ -187,6 +187,13 @@ DRAWINGS = (
         _ablations,
     ),
 )
+
+
+def figures(found: Inspection) -> list[tuple[str, str, str, str]]:
+    """Return the name, the title, the caption and the SVG document of each figure that can be drawn."""
+    with report_style():
+        drawn = [(each, each.draw(found)) for each in DRAWINGS]
+        return [(each.name, each.title, each.caption, to_svg(figure)) for each, figure in drawn if figure is not None]
 
 
 def _map(
