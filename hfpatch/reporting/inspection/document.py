@@ -13,7 +13,6 @@ from hfpatch.analysis.inspection import Inspection
 from hfpatch.analysis.relation import HeadRelation
 from hfpatch.analysis.reparametrisation import WHY_NOT
 from hfpatch.reporting import document as doc
-from hfpatch.reporting.inspection.figures import figures
 from hfpatch.reporting.numbers import MINUS, NOTHING, count, decimal, interval, short_count, signed, significant
 from hfpatch.tuners.adapters import tensor_group
 
@@ -22,16 +21,21 @@ Columns = Mapping[str, Callable[[Any], str]]
 _NUMBERS = (NOTHING, MINUS, "+", *"0123456789")
 
 
-def inspection_document(found: Inspection) -> doc.Document:
-    """Return what was looked at, a table for each analysis, most with a figure, and what is not shown and why."""
-    drawn = {name: doc.Figure(name, title, f"{title}. {text}", svg) for name, title, text, svg in figures(found)}
+def inspection_document(found: Inspection, *, drawn: bool = True) -> doc.Document:
+    """Return what was looked at, a table for each analysis, and what is not shown and why.
+
+    Args:
+        found: what `inspect` found.
+        drawn: whether to draw the figures, which a terminal does not show.
+    """
+    figures = _figures(found) if drawn else {}
     branches, added, ablations, training = _branches(found), _added(found), _ablations(found), _training(found)
     relations = [_relations(found, patched=False), _relations(found, patched=True), _by_offset(found)]
     linearised, reparametrisation = _linearised(found), _reparametrisation(found)
     facts, notes = _facts(found), doc.Sentences(tuple(found.notes), title="What is not shown")
     download = doc.Download("inspection.json", "All numbers as JSON", json.dumps(found.to_json()), "application/json")
-    of_patch = [*map(drawn.get, ("skips", "pre-projections", "queries")), added, drawn.get("ablations"), ablations]
-    of_relation = [*map(drawn.get, ("relation", "offsets")), *relations, drawn.get("explained"), linearised]
+    of_patch = [*map(figures.get, ("skips", "pre-projections", "queries")), added, figures.get("ablations"), ablations]
+    of_relation = [*map(figures.get, ("relation", "offsets")), *relations, figures.get("explained"), linearised]
     sections = (
         _section("model", "Model", doc.Facts(facts), download, notes, branches),
         _section("patch", "Patch" if found.patch else "Nonlinear queries", *of_patch, training),
@@ -50,6 +54,12 @@ def inspection_document(found: Inspection) -> doc.Document:
         parts=(doc.Part(tuple(section for section in sections if section.blocks)),),
         summary=(doc.Facts(facts), *(table for table in tables if table.rows), notes),
     )
+
+
+def _figures(found: Inspection) -> dict[str, doc.Figure]:
+    from hfpatch.reporting.inspection.figures import figures  # imports matplotlib
+
+    return {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in figures(found)}
 
 
 def _section(name: str, title: str, *blocks: doc.Block | None) -> doc.Section:
