@@ -72,8 +72,8 @@ def evaluate(
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     base.model.to(PartialState().device)
-    for patch in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
-        with _patched(base, patch, allow_other_base):
+    for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
+        with _patched(base, folder, allow_other_base):
             pass
     if output is not None:
         identity["model"]["sha256"] = base.sha256

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import sys
 from hfpatch.__main__ import main
-code = main("eval --model tinyworld/gpt-neox --tasks tinyworld_cloze --limit 1 --json".split())
+code = main("eval --model tinyworld/gpt-neox --tasks tinyworld_cloze --limit 1".split())
 print(*sys.modules, file=sys.stderr, sep="\\n")
 sys.exit(code)
 """
