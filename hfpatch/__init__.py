@@ -16,6 +16,7 @@ from hfpatch.surgery.peft_registration import register_when_peft_is_imported
 if TYPE_CHECKING:
     from hfpatch.nn.matmul import fast_matmul
     from hfpatch.promises import check
+    from hfpatch.results import load_results
     from hfpatch.sites import AttentionSite, Family, find_sites, register_family
     from hfpatch.surgery.budget import match_lora_rank
     from hfpatch.surgery.folder import load_patch, save_patch
@@ -31,6 +32,7 @@ _HOMES = {
     "fast_matmul": "nn.matmul",
     "find_sites": "sites",
     "load_patch": "surgery.folder",
+    "load_results": "results",
     "match_lora_rank": "surgery.budget",
     "patch": "surgery.patch",
     "patch_summary": "surgery.patch",
@@ -50,6 +52,7 @@ __all__ = [
     "fast_matmul",
     "find_sites",
     "load_patch",
+    "load_results",
     "match_lora_rank",
     "patch",
     "patch_summary",

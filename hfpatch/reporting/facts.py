@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hfpatch.reporting.document import Fact
 from hfpatch.reporting.numbers import count, duration
-from hfpatch.reporting.results import Results
-
-Fact = tuple[str, str]
+from hfpatch.results.schema import ComparisonResults
 
 PROTOCOLS = {
     "as_published": "as published: settings, evaluation sizes and scoring of the paper, its flaws included",
@@ -17,7 +16,7 @@ PROTOCOLS = {
 }
 
 
-def protocol_facts(results: Results) -> list[Fact]:
+def protocol_facts(results: ComparisonResults) -> list[Fact]:
     """Return what was compared on what: protocol, model, data, batch plans, training and evaluation settings."""
     facts = [
         ("Protocol", PROTOCOLS.get(results.protocol, results.protocol)),
@@ -31,7 +30,7 @@ def protocol_facts(results: Results) -> list[Fact]:
     return [(label, value) for label, value in facts if value]
 
 
-def environment_facts(results: Results) -> list[Fact]:
+def environment_facts(results: ComparisonResults) -> list[Fact]:
     """Return where and how the run was made."""
     return provenance_facts(results.provenance)
 

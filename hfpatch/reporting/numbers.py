@@ -103,6 +103,14 @@ def told(change: Change, *, unit: bool = True) -> str:
     return f"{signed(change.difference, digits)} {interval(change.low, change.high, digits)}{ending}"
 
 
+def size_text(change: Change) -> str:
+    """Format a change with its interval and without its sign, which a verb has said, as ``3.1 points [1.2, 5.0]``."""
+    sign = 1 if change.difference > 0 else -1
+    low, high = sorted((sign * change.low, sign * change.high))
+    digits, unit = digits_for(change), f" {change.scale.value}".rstrip()
+    return f"{decimal(abs(change.difference), digits)}{unit} {interval(low, high, digits)}"
+
+
 def score(value: float | None, scale: Scale) -> str:
     """Format a metric's value: shares in per cent, everything else to four significant digits."""
     if value is None:

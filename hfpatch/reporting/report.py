@@ -1,36 +1,121 @@
-"""Writing the report of a folder that hfpatch wrote."""
+"""Writing the report of a folder that hfpatch wrote, or of several comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from hfpatch.errors import HfpatchError
+from hfpatch.reporting.cards import write_patch_cards
+from hfpatch.reporting.comparison.data import results_csv
+from hfpatch.reporting.comparison.document import Material, comparison_document, read_material
+from hfpatch.reporting.comparison.figures import differences
+from hfpatch.reporting.comparison.merging import Check, merge
+from hfpatch.reporting.comparison.samples import Samples
 from hfpatch.reporting.document import Document
 from hfpatch.reporting.evaluation import evaluation_document, write_evaluation
-from hfpatch.reporting.written import Report
-from hfpatch.results.folder import load_results
-from hfpatch.results.schema import EvaluationResults
+from hfpatch.reporting.study.document import study_document, write_study
+from hfpatch.reporting.theme import report_style
+from hfpatch.reporting.written import Report, write_document
+from hfpatch.results.folder import load_comparison, load_results, printable
+from hfpatch.results.schema import ComparisonResults, StudyResults
+
+_RUN_FILES = ("results.json", "recipe.yaml")
 
 
 def document_of(folder: Path) -> Document:
-    """Return the report of a folder as a document, without writing it."""
+    """Return the report of a folder as a document, without writing it.
+
+    Raises:
+        HfpatchError: if the folder has no results that can be read.
+    """
     results = load_results(folder)
-    assert isinstance(results, EvaluationResults)
-    return evaluation_document(results)
+    if isinstance(results, ComparisonResults):
+        return comparison_document([read_material("", folder, results)])
+    return study_document(results) if isinstance(results, StudyResults) else evaluation_document(results)
 
 
 def write_report(run_dir: Path, out: Path | None = None) -> Report:
-    """Write the report of a folder."""
+    """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` from the results in ``run_dir``.
+
+    The same results give the same bytes. An incomplete run is reported as far as it got, and what is missing is named.
+    The model cards of a comparison's patches are written again, with the results in them.
+
+    Args:
+        run_dir: what ``hfpatch compare``, ``pretrain`` or ``eval --output`` wrote.
+        out: the folder of the report; None takes ``run_dir``.
+
+    Raises:
+        HfpatchError: if ``run_dir`` has no results that can be read, or ``out`` cannot be written.
+    """
     results = load_results(run_dir)
-    assert isinstance(results, EvaluationResults)
-    return write_evaluation(results, out or run_dir)
+    if isinstance(results, StudyResults):
+        return write_study(results, out or run_dir)
+    if not isinstance(results, ComparisonResults):
+        return write_evaluation(results, out or run_dir)
+    material = read_material("", run_dir, results)
+    report = _write(out or run_dir, [material], ())
+    if out is None:
+        write_patch_cards(run_dir, results)
+    return report
 
 
 def write_joint_report(run_dirs: Sequence[Path], out: Path) -> Report:
-    """Write one report of several folders."""
-    return write_report(run_dirs[0], out)
+    """Write one report of several comparisons, or of one folder of any kind, to ``out``.
+
+    Comparisons share the tables where they measured the same frozen model on the same documents, and are reported side
+    by side where they did not. What they have in common is checked and shown.
+
+    Raises:
+        HfpatchError: if one has no results, one is named twice, several are not all comparisons, ``out`` is a run's own
+            folder or cannot be written.
+    """
+    if any((out / name).exists() for name in _RUN_FILES):
+        raise HfpatchError(f"{out}: is a run, whose own report would be lost; choose another --out")
+    if len(run_dirs) == 1:
+        return write_report(run_dirs[0], out)
+    each = [read_material(label, path, load_comparison(path)) for label, path in _labels(run_dirs).items()]
+    merged = merge({one.title: one.results for one in each})
+    joined = None if merged.results is None else _joined(each, merged.results, merged.names)
+    return _write(out, each if joined is None else [joined], merged.checks)
 
 
 def default_out(run_dirs: Sequence[Path]) -> Path:
     """Return the folder for the report of several runs where none is named."""
-    return Path("runs") / "report"
+    names = "+".join(re.sub(r"[^\w.-]", "_", path.resolve().name) for path in run_dirs)
+    return Path("runs") / f"report-{names}"[:100]
+
+
+def _labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
+    """Name each run by the shortest end of its path that is different from the others'."""
+    paths = [path.resolve() for path in run_dirs]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise HfpatchError(f"{twice}: named twice; name each run once")
+    for length in range(1, 1 + max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return dict(zip(map(printable, names), run_dirs, strict=True))
+
+
+def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping[str, Mapping[str, str]]) -> Material:
+    """Return the runs as one, every method by its name in the union."""
+    layers = [(names[one.title][method], series) for one in each for method, series in one.layers]
+    sides = [replace(side, method=names[one.title][side.method]) for one in each for side in one.samples.sides]
+    documents: dict[str, dict[str, Mapping[str, str]]] = {}
+    for one in each:
+        for task, known in one.samples.documents.items():
+            documents[task] = {**documents.get(task, {}), **known}
+    missing = [f"{one.title}: {sentence}" for one in each for sentence in one.missing]
+    sources = {one.title: one.results for one in each}
+    return Material("", results, layers, Samples(tuple(sides), documents, ()), missing, sources)
+
+
+def _write(out: Path, material: Sequence[Material], checks: Sequence[Check]) -> Report:
+    with report_style():
+        summary = differences(material[0].results, title=True) if len(material) == 1 else None
+    csv = results_csv({each.title: each.results for each in material})
+    return write_document(comparison_document(material, checks), out, csv=csv, summary=summary)

@@ -65,8 +65,8 @@ def _compare(recipe: Recipe, folder: RunFolder, *, resume: bool, progress: Progr
     with pinned_library(bench.matmul):
         for method, seed in planned_runs(recipe):
             _complete_run(bench, folder, method, seed, resume=resume, progress=progress)
-            write_json(folder.results, collect(bench, folder, clock, complete=False))
-    results = collect(bench, folder, clock, complete=True)
+            write_json(folder.results, collect(bench, folder, clock, complete=False).to_json())
+    results = collect(bench, folder, clock, complete=True).to_json()
     write_json(folder.results, results)
     write_report(folder.root)
     return results
@@ -159,7 +159,7 @@ def _gate(recipe: Recipe, result: dict[str, Any], records: Path) -> None:
     """
     scores = scores_of(result)
     check_comparable(records, scores, aggregations(recipe, scores))
-    surprises = known_score_surprises(recipe, result)
+    surprises = known_score_surprises(recipe, scores)
     if surprises and not recipe.evaluation.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true goes on all the same")
 

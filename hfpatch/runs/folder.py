@@ -72,6 +72,11 @@ class RunPaths:
         return self.root / "training.json"
 
     @property
+    def metrics(self) -> Path:
+        """A line a step of the training."""
+        return self.root / "metrics.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """What an interrupted training goes on from."""
         return self.root / "checkpoints"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from hfpatch.evaluation import TaskResult, load_tasks, primary_aggregations
+from hfpatch.evaluation import Comparison, TaskResult, load_tasks, primary_aggregations
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
 from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.results.curves import mean_curve
+from hfpatch.results.layers import mean_series, patch_norms
+from hfpatch.results.schema import ComparisonResults, Match, Method, Parameters, Run, Task
 from hfpatch.runs.bench import Bench
 from hfpatch.runs.cautions import cautions, form_of, scores_of
 from hfpatch.runs.folder import RunFolder
@@ -18,8 +21,6 @@ from hfpatch.runs.runs import diverged_step
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock, provenance
 
-SCHEMA = 1
-
 
 def planned_runs(recipe: Recipe) -> list[tuple[str, int]]:
     """Return every (method, seed), the baseline first and once: nothing in it depends on a seed."""
@@ -27,71 +28,64 @@ def planned_runs(recipe: Recipe) -> list[tuple[str, int]]:
     return [(recipe.baseline, 0), *((name, seed) for seed in recipe.training.seeds for name in others)]
 
 
-def collect(bench: Bench, folder: RunFolder, clock: Clock, *, complete: bool) -> dict[str, Any]:
-    """Return what results.json holds: all complete runs and, where the comparison is complete, the paired tests."""
+def collect(bench: Bench, folder: RunFolder, clock: Clock, *, complete: bool) -> ComparisonResults:
+    """Return the results of all complete runs and, where the comparison is complete, the paired tests."""
     recipe = bench.recipe.model_dump(mode="json")
     methods = {name: _method(bench, folder, name) for name in bench.recipe.methods}
-    results: dict[str, Any] = {
-        "schema": SCHEMA,
-        **{key: recipe[key] for key in ("name", "description", "protocol")},
-        "complete": complete,
-        "provenance": {**provenance(clock), "matmul": bench.matmul},
-        "model": _model(bench),
-        "data": _data(bench),
-        "plan": {str(seed): _plan(bench, seed) for seed in bench.plans},
-        "training": recipe["training"],
-        "evaluation": recipe["evaluation"],
-        "tasks": _tasks(methods),
-        "methods": methods,
-        "comparisons": _comparisons(bench, folder) if complete else [],
-        "correction": CORRECTION,
-    }
-    return {**results, "warnings": cautions(bench.recipe, results, references(bench.recipe)) if complete else []}
-
-
-def _data(bench: Bench) -> dict[str, Any]:
-    held_out = bench.held_out
-    return bench.blocks.to_json() | ({"held_out": held_out.to_json()} if held_out else {})
-
-
-def _method(bench: Bench, folder: RunFolder, name: str) -> dict[str, Any]:
-    size, match = bench.sizes[name], bench.methods[name].match
-    paths = {seed: folder.run(method, seed).result for method, seed in planned_runs(bench.recipe) if method == name}
-    parts = bench.recipe.methods[name]
-    return {
-        "parts": parts,
-        "parameters": {"trainable": size.trainable, "added": size.added, "base": size.base},
-        "match": match.to_json() if match else None,
-        "form": form_of(parts),
-        "runs": {str(seed): read_json(path) for seed, path in paths.items() if path.is_file()},
-    }
-
-
-def _model(bench: Bench) -> dict[str, Any]:
-    base = bench.base
-    return {
-        "name": base.name,
-        "revision": base.revision,
-        "sha256": base.sha256,
-        "dtype": bench.recipe.model.dtype,
-        "model_type": base.model.config.model_type,
-        "parameters": bench.sizes[bench.recipe.baseline].base,
-    }
-
-
-def _plan(bench: Bench, seed: int) -> dict[str, Any]:
     training = bench.recipe.training
-    return {"sha256": bench.plans[seed].sha256, "steps": training.steps, "batch_size": training.batch_size}
+    held_out = {"held_out": bench.held_out.to_json()} if bench.held_out else {}
+    results = ComparisonResults(
+        name=recipe["name"],
+        description=recipe["description"],
+        protocol=recipe["protocol"],
+        complete=complete,
+        provenance={**provenance(clock), "matmul": bench.matmul},
+        model={
+            "name": bench.base.name,
+            "revision": bench.base.revision,
+            "sha256": bench.base.sha256,
+            "dtype": bench.recipe.model.dtype,
+            "model_type": bench.base.model.config.model_type,
+            "parameters": bench.sizes[bench.recipe.baseline].base,
+        },
+        data=bench.blocks.to_json() | held_out,
+        plan={
+            str(seed): {"sha256": plan.sha256, "steps": training.steps, "batch_size": training.batch_size}
+            for seed, plan in bench.plans.items()
+        },
+        training=recipe["training"],
+        evaluation=recipe["evaluation"],
+        tasks=_tasks(methods),
+        methods=methods,
+        comparisons=_comparisons(bench, folder) if complete else [],
+        correction=CORRECTION,
+    )
+    warned = cautions(bench.recipe, results, references(bench.recipe)) if complete else []
+    return results.model_copy(update={"warnings": warned})
 
 
-def _tasks(methods: dict[str, Any]) -> dict[str, Any]:
-    runs = (run for method in methods.values() for run in method["runs"].values())
-    scores: dict[str, Any] = next((run["evaluation"] for run in runs), {})
-    keys = ("primary", "higher_is_better", "n", "data_sha256", "version")
-    return {task: {key: score[key] for key in keys} for task, score in scores.items()}
+def _method(bench: Bench, folder: RunFolder, name: str) -> Method:
+    size, match = bench.sizes[name], bench.methods[name].match
+    paths = {seed: folder.run(method, seed) for method, seed in planned_runs(bench.recipe) if method == name}
+    done = {seed: path for seed, path in paths.items() if path.result.is_file()}
+    return Method(
+        parts=bench.recipe.methods[name],
+        parameters=Parameters(trainable=size.trainable, added=size.added, base=size.base),
+        match=Match.model_validate(match.to_json()) if match else None,
+        form=form_of(bench.recipe.methods[name]),
+        runs={seed: Run.model_validate(read_json(path.result)) for seed, path in done.items()},
+        curve=mean_curve(path.metrics for path in done.values()),
+        layers=mean_series(series for path in done.values() for series in patch_norms(path.patch)),
+    )
 
 
-def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
+def _tasks(methods: Mapping[str, Method]) -> dict[str, Task]:
+    runs = (run for method in methods.values() for run in method.runs.values())
+    scores = next((run.evaluation for run in runs if run.evaluation), {})
+    return {task: Task.model_validate(score.to_json()) for task, score in scores.items()}
+
+
+def _comparisons(bench: Bench, folder: RunFolder) -> list[Comparison]:
     records: dict[str, dict[int, Path]] = {}
     for method, seed in planned_runs(bench.recipe):
         result = folder.run(method, seed).result
@@ -99,7 +93,7 @@ def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
             records.setdefault(method, {})[seed] = folder.run(method, seed).evaluations
     recipe = bench.recipe
     scores = scores_of(read_json(folder.run(recipe.baseline, 0).result))
-    found = compare_records(
+    return compare_records(
         records,
         tasks=scores,
         references={
@@ -110,7 +104,6 @@ def _comparisons(bench: Bench, folder: RunFolder) -> list[dict[str, Any]]:
         baseline=recipe.baseline,
         aggregations=aggregations(recipe, scores),
     )
-    return [each.to_json() for each in found]
 
 
 def aggregations(recipe: Recipe, scores: dict[str, TaskResult]) -> dict[str, Aggregation]:

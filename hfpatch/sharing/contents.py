@@ -9,8 +9,7 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.reporting.cards import run_card
-from hfpatch.reporting.results import read_results
-from hfpatch.support.files import read_json
+from hfpatch.results.folder import load_comparison
 from hfpatch.surgery.card import shown_base
 
 Contents = dict[str, Path | bytes]
@@ -46,8 +45,7 @@ def contents(folder: Path, *, method: str | None = None, seed: int | None = None
 
 
 def _run(folder: Path, method: str | None, seed: int | None) -> Contents:
-    read_json(folder / "results.json")  # what cannot be read is not shared
-    results = read_results(folder)
+    results = load_comparison(folder)
     report = {name: folder / name for name in _REPORT if (folder / name).is_file()}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if path.is_file()}
     shared: Contents = {**report, **figures}

@@ -190,8 +190,8 @@ def test_too_few_documents_get_no_verdict(tmp_path, documents, seeds):
     runs["a"] = {seed: write(tmp_path / f"a{seed}", "quiz", "acc", [1.0] * documents) for seed in range(seeds)}
     (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
     assert (found.difference, found.verdict, found.test) == (1, "too few documents", "none (too few documents)")
-        assert (found.low, found.high) == (-math.inf, math.inf)
-        assert (found.p, found.p_holm, found.smallest_visible) == (None,) * 3
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert (found.p, found.p_holm, found.smallest_visible) == (None,) * 3
 
 
 def test_what_no_difference_could_show_is_not_called_visible(tmp_path):

@@ -10,7 +10,8 @@ def write_big_run(folder: Path, *, methods: int, tasks: int, seeds: int, documen
     info = {name: {"primary": "acc", "higher_is_better": True, "n": documents} for name in names}
     rng = random.Random(0)
     raw = {
-        "schema": 1,
+        "schema": 2,
+        "kind": "comparison",
         "name": "big",
         "complete": True,
         "model": {"name": "big/model", "sha256": "a" * 64},
@@ -27,7 +28,14 @@ def write_big_run(folder: Path, *, methods: int, tasks: int, seeds: int, documen
         for seed in range(seeds if i else 1):
             home = folder / "runs" / name / f"seed-{seed}"
             runs[str(seed)] = _run(home, names, documents, steps if i else 0, rng)
-        raw["methods"][name] = {"parts": parts, "parameters": {"trainable": 1000 * i}, "runs": runs}
+        raw["methods"][name] = {
+            "parts": parts,
+            "parameters": {"trainable": 1000 * i, "added": 1000 * i, "base": 1000},
+            "runs": runs,
+        }
+        if i and steps:
+            losses = [3 + rng.random() for _ in range(steps)]
+            raw["methods"][name]["curve"] = {"steps": list(range(1, steps + 1)), "loss": losses, "seeds": seeds}
         for task in names if i else ():
             for reference in ("baseline", "method_001_with_a_name"):
                 if name != reference:
@@ -44,11 +52,11 @@ def _run(home, tasks, documents, steps, rng):
             for i in range(documents)
         )
         (home / "evaluations" / f"{task}.jsonl").write_text("\n".join(lines) + "\n")
-    if steps:
-        lines = (json.dumps({"step": i + 1, "loss": 3 + rng.random(), "lr": 1e-3, "tokens": 100}) for i in range(steps))
-        (home / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    train = {"steps": steps, "final_loss": 3.1, "tokens_per_s": 1e4, "wall_s": 10.0, "peak_memory_bytes": 2**29}
-    scores = {task: {"n": documents, "metrics": {"acc": rng.random()}, "stderr": {"acc": 0.02}} for task in tasks}
+    train = {"steps": steps, "final_loss": 3.1, "tokens": 100 * steps, "tokens_per_s": 1e4, "wall_s": 10.0}
+    train["peak_memory_bytes"] = 2**29
+    info = {"n": documents, "stderr": {"acc": 0.02}, "primary": "acc", "higher_is_better": True, "num_fewshot": 0}
+    info |= {"data_sha256": "d" * 64, "version": "1"}
+    scores = {task: {"task": task, "metrics": {"acc": rng.random()}, **info} for task in tasks}
     return {"train": train if steps else None, "evaluation": scores}
 
 

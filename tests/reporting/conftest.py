@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hfpatch.reporting.results import read_results
+from hfpatch.reporting.comparison.document import comparison_document, read_material
+from hfpatch.results.folder import load_comparison
 
 TASKS = {
     "tinyworld_cloze": {"primary": "acc", "higher_is_better": True, "n": 400},
@@ -29,6 +30,7 @@ def task_result(task, value, *, stderr=0.02):
         "stderr": {info["primary"]: stderr},
         "primary": info["primary"],
         "higher_is_better": info["higher_is_better"],
+        "num_fewshot": 0,
         "data_sha256": "d" * 64,
         "version": "1",
     }
@@ -118,7 +120,8 @@ def example():
         comparison(skip, "tinyworld_text", -1.4, 0.57, "better", reference=lora, p_holm=0.01),
     ]
     return {
-        "schema": 1,
+        "schema": 2,
+        "kind": "comparison",
         "name": "quickstart",
         "description": "Every method on the embedded world.",
         "protocol": "as_it_should_be",
@@ -158,28 +161,35 @@ def example():
         "tasks": {name: {**info, "data_sha256": "d" * 64, "version": "1"} for name, info in TASKS.items()},
         "methods": methods,
         "comparisons": comparisons,
+        "correction": "tasks",
         "warnings": ["lora has 2.4 % more trainable parameters than pre_projection_skip."],
     }
 
 
 def write_run(folder: Path, raw, *, curves=True) -> Path:
-    """Write ``results.json`` and the training curves of every method that was trained."""
+    """Write ``results.json``, with the training curve of every method that was trained, and a folder for each run."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(json.dumps(raw), encoding="utf-8")
     for i, (name, content) in enumerate(raw.get("methods", {}).items()):
-        for seed, run in content["runs"].items():
-            if curves and run["train"] and "/" not in name and "\0" not in name:
-                path = folder / "runs" / name / f"seed-{seed}" / "metrics.jsonl"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("".join(_metrics(seed, i)), encoding="utf-8")
+        trained = [seed for seed, run in content["runs"].items() if run["train"]]
+        if curves and trained:
+            losses = [list(_losses(int(seed), i)) for seed in trained]
+            mean = [sum(each) / len(each) for each in zip(*losses, strict=True)]
+            content["curve"] = {"steps": list(range(1, 201)), "loss": mean, "seeds": len(trained), "held_out": {}}
+        for seed in trained if "/" not in name and "\0" not in name else ():
+            (folder / "runs" / name / f"seed-{seed}").mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(raw), encoding="utf-8")
     return folder
 
 
-def _metrics(seed, method_index, steps=200):
+def _losses(seed, method_index, steps=200):
     batches = random.Random(seed)
     for step in range(1, steps + 1):
-        loss = 2.5 + math.exp(-step / 40) - 0.02 * method_index * (1 - math.exp(-step / 80)) + batches.gauss(0, 0.08)
-        yield json.dumps({"step": step, "loss": loss, "lr": 1e-3, "tokens": 2048 * step, "seconds": step * 0.5}) + "\n"
+        yield 2.5 + math.exp(-step / 40) - 0.02 * method_index * (1 - math.exp(-step / 80)) + batches.gauss(0, 0.08)
+
+
+def document_of(results, folder=Path("/nowhere")):
+    """Return the document of a comparison, with what lies in its folder."""
+    return comparison_document([read_material("", folder, results)])
 
 
 @pytest.fixture
@@ -190,7 +200,7 @@ def raw():
 @pytest.fixture
 def build(tmp_path):
     """Return a function that writes a results.json and reads it back."""
-    return lambda raw, **options: read_results(write_run(tmp_path / "run", raw, **options))
+    return lambda raw, **options: load_comparison(write_run(tmp_path / "run", raw, **options))
 
 
 @pytest.fixture
@@ -200,7 +210,7 @@ def run_dir(tmp_path, raw):
 
 @pytest.fixture
 def results(run_dir):
-    return read_results(run_dir)
+    return load_comparison(run_dir)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 
+EMPTY = {"schema": 2, "kind": "comparison", "name": ""}
+
 
 def test_the_protocol_names_model_data_plans_and_settings(results):
     facts = dict(protocol_facts(results))
@@ -23,5 +25,5 @@ def test_the_environment_names_command_commit_and_versions(build, raw):
 
 
 def test_nothing_known_is_nothing_said_but_the_commit(build):
-    assert environment_facts(build({"schema": 1})) == [("Commit", "unknown")]
-    assert [label for label, _ in protocol_facts(build({"schema": 1}))] == ["Protocol"]
+    assert environment_facts(build(EMPTY)) == [("Commit", "unknown")]
+    assert [label for label, _ in protocol_facts(build(EMPTY))] == ["Protocol"]

@@ -9,11 +9,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from hfpatch.reporting.figures import differences, quality
+from hfpatch.reporting.comparison.document import Material, comparison_document
+from hfpatch.reporting.comparison.samples import Change, Samples, Sides
 from hfpatch.reporting.html import html
-from hfpatch.reporting.page import Material
-from hfpatch.reporting.samples import Change, Samples, Sides
-from hfpatch.reporting.theme import report_style, to_svg
 
 NOTHING_CHANGED = Samples((), {}, ())
 VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
@@ -47,15 +45,9 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def material(results, figures, samples=NOTHING_CHANGED):
-    return Material("", results, {}, [], samples, figures, {"run": results})
-
-
 def page_of(results, samples=NOTHING_CHANGED):
-    with report_style():
-        figures = {"differences": to_svg(differences(results)), "quality": to_svg(quality(results))}
     page = Page()
-    text = html([material(results, figures, samples)])
+    text = html(comparison_document([Material("", results, [], samples, [], {"run": results})]))
     page.feed(text)
     assert page.open == []
     return page, text
@@ -140,9 +132,8 @@ def test_numbers_of_the_table_are_there(build, raw):
 
 
 def test_an_empty_run_is_a_page_too(build):
-    text = html([material(build({"schema": 1}), {})])
+    text = page_of(build({"schema": 2, "kind": "comparison", "name": "empty"}))[1]
     assert "incomplete run" in text
-    assert "No method has a result." in text
     assert "<figure>" not in text
 
 

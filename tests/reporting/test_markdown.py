@@ -2,17 +2,16 @@ from html.parser import HTMLParser
 
 import pytest
 from markdown_it import MarkdownIt
+from reporting.conftest import document_of
 
 from hfpatch.reporting.markdown import markdown
-from hfpatch.reporting.page import Material
-from hfpatch.reporting.samples import Samples
 from hfpatch.support.markdown import block, escape, table
 
-FIGURES = ["differences", "quality", "training"]
+FIGURES = ["differences", "quality"]
 
 
-def written(results, figures):
-    return markdown([Material("", results, {}, [], Samples((), {}, ()), dict.fromkeys(figures, ""), {"": results})])
+def written(results):
+    return markdown(document_of(results))
 
 
 def render(text):
@@ -40,7 +39,7 @@ def rows_of(tokens):
 @pytest.fixture(params=["plain", "hostile"])
 def page(request, build, raw):
     source = raw if request.param == "plain" else request.getfixturevalue("hostile")
-    return written(build(source, curves=False), FIGURES)
+    return written(build(source, curves=False))
 
 
 def test_every_table_is_whole(page):
@@ -60,8 +59,9 @@ def test_headings_are_the_reports_own(page):
     tokens = render(page)
     headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
     assert headings[1:] == [
-        *("Answer", "Protocol and provenance", "Warnings", "Results", "Methods", "Differences to the baseline"),
-        *("Quality against trainable parameters", "Training curves", "Paired differences", "Environment"),
+        *("Answer", "Between methods", "Protocol and provenance", "Warnings", "What is missing", "Results", "Methods"),
+        "Differences to the baseline",
+        *("Quality against trainable parameters", "Paired differences", "Environment"),
     ]
     assert not [token for token in tokens if token.type == "ordered_list_open"]
 
@@ -89,7 +89,7 @@ def test_numbers_are_aligned_right():
 
 
 def test_within_noise_is_printed_and_the_answer_comes_first(build, raw):
-    page = written(build(raw), FIGURES)
+    page = written(build(raw))
     assert "within noise" in page
     assert page.index("## Answer") < page.index("## Protocol") < page.index("## Results")
     assert "What is missing" not in page
@@ -97,4 +97,4 @@ def test_within_noise_is_printed_and_the_answer_comes_first(build, raw):
 
 def test_what_is_missing_is_named(build, raw):
     raw["complete"] = False
-    assert "### What is missing\n\n- The run is not complete" in written(build(raw), [])
+    assert "### What is missing\n\n- The run is not complete" in written(build(raw))

@@ -4,8 +4,9 @@ import pytest
 from reporting.big import write_big_run
 
 from hfpatch.reporting import write_report
-from hfpatch.reporting.figures import MOST_METHODS, prominent
-from hfpatch.reporting.results import read_results
+from hfpatch.reporting.comparison.figures import prominent
+from hfpatch.reporting.words import MOST_METHODS
+from hfpatch.results.folder import load_comparison
 
 
 @pytest.mark.slow
@@ -22,7 +23,7 @@ def test_two_hundred_methods_take_seconds_and_few_megabytes(tmp_path):
 
 def test_figures_show_the_surest_differences_whichever_way_they_go(tmp_path):
     folder = write_big_run(tmp_path, methods=40, tasks=2, seeds=1, documents=2, steps=0)
-    results = read_results(folder)
+    results = load_comparison(folder)
     surest = {}
     for each in results.comparisons:
         if each.reference == "baseline":

@@ -5,6 +5,7 @@ import copy
 import pytest
 
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.results.schema import ComparisonResults
 from hfpatch.runs.cautions import cautions, form_of
 from hfpatch.runs.references import references
 
@@ -21,6 +22,9 @@ SCORE = {
 }
 
 
+PAIR = {"method": "a", "reference": "b", "metric": "acc", "n": 9, "seeds": 1, "difference": 0.0, "test": "any"}
+
+
 def make_recipe(methods: dict, **training: object) -> Recipe:
     return Recipe.model_validate(
         {
@@ -34,16 +38,20 @@ def make_recipe(methods: dict, **training: object) -> Recipe:
 
 def make_results(sizes: dict[str, int], *, survival: float = 1.0, n: int = 2000) -> dict:
     def method(name: str, size: int) -> dict:
-        train = {"update_survival": {"all": survival}} if size else None
+        sizes = dict.fromkeys(("steps", "tokens", "wall_s", "tokens_per_s", "peak_memory_bytes", "final_loss"), 1)
+        train = {**sizes, "update_survival": {"all": survival}} if size else None
         known = {**SCORE, "task": "lambada_openai", "n": 5153, "metrics": {"acc": 0.326}}
         run = {"commit": "abc", "train": train, "evaluation": {"cloze": SCORE, "lambada_openai": known}}
-        return {"parameters": {"trainable": size}, "form": None, "runs": {"0": copy.deepcopy(run)}}
+        parts = [{"type": "any"}] if size else []
+        parameters = {"trainable": size, "added": size, "base": 9}
+        return {"parts": parts, "parameters": parameters, "form": None, "runs": {"0": copy.deepcopy(run)}}
 
     return {
-        "tasks": {"cloze": {"primary": "acc", "n": n}},
+        "tasks": {"cloze": {"primary": "acc", "higher_is_better": True, "n": n}},
         "methods": {name: method(name, size) for name, size in sizes.items()},
         "comparisons": [
-            {"task": "cloze", "smallest_visible": visible, "verdict": "within noise"} for visible in (0.02, 0.03, None)
+            {**PAIR, "task": "cloze", "smallest_visible": visible, "verdict": "within noise"}
+            for visible in (0.02, 0.03, None)
         ],
     }
 
@@ -55,7 +63,7 @@ LINEAR = [{"type": "nonlinear_query", "activation": "identity"}]
 
 
 def told(recipe: Recipe, results: dict) -> list[str]:
-    return cautions(recipe, results, references(recipe))
+    return cautions(recipe, ComparisonResults.model_validate({"name": "any", **results}), references(recipe))
 
 
 def test_a_fair_comparison_needs_no_caution():

@@ -8,7 +8,7 @@ from typing import Any
 
 from hfpatch.reporting.facts import settings_text
 from hfpatch.reporting.numbers import NOTHING
-from hfpatch.reporting.results import Comparison, MethodOutcome, Results
+from hfpatch.results.schema import Comparison, ComparisonResults, Method
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "not recorded"
 
@@ -34,7 +34,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Merged:
-    """The checks, and the union of the runs; None where they must stand side by side.
+    """The checks, and the union of the runs; None where they are reported side by side.
 
     Attributes:
         checks: in what the runs agree.
@@ -43,11 +43,11 @@ class Merged:
     """
 
     checks: tuple[Check, ...]
-    results: Results | None = None
+    results: ComparisonResults | None = None
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-def merge(runs: Mapping[str, Results]) -> Merged:
+def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
     """Check whether runs can be compared and, where they can, join them.
 
     Runs share one table where they measured the same frozen model, in the same dtype, on the same documents. Each
@@ -64,8 +64,8 @@ def merge(runs: Mapping[str, Results]) -> Merged:
     return Merged(checks, _union(runs, names, checks), names)
 
 
-def _checks(runs: Sequence[Results]) -> list[Check]:
-    apart = "they stand side by side; no table holds both"
+def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
+    apart = "they are reported side by side; no table has both"
     trained = "a difference between methods of different runs may come from this"
     slower = "tokens/s and memory cannot be compared between runs"
     model = [each.model for each in runs]
@@ -85,11 +85,11 @@ def _checks(runs: Sequence[Results]) -> list[Check]:
 
 
 def _check(what: str, values: Sequence[Any], decides: bool, consequence: str) -> Check:
-    told = tuple(str(value) if value else NOTHING for value in values)
-    if NOTHING in told:
-        return Check(what, told, UNKNOWN, decides, f"whether they agree is not known; {consequence}")
-    verdict = SAME if len(set(told)) == 1 else DIFFERS
-    return Check(what, told, verdict, decides, "" if verdict == SAME else consequence)
+    shown = tuple(str(value) if value else NOTHING for value in values)
+    if NOTHING in shown:
+        return Check(what, shown, UNKNOWN, decides, f"whether they agree is not known; {consequence}")
+    verdict = SAME if len(set(shown)) == 1 else DIFFERS
+    return Check(what, shown, verdict, decides, "" if verdict == SAME else consequence)
 
 
 def _alike(hashes: Sequence[str], names: Sequence[Any]) -> list[Any]:
@@ -102,14 +102,14 @@ def _hash(section: Mapping[str, Any]) -> str:
     return f"SHA-256 {value[:16]}…" if isinstance(value, str) else ""
 
 
-def _tasks(results: Results) -> str:
+def _tasks(results: ComparisonResults) -> str:
     return "; ".join(
         f"{name} {info.primary} n={info.n} {(info.data_sha256 or '')[:8]}"
         for name, info in sorted(results.tasks.items())
     )
 
 
-def _plans(results: Results) -> str:
+def _plans(results: ComparisonResults) -> str:
     plans = {seed: plan for seed, plan in results.plan.items() if isinstance(plan, Mapping)}
     return "; ".join(f"seed {seed} {str(plan.get('sha256'))[:8]}" for seed, plan in sorted(plans.items()))
 
@@ -118,25 +118,27 @@ def _without_seeds(training: Mapping[str, Any]) -> str:
     return settings_text({key: value for key, value in training.items() if key != "seeds"})
 
 
-def _versions(results: Results) -> str:
+def _versions(results: ComparisonResults) -> str:
     versions = results.provenance.get("versions")
     return settings_text(versions) if isinstance(versions, Mapping) else ""
 
 
-def _union(runs: Mapping[str, Results], names: Mapping[str, Mapping[str, str]], checks: Sequence[Check]) -> Results:
+def _union(
+    runs: Mapping[str, ComparisonResults], names: Mapping[str, Mapping[str, str]], checks: Sequence[Check]
+) -> ComparisonResults:
     first = next(iter(runs.values()))
-    methods: dict[str, MethodOutcome] = {}
+    methods: dict[str, Method] = {}
     comparisons: list[Comparison] = []
     for label, results in runs.items():
         new = names[label]
         for name, method in results.methods.items():
-            methods.setdefault(new[name], method.model_copy(update={"name": new[name], "match": _match(method, new)}))
+            methods.setdefault(new[name], method.model_copy(update={"match": _match(method, new)}))
         comparisons += [
             each.model_copy(update={"method": new[each.method], "reference": new[each.reference]})
             for each in results.comparisons
             if each.method in new and each.reference in new
         ]
-    return Results(
+    return ComparisonResults(
         name=" + ".join(runs),
         description="Several runs on the same frozen model and the same documents.",
         protocol=first.protocol if len({each.protocol for each in runs.values()}) == 1 else "custom",
@@ -145,17 +147,18 @@ def _union(runs: Mapping[str, Results], names: Mapping[str, Mapping[str, str]], 
         evaluation=first.evaluation,
         tasks=first.tasks,
         methods=methods,
-        comparisons=tuple(comparisons),
+        comparisons=comparisons,
         correction="the comparisons of each run by itself",
-        warnings=(
+        warnings=[
             *(f"{c.what} of the runs: {c.verdict}; {c.consequence}." for c in checks if c.verdict != SAME),
             *(f"{label}: {warning}" for label, each in runs.items() for warning in each.warnings),
-        ),
-        missing=tuple(f"{label}: {sentence}" for label, each in runs.items() for sentence in each.missing),
+        ],
     )
 
 
-def _names(label: str, results: Results, shared: str | None, runs: Mapping[str, Results]) -> dict[str, str]:
+def _names(
+    label: str, results: ComparisonResults, shared: str | None, runs: Mapping[str, ComparisonResults]
+) -> dict[str, str]:
     """Return what each method of a run is called in the union: with its run's label where the name is taken."""
     taken = {name for other, each in runs.items() if other != label for name in each.methods}
     names = {name: f"{name} ({label})" if name in taken else name for name in results.methods}
@@ -164,6 +167,6 @@ def _names(label: str, results: Results, shared: str | None, runs: Mapping[str, 
     return names
 
 
-def _match(method: MethodOutcome, names: Mapping[str, str]) -> Any:
+def _match(method: Method, names: Mapping[str, str]) -> Any:
     match = method.match
     return match.model_copy(update={"to": names.get(match.to, match.to)}) if match is not None else None

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hfpatch.reporting.results import Results, plain
+from hfpatch.results.folder import printable
+from hfpatch.results.schema import ComparisonResults
 
 Record = Mapping[str, Any]
 
@@ -74,7 +75,7 @@ class Samples:
     missing: tuple[str, ...]
 
 
-def read_samples(run_dir: Path, results: Results) -> Samples:
+def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
     """Read the records of a run and compare every method with the baseline, document by document.
 
     A record that is missing or broken leaves out its seed; where none remains, it is named.
@@ -135,7 +136,7 @@ def _key(record: Record) -> str:
 def _sides(
     method: str,
     task: str,
-    results: Results,
+    results: ComparisonResults,
     base: Mapping[str, Record],
     runs: Sequence[Mapping[str, Record] | None],
     limit: int,
@@ -191,7 +192,7 @@ def _both_ends(changes: Sequence[Change], limit: int) -> list[Change]:
     return list(changes) if len(changes) <= limit else [*changes[:half], *changes[-half:]]
 
 
-def _metrics(results: Results, task: str) -> set[str]:
+def _metrics(results: ComparisonResults, task: str) -> set[str]:
     """Return the names that are metrics of a task, in any run."""
     runs = (run for method in results.methods.values() for run in method.runs.values())
     return {name for run in runs if task in run.evaluation for name in run.evaluation[task].metrics}
@@ -200,10 +201,10 @@ def _metrics(results: Results, task: str) -> set[str]:
 def _fields(record: Record, metrics: set[str]) -> dict[str, str]:
     """Return what a record tells of its document, as text."""
     told = {key: value for key, value in record.items() if key not in metrics and key not in _IDENTITY}
-    return {plain(str(key)): _text(value) for key, value in told.items()}
+    return {printable(str(key)): _text(value) for key, value in told.items()}
 
 
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    line = plain(text)
+    line = printable(text)
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"

@@ -1,11 +1,10 @@
-from hfpatch.reporting import captions
-from hfpatch.reporting.answer import answer, control_for
-from hfpatch.reporting.tables import cell_of, paired_table
+from hfpatch.reporting.comparison.answer import answer, control_for
+from hfpatch.reporting.comparison.tables import cell_of, paired_table
 
 
 def told(results):
     found = answer(results)
-    return {(finding.method, finding.tone): str(finding) for finding in found.against_baseline}
+    return {(finding.subject, finding.tone): str(finding) for finding in found.against_baseline}
 
 
 def test_the_answer_has_numbers_budget_and_what_cannot_be_seen(results):
@@ -32,7 +31,7 @@ def test_the_headline_counts_methods(results):
     )
 
 
-def test_methods_are_held_against_each_other_too(results):
+def test_methods_are_compared_with_each_other_too(results):
     (finding,) = answer(results).against_others
     assert str(finding) == (
         "pre_projection_skip against lora lowers tinyworld_text word perplexity by 7.4 % [4.4, 10.4]."
@@ -85,22 +84,14 @@ def test_too_few_documents_are_said_and_get_no_verdict(build, raw, compared):
     )
     assert answer(results).headline == "Of 2 methods against baseline: 2 are without a verdict."
     cell = cell_of(results, "lora", "tinyworld_cloze")
-    assert (cell.difference, cell.verdict_text) == ("+2.0 [−∞, ∞]", "too few documents")
-    (row,) = paired_table(results)
-    assert (row.absolute, row.p, row.p_holm, row.visible) == ("+0.0200", "–", "–", "–")
-
-
-def test_the_caption_names_what_was_corrected_over(build, raw):
-    assert "correction over the tasks of a method" in captions.main_table(build(raw))
-    raw["correction"] = "methods and tasks"
-    results = build(raw)
-    assert "correction over all methods and tasks of this table" in captions.main_table(results)
-    assert "over all comparisons with the baseline, and apart from them over all others" in captions.paired(results)
+    assert cell.lines[1:] == ("+2.0 [−∞, ∞]", "too few documents")
+    (row,) = paired_table(results).rows
+    assert row.cells[6:10] == ("+0.0200", "–", "–", "–")
 
 
 def test_the_control_is_the_matched_lora(build, raw):
-    other = {**raw["methods"]["lora"], "match": None, "parameters": {"trainable": 80_001}}
+    other = {**raw["methods"]["lora"], "match": None, "parameters": {"trainable": 80_001, "added": 0, "base": 0}}
     raw["methods"] = {"near": other, **raw["methods"]}
     results = build(raw)
-    assert control_for(results, results.methods["pre_projection_skip"]).name == "lora"
-    assert control_for(results, results.methods["lora"]) is None
+    assert control_for(results, "pre_projection_skip") == "lora"
+    assert control_for(results, "lora") is None

@@ -6,8 +6,8 @@ from reporting.conftest import example, write_run
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import default_out, write_joint_report, write_report
-from hfpatch.reporting.merging import merge
-from hfpatch.reporting.results import read_results
+from hfpatch.reporting.comparison.merging import merge
+from hfpatch.results.folder import load_comparison
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def two(tmp_path):
 
 
 def merged(folders):
-    return merge({folder.name: read_results(folder) for folder in folders})
+    return merge({folder.name: load_comparison(folder) for folder in folders})
 
 
 def verdicts(found):
@@ -76,7 +76,7 @@ def test_runs_that_cannot_be_compared_stand_side_by_side(two, change, what):
         (lambda raw: raw["provenance"].update(commit="f" * 40), "Commit"),
     ],
 )
-def test_other_differences_are_told_and_warned_of(two, change, what):
+def test_other_differences_are_shown_and_warned_of(two, change, what):
     found = merged(two(change))
     assert verdicts(found)[what] == "differs"
     assert any(warning.startswith(f"{what} of the runs: differs;") for warning in found.results.warnings)
@@ -109,7 +109,7 @@ def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
 
 def test_labels_are_the_shortest_ends_that_differ(tmp_path):
     folders = [write_run(tmp_path / name / "run", example()) for name in ("a", "b")]
-    assert "lora (a/run)" in write_joint_report(folders, tmp_path / "joint").results.methods
+    assert "lora (a/run)" in write_joint_report(folders, tmp_path / "joint").markdown.read_text()
 
 
 def test_one_run_is_reported_elsewhere_as_it_would_be_at_home(two, tmp_path):
@@ -126,7 +126,7 @@ def test_refusals(two, tmp_path):
     first, second = two()
     with pytest.raises(HfpatchError, match="named twice"):
         write_joint_report([first, first], tmp_path / "joint")
-    with pytest.raises(HfpatchError, match="holds a run"):
+    with pytest.raises(HfpatchError, match="is a run"):
         write_joint_report([first, second], first)
     with pytest.raises(HfpatchError, match="no run here"):
         write_joint_report([first, tmp_path], tmp_path / "joint")

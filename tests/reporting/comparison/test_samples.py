@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from hfpatch.reporting.page import sides_row
-from hfpatch.reporting.samples import Change, read_samples
+from hfpatch.reporting.comparison.samples import Change, read_samples
+from hfpatch.reporting.comparison.tables import sides_table
 
 
 def write(run_dir, method, seed, task, records):
@@ -35,8 +35,7 @@ def test_gained_and_lost_are_what_most_seeds_changed(three, results):
     assert set(sides.changes) == {Change("3/00000003", 2, 0), Change("0/00000000", 0, 1), Change("4/00000004", 1, 0)}
     assert sides.changes[0].document == "3/00000003"
     assert samples.documents["tinyworld_cloze"]["3/00000003"] == {"target": "t3"}
-    row = sides_row(sides)
-    assert (row.gained, row.lost, row.net) == ("1", "0", "+1")
+    assert sides_table([sides]).rows[0].cells == ("lora", "tinyworld_cloze", "1", "0", "+1", "6", "2")
 
 
 def test_an_evaluation_that_keeps_the_document_shows_it(three, results):
@@ -58,7 +57,7 @@ def test_a_perplexity_has_moves_and_no_sides(run_dir, results):
     (sides,) = read_samples(run_dir, results).sides
     assert (sides.gained, sides.lost) == (None, None)
     assert [(change.document[0], change.gained) for change in sides.changes] == [("0", 1.0), ("2", -0.5)]
-    assert sides_row(sides).net == "–"
+    assert sides_table([sides]).rows[0].cells[2:5] == ("–", "–", "–")
 
 
 def test_a_broken_line_costs_that_document_alone(three, results):

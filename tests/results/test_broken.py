@@ -1,4 +1,4 @@
-"""Whatever is wrong in results.json, a report of the rest is written, or one line says why not."""
+"""Whatever is wrong in results.json, a report of it is written, or one line says why not."""
 
 import copy
 import json
@@ -8,16 +8,14 @@ from operator import getitem
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reporting.conftest import example
+from reporting.conftest import document_of, example
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import run_card
+from hfpatch.reporting.comparison.merging import merge
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
-from hfpatch.reporting.merging import merge
-from hfpatch.reporting.page import Material
-from hfpatch.reporting.results import read_results
-from hfpatch.reporting.samples import Samples
+from hfpatch.results.folder import load_comparison
 
 JUNK = [None, 0, -1, 1e308, float("nan"), float("inf"), "", "x", "<b>", [], {}, [1, "a", None], {"a": 1}, True, "1"]
 
@@ -46,10 +44,10 @@ def broken(changes):
 def test_a_broken_file_is_a_report_or_one_line(tmp_path, changes):
     (tmp_path / "results.json").write_text(json.dumps(broken(changes)))
     try:
-        results = read_results(tmp_path)
+        results = load_comparison(tmp_path)
     except HfpatchError:
         return
-    material = Material("", results, {}, [], Samples((), {}, ()), {}, {"": results})
-    for text in (html([material]), markdown([material]), run_card(results)):
+    document = document_of(results)
+    for text in (html(document), markdown(document), run_card(results)):
         assert text
     assert merge({"a": results, "b": results}).checks

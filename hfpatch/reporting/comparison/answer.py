@@ -1,0 +1,151 @@
+"""What a comparison found, in words with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hfpatch.reporting.comparison.tables import change_of
+from hfpatch.reporting.document import Finding, Tone
+from hfpatch.reporting.numbers import Scale, count, diverged_text, listed, significant, size_text
+from hfpatch.results.schema import Comparison, ComparisonResults, Method
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A headline, one finding a method against the baseline, and one for each comparison between methods."""
+
+    headline: str
+    against_baseline: tuple[Finding, ...]
+    against_others: tuple[Finding, ...]
+
+
+def answer(results: ComparisonResults) -> Answer:
+    """Say what the run shows, from its paired comparisons on the tasks' primary metrics."""
+    baseline = results.baseline
+    first = tuple(_finding(results, method, baseline) for method in results.others)
+    pairs = dict.fromkeys((each.method, each.reference) for each in results.comparisons if each.reference != baseline)
+    order = {name: place for place, name in enumerate(results.others)}
+    second = sorted((pair for pair in pairs if pair[0] in order), key=lambda pair: order[pair[0]])
+    return Answer(_headline(first, baseline), first, tuple(_finding(results, *pair) for pair in second))
+
+
+def _headline(findings: Sequence[Finding], baseline: str | None) -> str:
+    if not findings or baseline is None:
+        return "There is no method to compare with a baseline."
+    words: dict[Tone, str] = {
+        "better": "better on at least one task and worse on none",
+        "mixed": "better on one task and worse on another",
+        "worse": "worse on at least one task and better on none",
+        "within noise": "within noise on every task",
+        "unknown": "without a verdict",
+    }
+    tones = [finding.tone for finding in findings]
+    counts = {tone: tones.count(tone) for tone in words}
+    parts = [f"{n} {'is' if n == 1 else 'are'} {words[tone]}" for tone, n in counts.items() if n]
+    return f"Of {len(findings)} method{'s' * (len(findings) != 1)} against {baseline}: {listed(parts)}."
+
+
+def _finding(results: ComparisonResults, name: str, reference: str | None) -> Finding:
+    """Return one sentence: what is better and worse, what is not significant, and at which number of parameters."""
+    method, with_baseline = results.methods[name], reference == results.baseline
+    made = [results.comparison(name, task, reference) for task in results.tasks]
+    comparisons = [comparison for comparison in made if comparison is not None]
+    size = _relative_size(results, name) if with_baseline else ""
+    if not comparisons:
+        why = f"{diverged_text(method.diverged)}: it " if method.diverged else ""
+        return Finding(name, f"{why}was not compared with {reference or 'a baseline'}{size}.", "unknown")
+    better, worse, noise, untested = (
+        [comparison for comparison in comparisons if comparison.verdict == verdict]
+        for verdict in ("better", "worse", "within noise", "too few documents")
+    )
+    fallen = [comparison for comparison in noise if comparison.falls_to_correction]
+    others = [comparison for comparison in noise if not comparison.falls_to_correction]
+    clauses = [_changes(results, better)] if better else []
+    if worse:
+        clauses.append(f"{'it is worse elsewhere: it' if better else 'is worse: it'} {_changes(results, worse)}")
+    if fallen:
+        clauses.append(f"it {_changes(results, fallen)}, which is not significant after Holm's correction")
+    if others:
+        clauses.append(_not_significant(results, others))
+    if untested:
+        tasks, sizes = listed([one.task for one in untested]), listed(_once([count(one.n) for one in untested]))
+        clauses.append(f"on {tasks} there are too few documents for a verdict (n = {sizes})")
+    if better or worse:
+        clauses[0] += size
+    else:
+        clauses[0] = f"shows no significant difference{size}: {clauses[0]}"
+    subject = name if with_baseline else f"{name} against {reference}"
+    return Finding(subject, "; ".join(clauses) + ".", _tone([*better, *worse, *noise]))
+
+
+def _tone(tested: Sequence[Comparison]) -> Tone:
+    verdicts = {comparison.verdict for comparison in tested}
+    if {"better", "worse"} <= verdicts:
+        return "mixed"
+    tones: tuple[Tone, ...] = ("better", "worse", "within noise")
+    return next((tone for tone in tones if tone in verdicts), "unknown")
+
+
+def _changes(results: ComparisonResults, comparisons: Sequence[Comparison]) -> str:
+    """Return ``raises a by … and b by …, and lowers c by …``."""
+    clauses = []
+    for verb, sign in (("raises", 1), ("lowers", -1)):
+        parts = []
+        for comparison in comparisons:
+            change = change_of(results, comparison)
+            metric = "" if change.scale is Scale.POINTS else f" {comparison.metric.replace('_', ' ')}"
+            if sign * comparison.difference > 0:
+                parts.append(f"{comparison.task}{metric} by {size_text(change)}")
+        clauses += [f"{verb} {listed(parts)}"] if parts else []
+    return ", and ".join(clauses)
+
+
+def _not_significant(results: ComparisonResults, comparisons: Sequence[Comparison]) -> str:
+    """Say on which tasks there is no significant difference, and which one could have been detected."""
+    tasks = listed([comparison.task for comparison in comparisons])
+    text = f"on {tasks} there is no significant difference"
+    documents = f"n = {listed(_once([count(c.n) for c in comparisons]))}"
+    changes = [change_of(results, comparison) for comparison in comparisons]
+    units = [f" {change.scale.value}".rstrip() for change in changes]
+    sizes = [
+        significant(change.smallest_visible, 2) + unit
+        for change, unit in zip(changes, units, strict=True)
+        if change.smallest_visible is not None
+    ]
+    if len(sizes) < len(changes):
+        return f"{text} ({documents})"
+    sizes, unit = _once(sizes), units[0]
+    if all(size.endswith(unit) for size in sizes):
+        sizes = [*(size.removesuffix(unit) for size in sizes[:-1]), sizes[-1]]
+    return f"{text} ({documents}; smallest detectable difference {listed(sizes)})"
+
+
+def _once(items: list[str]) -> list[str]:
+    """Return one item where all are the same, else all."""
+    return items[:1] if len(set(items)) == 1 else items
+
+
+def _relative_size(results: ComparisonResults, name: str) -> str:
+    trainable, control = results.methods[name].trainable, control_for(results, name)
+    if control is None:
+        return f" with {count(trainable)} trainable parameters"
+    return f" at {trainable / results.methods[control].trainable:.2f} times the parameters of {control}"
+
+
+def control_for(results: ComparisonResults, name: str) -> str | None:
+    """Return the plain LoRA method that a method's parameter count is compared with.
+
+    The one matched to it comes first, then the nearest in parameters; None for a plain LoRA itself.
+    """
+    if _is_lora(results.methods[name]):
+        return None
+    plain = {other: method for other, method in results.methods.items() if _is_lora(method) and method.trainable}
+    matched = next((other for other, method in plain.items() if method.match and method.match.to == name), None)
+    if matched is not None or not plain:
+        return matched
+    return min(plain, key=lambda other: abs(plain[other].trainable - results.methods[name].trainable))
+
+
+def _is_lora(method: Method) -> bool:
+    return bool(method.parts) and all(part.get("type") == "lora" for part in method.parts)

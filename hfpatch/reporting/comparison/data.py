@@ -1,0 +1,72 @@
+"""The numbers of a comparison as CSV: all of them, and those behind each figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hfpatch.reporting.tabular import csv_text
+from hfpatch.results.schema import ComparisonResults, LayerSeries
+
+_RESULTS = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
+_DIFFERENCES = (
+    *("method", "reference", "task", "metric", "difference", "low", "high", "p", "p_holm", "smallest_visible"),
+    *("n", "seeds", "test", "verdict"),
+)
+_FEWEST_STEPS, _MOST_STEPS, _MOST_LINES = 50, 500, 40_000
+
+Layers = Sequence[tuple[str, LayerSeries]]
+"""Method and series, in the order of the report."""
+
+
+def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
+    """Return every number of every run in long format; of several runs, by label, the first column says which."""
+    if len(runs) == 1:
+        return csv_text(_RESULTS, _rows(next(iter(runs.values()))))
+    return csv_text(("run", *_RESULTS), ((label, *row) for label, each in runs.items() for row in _rows(each)))
+
+
+def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
+    for name, method in results.methods.items():
+        for seed, run in sorted(method.runs.items()):
+            for task, score in run.evaluation.items():
+                for metric, value in score.metrics.items():
+                    yield name, seed, task, metric, value, score.stderr.get(metric), score.n, method.trainable
+
+
+def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
+    """Return the data of the figure called ``name``."""
+    match name:
+        case "differences":
+            return csv_text(_DIFFERENCES, ([getattr(c, key) for key in _DIFFERENCES] for c in results.comparisons))
+        case "quality":
+            return csv_text(("method", "trainable", "task", "metric", "seed", "value"), _quality(results))
+        case "training":
+            return csv_text(("method", "step", "loss", "seeds", "held_out"), _training(results))
+        case _:
+            headings = ("quantity", "method", "group", "layer", "value", "reference")
+            rows = (
+                (each.quantity, method, each.group, layer, value, each.reference)
+                for method, each in layers
+                for layer, value in sorted(each.points.items())
+            )
+            return csv_text(headings, rows)
+
+
+def _quality(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
+    for name, method in results.methods.items():
+        for task, info in results.tasks.items():
+            for seed, run in sorted(method.runs.items()):
+                if task in run.evaluation:
+                    value = run.evaluation[task].metrics.get(info.primary)
+                    yield name, method.trainable, task, info.primary, seed, value
+
+
+def _training(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
+    """Yield the loss of every method, at most 500 steps of each, fewer where there are many methods."""
+    curves = {name: method.curve for name, method in results.methods.items() if method.curve is not None}
+    most = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_LINES // max(1, len(curves))))
+    for name, curve in curves.items():
+        every = -(-len(curve.steps) // most)
+        for place, (step, loss) in enumerate(zip(curve.steps, curve.loss, strict=True)):
+            if place % every == 0 or step in curve.held_out:
+                yield name, step, loss, curve.seeds, curve.held_out.get(step)

@@ -1,0 +1,244 @@
+"""A comparison, or several, as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hfpatch.reporting.comparison.answer import answer
+from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
+from hfpatch.reporting.comparison.figures import figures
+from hfpatch.reporting.comparison.merging import Check
+from hfpatch.reporting.comparison.missing import missing, unknown_runs
+from hfpatch.reporting.comparison.samples import Samples, read_samples
+from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
+from hfpatch.reporting.document import (
+    Block,
+    Browser,
+    Cell,
+    Column,
+    Document,
+    Download,
+    Fact,
+    Facts,
+    Figure,
+    Findings,
+    Part,
+    Row,
+    Section,
+    Sentences,
+    Table,
+    Text,
+)
+from hfpatch.reporting.facts import environment_facts, protocol_facts
+from hfpatch.reporting.numbers import NOTHING, count, duration
+from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK, MOST_METHODS
+from hfpatch.results.layers import QUANTITIES, read_analyses
+from hfpatch.results.schema import ComparisonResults
+
+_FIGURES = {
+    "differences": (
+        "Differences to the baseline",
+        "Differences",
+        "Paired differences to the baseline with 95 % intervals; to the right is better in every panel. The grey bar "
+        "of a row covers the differences that its number of documents cannot show.",
+    ),
+    "quality": (
+        "Quality against trainable parameters",
+        "Quality",
+        "The mean over seeds against trainable parameters; bars are the standard deviation over seeds, the grey line "
+        "is the baseline. A mark at a panel's edge lies outside it; its number is beside it.",
+    ),
+    "training": (
+        "Training curves",
+        "Training",
+        "The training loss, mean over seeds, as a running mean; and the same minus that of one method. All methods see "
+        "the same batches, so the noise of the batches cancels there. Where the loss on held-out text was measured, it "
+        "has a panel of its own.",
+    ),
+    "layers": (
+        "Layer by layer",
+        "Layers",
+        "Layer by layer, the mean over seeds. Norms are Frobenius norms of what training left in the saved patch; of "
+        "several series of one method in a panel, such as heads, the mean is drawn.",
+    ),
+}
+"""Title, short title and caption of each figure."""
+_SAMPLES = (
+    "Gained: documents that most seeds of a method get right and the baseline wrong; lost: the reverse. Of a measure "
+    "that is neither right nor wrong, the documents whose value changed most are listed. What is shown of a document "
+    "is what the evaluation recorded."
+)
+_LEGEND = (
+    "Mean over seeds, paired difference to the baseline (points, or % of a perplexity) with 95 % interval, verdict. "
+    f"{HOLM_MARK} significant at 5 % after Holm's correction over methods and tasks; {FALLEN_MARK} found by the test "
+    "alone, not significant after correction."
+)
+
+
+@dataclass(frozen=True)
+class Material:
+    """All that is known of a run, or of several that share a table.
+
+    Attributes:
+        title: the run's label where several are reported side by side, else nothing.
+        results: the results.
+        layers: what is known layer by layer.
+        samples: the documents that changed sides.
+        missing: what is missing, a sentence each.
+        sources: label -> results of each run behind it, for protocol and environment.
+    """
+
+    title: str
+    results: ComparisonResults
+    layers: Layers
+    samples: Samples
+    missing: Sequence[str]
+    sources: Mapping[str, ComparisonResults]
+
+
+def read_material(label: str, run_dir: Path, results: ComparisonResults) -> Material:
+    """Read what the reports show beside the results: documents that changed sides, and analyses."""
+    samples = read_samples(run_dir, results)
+    layers, broken = [], []
+    for name, method in results.methods.items():
+        analyses, unread = read_analyses(run_dir, name)
+        known = {(each.quantity, each.group): each for each in (*analyses, *method.layers)}
+        layers += [(name, series) for series in known.values()]
+        broken += unread
+    layers.sort(
+        key=lambda pair: QUANTITIES.index(pair[1].quantity) if pair[1].quantity in QUANTITIES else len(QUANTITIES)
+    )
+    absent = [*missing(results), *unknown_runs(run_dir, results), *broken, *samples.missing]
+    return Material(label, results, layers, samples, absent, {label: results})
+
+
+def comparison_document(material: Sequence[Material], checks: Sequence[Check] = ()) -> Document:
+    """Build the document of one comparison, or of several that share its tables or are reported side by side.
+
+    Args:
+        material: the runs that are reported side by side; one where they share a table.
+        checks: what several runs have in common.
+    """
+    first, results = material[0], [each.results for each in material]
+    several = len(material) > 1
+    sources = [source for each in material for source in each.sources]
+    compared = [_comparability(checks, sources, joined=not several)] if checks else []
+    parts = []
+    for place, each in enumerate(material):
+        answered, *sections = _sections(each)
+        first_ones = [answered] if several else [answered, *compared]
+        parts.append(Part((*first_ones, *sections), each.title, f"run{place + 1}-" if several else ""))
+    return Document(
+        title=" and ".join(each.name or "Comparison" for each in results),
+        description="Several runs, side by side." if several else first.results.description,
+        complete=all(each.complete for each in results),
+        glance=_glance(results, [source for each in material for source in each.sources.values()]),
+        opening=tuple(compared) if several else (),
+        parts=tuple(parts),
+        summary=(
+            terminal_table(first.results),
+            Text(_LEGEND, "caption"),
+            Sentences((*first.results.warnings, *first.missing)),
+        ),
+    )
+
+
+def _glance(results: Sequence[ComparisonResults], sources: Sequence[ComparisonResults]) -> tuple[Fact, ...]:
+    times = [each.provenance.get("wall_s") for each in sources]
+    known = [time for time in times if isinstance(time, int | float)]
+    return (
+        ("Frozen model", ", ".join(dict.fromkeys(str(each.model.get("name") or NOTHING) for each in results))),
+        ("Methods", count(len({name for each in results for name in each.methods}))),
+        ("Tasks", count(len({name for each in results for name in each.tasks}))),
+        ("Seeds", count(len({seed for each in results for seed in each.seeds}))),
+        ("Protocol", ", ".join(dict.fromkeys(each.protocol.replace("_", " ") for each in results))),
+        ("Wall time", duration(sum(known)) if known else NOTHING),
+    )
+
+
+def _sections(material: Material) -> Iterator[Section]:
+    results, samples = material.results, material.samples
+    found = answer(results)
+    between = Findings(found.against_others, "Between methods", "comparisons")
+    yield Section(
+        "answer",
+        "Answer",
+        (Text(found.headline, "headline"), Findings(found.against_baseline), *([between] if between.items else [])),
+    )
+    yield Section("protocol", "Protocol and provenance", _labelled(material, protocol_facts), "Protocol")
+    yield Section("warnings", "Warnings", _warnings(material))
+    download = Download("results.csv", "every number of every run (CSV)", results_csv({"": results}))
+    yield Section("results", "Results", (main_table(results), download, method_table(results)))
+    others = len(results.others)
+    left_out = (
+        f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
+        "in either direction; the tables and the data have all."
+    )
+    for name, svg in figures(results, material.layers).items():
+        title, short, caption = _FIGURES[name]
+        caption += left_out if others > MOST_METHODS else ""
+        figure = Figure(name, title, caption, svg, figure_csv(name, results, material.layers))
+        yield Section(name, title, (figure,), short)
+    pairs = paired_table(results)
+    yield Section("paired", "Paired differences", (pairs if pairs.rows else Text("None was made."),))
+    if samples.sides:
+        blocks = (Text(_SAMPLES, "caption"), Browser(_listed(samples)), sides_table(samples.sides))
+        yield Section("samples", "What changed sides", blocks)
+    yield Section("environment", "Environment", _labelled(material, environment_facts))
+
+
+def _labelled(material: Material, facts: Callable[[ComparisonResults], list[Fact]]) -> tuple[Block, ...]:
+    """Return the facts of each run behind a part, with its label where there are several."""
+    several = len(material.sources) > 1
+    return tuple(Facts(tuple(facts(each)), label if several else "") for label, each in material.sources.items())
+
+
+def _warnings(material: Material) -> tuple[Block, ...]:
+    results = material.results
+    none = "None." if results.complete else (
+        "Not checked yet: whether parameters match, updates survive and the base is sound is checked once a run is "
+        "complete."
+    )  # fmt: skip
+    warned: Block = Sentences(tuple(results.warnings)) if results.warnings else Text(none)
+    absent = Sentences(tuple(material.missing), "What is missing")
+    return (warned, absent) if absent.items else (warned,)
+
+
+def _comparability(checks: Sequence[Check], labels: Sequence[str], *, joined: bool) -> Section:
+    """Build the section on what several runs have in common."""
+    apart = [check.what.lower() for check in checks if check.decides and check.verdict != "same"]
+    other = [check.what.lower() for check in checks if not check.decides and check.verdict != "same"]
+    differ = f"They differ, or are not known to agree, in: {', '.join(other)}." if other else "They agree in all else."
+    words = (
+        "These runs measured the same frozen model on the same documents, so they share the tables. Each difference is "
+        f"the paired one of its own run; none was tested across runs. {differ}"
+    )
+    if not joined:
+        words = (
+            f"These runs cannot share a table, because they do not agree in: {', '.join(apart)}. Each has its own part."
+        )
+    rows = []
+    for check in checks:
+        tone = Cell((check.verdict,), "better" if check.verdict == "same" else "worse" if check.decides else "unknown")
+        rows.append(Row((check.what, tone, *check.values, check.consequence or NOTHING)))
+    columns = tuple(map(Column, ("of the runs", "verdict", *labels, "what follows")))
+    table = Table("common", "What the runs have in common", columns, tuple(rows), heading=False)
+    return Section("comparability", "Comparability", (Text(words), table))
+
+
+def _listed(samples: Samples) -> dict[str, Any]:
+    """Return what the page's script lists: sides by method and task, and the documents that they name."""
+    methods = list(dict.fromkeys(side.method for side in samples.sides))
+    tasks = list(dict.fromkeys(side.task for side in samples.sides))
+    sides: list[list[dict[str, Any] | None]] = [[None] * len(tasks) for _ in methods]
+    for side in samples.sides:
+        sides[methods.index(side.method)][tasks.index(side.task)] = {
+            "seeds": side.seeds,
+            "binary": side.gained is not None,
+            "left_out": side.left_out,
+            "changes": [[change.document, round(change.gained, 6), change.lost] for change in side.changes],
+        }
+    return {"methods": methods, "tasks": tasks, "sides": sides, "documents": samples.documents}

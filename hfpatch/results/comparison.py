@@ -1,0 +1,183 @@
+"""The results of ``hfpatch compare``."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+from pydantic import Field
+
+from hfpatch.results.parts import SCHEMA, Comparison, Number, Part, TaskResult, TrainOutcome, Values
+
+
+class Curve(Part):
+    """A method's training loss, the mean over its seeds; each seed's own is in its ``metrics.jsonl``.
+
+    Attributes:
+        steps: optimiser steps that every seed has, ascending; thinned out where a run has very many.
+        loss: the mean loss at each of them, nats per predicted token.
+        seeds: how many seeds there are.
+        held_out: the mean loss on held-out text, by the steps after which every seed measured it.
+    """
+
+    steps: list[int]
+    loss: list[Number]
+    seeds: int
+    held_out: dict[int, float] = Field(default_factory=dict)
+
+
+class LayerSeries(Part):
+    """One quantity of one method, layer by layer, the mean over seeds.
+
+    Attributes:
+        quantity: what it is.
+        group: what distinguishes several series of one quantity (an adapter, a target), or nothing.
+        points: layer -> value.
+        reference: a value to compare them with, such as that at the paper's init.
+    """
+
+    quantity: str
+    group: str = ""
+    points: dict[int, float]
+    reference: float | None = None
+
+
+class Run(Part):
+    """One method with one seed; ``train`` is None where nothing is trained."""
+
+    commit: str | None = None
+    train: TrainOutcome | None = None
+    evaluation: dict[str, TaskResult] = Field(default_factory=dict)
+
+    @property
+    def diverged_step(self) -> int | None:
+        """The step at which the run diverged, or None."""
+        return None if self.train is None else self.train.diverged_step
+
+
+class Parameters(Part):
+    """Parameter counts: trained by the method, added to the base, and of the base itself."""
+
+    trainable: int
+    added: int
+    base: int
+
+
+class Match(Part):
+    """The LoRA rank solved for another method's parameter count; ``difference`` is relative."""
+
+    to: str
+    rank: int
+    parameters: int
+    target_parameters: int
+    difference: float | None = None
+
+
+class Method(Part):
+    """One method: its parts, what it trains, its runs by seed, and over seeds its loss curve and layers."""
+
+    parts: list[Values] = Field(default_factory=list)
+    parameters: Parameters
+    match: Match | None = None
+    form: str | None = None
+    runs: dict[int, Run] = Field(default_factory=dict)
+    curve: Curve | None = None
+    layers: list[LayerSeries] = Field(default_factory=list)
+
+    @property
+    def trainable(self) -> int:
+        """How many parameters it trains."""
+        return self.parameters.trainable
+
+    @property
+    def diverged(self) -> dict[int, int]:
+        """The seeds that diverged and the step of each."""
+        steps = {seed: run.diverged_step for seed, run in sorted(self.runs.items())}
+        return {seed: step for seed, step in steps.items() if step is not None}
+
+
+class Task(Part):
+    """What a task measures."""
+
+    primary: str
+    higher_is_better: bool
+    n: int
+    data_sha256: str | None = None
+    version: str | int | float | None = None
+
+
+class ComparisonResults(Part):
+    """What ``hfpatch compare`` wrote.
+
+    Attributes:
+        schema_version: :data:`SCHEMA`, as ``schema`` in the file.
+        kind: what sort of results these are.
+        name: the recipe's name; likewise ``description`` and ``protocol``.
+        complete: whether every run of the recipe is there.
+        provenance: commit, versions, device, times.
+        model: the base: name, revision, hash, dtype, type and size.
+        data: the training text and its blocks.
+        plan: the batch plan of each seed: hash, steps, batch size.
+        training: the recipe's section; likewise ``evaluation``.
+        tasks: what each task measures.
+        methods: each method with its runs.
+        comparisons: the paired differences; empty until the comparison is complete.
+        correction: what Holm's correction goes over.
+        warnings: what a reader must know before believing a number.
+    """
+
+    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
+    kind: Literal["comparison"] = "comparison"
+    name: str
+    description: str = ""
+    protocol: str = "custom"
+    complete: bool = False
+    provenance: Values = Field(default_factory=dict)
+    model: Values = Field(default_factory=dict)
+    data: Values = Field(default_factory=dict)
+    plan: dict[str, Values] = Field(default_factory=dict)
+    training: Values = Field(default_factory=dict)
+    evaluation: Values = Field(default_factory=dict)
+    tasks: dict[str, Task] = Field(default_factory=dict)
+    methods: dict[str, Method] = Field(default_factory=dict)
+    comparisons: list[Comparison] = Field(default_factory=list)
+    correction: str = "methods and tasks"
+    warnings: list[str] = Field(default_factory=list)
+
+    @property
+    def baseline(self) -> str | None:
+        """The method that adds nothing: what the others are compared with."""
+        if "baseline" in self.methods and not self.methods["baseline"].parts:
+            return "baseline"
+        return next((name for name, method in self.methods.items() if not method.parts), None)
+
+    @property
+    def others(self) -> list[str]:
+        """The methods beside the baseline."""
+        return [name for name in self.methods if name != self.baseline]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that the recipe asked for and those that there are."""
+        trained = (method for method in self.methods.values() if method.parts)  # the base alone has no seed
+        return sorted({*self.training.get("seeds", ()), *(seed for method in trained for seed in method.runs)})
+
+    def values(self, method: str, task: str, metric: str | None = None) -> list[float]:
+        """Return a metric (the task's primary one if None) of every seed of a method, in the order of seeds."""
+        name = metric or self.tasks[task].primary
+        runs = self.methods[method].runs if method in self.methods else {}
+        outcomes = (runs[seed].evaluation.get(task) for seed in sorted(runs))
+        return [outcome.metrics[name] for outcome in outcomes if outcome is not None and name in outcome.metrics]
+
+    def mean(self, method: str, task: str) -> float | None:
+        """Return the mean over seeds of the task's primary metric, or None where there is no value."""
+        values = self.values(method, task)
+        return sum(values) / len(values) if values else None
+
+    def comparison(self, method: str, task: str, reference: str | None) -> Comparison | None:
+        """Return the comparison of ``method`` with ``reference`` on ``task``'s primary metric, if it was made."""
+        return self._index.get((method, reference, task, self.tasks[task].primary))
+
+    @cached_property
+    def _index(self) -> dict[tuple[str, str | None, str, str], Comparison]:
+        return {(c.method, c.reference, c.task, c.metric): c for c in reversed(self.comparisons)}

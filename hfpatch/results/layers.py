@@ -1,0 +1,129 @@
+"""What is known layer by layer of a run: the norms of its patch, and the records of an analysis beside it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from hfpatch.errors import HfpatchError
+from hfpatch.results.folder import printable
+from hfpatch.results.schema import LayerSeries
+from hfpatch.support.files import read_json
+
+ANALYSIS = "analysis.json"
+"""Beside a run's patch, what ``hfpatch inspect MODEL --patch PATCH --json`` prints: measurement -> records."""
+
+_LAYER = re.compile(r"\.(\d+)\.")
+_PAPER_SKIP_STD = 1e-4  # arXiv 2604.10791: a skip has this norm times d before any training
+_MATRICES = {
+    "preproj_skip": "‖W_skip‖ of the content skip",
+    "preproj_down": "‖W_down‖ of the pre-projection",
+    "nonlinear_query_norm_out": "‖gain‖ behind the nonlinear query",
+    "lora_B": "‖B‖ of LoRA",
+}
+_MEASUREMENTS = {
+    ("skip_norms", "norm"): _MATRICES["preproj_skip"],
+    ("skip_sizes", "size"): "‖x~ W_skip‖ / ‖attention output‖",
+    ("pre_projection_sizes", "size"): "‖x~ − x‖ / ‖x‖",
+    ("query_sizes", "size"): "‖f(x)‖ / ‖A(x)‖",
+    ("query_sizes", "cosine"): "cosine of f(x) and A(x)",
+    ("ablations", "change"): "loss added when the layer is left out",
+    ("gradients", "gradient"): "‖gradient‖ of the patch's tensors",
+    ("movement", "distance"): "‖W − W at init‖ of the patch's tensors",
+}
+QUANTITIES = tuple(dict.fromkeys([*_MATRICES.values(), *_MEASUREMENTS.values()]))
+"""Every quantity, in the order of the report."""
+
+
+def mean_series(runs: Iterable[LayerSeries]) -> list[LayerSeries]:
+    """Return the mean over runs of each quantity and group, at every layer over the runs that have it."""
+    found: dict[tuple[str, str], list[LayerSeries]] = {}
+    for series in runs:
+        found.setdefault((series.quantity, series.group), []).append(series)
+    return [each[0].model_copy(update={"points": _mean([one.points for one in each])}) for each in found.values()]
+
+
+def _mean(runs: list[dict[int, float]]) -> dict[int, float]:
+    layers = sorted({layer for points in runs for layer in points})
+    return {layer: fmean(points[layer] for points in runs if layer in points) for layer in layers}
+
+
+def patch_norms(patch: Path) -> list[LayerSeries]:
+    """Return the Frobenius norm of each layer's matrices that are zero, or tiny, before any training.
+
+    A file that cannot be read, or whose dtype numpy does not know, as bfloat16, has none.
+    """
+    found: list[LayerSeries] = []
+    for path in sorted(patch.glob("*/adapter_model.safetensors")):
+        try:
+            found += _file_norms(path)
+        except (SafetensorError, OSError, TypeError):
+            continue
+    return found
+
+
+def _file_norms(path: Path) -> Iterator[LayerSeries]:
+    points: dict[str, dict[int, float]] = {}
+    reference: dict[str, float] = {}
+    with safe_open(path, framework="numpy") as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            kind = next((kind for kind in _MATRICES if f".{kind}." in name), None)
+            found = _LAYER.search(name)
+            if kind is None or found is None:
+                continue
+            layer, values = int(found[1]), points.setdefault(kind, {})
+            squares = float(np.sum(np.square(file.get_tensor(name), dtype=np.float64)))
+            values[layer] = math.hypot(values.get(layer, 0.0), math.sqrt(squares))
+            if kind == "preproj_skip":
+                reference[kind] = _PAPER_SKIP_STD * file.get_slice(name).get_shape()[0]
+    group = printable(path.parent.name)
+    for kind, values in points.items():
+        yield LayerSeries(quantity=_MATRICES[kind], group=group, points=values, reference=reference.get(kind))
+
+
+def analysed(path: Path) -> list[LayerSeries]:
+    """Return a series for each measurement and group of an ``analysis.json`` that is known layer by layer.
+
+    Raises:
+        HfpatchError: if the file cannot be read.
+    """
+    measurements = printable(read_json(path))
+    series: list[LayerSeries] = []
+    for (name, field), quantity in _MEASUREMENTS.items():
+        points: dict[str, dict[int, float]] = {}
+        reference = None
+        for record in _records(measurements.get(name)):
+            value, layer = record.get(field), record.get("layer")
+            if isinstance(value, int | float) and isinstance(layer, int):
+                group = ", ".join(value for value in record.values() if isinstance(value, str))
+                points.setdefault(group, {})[layer] = float(value)
+                reference = record.get("at_paper_init", reference)
+        series += [LayerSeries(quantity=quantity, group=group, points=values, reference=reference)
+                   for group, values in points.items()]  # fmt: skip
+    return series
+
+
+def _records(measurement: Any) -> list[dict[str, Any]]:
+    """Return a measurement's records: itself, or the first list that it has."""
+    if isinstance(measurement, dict):
+        measurement = next((value for value in measurement.values() if isinstance(value, list)), None)
+    return [each for each in measurement if isinstance(each, dict)] if isinstance(measurement, list) else []
+
+
+def read_analyses(run_dir: Path, method: str) -> tuple[list[LayerSeries], list[str]]:
+    """Return the mean over seeds of what the analyses of a method's runs say, and name those that cannot be read."""
+    found: list[LayerSeries] = []
+    broken: list[str] = []
+    for path in sorted((run_dir / "runs" / method).glob(f"seed-*/{ANALYSIS}")) if "/" not in method else ():
+        try:
+            found += analysed(path)
+        except HfpatchError:
+            broken.append(f"{path.relative_to(run_dir).as_posix()} cannot be read.")
+    return mean_series(found), broken

@@ -1,0 +1,148 @@
+"""What all results share: numbers as JSON can hold them, a training's outcome, a task's scores, a paired difference."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+SCHEMA: Literal[2] = 2
+"""The version of the layout; a file of another one is refused."""
+
+Verdict = Literal["better", "worse", "within noise", "too few documents"]
+Values = dict[str, Any]
+"""Settings, versions and the like, as they stand in recipes and libraries."""
+
+
+def _numbers(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: item for key, item in value.items() if isinstance(item, int | float) and not isinstance(item, bool)}
+
+
+def _or_null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+Numbers = Annotated[dict[str, float], BeforeValidator(_numbers)]
+"""Names and numbers; what is not a number is left out (lm-eval writes "N/A" for a standard error that is not known)."""
+Low = Annotated[
+    float, BeforeValidator(lambda end: -math.inf if end is None else end), PlainSerializer(_or_null, float | None)
+]
+High = Annotated[
+    float, BeforeValidator(lambda end: math.inf if end is None else end), PlainSerializer(_or_null, float | None)
+]
+"""The ends of an interval; null in the file where it is unbounded, as with too few documents."""
+Number = Annotated[
+    float, BeforeValidator(lambda value: math.nan if value is None else value), PlainSerializer(_or_null, float | None)
+]
+"""A measured value, NaN where it was not finite."""
+
+
+class Part(BaseModel):
+    """A part of the results; keys of a later minor addition are ignored, so that older versions can read the rest."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part as JSON values."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+class TrainOutcome(Part):
+    """What one training took; see :class:`hfpatch.training.records.TrainResult` for the fields."""
+
+    steps: int
+    final_loss: Number
+    tokens: int
+    wall_s: float
+    tokens_per_s: float
+    peak_memory_bytes: float
+    update_survival: Numbers = Field(default_factory=dict)
+    final_eval_loss: float | None = None
+    best_eval_loss: float | None = None
+    best_step: int | None = None
+    skipped_steps: int = 0
+    stopped_early: bool = False
+    diverged_step: int | None = None
+    mfu: float | None = None
+    matmul: str | None = None
+
+
+class TaskResult(Part):
+    """The scores of one model on one task.
+
+    Attributes:
+        task: the task's name.
+        n: documents scored.
+        metrics: each metric's value, as lm-eval defines it.
+        stderr: the standard error over documents of each metric that has one.
+        primary: the metric that stands for the task in comparisons.
+        higher_is_better: the direction of the primary metric.
+        num_fewshot: examples before each question.
+        data_sha256: hash of the scored documents, in order.
+        version: the task definition's version.
+        reused: requests whose answers were kept from an earlier evaluation and not scored again. It says how the result
+            was obtained and is neither written nor compared: a resumed run ends with equal results.
+    """
+
+    task: str
+    n: int
+    metrics: Numbers
+    stderr: Numbers
+    primary: str
+    higher_is_better: bool
+    num_fewshot: int
+    data_sha256: str
+    version: str
+    reused: int = Field(default=0, exclude=True)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare everything but ``reused``."""
+        return isinstance(other, TaskResult) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]  # the metrics are dictionaries
+
+
+class Comparison(Part):
+    """The difference of a method from a reference on one task, all numbers in the metric's own unit.
+
+    Attributes:
+        method: the method.
+        reference: what it is compared with.
+        task: the task.
+        metric: the task's primary metric.
+        n: documents.
+        seeds: seeds of the method.
+        difference: method minus reference; for a perplexity ``reference · (exp(mean log ratio) - 1)``.
+        low: lower end of the 95 % interval; -inf where there are too few documents for one.
+        high: upper end of that interval; inf likewise.
+        p: two-sided p-value of no difference, by ``test``; below 0.05 where the interval leaves out 0.
+        p_holm: ``p`` corrected by Holm's method, over all methods and tasks compared with the baseline, or over all
+            that are compared with other methods.
+        test: the name of the test.
+        smallest_visible: the true difference that had a chance of about 80 % to be found at 5 % with this sample,
+            before correction; None where there is none.
+        verdict: whether the difference is significant after correction, and which way it goes.
+    """
+
+    method: str
+    reference: str
+    task: str
+    metric: str
+    n: int
+    seeds: int
+    difference: Number
+    low: Low = -math.inf
+    high: High = math.inf
+    p: float | None = None
+    p_holm: float | None = None
+    test: str
+    smallest_visible: float | None = None
+    verdict: Verdict
+
+    @property
+    def falls_to_correction(self) -> bool:
+        """Whether the test alone finds a difference at 5 %, which is not significant after Holm's correction."""
+        return self.verdict == "within noise" and self.p is not None and self.p < 0.05

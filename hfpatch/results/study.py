@@ -1,0 +1,183 @@
+"""The results of a pretraining study of ``hfpatch pretrain``."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hfpatch.results.parts import SCHEMA, Part, TrainOutcome, Values
+
+Count = Annotated[int, Field(gt=0)]
+Point = Values
+"""A point of a sweep: dotted key -> value; empty without a sweep."""
+AtStep = tuple[int, float | None, float | None, float | None]
+ByStep = list[AtStep]
+"""A statistic by step: step, mean, low, high."""
+
+
+class VariantParameters(Part):
+    """How many parameters a variant trains; the embeddings and what is tied to them left out of the second."""
+
+    total: Count
+    non_embedding: Count
+
+
+class Variant(Part):
+    """One configuration: its query path in a line of maths, its architecture, and what it trains differently."""
+
+    query: str = ""
+    description: str = ""
+    architecture: Values = Field(default_factory=dict)
+    training: Values = Field(default_factory=dict)
+    parameters: VariantParameters
+
+
+class Loss(Part):
+    """The validation loss at the end, nats per token: mean and standard deviation over seeds, and each seed's."""
+
+    mean: float
+    sd: float | None = None
+    values: dict[int, float] = Field(default_factory=dict)
+
+
+class Improvement(Part):
+    """The share of the baseline's loss by which a variant's is lower, paired by seed, with its 95 % interval."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    p_holm: float | None = None
+
+
+class Row(Part):
+    """One variant at one point of the sweep.
+
+    Attributes:
+        variant: the variant's name.
+        point: the point of the sweep.
+        best: whether it is the variant's point of lowest mean loss.
+        loss: the loss at the end; None where no seed has one.
+        diverged: seed -> step at which it diverged.
+        missing: the seeds that have not run.
+        improvement: against the baseline's best point; None where there is nothing to compare.
+        curve: validation loss by step; low and high are the smallest and largest seed.
+        improvement_by_step: the improvement at each evaluation.
+        seconds_per_step: duration of an optimiser step, the median.
+    """
+
+    variant: str
+    point: Point = Field(default_factory=dict)
+    best: bool = False
+    loss: Loss | None = None
+    diverged: dict[int, int] = Field(default_factory=dict)
+    missing: list[int] = Field(default_factory=list)
+    improvement: Improvement | None = None
+    curve: ByStep = Field(default_factory=list)
+    improvement_by_step: ByStep = Field(default_factory=list)
+    seconds_per_step: float | None = None
+
+
+class Diagnostic(Part):
+    """What f does in one layer after a step: mean over tokens of ‖f(x)‖/‖A(x)‖ and of cos(f(x), A(x))."""
+
+    step: int
+    layer: int
+    target: str = "query"
+    size: float | None = None
+    cosine: float | None = None
+
+
+class StudyRun(Part):
+    """One variant at one point with one seed; ``evaluation`` has the loss after each step that measured it."""
+
+    variant: str
+    point: Point = Field(default_factory=dict)
+    seed: int
+    outcome: Literal["complete", "diverged"]
+    diverged_step: int | None = None
+    commit: str | None = None
+    seconds_per_step: float | None = None
+    train: TrainOutcome | None = None
+    evaluation: list[tuple[int, float | None]] = Field(default_factory=list)
+    diagnostics: list[Diagnostic] = Field(default_factory=list)
+
+
+class StudyResults(Part):
+    """What ``hfpatch pretrain`` wrote of a study; rows and runs are in the order of the recipe."""
+
+    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
+    kind: Literal["pretraining"] = "pretraining"
+    complete: bool
+    name: str = ""
+    description: str = ""
+    provenance: Values = Field(default_factory=dict)
+    data: Values = Field(default_factory=dict)
+    evaluation_data: Values | None = None
+    tokenizer: Values = Field(default_factory=dict)
+    plans: Values = Field(default_factory=dict)
+    training: Values = Field(default_factory=dict)
+    seeds: list[int]
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)
+    baseline: str
+    variants: Annotated[dict[str, Variant], Field(min_length=1)]
+    rows: list[Row] = Field(default_factory=list)
+    runs: list[StudyRun] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> StudyResults:
+        if self.baseline not in self.variants:
+            raise ValueError(f"baseline is {self.baseline!r}, which is not among variants")
+        for kind, named in (("rows", self.rows), ("runs", self.runs)):
+            unknown = next((each.variant for each in named if each.variant not in self.variants), None)
+            if unknown is not None:
+                raise ValueError(f"{kind} names {unknown!r}, which is not among variants")
+        return self
+
+    @property
+    def others(self) -> list[str]:
+        """The variants that are compared with the baseline."""
+        return [name for name in self.variants if name != self.baseline]
+
+    @cached_property
+    def chosen(self) -> dict[str, Row]:
+        """The row that represents each variant: its best point, or while there is none, its lowest so far.
+
+        The lowest is taken among the rows with the most seeds; without any loss it is the first.
+        """
+        found: dict[str, Row] = {}
+        for row in self.rows:
+            known = found.get(row.variant)
+            if known is None or (row.best and not known.best) or (not known.best and _rank(row) < _rank(known)):
+                found[row.variant] = row
+        return {name: found[name] for name in self.variants if name in found}
+
+    @property
+    def common_architecture(self) -> Values:
+        """What all architectures share; all of it where there is one variant."""
+        first, *others = (variant.architecture for variant in self.variants.values())
+        return {
+            key: value for key, value in first.items() if all(key in other and other[key] == value for other in others)
+        }
+
+    def runs_of(self, row: Row) -> list[StudyRun]:
+        """The runs behind a row, by seed."""
+        runs = [run for run in self.runs if run.variant == row.variant and run.point == row.point]
+        return sorted(runs, key=lambda run: run.seed)
+
+    def seed_values(self, row: Row) -> dict[int, float]:
+        """Return the improvement of each seed: (L_base - L) / L_base, both at the end and with the same seed."""
+        base = self.chosen.get(self.baseline)
+        if base is None or base.loss is None or row.loss is None:
+            return {}
+        shared = sorted(base.loss.values.keys() & row.loss.values.keys())
+        known = {seed: (base.loss.values[seed], row.loss.values[seed]) for seed in shared}
+        return {seed: (there - here) / there for seed, (there, here) in known.items() if there}
+
+
+def _rank(row: Row) -> tuple[bool, int, float]:
+    """Rows with a loss first, of those the one with the most seeds, then the lowest loss."""
+    return row.loss is None, len(row.missing) + len(row.diverged), math.inf if row.loss is None else row.loss.mean

@@ -1,0 +1,70 @@
+import csv
+import io
+
+import pytest
+
+from hfpatch.reporting.comparison.data import figure_csv, results_csv
+from hfpatch.reporting.tabular import csv_text
+from hfpatch.results.schema import Curve, LayerSeries
+
+
+def read(text):
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def test_columns_and_every_number_once(results):
+    text = results_csv({"": results})
+    assert text.splitlines()[0] == "method,seed,task,metric,value,stderr,n,trainable"
+    rows = read(text)
+    assert len(rows) == 3 * 2 * 4  # methods, seeds, and two metrics of one of three tasks
+    keys = {(row["method"], row["seed"], row["task"], row["metric"]) for row in rows}
+    assert len(keys) == len(rows)
+    assert all(len(row) == 8 for row in rows)
+
+
+def test_values(results):
+    rows = {(r["method"], r["seed"], r["metric"]): r for r in read(results_csv({"": results}))}
+    row = rows["pre_projection_skip", "1", "acc"]
+    assert (row["value"], row["stderr"], row["n"], row["trainable"]) == ("0.46", "0.02", "400", "80000")
+    assert rows["lora", "0", "bits_per_byte"]["stderr"] == ""
+
+
+def test_hostile_text_comes_back_as_it_was(build, hostile):
+    results = build(hostile, curves=False)
+    assert {row["method"] for row in read(results_csv({"": results}))} == set(results.methods)
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
+def test_text_that_a_spreadsheet_takes_for_a_formula_is_quoted_and_numbers_are_not(start, tmp_path):
+    text = f"{start}HYPERLINK(1)"
+    (row,) = csv.reader(io.StringIO(csv_text(["name", "value"], [[text, -1.5]])[len("name,value\n") :], newline=""))
+    assert row == [f"'{text}", "-1.5"]
+
+
+def test_several_runs_have_a_column_that_says_which(results):
+    text = results_csv({"a": results, "b": results})
+    assert text.startswith("run,method,seed,")
+    assert {row["run"] for row in read(text)} == {"a", "b"}
+
+
+def test_the_data_of_the_figures(build, raw):
+    results = build(raw)
+    differences = read(figure_csv("differences", results, []))
+    assert [(row["method"], float(row["difference"])) for row in differences] == [
+        (each["method"], each["difference"]) for each in raw["comparisons"]
+    ]
+    quality = [row for row in read(figure_csv("quality", results, [])) if row["method"] == "lora"]
+    assert [float(row["value"]) for row in quality] == [0.41, 0.42, 0.5, 0.49, 18.9, 19.1]
+    layers = [("lora", LayerSeries(quantity="‖a‖", group="q", points={3: 1e-9, 0: 0.25}, reference=0.5))]
+    assert [row["value"] for row in read(figure_csv("layers", results, layers))] == ["0.25", "1e-09"]
+
+
+def test_curves_have_at_most_some_hundred_steps_and_every_loss_on_held_out_text(build, raw):
+    curve = Curve(steps=list(range(1, 1201)), loss=[3 - i / 1200 for i in range(1200)], seeds=2, held_out={7: 2.5})
+    results = build(raw, curves=False)
+    methods = {str(i): results.methods["lora"].model_copy(update={"curve": curve}) for i in range(400)}
+    rows = read(figure_csv("training", results.model_copy(update={"methods": {"a": methods["0"]}}), []))
+    assert [int(row["step"]) for row in rows[:4]] == [1, 4, 7, 10]
+    assert [row["held_out"] for row in rows if row["held_out"]] == ["2.5"]
+    assert all(float(row["loss"]) == curve.loss[int(row["step"]) - 1] for row in rows)
+    assert len(read(figure_csv("training", results.model_copy(update={"methods": methods}), []))) < 45_000

@@ -1,0 +1,107 @@
+from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, terminal_table
+
+
+def cells(row):
+    return [str(cell).split("\n") for cell in row.cells]
+
+
+def rows(results):
+    return {row.cells[0]: cells(row)[1:] for row in main_table(results).rows}
+
+
+def test_headings_say_what_is_measured_on_how_much(results):
+    *_, cloze, _, text, _, _ = main_table(results).columns
+    assert (cloze.name, cloze.notes) == ("tinyworld_cloze", ("acc, n = 400", "higher is better", "[points]"))
+    assert text.notes[1:] == ("lower is better", "[% of the baseline]")
+
+
+def test_the_baseline_has_its_standard_error_and_no_difference(results):
+    assert rows(results)["baseline"][1:] == [
+        *(["40.0 ± 2.0 %"], ["50.0 ± 2.0 %"], ["20.00 ± 0.020"]),
+        *(["–"], ["–"]),
+    ]
+    assert [row.cells[0] for row in main_table(results).rows if row.strong] == ["baseline"]
+
+
+def test_a_method_has_mean_interval_verdict_and_cost(results):
+    assert rows(results)["pre_projection_skip"] == [
+        ["80,000"],
+        ["45.0 %", "+5.0 [2.0, 8.0]", "better*"],
+        ["51.5 %", "+1.5 [−3.5, 6.5]", "within noise"],
+        ["17.60", "−12.0 [−15.0, −9.0]", "better*"],
+        ["2,048"],
+        ["512 MiB"],
+    ]
+
+
+def test_a_difference_that_falls_to_the_correction_is_within_noise(results):
+    assert rows(results)["lora"][3][2] == "within noise†"
+
+
+def test_a_cell_without_comparison_has_its_value_alone(build, raw):
+    raw["comparisons"] = raw["comparisons"][1:]
+    assert rows(build(raw))["pre_projection_skip"][1] == ["45.0 %"]
+
+
+def test_a_cell_without_result_is_a_dash(build, raw):
+    for run in raw["methods"]["lora"]["runs"].values():
+        del run["evaluation"]["tinyworld_cloze"]
+    raw["comparisons"] = []
+    assert rows(build(raw))["lora"][1] == ["–"]
+
+
+def test_filters_know_verdicts_tasks_and_references(results):
+    assert main_table(results).rows[1].keys == {"verdicts": ("better", "within noise", "better")}
+    table = paired_table(results)
+    assert table.rows[-1].keys == {
+        "verdicts": ("better",),
+        "task": ("tinyworld_text",),
+        "reference": ("lora",),
+    }
+    assert [each.values for each in table.filters][:2] == [
+        ("baseline", "lora"),
+        ("tinyworld_cloze", "tinyworld_endings", "tinyworld_text"),
+    ]
+
+
+def test_a_narrow_terminal_has_a_table_for_each_task(results):
+    narrow = terminal_table(results).narrow
+    assert [table.title.partition(":")[0] for table in narrow] == list(results.tasks)
+    assert cells(narrow[0].rows[1]) == [
+        ["pre_projection_skip"],
+        ["80,000"],
+        ["45.0 %"],
+        ["+5.0 [2.0, 8.0]"],
+        ["better*"],
+    ]
+    assert cells(narrow[0].rows[0])[2:] == [["40.0 ± 2.0 %"], [""], [""]]
+
+
+def test_every_comparison_is_written_out(results):
+    table = paired_table(results)
+    assert len(table.rows) == 7
+    names = [column.name for column in table.columns]
+    first, last, third = (dict(zip(names, map(str, table.rows[i].cells), strict=True)) for i in (0, -1, 2))
+    assert (first["difference"], first["in its unit"]) == ("+5.0 [2.0, 8.0] points", "+0.0500")
+    assert [first[name] for name in ("p", "p (Holm)", "visible from", "n")] == ["0.0010", "0.0030", "4.2 points", "400"]
+    assert last["reference"] == "lora"
+    assert last["difference"] == "−7.4 [−10.4, −4.4] %"  # -1.4 and ±0.57 of 19.0
+    assert third["p"] == "< 0.0001"
+
+
+def test_methods_have_match_survival_and_time(results):
+    base, skip, lora = (row.cells for row in method_table(results).rows)
+    assert base[1] == "nothing: the frozen base"
+    assert skip[1] == "pre_projection(content_skip=True)"
+    assert lora[3] == "pre_projection_skip: rank 40, 80,000 asked (+2.4 %)"
+    assert skip[5:] == ("99.0 %", "2.5000", "200.0 s")
+
+
+def test_the_captions_name_what_was_corrected_over(build, raw):
+    assert "correction over the tasks of a method" in main_table(build(raw)).caption
+    raw["correction"] = "methods and tasks"
+    results = build(raw)
+    assert "correction over all methods and tasks of this table" in main_table(results).caption
+    assert (
+        "over all comparisons with the baseline, and apart from them over all others" in paired_table(results).caption
+    )

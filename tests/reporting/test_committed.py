@@ -1,0 +1,29 @@
+"""The committed reports are what the code writes from the committed results."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hfpatch.reporting import write_report
+
+RESULTS = Path(__file__).parents[2] / "results"
+REPORTS = sorted(path.parent for path in RESULTS.glob("**/report.md"))
+
+
+@pytest.mark.parametrize("folder", REPORTS, ids=lambda path: path.relative_to(RESULTS).as_posix())
+def test_a_committed_report_follows_from_its_results(folder, tmp_path):
+    shutil.copy(folder / "results.json", tmp_path)
+    report = write_report(tmp_path)
+    for path in (report.markdown, report.csv, *(path for path in report.figures if path.suffix == ".csv")):
+        assert path.read_text() == (folder / path.relative_to(tmp_path)).read_text(), path.name
+
+
+@pytest.mark.parametrize("folder", REPORTS, ids=lambda path: path.relative_to(RESULTS).as_posix())
+def test_the_page_has_the_numbers_of_the_markdown(folder):
+    """Two renderers of one document: every number in a table of one is in the other."""
+    number = re.compile(r"[−+]?\d[\d,]*\.\d+")
+    rows = [line for line in (folder / "report.md").read_text().splitlines() if line.startswith("| ")]
+    page = (folder / "report.html").read_text()
+    assert set(number.findall("\n".join(rows))) <= set(number.findall(page))

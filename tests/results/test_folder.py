@@ -1,0 +1,107 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+import hfpatch
+from hfpatch.errors import HfpatchError
+from hfpatch.results import ComparisonResults, load_results
+from hfpatch.results.folder import load_comparison, printable
+
+
+def test_what_was_written_is_read_back_equal(run_dir):
+    results = hfpatch.load_results(run_dir)
+    assert isinstance(results, ComparisonResults)
+    (run_dir / "results.json").write_text(json.dumps(results.to_json()))
+    assert load_results(str(run_dir)) == results
+
+
+def test_values_come_by_seed_and_mean_is_their_mean(results):
+    assert results.values("pre_projection_skip", "tinyworld_cloze") == [0.44, 0.46]
+    assert results.mean("pre_projection_skip", "tinyworld_cloze") == pytest.approx(0.45)
+    assert results.values("lora", "tinyworld_text", "bits_per_byte") == [1.25, 1.25]
+    assert results.mean("nobody", "tinyworld_cloze") is None
+    assert (results.baseline, results.seeds) == ("baseline", [0, 1])
+
+
+def test_the_baseline_is_the_method_without_parts(build, raw):
+    raw["methods"] = {"lora": raw["methods"]["lora"], "frozen": raw["methods"]["baseline"]}
+    assert build(raw).baseline == "frozen"
+
+
+def test_a_difference_that_falls_to_the_correction_is_known(results):
+    fallen = [(c.method, c.task) for c in results.comparisons if c.falls_to_correction]
+    assert fallen == [("lora", "tinyworld_text")]  # p = 0.02, corrected 0.06
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no run here"),
+        ("[]", "not a JSON object"),
+        ("not json", "cannot be read"),
+        ("{}", "not written by hfpatch"),
+        ('{"schema": "2", "kind": "comparison"}', "not written by hfpatch"),
+        ('{"schema": 2, "kind": "song"}', "not written by hfpatch"),
+        ('{"schema": 99, "kind": "comparison"}', "update hfpatch"),
+        ('{"schema": 1, "kind": "comparison"}', "run the command again"),
+        ('{"schema": 2, "kind": "comparison"}', "name is missing"),
+        ('{"schema": 2, "kind": "comparison", "name": "x", "methods": 3}', "methods is 3"),
+    ],
+)
+def test_a_folder_without_readable_results_is_one_line(tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "results.json").write_text(content)
+    with pytest.raises(HfpatchError, match=said) as caught:
+        load_results(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_run_without_results_yet_says_how_to_get_them(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("name: small\n")
+    with pytest.raises(HfpatchError, match=r"no results yet .* --resume"):
+        load_results(tmp_path)
+
+
+def test_a_study_is_no_comparison(tmp_path):
+    parameters = {"total": 2, "non_embedding": 1}
+    study = {"schema": 2, "kind": "pretraining", "complete": False, "seeds": [0], "baseline": "a"}
+    (tmp_path / "results.json").write_text(json.dumps({**study, "variants": {"a": {"parameters": parameters}}}))
+    assert load_results(tmp_path).kind == "pretraining"
+    with pytest.raises(HfpatchError, match="results of a pretraining, not of hfpatch compare"):
+        load_comparison(tmp_path)
+
+
+def test_what_is_no_number_is_left_out_or_not_a_number(build, raw):
+    outcome = raw["methods"]["lora"]["runs"]["0"]["evaluation"]["tinyworld_cloze"]
+    outcome["stderr"] = {"acc": "N/A"}
+    raw["methods"]["lora"]["runs"]["0"]["train"]["final_loss"] = None
+    raw["comparisons"][0] |= {"low": None, "high": None, "p": None}
+    results = build(raw)
+    run = results.methods["lora"].runs[0]
+    assert run.evaluation["tinyworld_cloze"].stderr == {}
+    assert run.train.final_loss != run.train.final_loss
+    assert (results.comparisons[0].low, results.comparisons[0].high) == (-float("inf"), float("inf"))
+    written = results.to_json()
+    assert written["methods"]["lora"]["runs"]["0"]["train"]["final_loss"] is None
+    assert written["comparisons"][0]["low"] is None
+    json.dumps(written, allow_nan=False)
+
+
+def test_printable_replaces_what_no_xml_and_no_json_can_hold():
+    assert printable({"a\x00": ["\ud800", "\x1b[1m", "tab\tstays", 1.5, None, float("nan")]}) == {
+        "a\ufffd": ["\ufffd", "\ufffd[1m", "tab\tstays", 1.5, None, None]
+    }
+
+
+def test_a_folder_is_only_read(run_dir):
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    load_results(run_dir)
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+
+def test_reading_results_loads_no_torch(run_dir):
+    code = f"import sys, hfpatch; hfpatch.load_results({str(run_dir)!r}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

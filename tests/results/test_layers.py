@@ -1,0 +1,79 @@
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from hfpatch.results.layers import ANALYSIS, mean_series, patch_norms, read_analyses
+from hfpatch.results.schema import LayerSeries
+
+
+def patch_with(folder, tensors):
+    part = folder / "pre_projection"
+    part.mkdir(parents=True)
+    names = {
+        f"base_model.model.gpt_neox.layers.{layer}.attention.hfpatch_pre_projection.{kind}.weight": t
+        for (layer, kind), t in tensors.items()
+    }
+    safetensors.torch.save_file(names, part / "adapter_model.safetensors")
+    return folder
+
+
+def test_norms_of_a_patch_stand_beside_the_paper_s_init(tmp_path):
+    torch.manual_seed(0)
+    skips = {layer: torch.randn(8, 8) for layer in (0, 1)}
+    (found,) = patch_norms(patch_with(tmp_path, {(layer, "preproj_skip"): skip for layer, skip in skips.items()}))
+    assert (found.quantity, found.group) == ("‖W_skip‖ of the content skip", "pre_projection")
+    assert found.points == pytest.approx({layer: skip.double().norm().item() for layer, skip in skips.items()})
+    assert found.reference == pytest.approx(1e-4 * 8)
+
+
+def test_several_tensors_of_a_layer_are_one_norm(tmp_path):
+    (tmp_path / "lora").mkdir()
+    names = {f"m.layers.3.{part}.lora_B.weight": torch.full((2, 2), value) for part, value in (("q", 1.5), ("k", 2.0))}
+    safetensors.torch.save_file(names, tmp_path / "lora" / "adapter_model.safetensors")
+    (found,) = patch_norms(tmp_path)
+    assert found.points == pytest.approx({3: 5.0})  # sqrt(3² + 4²)
+
+
+def test_a_patch_that_cannot_be_read_has_no_norms(tmp_path):
+    patch_with(tmp_path, {(0, "preproj_skip"): torch.ones(2, 2)})
+    path = tmp_path / "pre_projection" / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:20])
+    assert patch_norms(tmp_path) == []
+
+
+def test_the_mean_is_over_the_runs_that_have_a_layer():
+    series = [LayerSeries(quantity="a", points={0: 1.0, 1: 2.0}), LayerSeries(quantity="a", points={0: 3.0})]
+    series.append(LayerSeries(quantity="a", group="g", points={0: 7.0}))
+    assert [(each.group, each.points) for each in mean_series(series)] == [("", {0: 2.0, 1: 2.0}), ("g", {0: 7.0})]
+
+
+def test_what_inspect_printed_is_read(tmp_path):
+    measured = {
+        "query_sizes": [
+            {"layer": layer, "adapter": "a", "target": "query", "size": 0.1 * layer, "cosine": -0.5, "head_sizes": [1]}
+            for layer in (0, 1)
+        ],
+        "ablations": {"score": 3.0, "without": [{"layer": None, "change": 9.0}, {"layer": 1, "change": 0.25}]},
+        "relations": [{"layer": 0, "head": 0, "key_head": 0}],
+        "notes": ["a sentence"],
+        "gradients": [{"layer": 0, "tensor": "up", "gradient": None}],
+    }
+    (run := tmp_path / "runs" / "lora" / "seed-0").mkdir(parents=True)
+    (run / ANALYSIS).write_text(json.dumps(measured))
+    series, broken = read_analyses(tmp_path, "lora")
+    assert [(each.quantity, each.group, each.points) for each in series] == [
+        ("‖f(x)‖ / ‖A(x)‖", "a, query", {0: 0.0, 1: 0.1}),
+        ("cosine of f(x) and A(x)", "a, query", {0: -0.5, 1: -0.5}),
+        ("loss added when the layer is left out", "", {1: 0.25}),
+    ]
+    assert broken == []
+    assert read_analyses(tmp_path, "../runs/lora") == ([], [])
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '"x"'])
+def test_a_broken_analysis_is_named(tmp_path, content):
+    (run := tmp_path / "runs" / "lora" / "seed-0").mkdir(parents=True)
+    (run / ANALYSIS).write_text(content)
+    assert read_analyses(tmp_path, "lora") == ([], ["runs/lora/seed-0/analysis.json cannot be read."])
