@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hfpatch.cli import options, sharing
-from hfpatch.cli.options import AsJson, DataDir, DtypeOption, Out, Overrides, RecipeArgument, Resume, Revision
+from hfpatch.cli.options import (
+    AsJson,
+    DataDir,
+    DtypeOption,
+    ModelArgument,
+    Out,
+    Overrides,
+    RecipeArgument,
+    Resume,
+    Revision,
+)
 from hfpatch.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
@@ -188,7 +198,7 @@ def report(
 
 @app.command()
 def check(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")],
+    model: ModelArgument,
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the method, as in a recipe.")
     ] = None,
@@ -229,7 +239,7 @@ def check(
 
 @app.command()
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")],
+    model: ModelArgument,
     patch: Annotated[Path | None, typer.Option(help="A folder written by save_patch, or a PEFT adapter.")] = None,
     allow_other_base: options.AllowOtherBase = False,
     text: Annotated[

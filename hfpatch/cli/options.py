@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or a name such as quickstart.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as training.steps=60.")
 ]

@@ -80,7 +80,7 @@ def test_the_numbers_are_those_of_the_analyses(found, run):
     assert cells["What the patch adds"][2][2] == f"{found.skip_norms[2].norm:.3g}"
     kept = {row[0]: row[-1] for row in cells["Training"]}
     assert (kept["preproj_down"], kept["preproj_up"]) == ("50.0%", "–")
-    assert cells["One layer's injection taken out"][-1][0] == "all"
+    assert cells["Without one layer's adapters"][-1][0] == "all"
     shares = [each.here.symmetric for each in found.relations if each.layer == 1]
     expected = f"{sum(shares) / 4:.2f} [{min(shares):.2f}, {max(shares):.2f}]"
     assert cells["Q-K relation"][1][2] == expected

@@ -193,9 +193,9 @@ def _ablations(found: Inspection) -> doc.Table:
     made = found.ablations
     caption = "" if made is None else (
         f"Nats per token, the mean over {made.items} documents; {made.score:.4f} with the whole patch. A rise means "
-        "that the injection was of use; ± is the standard error of the paired difference."
+        "that the adapters were of use; ± is the standard error of the paired difference."
     )  # fmt: skip
-    return _table("without", "One layer's injection taken out", made.without if made else (), columns, caption)
+    return _table("without", "Without one layer's adapters", made.without if made else (), columns, caption)
 
 
 def _training(found: Inspection) -> doc.Table:

@@ -107,7 +107,7 @@ def test_tables_show_what_was_found(found):
         ],
         "Q-K relation by relative offset, patched": [("0", "0.50", "0.50")],
         "Linear stand-in": [("1", "0.850 [0.800, 0.900]", "0.500 [0.500, 0.500]", "1,152")],
-        "One layer's injection taken out": [
+        "Without one layer's adapters": [
             ("1", "1.0000", "+0.1000", "0.0200"),
             ("all", "0.8000", "−0.1000", "0.0300"),
         ],
