@@ -49,7 +49,7 @@ WORKS = {
     *(("run", command) for command in ("report", "compare", "train", "push")),
     *((kind, "push") for kind in ("patch", "half patch")),
     *(("study", command) for command in ("report", "pretrain")),
-    *(("half run", command) for command in ("report", "train")),  # each run has files of its own
+    ("half run", "train"),  # each run has files of its own
     *(("evaluation", command) for command in ("report", "eval --output")),
     ("half evaluation", "report"),  # its results.json is whole
 }
