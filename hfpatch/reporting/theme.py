@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import matplotlib as mpl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 Dash = str | tuple[int, tuple[float, ...]]
 
 INK, MUTED, GRID, BAND, PAPER = "#1b1f24", "#5b636e", "#d9dde3", "#eceef1", "#ffffff"
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 GREY = "#8a929c"
-KEY_COLUMNS = 4
-"""How many entries of a key stand side by side."""
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)  # Okabe and Ito's, less black and yellow
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES: tuple[Dash, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
@@ -62,23 +58,23 @@ _RC = {
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn everywhere: never told apart by colour alone."""
+    """How a method is drawn everywhere; colour alone never distinguishes it."""
 
     colour: str
     marker: str
     dash: Dash
 
 
-def styles(methods: Sequence[str], baseline: str | None) -> dict[str, Style]:
-    """Give each method its colour, marker and dash, by its place in the run; the baseline is grey."""
-    others = [method for method in methods if method != baseline]
-    given = {
-        method: Style(
-            _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _DASHES[i // len(_COLOURS) % len(_DASHES)]
-        )
-        for i, method in enumerate(others)
-    }
-    return given if baseline is None else {baseline: Style(GREY, "_", "-"), **given}
+def styles(methods: Sequence[str], baseline: str | None, shown: Container[str] | None = None) -> dict[str, Style]:
+    """Return the colour, marker and dash of each method, by its place in the run; the baseline is grey and first.
+
+    With ``shown``, only those of the methods in it.
+    """
+    given = {} if baseline is None else {baseline: Style(GREY, "_", "-")}
+    for i, method in enumerate(method for method in methods if method != baseline):
+        dash = _DASHES[i // len(_COLOURS) % len(_DASHES)]
+        given[method] = Style(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], dash)
+    return given if shown is None else {name: look for name, look in given.items() if name in shown}
 
 
 def shade(index: int, count: int) -> tuple[float, float, float]:
@@ -97,30 +93,6 @@ def report_style() -> Iterator[None]:
         yield
 
 
-def panels(
-    count: int, *, columns: int, width: float, height: float, key: int = 0, share_y: bool = False
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with ``count`` panels in rows of at most ``columns``.
-
-    Args:
-        count: how many panels.
-        columns: how many stand side by side.
-        width: inches of one panel.
-        height: inches of one panel.
-        key: how many entries the key below the panels will have.
-        share_y: whether all panels have the same vertical axis.
-    """
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    size = (width * columns, height * rows + 0.21 * -(-key // KEY_COLUMNS))
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
-    axes = list(grid.flat)
-    for unused in axes[count:]:
-        unused.set_visible(False)
-    return figure, axes[:count]
-
-
 def short(name: str, limit: int = 26) -> str:
     """Return a name on one line, its middle left out where it is longer than ``limit``."""
     line = " ".join(name.split())
@@ -130,6 +102,7 @@ def short(name: str, limit: int = 26) -> str:
     return f"{line[:head]}…{line[head + 1 - limit :]}"
 
 
+@report_style()
 def to_svg(figure: Figure) -> str:
     """Return a figure as an SVG document without dates, versions or random names."""
     stream = io.StringIO()
@@ -137,6 +110,7 @@ def to_svg(figure: Figure) -> str:
     return stream.getvalue()
 
 
+@report_style()
 def to_png(figure: Figure) -> bytes:
     """Return a figure as PNG at 200 dots an inch, without the writer's version."""
     stream = io.BytesIO()
@@ -151,24 +125,19 @@ _VARIABLES = {
 }
 
 
-_EVERYWHERE = {"ink", "muted", "line", "band", "paper", "blue", "vermillion"}
-"""The variables that every page defines; of the others the colour itself stands behind the variable."""
-
-
 def inline(svg: str, prefix: str, label: str) -> str:
     """Return an SVG document as an element for an HTML page.
 
     Args:
         svg: the document, from :func:`to_svg`.
-        prefix: put before every id, so that several figures can stand in one page.
+        prefix: put before every id, so that one page can hold several figures.
         label: what the figure shows, for those who cannot see it; it must hold no HTML.
 
-    The colours that the page knows too become its CSS variables, so the figure follows its light or dark scheme.
+    Colours become the page's CSS variables, so the figure follows its light or dark scheme.
     """
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", body)
     for colour, variable in _VARIABLES.items():
-        known = f"var(--{variable})" if variable in _EVERYWHERE else f"var(--{variable}, {colour})"
-        body = re.sub(rf"(?<=[:] ){colour}\b", known, body)
+        body = re.sub(rf"(?<=[:] ){colour}\b", f"var(--{variable})", body)
     return body.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

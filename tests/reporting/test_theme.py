@@ -3,10 +3,12 @@ import pytest
 from hfpatch.reporting.theme import short, styles
 
 
-def test_methods_are_never_told_apart_by_colour_alone():
-    given = styles(["baseline", *(f"m{i}" for i in range(20))], "baseline")
+def test_methods_are_never_distinguished_by_colour_alone():
+    names = ["baseline", *(f"m{i}" for i in range(20))]
+    given = styles(names, "baseline")
     assert len({(look.colour, look.dash) for look in given.values()}) == 21
     assert len({(look.colour, look.marker) for look in given.values()}) == 21
+    assert styles(names, "baseline", {"m3", "m7"}) == {name: given[name] for name in ("m3", "m7")}
 
 
 def test_a_methods_style_is_its_place():

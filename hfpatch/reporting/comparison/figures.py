@@ -1,9 +1,224 @@
-"""Stand-in until the plots are merged."""
+"""The figures of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from hfpatch.reporting import plots
+from hfpatch.reporting.comparison.answer import control_for
+from hfpatch.reporting.comparison.tables import change_of, scale_of_task
+from hfpatch.reporting.numbers import Change, Scale, short_count
+from hfpatch.reporting.theme import GREY, MUTED, report_style, short, styles
+from hfpatch.reporting.words import MOST_METHODS
+from hfpatch.results.schema import ComparisonResults, LayerSeries
+
+_MOST_PANELS = 12
+_MOST_GROUPS = 3  # of more series of one method in a panel, the mean is drawn
 
 
-def figures(results, layers):
-    return {}
+@report_style()
+def figures(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) -> dict[str, str]:
+    """Return the figures that can be drawn, as SVG documents by name; ``layers`` are methods and their series."""
+    shown = prominent(results)
+    return plots.to_svgs(
+        {
+            "differences": differences(shown),
+            "quality": quality(shown),
+            "training": training(shown),
+            "layers": layer_panels(shown, layers),
+        }
+    )
 
 
-def differences(results, *, title=False):
-    return None
+def prominent(results: ComparisonResults) -> ComparisonResults:
+    """Return the results with at most :data:`MOST_METHODS` methods beside the baseline, for figures to show.
+
+    Those with the smallest p of a difference to the baseline over the tasks stay.
+    """
+    if len(results.others) <= MOST_METHODS:
+        return results
+    smallest: dict[str, float] = {}
+    for each in results.comparisons:
+        if each.reference == results.baseline and each.p is not None:
+            smallest[each.method] = min(each.p, smallest.get(each.method, 1.0))
+    kept = {results.baseline, *sorted(results.others, key=lambda name: smallest.get(name, 1.0))[:MOST_METHODS]}
+    return results.model_copy(update={"methods": {name: m for name, m in results.methods.items() if name in kept}})
+
+
+@report_style()
+def differences(results: ComparisonResults, *, title: bool = False) -> Figure | None:
+    """Draw the differences to the baseline with their intervals, a panel a task; None where none was made.
+
+    With ``title`` the figure can be shown alone.
+    """
+    results = prominent(results)
+    made = {
+        (method, task): comparison
+        for task in results.tasks
+        for method in results.others
+        if (comparison := results.comparison(method, task, results.baseline)) is not None
+    }
+    if not made:
+        return None
+    tasks = [task for task in results.tasks if any(task == other for _, other in made)]
+    methods = [method for method in results.others if any(method == other for other, _ in made)]
+    figure, axes = _task_panels(len(tasks), (1.8 if title else 1.45) + 0.34 * len(methods), share_y=True)
+    for i, (task, ax) in enumerate(zip(tasks, axes, strict=True)):
+        known = {y: made[method, task] for y, method in enumerate(methods) if (method, task) in made}
+        rows = {y: plots.Interval(change_of(results, each), each.verdict) for y, each in known.items()}
+        info, changes = results.tasks[task], [row.change for row in rows.values()]
+        plots.forest(ax, methods, rows, limit=_limit(changes), higher_is_better=info.higher_is_better)
+        ax.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
+        unit = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline"}.get(changes[0].scale, "difference")
+        ax.set(title=short(task, 22), xlabel=f"{short(info.primary)}, {unit}\nbetter →")
+        if i % plots.COLUMNS == plots.COLUMNS - 1 or i == len(tasks) - 1:
+            counts = [results.methods[method].trainable for method in methods]
+            plots.side_column(ax, "trained", [short_count(count) for count in counts], 46)
+    if title:
+        model, seeds = str(results.model.get("name") or "the base model"), len(results.seeds)
+        plural = "s" * (seeds != 1)
+        plots.headline(figure, f"What each method changes against the frozen {short(model, 40)} ({seeds} seed{plural})")
+    untested = any(comparison.verdict == "too few documents" for comparison in results.comparisons)
+    plots.verdict_key(figure, ["better", "worse", "within noise", *["too few documents"] * untested], bar=True)
+    return figure
+
+
+def _limit(changes: Sequence[Change]) -> float:
+    """Return how far a panel reaches: to the farthest interval end, but not to that of an outlier."""
+    sizes = [(abs(change.low), abs(change.high), abs(change.difference)) for change in changes]
+    ends = [max((size for size in each if np.isfinite(size)), default=0.0) for each in sizes]
+    known = [change.smallest_visible for change in changes if change.smallest_visible is not None]
+    seen = [size for size in known if 0 < size < plots.LARGEST]
+    return 1.12 * max(plots.reach(ends), float(np.median(seen)) if seen else 0.0)
+
+
+def quality(results: ComparisonResults) -> Figure | None:
+    """Draw each task's metric against trainable parameters; None where no method has both."""
+    points = {task: _points(results, task) for task in results.tasks}
+    points = {task: known for task, known in points.items() if known}
+    if not points:
+        return None
+    looks = styles(list(results.methods), results.baseline)
+    figure, axes = _task_panels(len(points), 2.6, key=len(looks))
+    for (task, known), ax in zip(points.items(), axes, strict=True):
+        info, factor = results.tasks[task], 100.0 if scale_of_task(results, task) is Scale.POINTS else 1.0
+        base = results.mean(results.baseline, task) if results.baseline else None
+        scaled = {name: (factor * mean, factor * spread) for name, (mean, spread) in known.items()}
+        if base is not None and np.isfinite(base):
+            centre = factor * base
+            ax.axhline(centre, color=GREY, linewidth=1.4, zorder=2)
+        else:
+            centre = float(np.median([mean for mean, _ in scaled.values()]))
+        extent = 1.25 * plots.reach(abs(mean - centre) + spread for mean, spread in scaled.values())
+        for name, (mean, spread) in scaled.items():
+            plots.point(ax, results.methods[name].trainable, mean, spread, looks[name], centre=centre, extent=extent)
+        ax.set_ylim(centre - extent, centre + extent)
+        plots.parameter_axis(ax, [results.methods[name].trainable for name in known])
+        better = "↑ better" if info.higher_is_better else "↓ better"
+        ax.set(title=short(task, 22), ylabel=f"{short(info.primary)}{', %' if factor == 100.0 else ''}   {better}")
+    shown = {results.baseline, *(name for known in points.values() for name in known)}
+    plots.method_key(figure, {name: look for name, look in looks.items() if name in shown}, points=True)
+    return figure
+
+
+def _points(results: ComparisonResults, task: str) -> dict[str, tuple[float, float]]:
+    """Return mean and standard deviation over seeds of those methods that train something."""
+    found = {}
+    for name, method in results.methods.items():
+        values = [value for value in results.values(name, task) if abs(value) < plots.LARGEST]
+        if values and method.trainable:
+            found[name] = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return found
+
+
+def training(results: ComparisonResults) -> Figure | None:
+    """Draw the training loss and its difference to a reference method's; None where there is no curve.
+
+    All methods see the same batches, so the noise of the batches cancels in the difference. The reference is a LoRA
+    that others are compared with, or the first method.
+    """
+    curves = {name: method.curve for name, method in results.methods.items() if method.curve is not None}
+    if not curves:
+        return None
+    looks = styles(list(results.methods), results.baseline, curves)
+    controls = (control_for(results, name) for name in curves)
+    reference = next((name for name in controls if name is not None and name in curves), next(iter(curves)))
+    held_out = any(curve.held_out for curve in curves.values())
+    count = 1 + (len(curves) > 1) + held_out
+    figure, axes = plots.panels(count, columns=3, width=11.0 / max(2, count), height=2.8, key=len(looks))
+    base, sizes = curves[reference], []
+    for place, (name, look) in enumerate(looks.items()):
+        curve = curves[name]
+        plots.line(axes[0], curve.steps, _smoothed(curve.loss), look, place)
+        if len(curves) > 1:
+            steps, here, there = np.intersect1d(curve.steps, base.steps, return_indices=True)
+            difference = _smoothed(np.array(curve.loss)[here] - np.array(base.loss)[there])
+            plots.line(axes[1], steps, difference, look, place)
+            sizes.append(np.abs(difference[np.isfinite(difference)]).max(initial=0.0))
+        if held_out:
+            plots.line(axes[-1], list(curve.held_out), list(curve.held_out.values()), look, place)
+    axes[0].set(title="Training loss", ylabel="loss, nats per token")
+    if len(curves) > 1:
+        axes[1].set(title=f"Training loss less that of {short(reference)}", ylabel="↓ better")
+        if any(sizes):
+            limit = 1.1 * plots.reach(sizes)
+            axes[1].set_ylim(-limit, limit)
+    if held_out:
+        axes[-1].set(title="Loss on held-out text", ylabel="nats per token   ↓ better")
+    for ax in axes:
+        plots.integer_axis(ax, "step")
+    plots.method_key(figure, looks)
+    return figure
+
+
+def _smoothed(values: Sequence[float]) -> np.ndarray:
+    return plots.smooth(np.asarray(values), len(values) // 25)
+
+
+def layer_panels(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) -> Figure | None:
+    """Draw every quantity against the layer, a line a method; None where nothing is known layer by layer."""
+    shown = [(name, series) for name, series in layers if name in results.methods and series.points]
+    quantities = list(dict.fromkeys(series.quantity for _, series in shown))[:_MOST_PANELS]
+    if not quantities:
+        return None
+    shown = [(name, series) for name, series in shown if series.quantity in quantities]
+    looks = styles(list(results.methods), results.baseline, {name for name, _ in shown})
+    width = 11.0 / min(3, len(quantities))
+    figure, axes = plots.panels(len(quantities), columns=3, width=width, height=2.6, key=len(looks))
+    for quantity, ax in zip(quantities, axes, strict=True):
+        here = [(name, series) for name, series in shown if series.quantity == quantity]
+        for method in dict.fromkeys(name for name, _ in here):
+            for points in _means([series.points for name, series in here if name == method]):
+                xs = sorted(points)
+                look, ys = looks[method], [points[layer] for layer in xs]
+                ax.plot(xs, ys, look.marker, color=look.colour, linestyle=look.dash, linewidth=1.5, markersize=4.5)
+        for reference in {series.reference for _, series in here if series.reference is not None}:
+            ax.axhline(reference, color=MUTED, linewidth=1.0, linestyle=(0, (1, 1.5)))
+            place = (1.0, reference), (0, 3), ax.get_yaxis_transform(), "offset points"
+            ax.annotate("the paper's init", *place, ha="right")
+        low, high = min(0.0, ax.get_ylim()[0]), max(0.0, ax.get_ylim()[1])
+        ax.set_ylim(low, high + 0.06 * (high - low))
+        if low < 0:
+            ax.axhline(0, color=MUTED, linewidth=0.8)
+        ax.set_title(short(quantity, 44))
+        plots.integer_axis(ax, "layer", 8)
+    plots.method_key(figure, looks)
+    return figure
+
+
+def _means(lines: Sequence[dict[int, float]]) -> Sequence[dict[int, float]]:
+    """Return the lines, or where there are many the mean of those that have each layer."""
+    if len(lines) <= _MOST_GROUPS:
+        return lines
+    layers = sorted({layer for each in lines for layer in each})
+    return [{layer: float(np.mean([each[layer] for each in lines if layer in each])) for layer in layers}]
+
+
+def _task_panels(count: int, height: float, *, key: int = 0, share_y: bool = False) -> tuple[Figure, list[Axes]]:
+    width = (11.0 if count > 2 else 8.8) / min(plots.COLUMNS, count)
+    return plots.panels(count, columns=plots.COLUMNS, width=width, height=height, key=key, share_y=share_y)

@@ -1,0 +1,244 @@
+"""The plots that every report is drawn with: panels, forests, lines with bands, scatter, heat maps, and their keys.
+
+Every function draws on matplotlib's axes. Colours and fonts are :mod:`hfpatch.reporting.theme`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, NullFormatter
+from numpy.typing import ArrayLike, NDArray
+
+from hfpatch.reporting.numbers import Change, Scale, short_count, signed, significant
+from hfpatch.reporting.theme import BAND, BLUE, GREY, INK, MUTED, PAPER, VERMILLION, Style, shade, short, to_svg
+
+Floats = NDArray[np.float64]
+
+COLUMNS = 4
+"""How many panels, and entries of a key, are side by side at most."""
+LARGEST = 1e30
+"""What is larger is drawn at the edge, as infinities are."""
+_VERDICTS = {
+    "better": (BLUE, "o", BLUE),
+    "worse": (VERMILLION, "D", VERMILLION),
+    "within noise": (GREY, "o", PAPER),
+    "too few documents": (GREY, "x", GREY),
+    "unknown": (GREY, "o", PAPER),
+}
+"""Colour, marker and the marker's face."""
+_SHADES = 48  # from 49 on, matplotlib turns a colour bar into a picture
+_DIVERGING = LinearSegmentedColormap.from_list("hfpatch", [VERMILLION, "#f4f4f4", BLUE], N=_SHADES)
+_RISING = LinearSegmentedColormap.from_list("hfpatch_rising", ["#f4f4f4", BLUE], N=_SHADES)
+
+
+def panels(
+    count: int, *, columns: int, width: float, height: float, key: int = 0, share_y: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with ``count`` panels of ``width`` x ``height`` inches, at most ``columns`` side by side.
+
+    Below them is space for a key of ``key`` entries; with ``share_y`` all panels have the same vertical axis.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    size = (width * columns, height * rows + 0.21 * -(-key // COLUMNS))
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    return figure, axes[:count]
+
+
+def headline(figure: Figure, text: str) -> None:
+    """Write a title above all panels, for a figure that is shown alone."""
+    figure.suptitle(text, x=0.012, ha="left", fontsize=10.5, color=INK)
+
+
+def to_svgs(figures: Mapping[str, Figure | None]) -> dict[str, str]:
+    """Return those figures that there are as SVG documents."""
+    return {name: to_svg(figure) for name, figure in figures.items() if figure is not None}
+
+
+def reach(
+    sizes: Iterable[float],
+    times: float = 2.0,
+    usual: Callable[[list[float]], float] = lambda sizes: float(np.quantile(sizes, 0.75)),
+) -> float:
+    """Return the largest of ``sizes``, or if that is an outlier ``times`` the ``usual`` one; 1 if none is known."""
+    finite = [size for size in sizes if 0 < size < LARGEST]
+    return min(max(finite), times * usual(finite)) if finite else 1.0
+
+
+def integer_axis(ax: Axes, label: str, ticks: int | Literal["auto"] = "auto") -> None:
+    """Make the horizontal axis one of whole numbers, such as steps or layers, with at most ``ticks`` intervals."""
+    ax.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
+    ax.set_xlabel(label)
+
+
+def parameter_axis(ax: Axes, counts: Sequence[int]) -> None:
+    """Make the horizontal axis one of trainable parameters, logarithmic where they differ much."""
+    if max(counts) > 20 * min(counts):
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.set_xlim(min(counts) / 2, max(counts) * 2)
+    else:
+        ax.set_xlim(0, 1.12 * max(counts))
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+    ax.xaxis.set_major_formatter(lambda value, _: short_count(value))
+    ax.set_xlabel("trainable parameters")
+
+
+def named_rows(ax: Axes, names: Sequence[str]) -> None:
+    """Name the rows 0, 1, … of a panel, from the top down."""
+    ax.set_yticks(range(len(names)), [short(name) for name in names], color=INK)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A row of a forest: a difference with its interval (NaN if it has none), and single values behind it."""
+
+    change: Change
+    verdict: str
+    single: Sequence[float] = ()
+
+
+def forest(
+    ax: Axes, names: Sequence[str], rows: Mapping[int, Interval], *, limit: float, higher_is_better: bool = True
+) -> None:
+    """Draw differences around zero, a row each, within ± ``limit``; to the right is better.
+
+    ``rows`` are by their place in ``names``. A grey bar spans the differences that would not be detected. A difference
+    outside the panel is an arrow at its edge. Where a lower value is better, the axis runs backwards.
+    """
+    ax.set_xlim(*((-limit, limit) if higher_is_better else (limit, -limit)))
+    for y, row in rows.items():
+        change, (colour, marker, face) = row.change, _VERDICTS[row.verdict]
+        if change.smallest_visible is not None and not math.isnan(change.smallest_visible):
+            seen = min(change.smallest_visible, limit)
+            ax.barh(y, 2 * seen, 0.62, -seen, color=BAND, zorder=1)
+        low, high = np.clip([change.low, change.high], -limit, limit)
+        if low < high:
+            ax.hlines(y, low, high, color=colour, linewidth=1.8, zorder=3)
+        ax.plot(row.single, [y + 0.22] * len(row.single), "|", color=MUTED, markersize=5, zorder=3)
+        if abs(change.difference) <= limit:
+            ax.plot(change.difference, y, marker, color=colour, markerfacecolor=face, markersize=6.5, zorder=4)
+        else:
+            _arrow(ax, y, change, colour)
+    ax.axvline(0, color=MUTED, linewidth=1.0, zorder=2)
+    ax.grid(visible=False, axis="y")
+    ax.spines["left"].set_visible(False)
+    named_rows(ax, names)
+
+
+def _arrow(ax: Axes, y: int, change: Change, colour: str) -> None:
+    """Draw an arrow at the panel's edge, with the number that is outside."""
+    right = (change.difference > 0) != ax.xaxis_inverted()
+    edge = 0.97 if right else 0.03
+    place = ax.get_yaxis_transform()
+    ax.plot(edge, y, marker=">" if right else "<", color=colour, markersize=6.5, zorder=4, transform=place)
+    offset, side = (-6, "right") if right else (6, "left")
+    text = f"{signed(change.difference, 0)}{' %' if change.scale is Scale.RELATIVE else ''}"
+    ax.annotate(text, (edge, y), (offset, 0), place, "offset points", ha=side, va="center", color=INK)
+
+
+def side_column(ax: Axes, heading: str, texts: Sequence[str], offset: int) -> None:
+    """Write a column of texts to the right of a panel, one a row; it ends ``offset`` points from the panel."""
+    place = ax.get_yaxis_transform()
+    for y, text in enumerate(texts):
+        ax.annotate(text, (1.0, y), (offset, 0), place, "offset points", ha="right", va="center", annotation_clip=False)
+    ax.annotate(heading, (1.0, 1.0), (offset, 6), "axes fraction", "offset points", ha="right", color=MUTED)
+
+
+def verdict_key(figure: Figure, verdicts: Iterable[str], *, bar: bool = False) -> None:
+    """Put the key of a forest below the panels; ``bar``: with the grey bars."""
+    handles: list[Line2D | Patch] = []
+    for verdict in verdicts:
+        colour, marker, face = _VERDICTS[verdict]
+        label, dash = ("one seed", "none") if verdict == "unknown" else (verdict, "-")
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face, "linestyle": dash}
+        handles.append(Line2D([], [], linewidth=1.8, label=label, **look))
+    if bar:
+        handles.append(Patch(color=BAND, label="too small to be seen at this n"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, handletextpad=0.5, columnspacing=1.8)
+
+
+def line(ax: Axes, x: ArrayLike, y: ArrayLike, look: Style, place: int, band: Sequence[Floats] | None = None) -> None:
+    """Draw a line with a mark now and then, so that colour alone does not distinguish it.
+
+    The marks of lines of different ``place`` are at different x. ``band`` has lower and upper ends around the line.
+    """
+    x, every = np.asarray(x), max(1, np.size(x) // 7)
+    marks: dict[str, Any] = {"markersize": 4.0, "markevery": (place % every, every)}
+    ax.plot(x, y, look.marker, color=look.colour, linestyle=look.dash, linewidth=1.5, **marks)
+    if band is not None and np.isfinite(band[0]).any():
+        ax.fill_between(x, band[0], band[1], color=look.colour, alpha=0.18, linewidth=0)
+
+
+def layer_lines(ax: Axes, lines: Sequence[tuple[ArrayLike, ArrayLike]], **options: Any) -> None:
+    """Draw a line a layer, from the first (light) to the last (dark)."""
+    for i, (x, y) in enumerate(lines):
+        ax.plot(x, y, color=shade(i, len(lines)), **options)
+
+
+def point(ax: Axes, x: float, mean: float, spread: float, look: Style, *, centre: float, extent: float) -> None:
+    """Draw a mean and its spread; outside ``centre`` ± ``extent`` the mark is at the panel's edge with its number."""
+    marks: dict[str, Any] = {"color": look.colour, "markersize": 8, "zorder": 4}
+    marks |= {"markeredgecolor": PAPER, "markeredgewidth": 0.6}
+    if abs(mean - centre) > extent:
+        up, place = mean > centre, ax.get_xaxis_transform()
+        y, offset, side, arrow = (0.95, -7, "top", "↑") if up else (0.05, 7, "bottom", "↓")
+        ax.plot(x, y, look.marker, transform=place, **marks)
+        text = f"{significant(mean, 3)} {arrow}"
+        ax.annotate(text, (x, y), (0, offset), place, "offset points", ha="center", va=side)
+        return
+    ax.errorbar(x, mean, yerr=spread, color=look.colour, linewidth=1.2, zorder=3)
+    ax.plot(x, mean, look.marker, **marks)
+
+
+def method_key(figure: Figure, looks: Mapping[str, Style], *, points: bool = False) -> None:
+    """Put the key of the methods below the panels: lines with their marks, or of ``points`` the marks alone."""
+    handles = []
+    for name, look in looks.items():
+        baseline = look.marker == "_"  # among points, it is a line
+        marker = "" if points and baseline else look.marker
+        dash, size = (look.dash, 6) if baseline or not points else ("none", 8)
+        style: dict[str, Any] = {"color": look.colour, "marker": marker, "markersize": size, "linestyle": dash}
+        handles.append(Line2D([], [], markeredgecolor=PAPER if marker else None, label=short(name), **style))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(COLUMNS, len(handles)), columnspacing=1.8)
+
+
+def smooth(values: Floats, window: int) -> Floats:
+    """Return the centred running mean over ``window`` values, at most all; at the ends over what there is."""
+    if window <= 1:
+        return values
+    ones = np.ones(window)
+    mean: Floats = np.convolve(values, ones, "same") / np.convolve(np.ones(values.size), ones, "same")
+    return mean
+
+
+def heat_map(ax: Axes, values: Floats, *, limits: tuple[float, float] | None = None, diverging: bool = False) -> None:
+    """Draw ``values``, layers x heads, as colours between ``limits``; NaN is left out.
+
+    ``diverging``: values below the middle of the limits have a colour of their own.
+    """
+    low, high = limits or (None, None)
+    colours = _DIVERGING if diverging else _RISING
+    mesh = ax.pcolormesh(values, cmap=colours, vmin=low, vmax=high, edgecolor=PAPER, linewidth=0.8)
+    ax.figure.colorbar(mesh, ax=ax, aspect=25).outline.set_visible(False)
+    ax.set(xlabel="head", ylabel="layer")
+    ax.invert_yaxis()
+    ax.grid(visible=False)
+    for axis, count in ((ax.yaxis, values.shape[0]), (ax.xaxis, values.shape[1])):
+        step = -(-count // 12)
+        axis.set_ticks(np.arange(0, count, step) + 0.5, [str(i) for i in range(0, count, step)])

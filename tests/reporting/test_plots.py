@@ -1,0 +1,104 @@
+"""The library of plots."""
+
+import math
+from statistics import median_low
+
+import numpy as np
+import pytest
+
+from hfpatch.reporting import plots
+from hfpatch.reporting.numbers import Change, Scale
+from hfpatch.reporting.theme import report_style, styles
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with report_style():
+        yield
+
+
+@pytest.fixture
+def ax():
+    _, (ax,) = plots.panels(1, columns=1, width=3.0, height=2.0)
+    return ax
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 7])
+def test_smooth_is_the_centred_mean(window):
+    values = np.random.default_rng(0).normal(size=9)
+    expected = [values[max(i - window // 2, 0) : i + (window - 1) // 2 + 1].mean() for i in range(values.size)]
+    np.testing.assert_allclose(plots.smooth(values, window), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "expected"),
+    [
+        ([1.0, 2.0, 3.0], (), 3.0),
+        ([1.0, 1.0, 1.0, 1.0, 100.0], (), 2.0),
+        ([1.0, 1000.0], (20.0, median_low), 20.0),
+        ([0.5, math.nan, math.inf, 1e300, 0.0], (), 0.5),
+        ([], (), 1.0),
+    ],
+)
+def test_an_outlier_does_not_set_the_reach(sizes, options, expected):
+    assert plots.reach(sizes, *options) == expected
+
+
+def shown(ax, markers):
+    return [line for line in ax.lines if line.get_marker() in markers]
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_is_outside_a_forest_is_an_arrow_with_its_number(ax, sign, higher_is_better):
+    inside = plots.Interval(Change(1.0, -1.0, 9.0, 2.0, Scale.RAW), "within noise", single=[0.5, 1.5])
+    outside = plots.Interval(Change(sign * 70.0, sign * 70 - 1, sign * 70 + 1, None, Scale.RELATIVE), "better")
+    unknown = plots.Interval(Change(2.0, math.nan, math.nan, math.nan, Scale.RAW), "unknown")
+    rows = {0: inside, 1: outside, 3: unknown}
+    plots.forest(ax, ["a", "b", "no row", "c"], rows, limit=5.0, higher_is_better=higher_is_better)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "no row", "c"]
+    assert ax.get_xlim() == ((-5.0, 5.0) if higher_is_better else (5.0, -5.0))
+    assert [line.get_xydata().tolist() for line in shown(ax, "o")] == [[[1.0, 0.0]], [[2.0, 3.0]]]
+    assert [segment.tolist() for each in ax.collections for segment in each.get_segments()] == [[[-1, 0], [5, 0]]]
+    assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(-2.0, 4.0)]
+    assert [list(line.get_xdata()) for line in shown(ax, "|") if len(line.get_xdata())] == [[0.5, 1.5]]
+    (arrow,) = shown(ax, "<>")
+    right = (sign > 0) == higher_is_better
+    assert (arrow.get_marker(), arrow.get_xdata()[0] > 0.5) == (">" if right else "<", right)
+    assert [text.get_text() for text in ax.texts] == [f"{'+' if sign > 0 else '−'}70 %"]
+
+
+def test_a_point_outside_the_panel_is_at_its_edge_with_its_number(ax):
+    look = styles(["a"], None)["a"]
+    for mean in (10.0, 30.0, -30.0):
+        plots.point(ax, 5.0, mean, 1.0, look, centre=10.0, extent=2.0)
+    assert [line.get_ydata()[0] for line in shown(ax, "o")] == [10.0, 0.95, 0.05]
+    assert [text.get_text() for text in ax.texts] == ["30.0 ↑", "−30.0 ↓"]
+
+
+def test_a_line_is_distinguished_by_dash_and_marks_and_has_a_band_where_its_ends_are_known(ax):
+    looks = styles([str(i) for i in range(7)], None)
+    steps, nothing = np.arange(70), np.full(70, np.nan)
+    for place, name in ((0, "0"), (1, "6")):
+        plots.line(
+            ax, steps, steps, looks[name], place, band=(steps - 1.0, steps + 1.0) if place else (nothing, nothing)
+        )
+    first, second = ax.lines
+    assert first.get_color() == second.get_color()
+    assert first.get_linestyle() != second.get_linestyle()
+    assert first.get_marker() != second.get_marker()
+    assert (first.get_markevery(), second.get_markevery()) == ((0, 10), (1, 10))
+    (band,) = ax.collections
+    assert band.get_paths()[0].vertices[:, 1].min() == -1.0
+
+
+def test_a_heat_map_leaves_out_what_is_not_there(ax):
+    values = np.array([[0.25, np.nan, 0.75], [0.5, 0.5, 1.0]])
+    plots.heat_map(ax, values, limits=(0.0, 1.0), diverging=True)
+    mesh = ax.collections[0]
+    np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), values)
+    assert mesh.get_clim() == (0.0, 1.0)
+    assert ax.yaxis_inverted()
+    assert [[label.get_text() for label in axis.get_ticklabels()] for axis in (ax.yaxis, ax.xaxis)] == [
+        ["0", "1"], ["0", "1", "2"],
+    ]  # fmt: skip
