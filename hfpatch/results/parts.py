@@ -58,7 +58,7 @@ class TrainOutcome(Part):
     tokens: int
     wall_s: float
     tokens_per_s: float
-    peak_memory_bytes: float
+    peak_memory_bytes: int
     update_survival: Numbers = Field(default_factory=dict)
     final_eval_loss: float | None = None
     best_eval_loss: float | None = None

@@ -82,13 +82,14 @@ class Row(Part):
 
 
 class Diagnostic(Part):
-    """What f does in one layer after a step: mean over tokens of ‖f(x)‖/‖A(x)‖ and of cos(f(x), A(x))."""
+    """What f does in one layer after a step: mean over tokens of ‖f(x)‖/‖A(x)‖, of cos(f(x), A(x)), of ‖f(x)‖/‖x‖."""
 
     step: int
     layer: int
     target: str = "query"
     size: float | None = None
     cosine: float | None = None
+    size_beside_x: float | None = None
 
 
 class StudyRun(Part):

@@ -130,7 +130,7 @@ def _collect(bench: StudyBench) -> None:
     """Write results.json, of what all processes that share the study have completed."""
     if start_processes().is_main_process:
         with hold_shared(bench.out):
-            write_json(bench.out / "results.json", collect_study(bench))
+            write_json(bench.out / "results.json", collect_study(bench).to_json())
 
 
 def _complete(run: PlannedRun, bench: StudyBench, *, progress: Progress) -> None:

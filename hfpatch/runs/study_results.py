@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,8 @@ from hfpatch.data.tokenise import hash_tokenizer
 from hfpatch.evaluation.stats import Estimate, holm, over_seeds
 from hfpatch.models.describe import describe_query
 from hfpatch.recipes.models import split_architecture
-from hfpatch.recipes.pretraining import Point
+from hfpatch.recipes.pretraining import Point, StudyRecipe
+from hfpatch.results.schema import AtStep, Improvement, Loss, Row, StudyResults, StudyRun, Variant
 from hfpatch.runs.study_bench import PlannedRun, StudyBench, planned_runs
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import provenance
@@ -23,7 +23,7 @@ Curve = dict[int, float]
 """The evaluation loss after each step at which it was measured."""
 
 
-def collect_study(bench: StudyBench) -> dict[str, Any]:
+def collect_study(bench: StudyBench) -> StudyResults:
     """Return what results.json holds, of all runs that are there.
 
     For each variant the best point of its sweep is the one of lowest mean loss at which every seed came to the end.
@@ -38,131 +38,135 @@ def collect_study(bench: StudyBench) -> dict[str, Any]:
     planned = list(planned_runs(recipe, bench.out))
     runs = [_run(run) for run in planned if run.result.is_file()]
     values = recipe.model_dump(mode="json")
-    return {
-        "kind": "pretraining",
-        "complete": len(runs) == len(planned),
-        "name": recipe.name,
-        "description": recipe.description,
-        "provenance": provenance(bench.clock),
-        "data": corpus.train.to_json(),
-        "evaluation_data": corpus.evaluation.to_json() if corpus.evaluation else None,
-        "tokenizer": {"vocab_size": len(corpus.tokenizer), "sha256": hash_tokenizer(corpus.tokenizer)},
-        "plans": {str(seed): plan.sha256 for seed, plan in bench.plans.items()},
-        "training": values["training"],
-        "seeds": list(recipe.seeds),
-        "sweep": values["sweep"],
-        "baseline": recipe.baseline,
-        "variants": {name: _variant(bench, name) for name in recipe.variants},
-        "rows": _rows(bench, runs),
-        "runs": runs,
-    }
+    return StudyResults(
+        complete=len(runs) == len(planned),
+        name=recipe.name,
+        description=recipe.description,
+        provenance=provenance(bench.clock),
+        data=corpus.train.to_json(),
+        evaluation_data=corpus.evaluation.to_json() if corpus.evaluation else None,
+        tokenizer={"vocab_size": len(corpus.tokenizer), "sha256": hash_tokenizer(corpus.tokenizer)},
+        plans={str(seed): plan.sha256 for seed, plan in bench.plans.items()},
+        training=values["training"],
+        seeds=list(recipe.seeds),
+        sweep=values["sweep"],
+        baseline=recipe.baseline,
+        variants={name: _variant(bench, name) for name in recipe.variants},
+        rows=_rows(recipe, runs),
+        runs=runs,
+    )
 
 
-def _variant(bench: StudyBench, name: str) -> dict[str, Any]:
+def _variant(bench: StudyBench, name: str) -> Variant:
     chosen = bench.recipe.variants[name]
     single = bench.recipe.single(name, {}, bench.recipe.seeds[0])
     scratch, _ = split_architecture(single.architecture)
-    return {
-        "query": describe_query(scratch.query),
-        "description": chosen.description,
-        "architecture": single.architecture,
-        "training": chosen.training,
-        "parameters": dict(bench.parameters[name]),
-    }
+    return Variant.model_validate(
+        {
+            "query": describe_query(scratch.query),
+            "description": chosen.description,
+            "architecture": single.architecture,
+            "training": chosen.training,
+            "parameters": bench.parameters[name],
+        }
+    )
 
 
-def _run(run: PlannedRun) -> dict[str, Any]:
+def _run(run: PlannedRun) -> StudyRun:
     result = read_json(run.result)
     step = result["train"]["diverged_step"]
     records = MetricsFile(run.folder / "metrics.jsonl").read()
-    return {
-        "variant": run.variant,
-        "point": run.point,
-        "seed": run.seed,
-        "outcome": "complete" if step is None else "diverged",
-        "diverged_step": step,
-        "commit": result["provenance"]["commit"],
-        "seconds_per_step": statistics.median(record.seconds for record in records if record.step),
-        "train": result["train"],
-        "evaluation": [[record.step, record.eval_loss] for record in records if record.eval_loss is not None],
-        "diagnostics": DiagnosticsFile(run.folder / "diagnostics.jsonl").values(),
-    }
+    return StudyRun.model_validate(
+        {
+            "variant": run.variant,
+            "point": run.point,
+            "seed": run.seed,
+            "outcome": "complete" if step is None else "diverged",
+            "diverged_step": step,
+            "commit": result["provenance"]["commit"],
+            "seconds_per_step": statistics.median(record.seconds for record in records if record.step),
+            "train": result["train"],
+            "evaluation": [(record.step, record.eval_loss) for record in records if record.eval_loss is not None],
+            "diagnostics": DiagnosticsFile(run.folder / "diagnostics.jsonl").values(),
+        }
+    )
 
 
-def _rows(bench: StudyBench, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _rows(recipe: StudyRecipe, runs: Sequence[StudyRun]) -> list[Row]:
     """Return a row for each variant and point, in the recipe's order."""
-    recipe = bench.recipe
-    rows = [
-        _row(variant, point, recipe.seeds, [run for run in runs if (run["variant"], run["point"]) == (variant, point)])
-        for variant in recipe.variants
-        for point in recipe.points(variant)
-    ]
+    rows, curves = [], []
     for variant in recipe.variants:
-        best = _best([row for row in rows if row["variant"] == variant])
-        if best is not None:
-            best["best"] = True
-    baseline = next((row for row in rows if row["best"] and row["variant"] == recipe.baseline), None)
-    for row in rows:
-        if baseline is not None and row is not baseline:
-            row["improvement"] = improvement(baseline["loss"]["values"], (row["loss"] or {"values": {}})["values"])
-            row["improvement_by_step"] = _improvement_by_step(baseline["curves"], row["curves"])
-    _correct(rows)
-    return [{key: value for key, value in row.items() if key != "curves"} for row in rows]
+        for point in recipe.points(variant):
+            its = [run for run in runs if (run.variant, run.point) == (variant, point)]
+            curves.append({run.seed: {step: loss for step, loss in run.evaluation if loss is not None} for run in its})
+            rows.append(_row(variant, point, recipe.seeds, its, curves[-1]))
+    best = [_best([row for row in rows if row.variant == variant]) for variant in recipe.variants]
+    rows = [row.model_copy(update={"best": any(row is each for each in best)}) for row in rows]
+    baseline = next((i for i, row in enumerate(rows) if row.best and row.variant == recipe.baseline), None)
+    return rows if baseline is None else _compared(rows, curves, baseline)
 
 
-def _row(variant: str, point: Point, seeds: Sequence[int], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    ended = [run for run in runs if run["outcome"] == "complete"]
-    curves: dict[str, Curve] = {str(run["seed"]): dict(run["evaluation"]) for run in runs}
-    done = {run["seed"] for run in runs}
-    return {
-        "variant": variant,
-        "point": point,
-        "best": False,
-        "loss": _loss({str(run["seed"]): run["train"]["final_eval_loss"] for run in ended}),
-        "diverged": {str(run["seed"]): run["diverged_step"] for run in runs if run["outcome"] == "diverged"},
-        "missing": [seed for seed in seeds if seed not in done],
-        "improvement": None,
-        "curve": [[step, float(np.mean(losses)), min(losses), max(losses)] for step, losses in _by_step(curves)],
-        "improvement_by_step": [],
-        "seconds_per_step": statistics.median(run["seconds_per_step"] for run in runs) if runs else None,
-        "curves": curves,
-    }
+def _row(
+    variant: str, point: Point, seeds: Sequence[int], runs: Sequence[StudyRun], curves: Mapping[int, Curve]
+) -> Row:
+    """Return what the runs of one point say by themselves."""
+    ends = [(run.seed, run.train.final_eval_loss) for run in runs if run.outcome == "complete" and run.train]
+    losses = {seed: loss for seed, loss in ends if loss is not None}
+    values, steps = list(losses.values()), _common_steps(list(curves.values()))
+    by_step = [(step, [curve[step] for curve in curves.values()]) for step in steps]
+    seconds = [run.seconds_per_step for run in runs if run.seconds_per_step is not None]
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Row(
+        variant=variant,
+        point=point,
+        loss=Loss(mean=float(np.mean(values)), sd=sd, values=losses) if values else None,
+        diverged={run.seed: run.diverged_step for run in runs if run.diverged_step is not None},
+        missing=[seed for seed in seeds if all(run.seed != seed for run in runs)],
+        curve=[(step, float(np.mean(each)), min(each), max(each)) for step, each in by_step],
+        seconds_per_step=statistics.median(seconds) if seconds else None,
+    )
 
 
-def _loss(values: Mapping[str, float]) -> dict[str, Any] | None:
-    """Return mean and standard deviation over seeds; the latter None for one seed."""
-    if not values:
-        return None
-    losses = list(values.values())
-    sd = float(np.std(losses, ddof=1)) if len(losses) > 1 else None
-    return {"mean": float(np.mean(losses)), "sd": sd, "values": dict(values)}
-
-
-def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _best(rows: Sequence[Row]) -> Row | None:
     """Return the row of lowest mean loss; where there is a choice, among those that all seeds came to the end of."""
     if len(rows) > 1:
-        rows = [row for row in rows if not row["diverged"] and not row["missing"]]
-    return min((row for row in rows if row["loss"]), key=lambda row: row["loss"]["mean"], default=None)
+        rows = [row for row in rows if not row.diverged and not row.missing]
+    known = [(row.loss.mean, i) for i, row in enumerate(rows) if row.loss is not None]
+    return rows[min(known)[1]] if known else None
 
 
-def _by_step(curves: Mapping[str, Curve]) -> list[tuple[int, list[float]]]:
-    """Return the losses of all seeds at each step that all of them have."""
-    steps = set.intersection(*(set(curve) for curve in curves.values())) if curves else set()
-    return [(step, [curve[step] for curve in curves.values()]) for step in sorted(steps)]
+def _compared(rows: Sequence[Row], curves: Sequence[Mapping[int, Curve]], baseline: int) -> list[Row]:
+    """Return the rows with their improvement over row ``baseline``, the p-values of the best ones corrected."""
+    losses = [row.loss.values if row.loss is not None else {} for row in rows]
+    found = [improvement(losses[baseline], each) if i != baseline else None for i, each in enumerate(losses)]
+    p = {i: each.p for i, each in enumerate(found) if rows[i].best and each is not None and each.p is not None}
+    p_holm = dict(zip(p, holm(list(p.values())), strict=True))
+    compared = list(rows)
+    for i, each in enumerate(found):
+        if i != baseline:
+            update = {
+                "improvement": each and each.model_copy(update={"p_holm": p_holm.get(i)}),
+                "improvement_by_step": _improvement_by_step(curves[baseline], curves[i]),
+            }
+            compared[i] = rows[i].model_copy(update=update)
+    return compared
 
 
-def _improvement_by_step(baseline: Mapping[str, Curve], curves: Mapping[str, Curve]) -> list[list[float | None]]:
+def _common_steps(curves: Sequence[Curve]) -> list[int]:
+    """Return the steps that all curves have."""
+    return sorted(set.intersection(*map(set, curves))) if curves else []
+
+
+def _improvement_by_step(baseline: Mapping[int, Curve], curves: Mapping[int, Curve]) -> list[AtStep]:
     shared = [seed for seed in curves if seed in baseline]
-    steps = {step for step, _ in _by_step({seed: baseline[seed] for seed in shared})}
-    found: list[list[float | None]] = []
-    for step, _ in _by_step({seed: curves[seed] for seed in shared}):
-        if step in steps:
-            one = improvement({s: baseline[s][step] for s in shared}, {s: curves[s][step] for s in shared})
-            found += [[step, one["mean"], one["low"], one["high"]]] if one else []
+    found: list[AtStep] = []
+    for step in _common_steps([each[seed] for each in (baseline, curves) for seed in shared]):
+        one = improvement({s: baseline[s][step] for s in shared}, {s: curves[s][step] for s in shared})
+        found += [(step, one.mean, one.low, one.high)] if one else []
     return found
 
 
-def improvement(baseline: Mapping[str, float], losses: Mapping[str, float]) -> dict[str, Any] | None:
+def improvement(baseline: Mapping[int, float], losses: Mapping[int, float]) -> Improvement | None:
     """Return the relative improvement over the baseline, paired by seed; None without a common seed.
 
     Args:
@@ -170,8 +174,8 @@ def improvement(baseline: Mapping[str, float], losses: Mapping[str, float]) -> d
         losses: the other's.
 
     Returns:
-        ``mean``; ``low``, ``high`` (95 %) and ``p``, which are None with one seed, or
-        where seeds do not differ at all; ``p_holm``, None until corrected.
+        The mean; its 95 % interval and p, which are None with one seed, or where seeds do not differ at all; no
+        corrected p.
     """
     ratios = np.array([(baseline[seed] - losses[seed]) / baseline[seed] for seed in losses if seed in baseline])
     if len(ratios) == 0:
@@ -181,12 +185,4 @@ def improvement(baseline: Mapping[str, float], losses: Mapping[str, float]) -> d
     if part is not None and (part.error > 0 or ratios[0] == 0):
         estimate = Estimate(float(ratios.mean()), (part,))
         (low, high), p = estimate.interval, estimate.p
-    return {"mean": float(ratios.mean()), "low": low, "high": high, "p": p, "p_holm": None}
-
-
-def _correct(rows: Sequence[dict[str, Any]]) -> None:
-    """Put in the corrected p-values of the variants, each at its best point."""
-    found = [row["improvement"] for row in rows if row["best"] and row["improvement"]]
-    tested = [each for each in found if each["p"] is not None]
-    for each, p in zip(tested, holm([each["p"] for each in tested]), strict=True):
-        each["p_holm"] = p
+    return Improvement(mean=float(ratios.mean()), low=low, high=high, p=p)

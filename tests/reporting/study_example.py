@@ -125,6 +125,7 @@ def study():
         row("wide", HIGH, {}, diverged={0: 120, 1: 120, 2: 40}, seconds=None),
     ]
     raw = {
+        "schema": 2,
         "kind": "pretraining",
         "complete": True,
         "name": "small-study",

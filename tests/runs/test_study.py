@@ -13,6 +13,7 @@ from scipy.stats import ttest_1samp
 from hfpatch.errors import HfpatchError
 from hfpatch.models import load_scratch
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_recipe
+from hfpatch.results.schema import Improvement
 from hfpatch.runs import Progress, pretrain, pretrain_study
 from hfpatch.runs.study_bench import planned_runs
 from hfpatch.runs.study_results import improvement
@@ -230,24 +231,24 @@ LOSSES = st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=2, max_s
 @given(LOSSES)
 def test_improvements_are_students_over_the_seeds(pairs):
     ratios = [(baseline - loss) / baseline for baseline, loss in pairs]
-    found = improvement(*({str(seed): pair[side] for seed, pair in enumerate(pairs)} for side in (0, 1)))
-    assert found["mean"] == pytest.approx(np.mean(ratios))
+    found = improvement(*({seed: pair[side] for seed, pair in enumerate(pairs)} for side in (0, 1)))
+    assert found.mean == pytest.approx(np.mean(ratios))
     if np.std(ratios) > 1e-9:
         test = ttest_1samp(ratios, 0)
         interval = test.confidence_interval(0.95)
-        assert found["p"] == pytest.approx(test.pvalue)
-        assert (found["low"], found["high"]) == pytest.approx((interval.low, interval.high))
+        assert found.p == pytest.approx(test.pvalue)
+        assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
 
 
 def test_improvements_use_common_seeds_alone():
-    assert improvement({"0": 4.0}, {"1": 3.0}) is None
-    assert improvement({"0": 4.0, "1": 9.0}, {"0": 3.0, "2": 1.0})["mean"] == 0.25
+    assert improvement({0: 4.0}, {1: 3.0}) is None
+    assert improvement({0: 4.0, 1: 9.0}, {0: 3.0, 2: 1.0}).mean == 0.25
 
 
 def test_seeds_that_do_not_differ_say_nothing_of_how_much_seeds_differ():
-    same = improvement({"0": 4.0, "1": 4.0}, {"0": 3.0, "1": 3.0})
-    assert same == {"mean": 0.25, "low": None, "high": None, "p": None, "p_holm": None}
-    assert improvement({"0": 4.0, "1": 5.0}, {"0": 4.0, "1": 5.0})["p"] == 1
+    same = improvement({0: 4.0, 1: 4.0}, {0: 3.0, 1: 3.0})
+    assert same == Improvement(mean=0.25)
+    assert improvement({0: 4.0, 1: 5.0}, {0: 4.0, 1: 5.0}).p == 1
 
 
 def test_the_intervals_cover_at_their_rate():
@@ -257,5 +258,5 @@ def test_the_intervals_cover_at_their_rate():
         baseline = dict(enumerate(rng.normal(4, 0.05, 3)))
         losses = {seed: loss * (1 - rng.normal(0.01, 0.004)) for seed, loss in baseline.items()}
         found = improvement(baseline, losses)
-        covered += found["low"] <= 0.01 <= found["high"]
+        covered += found.low <= 0.01 <= found.high
     assert 0.935 < covered / 2000 < 0.965

@@ -1,16 +1,33 @@
-"""The opening of a study's report: which variants beat the baseline beyond the noise of the seeds."""
+"""What a study shows: the verdict on each variant, and the sentences that its report begins with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from hfpatch.reporting.answer import Answer, Finding, Tone, size_text
-from hfpatch.reporting.numbers import Change, Scale, decimal, diverged_text, listed, p_text, signed, told
-from hfpatch.reporting.study.results import Improvement, Row, StudyResults
-from hfpatch.reporting.study.words import FEW_SEEDS, and_seeds, seeds_text, share_of, share_words
+from hfpatch.reporting.document import Finding, Tone
+from hfpatch.reporting.numbers import (
+    NOTHING,
+    Change,
+    Scale,
+    decimal,
+    diverged_text,
+    listed,
+    p_text,
+    signed,
+    size_text,
+    told,
+)
+from hfpatch.reporting.study.words import FEW_SEEDS, not_run_text, seeds_text, share_words
+from hfpatch.results.schema import Improvement, Row, StudyResults
 
 LEVEL = 0.05
-"""At which a difference is told as one."""
+"""The p-value below which a difference is significant."""
+_HEADLINE = {
+    "better": "significantly better",
+    "worse": "significantly worse",
+    "within noise": "within noise",
+    "lower": "lower in loss, untested",
+    "higher": "higher in loss, untested",
+    "unknown": "not compared",
+}
 
 
 def tone_of(row: Row | None) -> Tone:
@@ -26,7 +43,7 @@ def tone_of(row: Row | None) -> Tone:
 
 
 def falls_to_correction(improvement: Improvement) -> bool:
-    """Whether the test alone finds a difference that does not stand after Holm's correction."""
+    """Whether the test alone finds a difference that is not significant after Holm's correction."""
     p, p_holm = improvement.p, improvement.p_holm
     return p is not None and p_holm is not None and p < LEVEL <= p_holm
 
@@ -39,69 +56,79 @@ def change_of(improvement: Improvement) -> Change | None:
 
 
 def improvement_text(improvement: Improvement | None) -> str:
-    """Return ``+1.20 [1.00, 1.40] %``; without an interval the mean alone, without either nothing."""
+    """Return ``+1.20 [1.00, 1.40]``, in per cent; without an interval the mean alone, without either a dash."""
     if improvement is None:
-        return ""
+        return NOTHING
     change = change_of(improvement)
-    return told(change) if change else f"{signed(100 * improvement.mean, 2)} %"
+    return told(change, unit=False) if change else signed(100 * improvement.mean, 2)
 
 
 def share(study: StudyResults, variant: str) -> float:
     """Return by which share a variant has more non-embedding parameters than the baseline."""
     here, base = study.variants[variant].parameters, study.variants[study.baseline].parameters
-    return share_of(here.non_embedding, base.non_embedding)
+    return here.non_embedding / base.non_embedding - 1
 
 
-def answer_of(study: StudyResults) -> Answer:
-    """Say what the study shows, variant by variant against the baseline, each at its best point."""
-    return Answer(_headline(study), tuple(_finding(study, name) for name in study.others), ())
-
-
-def _headline(study: StudyResults) -> str:
+def headline(study: StudyResults) -> str:
+    """Say how many variants are better and worse than the baseline, each at its best point, and by how much."""
     if not study.others:
         return f"There is no variant to compare with {study.baseline}."
-    sentences = [_counts(study), _on_seeds(study)]
+    named: dict[str, list[str]] = {verdict: [] for verdict in _HEADLINE}
+    for name in study.others:
+        row, text = study.chosen.get(name), name
+        verdict: str = tone_of(row)
+        if row is not None and row.improvement is not None and verdict != "within noise":
+            direction = _direction(row.improvement)
+            verdict = direction if verdict == "unknown" else verdict
+            text = f"{name}: {_size(row.improvement)} {direction} loss with {share_words(share(study, name))}"
+        named[verdict].append(text)
+    parts = [
+        f"{len(names)} {'is' if len(names) == 1 else 'are'} {_HEADLINE[verdict]} ({listed(names)})"
+        for verdict, names in named.items()
+        if names
+    ]
+    variants = "1 variant" if len(study.others) == 1 else f"{len(study.others)} variants"
+    sentences = [f"Of {variants} against {study.baseline}: {listed(parts)}."]
+    if len(study.seeds) == 1:
+        sentences.append("One seed does not show how much seeds differ, so no variant is called better or worse.")
+    elif len(study.seeds) < FEW_SEEDS:
+        sentences.append(f"{seeds_text(len(study.seeds))} are few: a variant within noise may still differ.")
     if study.sweep:
-        sentences.append("Each stands at the best of its sweep points, chosen on the evaluation text itself.")
+        sentences.append("Each is at the best of its sweep points, which was chosen on the evaluation text itself.")
     if not study.complete:
         sentences.append("The study is not complete.")
-    return " ".join(sentence for sentence in sentences if sentence)
+    return " ".join(sentences)
 
 
-def _counts(study: StudyResults) -> str:
-    tones = {name: _kind(study.chosen.get(name)) for name in study.others}
-    parts = []
-    for tone, words in (
-        ("better", "better beyond the noise of the seeds"),
-        ("worse", "worse beyond the noise of the seeds"),
-        ("within noise", "within noise"),
-        ("lower", "lower in loss, untested"),
-        ("higher", "higher in loss, untested"),
-        ("unknown", "not compared"),
-    ):
-        names = [name for name, each in tones.items() if each == tone]
-        if names:
-            plain = tone in ("within noise", "unknown")
-            named = listed(names if plain else [_brief(study, name) for name in names])
-            parts.append(f"{len(names)} {'is' if len(names) == 1 else 'are'} {words} ({named})")
-    plural = "variant" if len(tones) == 1 else "variants"
-    return f"Of {len(tones)} {plural} against {study.baseline}: {listed(parts)}."
+def findings(study: StudyResults) -> tuple[Finding, ...]:
+    """Return a sentence for each variant: its difference to the baseline, the test, and what is wrong with it."""
+    return tuple(_finding(study, name, study.chosen.get(name)) for name in study.others)
 
 
-def _kind(row: Row | None) -> str:
-    """Return the verdict; of a variant that was compared and not tested, the direction of its loss."""
-    tone = tone_of(row)
-    if tone == "unknown" and row is not None and row.improvement is not None:
-        return _direction(row.improvement)
-    return tone
-
-
-def _brief(study: StudyResults, name: str) -> str:
-    """Return a variant with its difference and its parameters, as ``nonlinear: 1.20 % [1.00, 1.40] lower loss …``."""
-    improvement = study.chosen[name].improvement
-    if improvement is None:
-        return name
-    return f"{name}: {_size(improvement)} {_direction(improvement)} loss {share_words(share(study, name))}"
+def _finding(study: StudyResults, name: str, row: Row | None) -> Finding:
+    tone, parameters = tone_of(row), share_words(share(study, name))
+    if row is None or row.improvement is None or row.loss is None:
+        return Finding(name, f"was not compared{_why_not(study, row)}; it has {parameters}.", tone)
+    improvement, base = row.improvement, study.chosen.get(study.baseline)
+    base_loss = decimal(base.loss.mean, 4) if base is not None and base.loss is not None else NOTHING
+    losses = f"({decimal(row.loss.mean, 4)} against {base_loss} nats per token) with {parameters}"
+    seeds = seeds_text(len(study.seed_values(row)))
+    tested = f"(p = {p_text(improvement.p)}, after Holm's correction {p_text(improvement.p_holm)}, {seeds})"
+    if tone == "unknown":
+        size = f"{_size(improvement)} {_direction(improvement)}"
+        clauses = [f"has a validation loss {size} {losses}; with {seeds} its noise is not known"]
+    elif tone == "within noise":
+        clauses = [f"is within noise: {improvement_text(improvement)} % improvement {losses} {tested}"]
+    else:
+        verb = "lowers" if tone == "better" else "raises"
+        clauses = [f"{verb} the validation loss by {_size(improvement)} {losses} {tested}"]
+    if falls_to_correction(improvement):
+        clauses.append("the test alone finds a difference, which is not significant after Holm's correction")
+    if row.diverged:
+        clauses.append(f"it {diverged_text(row.diverged)}")
+    if row.missing:
+        clauses.append(not_run_text(row.missing))
+    return Finding(name, "; ".join(clauses) + ".", tone)
 
 
 def _direction(improvement: Improvement) -> str:
@@ -109,64 +136,18 @@ def _direction(improvement: Improvement) -> str:
 
 
 def _size(improvement: Improvement) -> str:
-    """Tell an improvement without its sign, which a word tells."""
+    """Return an improvement without its sign, which the direction says."""
     change = change_of(improvement)
     return size_text(change) if change else f"{decimal(abs(100 * improvement.mean), 2)} %"
 
 
-def _on_seeds(study: StudyResults) -> str:
-    count = len(study.seeds)
-    if count == 1:
-        return "With one seed nothing is known about noise, so no variant is told better or worse."
-    if count < FEW_SEEDS:
-        return f"{seeds_text(count)} are few: what is within noise here may still differ."
-    return ""
-
-
-def _finding(study: StudyResults, name: str) -> Finding:
-    row = study.chosen.get(name)
-    tone = tone_of(row)
-    budget = share_words(share(study, name))
-    if row is None or row.improvement is None or row.loss is None:
-        return Finding(name, f"was not compared{_why_not(study, row)}; {budget.replace('with', 'it has', 1)}.", tone)
-    clauses = [_main_clause(study, row, row.improvement, tone, budget)]
-    if falls_to_correction(row.improvement):
-        clauses.append("the test alone finds a difference, which is not significant after Holm's correction")
-    if row.diverged:
-        clauses.append(f"it {diverged_text(row.diverged)}")
-    if row.missing:
-        clauses.append(f"{and_seeds(row.missing)} not run yet")
-    return Finding(name, "; ".join(clauses) + ".", tone)
-
-
-def _main_clause(study: StudyResults, row: Row, improvement: Improvement, tone: Tone, budget: str) -> str:
-    losses = f"{_loss(row)} against {_loss(study.chosen.get(study.baseline))} nats per token"
-    seeds = seeds_text(len(study.seed_values(row)))
-    if tone == "unknown":
-        return (
-            f"has a validation loss {_size(improvement)} {_direction(improvement)} ({losses}) {budget}; with "
-            f"{seeds} its noise is not known"
-        )
-    tested = f"p = {p_text(improvement.p)}, after Holm's correction {p_text(improvement.p_holm)}, {seeds}"
-    if tone == "within noise":
-        return f"is within noise: {improvement_text(improvement)} improvement ({losses}) {budget} ({tested})"
-    verb = "lowers" if tone == "better" else "raises"
-    return f"{verb} the validation loss by {_size(improvement)} ({losses}) {budget} ({tested})"
-
-
-def _loss(row: Row | None) -> str:
-    return decimal(row.loss.mean, 4) if row is not None and row.loss is not None else "an unknown loss of"
-
-
 def _why_not(study: StudyResults, row: Row | None) -> str:
-    """Return what kept a variant from being compared, behind a colon; nothing where that is not known."""
+    """Return why a variant was not compared, after a colon; nothing where that is not known."""
     base = study.chosen.get(study.baseline)
-    reasons: Sequence[str] = ()
-    if row is None:
-        reasons = ["no run of it is finished"]
-    elif row.loss is None or not study.seed_values(row):
-        missing = [f"{and_seeds(row.missing)} not run yet"] if row.missing else []
-        reasons = [*([f"it {diverged_text(row.diverged)}"] if row.diverged else []), *missing]
+    reasons = [] if row is not None else ["no run of it is finished"]
+    if row is not None and not study.seed_values(row):
+        reasons += [f"it {diverged_text(row.diverged)}"] if row.diverged else []
+        reasons += [not_run_text(row.missing)] if row.missing else []
     if not reasons and (base is None or not base.best):
-        reasons = [f"{study.baseline} has no best point to hold it against yet"]
+        reasons = [f"{study.baseline} has no best point to compare it with yet"]
     return f": {'; '.join(reasons)}" if reasons else ""

@@ -1,4 +1,4 @@
-"""What the runs recorded on their way, put together over seeds: the size of f layer by layer, and the seeds' spread."""
+"""What the runs of a study recorded, put together over seeds: the size of f layer by layer, the spread of the loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from hfpatch.reporting.study.results import Diagnostic, Row, StudyResults, StudyRun
+from hfpatch.results.schema import Diagnostic, Row, StudyResults, StudyRun
 
 LayerPoints = Sequence[tuple[int, float | None, float | None]]
 """Step, ‖f‖/‖A‖, cosine; ascending."""
@@ -34,21 +34,25 @@ def series_of(study: StudyResults) -> list[FSeries]:
     """Return a series for each variant and target that recorded one, in the order of the recipe."""
     found = []
     for row in study.chosen.values():
-        runs = [run for run in whole(study.runs_of(row)) if run.diagnostics]
+        runs = [run for run in _whole(study.runs_of(row)) if run.diagnostics]
         for target in dict.fromkeys(each.target for run in runs for each in run.diagnostics):
-            found.append(_series(row.variant, target, runs))
+            by_layer: dict[int, dict[int, list[Diagnostic]]] = defaultdict(lambda: defaultdict(list))
+            for each in (each for run in runs for each in run.diagnostics if each.target == target):
+                by_layer[each.layer][each.step].append(each)
+            layers = {
+                layer: [
+                    (step, _mean(e.size for e in at), _mean(e.cosine for e in at)) for step, at in sorted(by.items())
+                ]
+                for layer, by in sorted(by_layer.items())
+            }
+            found.append(FSeries(row.variant, target, layers, len(runs)))
     return found
-
-
-def whole(runs: Sequence[StudyRun]) -> list[StudyRun]:
-    """Return the runs that ended; where none did, all, so that a mean is never over seeds that come and go."""
-    return [run for run in runs if run.outcome == "complete"] or list(runs)
 
 
 def spread_of(study: StudyResults, row: Row) -> list[tuple[int, float]]:
     """Return step and standard deviation (n - 1) over seeds of the validation loss, where two seeds or more have it."""
     losses: dict[int, list[float]] = defaultdict(list)
-    runs = whole(study.runs_of(row))
+    runs = _whole(study.runs_of(row))
     for run in runs:
         for step, loss in dict(run.evaluation).items():
             if loss is not None:
@@ -56,17 +60,9 @@ def spread_of(study: StudyResults, row: Row) -> list[tuple[int, float]]:
     return [(step, stdev(values)) for step, values in sorted(losses.items()) if len(values) == len(runs) > 1]
 
 
-def _series(variant: str, target: str, runs: Sequence[StudyRun]) -> FSeries:
-    by_layer: dict[int, dict[int, list[Diagnostic]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        for each in run.diagnostics:
-            if each.target == target:
-                by_layer[each.layer][each.step].append(each)
-    layers = {
-        layer: [(step, _mean(e.size for e in at), _mean(e.cosine for e in at)) for step, at in sorted(steps.items())]
-        for layer, steps in sorted(by_layer.items())
-    }
-    return FSeries(variant, target, layers, len(runs))
+def _whole(runs: Sequence[StudyRun]) -> list[StudyRun]:
+    """Return the runs that are complete; where none is, all, so that a mean has the same seeds at every step."""
+    return [run for run in runs if run.outcome == "complete"] or list(runs)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

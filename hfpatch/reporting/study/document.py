@@ -1,9 +1,181 @@
-"""Stand-in until the study's report is merged."""
+"""The report of a pretraining study as a document, and writing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hfpatch.reporting.document import (
+    Block,
+    Document,
+    Download,
+    Fact,
+    Facts,
+    Figure,
+    Findings,
+    Part,
+    Section,
+    Sentences,
+    Text,
+)
+from hfpatch.reporting.facts import data_text, digest, provenance_facts, settings_text
+from hfpatch.reporting.numbers import NOTHING, count, duration
+from hfpatch.reporting.study.answer import findings, headline
+from hfpatch.reporting.study.cautions import cautions, missing
+from hfpatch.reporting.study.data import figure_csv, study_csv
+from hfpatch.reporting.study.figures import differences, figures
+from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, terminal_table, variant_table
+from hfpatch.reporting.study.words import key_text, value_text
+from hfpatch.reporting.words import MOST_METHODS
+from hfpatch.reporting.written import Report, write_document
+from hfpatch.results.schema import StudyResults
+
+_FIGURES = {
+    "differences": (
+        "Improvement at the end",
+        "Improvement over the baseline at the end with 95 % intervals over seeds; to the right is better. The small "
+        "marks are the single seeds. Colours show the verdict after Holm's correction, which the intervals do not "
+        "include. To the right of the panel: how many more non-embedding parameters than the baseline.",
+    ),
+    "loss": (
+        "Validation loss",
+        "Validation loss by step, each variant at its best point: the line is the mean over seeds, the band reaches "
+        "from the smallest to the largest seed. Right: the second half, larger. A cross marks the last measurement of "
+        "a seed that diverged, where the line of its variant ends too. A line far above all others leaves the right "
+        "panel.",
+    ),
+    "improvement": (
+        "Improvement by step",
+        "Relative improvement over the baseline at the same step, each variant at its best point; the band is the "
+        "95 % interval over seeds, and above zero is better. What leaves a panel is cut.",
+    ),
+    "diagnostics": (
+        "Size and direction of f",
+        "What f does on the evaluation text, a line a layer, from the first (light) to the last (dark), the mean over "
+        "seeds: ‖f(x)‖/‖A(x)‖, and the cosine of f(x) and A(x); A is the anchor, x itself where it is the identity.",
+    ),
+    "spread": (
+        "Spread over seeds",
+        "The standard deviation of the validation loss over seeds, each variant at its best point. Seeds that diverged "
+        "are left out.",
+    ),
+}
 
 
-def study_document(results):
-    raise NotImplementedError
+def write_study(study: StudyResults, out: Path) -> Report:
+    """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` of a study to ``out``.
+
+    The same results give the same bytes. An incomplete study is reported as far as it got, and what is missing is
+    named.
+
+    Raises:
+        HfpatchError: if ``out`` cannot be written.
+    """
+    document = study_document(study, figures(study))
+    return write_document(document, out, csv=study_csv(study), summary=differences(study, title=True))
 
 
-def write_study(results, out):
-    raise NotImplementedError
+def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyType({})) -> Document:
+    """Build the report of a study.
+
+    Args:
+        study: the results.
+        drawn: the figures as SVG documents, by name; one that is not there leaves its section out. The summary for
+            the terminal needs none.
+    """
+    weakened, absent = tuple(cautions(study)), tuple(missing(study))
+    unswept = Text("One point a variant: nothing was swept.")
+    sections = (
+        Section("answer", "Answer", (Text(headline(study), "headline"), Findings(findings(study), what="variants"))),
+        Section("protocol", "Protocol and provenance", (Facts(_protocol(study)),)),
+        Section(
+            "warnings",
+            "Warnings",
+            (
+                Sentences(weakened) if weakened else Text("None."),
+                *((Sentences(absent, "What is missing"),) if absent else ()),
+            ),
+        ),
+        Section(
+            "results",
+            "Results",
+            (
+                main_table(study),
+                Download("results.csv", "every run (CSV)", study_csv(study)),
+                variant_table(study),
+            ),
+        ),
+        *(each for name in ("differences", "loss", "improvement") for each in _figure(study, drawn, name)),
+        Section("sweep", "Sweep", (*(() if any(row.point for row in study.rows) else (unswept,)), sweep_table(study))),
+        *_figure(study, drawn, "diagnostics", diagnostics_table(study)),
+        *_figure(study, drawn, "spread"),
+        Section("environment", "Environment", (Facts(tuple(provenance_facts(study.provenance))),)),
+    )
+    return Document(
+        title=study.name or "Pretraining study",
+        parts=(Part(sections),),
+        description=study.description,
+        complete=study.complete,
+        glance=_glance(study),
+        summary=(terminal_table(study), Text(headline(study), "headline"), Sentences(absent)),
+    )
+
+
+def _figure(study: StudyResults, drawn: Mapping[str, str], name: str, *beside: Block) -> tuple[Section, ...]:
+    """Return the section of a figure and what belongs to it; none where it is not drawn."""
+    if name not in drawn:
+        return ()
+    title, caption = _FIGURES[name]
+    others = len(study.others)
+    if others > MOST_METHODS:
+        caption += f" Of {others} variants the first {MOST_METHODS} are drawn; the tables and the data have all."
+    return (Section(name, title, (Figure(name, title, caption, drawn[name], figure_csv(name, study)), *beside)),)
+
+
+def _protocol(study: StudyResults) -> tuple[Fact, ...]:
+    """Return on what and how the variants were trained and measured."""
+    sweep = (f"{key_text(key)} {', '.join(map(value_text, values))}" for key, values in study.sweep.items())
+    facts = [
+        ("Baseline", study.baseline),
+        ("Data", data_text(study.data)),
+        ("Evaluation data", data_text(study.evaluation_data or {})),
+        ("Tokens a run", _tokens(study)),
+        ("Tokenizer", _tokenizer(study.tokenizer)),
+        *((f"Batch plan, seed {seed}", f"SHA-256 {digest(plan)}") for seed, plan in study.plans.items()),
+        ("Architecture, common to all", settings_text(study.common_architecture)),
+        ("Training", settings_text(study.training)),
+        ("Sweep", " × ".join(sweep)),
+        ("Seeds", ", ".join(map(str, study.seeds))),
+        ("Trained at commit", ", ".join(dict.fromkeys(run.commit for run in study.runs if run.commit))),
+    ]
+    return tuple((label, value) for label, value in facts if value)
+
+
+def _glance(study: StudyResults) -> tuple[Fact, ...]:
+    """Return the few facts that are shown above everything else."""
+    wall = study.provenance.get("wall_s")
+    points = max(sum(row.variant == name for row in study.rows) for name in study.variants)
+    return (
+        ("Baseline", study.baseline),
+        ("Variants", count(len(study.variants))),
+        *((("Points a variant", count(points)),) if study.sweep else ()),
+        ("Seeds", count(len(study.seeds))),
+        ("Tokens a run", _tokens(study) or NOTHING),
+        ("Wall time", duration(wall) if isinstance(wall, int | float) else NOTHING),
+    )
+
+
+def _tokens(study: StudyResults) -> str:
+    """Return how many tokens the complete runs were trained on."""
+    seen = {run.train.tokens for run in study.runs if run.outcome == "complete" and run.train is not None}
+    return " to ".join(count(tokens) for tokens in sorted({min(seen), max(seen)})) if seen else ""
+
+
+def _tokenizer(tokenizer: Mapping[str, Any]) -> str:
+    size, name = tokenizer.get("vocab_size"), tokenizer.get("path") or tokenizer.get("name")
+    known = [str(name)] if name else []
+    known += [f"{count(size)} tokens"] if isinstance(size, int) else []
+    known += [f"SHA-256 {digest(tokenizer['sha256'])}"] if tokenizer.get("sha256") else []
+    return ", ".join(known)

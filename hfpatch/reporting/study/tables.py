@@ -1,171 +1,154 @@
-"""The tables of a study's report, as text for Markdown, HTML and the terminal alike."""
+"""The tables of a study: its variants, what they are, every point of the sweep, and f layer by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
-from hfpatch.reporting.answer import Tone
+from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.facts import settings_text
 from hfpatch.reporting.numbers import NOTHING, count, decimal, diverged_text, p_text
-from hfpatch.reporting.study import captions
 from hfpatch.reporting.study.answer import change_of, falls_to_correction, improvement_text, share, tone_of
 from hfpatch.reporting.study.diagnostics import series_of
-from hfpatch.reporting.study.results import Row, StudyResults
-from hfpatch.reporting.study.words import (
-    and_seeds,
-    key_text,
-    mean_sd,
-    point_text,
-    seconds_text,
-    share_cell,
-    value_text,
-)
-from hfpatch.reporting.tables import FALLEN_MARK, HOLM_MARK
+from hfpatch.reporting.study.words import key_text, not_run_text, point_text, share_cell, value_text
+from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK
+from hfpatch.results import schema
+from hfpatch.results.schema import StudyResults
+
+_TEXT = {"configuration", "query", "best point", "verdict", "state", "description", "architecture", "target"}
+_TEXT |= {"own training settings"}
+_NARROW = {"configuration", "validation loss", "improvement, %", "verdict"}
 
 
-@dataclass(frozen=True)
-class TextRow:
-    """A line of a table; ``tone`` stands as a mark before the cell of the verdict, ``strong`` is set apart."""
-
-    cells: tuple[str, ...]
-    tone: Tone | None = None
-    strong: bool = False
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table of text.
-
-    Attributes:
-        name: begins its anchor.
-        title: what it shows.
-        caption: how to read it.
-        headings: one a column; the first column names the row.
-        rows: the lines.
-        numbers: the columns of numbers.
-        verdict: the column of the verdict, if there is one.
-    """
-
-    name: str
-    title: str
-    caption: str
-    headings: tuple[str, ...]
-    rows: tuple[TextRow, ...]
-    numbers: frozenset[int]
-    verdict: int | None = None
-
-
-def main_table(study: StudyResults) -> TextTable:
-    """Build the table of the variants: configuration, parameters, loss, improvement and cost."""
+def main_table(study: StudyResults) -> Table:
+    """Build the table of the variants, each at its best point: parameters, loss, improvement, test and cost."""
     points = any(row.point for row in study.chosen.values())
-    left = ("configuration", "query", *(("best point",) if points else ()))
-    right = ("parameters", "to baseline", "validation loss", "improvement, %", "verdict", "p", "p (Holm)", "s/step")
-    rows = tuple(_main_row(study, name, points=points) for name in study.variants)
-    verdict = len(left) + 4
-    numbers = frozenset(range(len(left), len(left) + len(right))) - {verdict}
-    return TextTable("main", "Variants", captions.MAIN, (*left, *right), rows, numbers, verdict)
+    headings = ("configuration", "query", *(("best point",) if points else ()), "parameters", "to baseline")
+    headings += ("validation loss", "improvement, %", "verdict", "p", "p (Holm)", "s/step")
+    rows = []
+    for name, variant in study.variants.items():
+        row, is_baseline = study.chosen.get(name), name == study.baseline
+        tested = row.improvement if row is not None and not is_baseline else None
+        cells = (
+            name,
+            variant.query or NOTHING,
+            *((_point(row),) if points else ()),
+            count(variant.parameters.non_embedding),
+            NOTHING if is_baseline else share_cell(share(study, name)),
+            _loss(row),
+            improvement_text(tested),
+            "baseline" if is_baseline else Cell((_verdict(row),), tone_of(row)),
+            p_text(tested.p if tested else None),
+            p_text(tested.p_holm if tested else None),
+            _seconds(row, None if is_baseline else study.chosen.get(study.baseline)),
+        )
+        rows.append(Row(cells, strong=is_baseline))
+    caption = (
+        "Parameters: non-embedding, and how many more than the baseline has. Validation loss: nats per token on the "
+        "fixed evaluation blocks after the last step, mean ± standard deviation over seeds. Improvement: (L of the "
+        "baseline − L) / L of the baseline, paired by seed, in per cent, with its 95 % interval by Student's t over "
+        f"seeds; above zero is better. {HOLM_MARK} The difference is significant at 5 % after Holm's correction over "
+        "all that was tested. Within noise: the test finds no difference, which does not prove that there is none. "
+        f"{FALLEN_MARK} The test alone finds a difference, which is not significant after the correction. s/step: the "
+        "median seconds of an optimiser step, and how many times the baseline's."
+    )
+    return Table("main", "Variants", _columns(headings), tuple(rows), caption, heading=False)
 
 
-def sweep_table(study: StudyResults) -> TextTable:
+def terminal_table(study: StudyResults) -> Table:
+    """Build the main table for a terminal: without the queries; in a narrow one only loss, improvement and verdict."""
+    main = replace(main_table(study), caption="")
+    wide = _only(main, {column.name for column in main.columns} - {"query"})
+    return replace(wide, narrow=(_only(main, _NARROW),))
+
+
+def sweep_table(study: StudyResults) -> Table:
     """Build the table of every point of every variant."""
     keys = tuple(dict.fromkeys(key for row in study.rows for key in row.point))
     headings = ("configuration", *map(key_text, keys), "validation loss", "seeds", "improvement, %", "s/step", "state")
     rows = tuple(
-        TextRow(
+        Row(
             (
                 row.variant,
                 *(value_text(row.point[key]) if key in row.point else NOTHING for key in keys),
-                loss_text(row),
+                _loss(row),
                 count(len(row.loss.values)) if row.loss else "0",
-                _improvement(row),
-                seconds_text(row.seconds_per_step),
-                state_text(row),
+                improvement_text(row.improvement),
+                _seconds(row),
+                _state(row),
             ),
             strong=row.best,
         )
         for row in study.rows
     )
-    return TextTable("points", "Points", captions.SWEEP, headings, rows, frozenset(range(1, len(headings) - 1)))
+    caption = (
+        "Every point of every variant; the best of each is the one of lowest mean loss. Improvements are compared with "
+        "the baseline's best point. Points are chosen on the evaluation text on which the losses are reported, which "
+        "favours the best of many."
+    )
+    return Table("points", "Points", _columns(headings), rows, caption, heading=False)
 
 
-def variant_table(study: StudyResults) -> TextTable:
-    """Build the table of what each variant is."""
-    headings = ("configuration", "description", "architecture", "own training settings", "parameters in all")
+def variant_table(study: StudyResults) -> Table:
+    """Build the table of what each variant is: of its architecture what not all variants have in common."""
+    common = study.common_architecture
     rows = tuple(
-        TextRow(
+        Row(
             (
                 name,
-                variant.description or NOTHING,
-                settings_text(differing(study, name)) or NOTHING,
-                settings_text(variant.training) or NOTHING,
-                count(variant.parameters.total),
+                each.description or NOTHING,
+                settings_text({key: value for key, value in each.architecture.items() if key not in common}) or NOTHING,
+                settings_text(each.training) or NOTHING,
+                count(each.parameters.total),
             )
         )
-        for name, variant in study.variants.items()
+        for name, each in study.variants.items()
     )
-    return TextTable("variants", "Configurations", captions.VARIANTS, headings, rows, frozenset({4}))
+    columns = _columns(("configuration", "description", "architecture", "own training settings", "parameters in all"))
+    caption = "Of architectures what differs; what all have in common is under Protocol and provenance."
+    return Table("variants", "Configurations", columns, rows, caption)
 
 
-def diagnostics_table(study: StudyResults) -> TextTable:
-    """Build the table of what f does in each layer at the last step that every layer has."""
-    rows = tuple(TextRow(cells) for cells in _diagnostics(study))
-    headings = ("configuration", "target", "layer", "step", "‖f‖/‖A‖", "cos(f, A)", "seeds")
-    return TextTable("layers", "At the last step", captions.LAST, headings, rows, frozenset(range(2, 7)))
-
-
-def differing(study: StudyResults, name: str) -> dict[str, Any]:
-    """Return what of a variant's architecture is not that of all."""
-    common = study.common_architecture
-    return {key: value for key, value in study.variants[name].architecture.items() if key not in common}
-
-
-def _diagnostics(study: StudyResults) -> Iterator[tuple[str, ...]]:
+def diagnostics_table(study: StudyResults) -> Table:
+    """Build the table of what f does in each layer at the last step that was measured."""
+    rows = []
     for series in series_of(study):
         for layer, points in series.layers.items():
-            step, size, cosine = points[-1]
-            seeds = count(series.seeds)
-            yield series.variant, series.target, str(layer), count(step), _number(size), _number(cosine), seeds
-
-
-def _number(value: float | None) -> str:
-    return NOTHING if value is None else decimal(value, 3)
-
-
-def _main_row(study: StudyResults, name: str, *, points: bool) -> TextRow:
-    row, variant = study.chosen.get(name), study.variants[name]
-    baseline = name == study.baseline
-    base = None if baseline else study.chosen.get(study.baseline)
-    tested = row.improvement if row is not None and not baseline else None
-    tone = None if baseline else tone_of(row)
-    cells: Sequence[str] = (
-        name,
-        variant.query or NOTHING,
-        *((_point(row),) if points else ()),
-        count(variant.parameters.non_embedding),
-        NOTHING if baseline else share_cell(share(study, name)),
-        loss_text(row),
-        improvement_text(tested).removesuffix(" %") or NOTHING,
-        "baseline" if baseline else _verdict(row, tone),
-        p_text(tested.p if tested else None),
-        p_text(tested.p_holm if tested else None),
-        seconds_text(row.seconds_per_step if row else None, None if base is None else base.seconds_per_step),
+            step, *measured = points[-1]
+            size, cosine = (NOTHING if value is None else decimal(value, 3) for value in measured)
+            rows.append(
+                Row((series.variant, series.target, str(layer), count(step), size, cosine, count(series.seeds)))
+            )
+    caption = (
+        "The mean over tokens and seeds at the last step that was measured: ‖f(x)‖/‖A(x)‖ and the cosine of f(x) and "
+        "A(x), A the anchor (x itself where the anchor is the identity)."
     )
-    return TextRow(tuple(cells), tone, strong=baseline)
+    columns = _columns(("configuration", "target", "layer", "step", "‖f‖/‖A‖", "cos(f, A)", "seeds"))
+    return Table("layers", "At the last step", columns, tuple(rows), caption)
 
 
-def _point(row: Row | None) -> str:
+def _columns(headings: Iterable[str]) -> tuple[Column, ...]:
+    return tuple(Column(heading, number=heading not in _TEXT) for heading in headings)
+
+
+def _only(table: Table, names: Collection[str]) -> Table:
+    """Return the columns of a table that have one of these names."""
+    places = [place for place, column in enumerate(table.columns) if column.name in names]
+    rows = tuple(replace(row, cells=tuple(row.cells[place] for place in places)) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[place] for place in places), rows=rows)
+
+
+def _point(row: schema.Row | None) -> str:
     if row is None:
         return NOTHING
-    if row.best:
-        return point_text(row.point)
-    return f"{point_text(row.point)} ({'seeds diverged' if row.diverged else 'so far'})"
+    state = "" if row.best else " (seeds diverged)" if row.diverged else " (so far)"
+    return point_text(row.point) + state
 
 
-def _verdict(row: Row | None, tone: Tone | None) -> str:
+def _verdict(row: schema.Row | None) -> str:
     if row is None or row.improvement is None:
         return diverged_text(row.diverged) if row is not None and row.diverged else "not compared"
+    tone = tone_of(row)
     if tone in ("better", "worse"):
         return tone + (HOLM_MARK if row.improvement.p_holm is not None else ", p not corrected")
     if tone == "unknown":
@@ -173,22 +156,23 @@ def _verdict(row: Row | None, tone: Tone | None) -> str:
     return f"within noise{FALLEN_MARK if falls_to_correction(row.improvement) else ''}"
 
 
-def loss_text(row: Row | None) -> str:
-    """Return the loss at the end over seeds, ``4.1000 ± 0.0100``."""
+def _loss(row: schema.Row | None) -> str:
+    """Return the loss at the end over seeds, ``4.1000 ± 0.0100``; of one seed the value alone."""
     if row is None or row.loss is None:
         return NOTHING
-    return mean_sd(row.loss.mean, row.loss.sd, len(row.loss.values))
+    has_spread = row.loss.sd is not None and len(row.loss.values) > 1
+    return decimal(row.loss.mean, 4) + (f" ± {decimal(row.loss.sd or 0, 4)}" if has_spread else "")
 
 
-def _improvement(row: Row) -> str:
-    return improvement_text(row.improvement).removesuffix(" %") or NOTHING
+def _seconds(row: schema.Row | None, baseline: schema.Row | None = None) -> str:
+    """Return seconds a step with three significant digits, and how many times the baseline's they are."""
+    if row is None or row.seconds_per_step is None:
+        return NOTHING
+    base = baseline.seconds_per_step if baseline is not None else None
+    return f"{row.seconds_per_step:.3g}" + (f" (×{row.seconds_per_step / base:.2f})" if base else "")
 
 
-def state_text(row: Row) -> str:
+def _state(row: schema.Row) -> str:
     """Return what became of a point: whether it is the best, which seeds diverged and which are missing."""
-    parts = [
-        *(["best"] if row.best else []),
-        *([diverged_text(row.diverged)] if row.diverged else []),
-        *([f"{and_seeds(row.missing)} not run yet"] if row.missing else []),
-    ]
-    return "; ".join(parts) or "complete"
+    diverged, not_run = diverged_text(row.diverged), not_run_text(row.missing) if row.missing else ""
+    return "; ".join(part for part in ("best" if row.best else "", diverged, not_run) if part) or "complete"

@@ -1,4 +1,4 @@
-"""The figures of a study: what they draw is what the results contain."""
+"""The figures of a study: what they draw is what the results hold."""
 
 import csv
 import json
@@ -8,10 +8,11 @@ import pytest
 from reporting.study_example import LINEAR, STEPS, row, runs_of, study, variant, with_one_seed
 
 from hfpatch.reporting.study.data import figure_csv
+from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.figures import diagnostics, differences, figures, improvements, losses, spreads
 from hfpatch.reporting.theme import BLUE, GREY, report_style
 from hfpatch.reporting.words import MOST_METHODS
-from hfpatch.results.schema import StudyResults
+from hfpatch.results import StudyResults
 
 
 def read(raw):
@@ -30,7 +31,7 @@ def style():
 
 
 def lines(ax):
-    """The lines that have a value at every step."""
+    """The lines that tell something by step."""
     return [line for line in ax.get_lines() if list(line.get_xdata()) == list(STEPS)]
 
 
@@ -101,7 +102,7 @@ def test_nothing_measured_is_no_figure():
     assert figures(read(study() | {"rows": [], "runs": []})) == {}
 
 
-def test_an_outlier_does_not_set_the_limits():
+def test_one_that_runs_away_hides_nothing():
     raw = study()
     away = {seed: 1e6 * (1 + seed) for seed in LINEAR}
     raw["rows"][6] = row("wide", {"training.lr": 0.001}, away, best=True, base=LINEAR)
@@ -120,6 +121,8 @@ def test_of_very_many_variants_some_are_drawn():
     variants = {name: variant("Q", 1000) for name in ("linear", *names)}
     found = read(study() | {"variants": variants, "rows": rows, "runs": runs_of(rows), "sweep": {}})
     assert len(differences(found).axes[0].get_yticklabels()) == MOST_METHODS
+    assert "Of 30 variants the first 24" in study_document(found, {"loss": "<svg/>"}).parts[0].figures["loss"].caption
+    assert "Of 3 variants" not in study_document(read(study()), {"loss": "<svg/>"}).parts[0].figures["loss"].caption
     assert len({line.split(",")[0] for line in figure_csv("loss", found).splitlines()[1:]}) == 31
 
 

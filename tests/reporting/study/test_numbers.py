@@ -20,13 +20,13 @@ from reporting.study_example import (
 )
 
 from hfpatch.reporting.numbers import diverged_text
-from hfpatch.reporting.study.answer import answer_of, tone_of
-from hfpatch.reporting.study.cautions import cautions
+from hfpatch.reporting.study.answer import findings, headline, tone_of
+from hfpatch.reporting.study.cautions import cautions, missing
 from hfpatch.reporting.study.diagnostics import series_of, spread_of
-from hfpatch.reporting.study.facts import glance, study_facts
-from hfpatch.reporting.study.results import StudyResults
-from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, variant_table
+from hfpatch.reporting.study.document import study_document
+from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, terminal_table, variant_table
 from hfpatch.reporting.study.words import share_words
+from hfpatch.results import StudyResults
 
 
 def read(raw):
@@ -39,14 +39,28 @@ def found():
 
 
 def cells(table, heading):
-    return {row.cells[0]: row.cells[table.headings.index(heading)] for row in table.rows}
+    place = headings(table).index(heading)
+    return {row.cells[0]: str(row.cells[place]) for row in table.rows}
 
 
-def test_the_headline_counts_verdicts_and_tells_parameters(found):
-    told = answer_of(found).headline
+def headings(table):
+    return [column.name for column in table.columns]
+
+
+def texts(row):
+    return tuple(map(str, row.cells))
+
+
+def protocol(found):
+    section = next(section for section in study_document(found).parts[0].sections if section.name == "protocol")
+    return dict(section.blocks[0].items)
+
+
+def test_the_headline_counts_verdicts_and_gives_parameters(found):
+    told = headline(found)
     assert told.startswith(
-        "Of 3 variants against linear: 1 is better beyond the noise of the seeds (nonlinear: 2.00 % [1.75, 2.25] lower "
-        "loss with 0.02 % more parameters), 1 is worse beyond the noise of the seeds (wide: 2.00 % [1.75, 2.25] higher "
+        "Of 3 variants against linear: 1 is significantly better (nonlinear: 2.00 % [1.75, 2.25] lower "
+        "loss with 0.02 % more parameters), 1 is significantly worse (wide: 2.00 % [1.75, 2.25] higher "
         "loss with 12.50 % more parameters) and 1 is within noise (identity)."
     )
     assert "3 seeds are few" in told
@@ -54,8 +68,8 @@ def test_the_headline_counts_verdicts_and_tells_parameters(found):
     assert "not complete" not in told
 
 
-def test_the_findings_tell_both_losses_and_both_p(found):
-    first, second, third = answer_of(found).against_baseline
+def test_the_findings_give_both_losses_and_both_p(found):
+    first, second, third = findings(found)
     assert (first.tone, second.tone, third.tone) == ("better", "within noise", "worse")
     p = improvement(LINEAR, NONLINEAR)["p"]
     assert str(first) == (
@@ -66,17 +80,16 @@ def test_the_findings_tell_both_losses_and_both_p(found):
     assert "10.00 % fewer parameters" in str(second)
 
 
-def test_five_seeds_are_not_told_as_few():
+def test_five_seeds_are_not_called_few():
     raw = without_sweep() | {"seeds": [0, 1, 2, 3, 4]}
-    assert "few" not in answer_of(read(raw)).headline
+    assert "few" not in headline(read(raw))
 
 
-def test_one_seed_is_told_neither_better_nor_worse():
+def test_one_seed_is_neither_better_nor_worse():
     found = read(with_one_seed())
-    answer = answer_of(found)
-    assert {finding.tone for finding in answer.against_baseline} == {"unknown"}
-    assert "2 are lower in loss, untested" in answer.headline
-    assert "With one seed nothing is known about noise" in answer.headline
+    assert {finding.tone for finding in findings(found)} == {"unknown"}
+    assert "2 are lower in loss, untested" in headline(found)
+    assert "One seed does not show how much seeds differ" in headline(found)
     table = main_table(found)
     assert cells(table, "improvement, %")["nonlinear"] == "+1.90"
     assert cells(table, "verdict") == {"linear": "baseline", "nonlinear": "one seed", "identity": "one seed"} | {
@@ -91,7 +104,7 @@ def test_what_falls_to_the_correction_is_within_noise():
     raw["rows"][1]["improvement"] |= {"p": 0.03, "p_holm": 0.09}
     found = read(raw)
     assert tone_of(found.chosen["nonlinear"]) == "within noise"
-    assert "is not significant after Holm's correction" in str(answer_of(found).against_baseline[0])
+    assert "is not significant after Holm's correction" in str(findings(found)[0])
     assert cells(main_table(found), "verdict")["nonlinear"] == "within noise†"
     raw["rows"][1]["improvement"] |= {"p": 0.03, "p_holm": None}
     assert cells(main_table(read(raw)), "verdict")["nonlinear"] == "better, p not corrected"
@@ -118,15 +131,15 @@ def test_no_verdict_without_a_small_p(mean, p, p_holm):
 
 def test_the_main_table_is_that_of_the_paper(found):
     table = main_table(found)
-    assert table.headings == (
+    assert headings(table) == [
         *("configuration", "query", "best point", "parameters", "to baseline", "validation loss", "improvement, %"),
         *("verdict", "p", "p (Holm)", "s/step"),
-    )
+    ]
     mean, sd = fmean(NONLINEAR.values()), stdev(NONLINEAR.values())
-    assert table.rows[0].cells == (
+    assert texts(table.rows[0]) == (
         *("linear", "Q = x W_Q", "lr 0.001", "1,000,000", "–", "4.1000 ± 0.1000", "–", "baseline", "–", "–", "0.5"),
     )
-    assert table.rows[1].cells == (
+    assert texts(table.rows[1]) == (
         *("nonlinear", "Q = (x + f(x))/2, f = LN(GELU(RMSNorm(x) W_1) W_2)", "lr 0.001", "1,000,200", "+0.02 %"),
         *(f"{mean:.4f} ± {sd:.4f}", "+2.00 [1.75, 2.25]", "better*", "0.0008", "0.0025", "0.55 (×1.10)"),
     )
@@ -135,6 +148,14 @@ def test_the_main_table_is_that_of_the_paper(found):
     }
     assert cells(table, "best point")["identity"] == "lr 0.002"
     assert [row.cells[0] for row in table.rows] == ["linear", "nonlinear", "identity", "wide"]
+
+
+def test_a_narrow_terminal_shows_loss_improvement_and_verdict(found):
+    table = terminal_table(found)
+    assert headings(table) == [name for name in headings(main_table(found)) if name != "query"]
+    assert headings(table.narrow[0]) == ["configuration", "validation loss", "improvement, %", "verdict"]
+    assert texts(table.narrow[0].rows[1])[2:] == ("+2.00 [1.75, 2.25]", "better*")
+    assert [row.cells[-1].tone for row in table.narrow[0].rows[1:]] == ["better", "within noise", "worse"]
 
 
 def test_the_interval_is_students_over_the_seeds(found):
@@ -161,10 +182,10 @@ def test_the_sweep_table_has_every_point(found):
     assert [row.strong for row in table.rows] == [state == "best" for state in states]
     assert table.rows[3].cells[2:4] == ("4.0000 ± 0.0000", "2")
     assert table.rows[7].cells[2:] == ("–", "0", "–", "–", states[7])
-    assert "best of many is favoured" in table.caption
+    assert "favours the best of many" in table.caption
 
 
-def test_missing_seeds_are_named_and_the_lowest_so_far_stands():
+def test_missing_seeds_are_named_and_the_lowest_so_far_is_shown():
     raw = study()
     for each in raw["rows"][2:4]:
         each["best"] = False
@@ -172,10 +193,10 @@ def test_missing_seeds_are_named_and_the_lowest_so_far_stands():
     raw["rows"][2]["improvement"] = improvement({0: 4.0}, {0: 3.924})
     found = read(raw | {"complete": False})
     assert found.chosen["nonlinear"].point == HIGH  # two seeds of three, against one
-    assert "nonlinear, lr 0.001: seeds 1 and 2 have not run yet." in found.missing
+    assert "nonlinear, lr 0.001: seeds 1 and 2 have not run yet." in missing(found)
     assert cells(main_table(found), "best point")["nonlinear"] == "lr 0.002 (seeds diverged)"
-    assert "it diverged at step 340 (seed 2)" in str(answer_of(found).against_baseline[0])
-    assert answer_of(found).headline.endswith("The study is not complete.")
+    assert "it diverged at step 340 (seed 2)" in str(findings(found)[0])
+    assert headline(found).endswith("The study is not complete.")
 
 
 def test_a_variant_that_diverged_is_a_result():
@@ -183,7 +204,7 @@ def test_a_variant_that_diverged_is_a_result():
     raw["rows"][3] = row("wide", {}, {}, diverged={0: 120, 1: 120, 2: 40}, seconds=None)
     raw["runs"] = runs_of(raw["rows"])
     found = read(raw)
-    last = answer_of(found).against_baseline[-1]
+    last = findings(found)[-1]
     told = "diverged at step 40 (seed 2), 120 (seed 0) and 120 (seed 1)"
     assert last.tone == "unknown"
     assert str(last) == f"wide was not compared: it {told}; it has 12.50 % more parameters."
@@ -198,12 +219,12 @@ def test_a_baseline_without_a_loss_leaves_nothing_to_compare():
         each.update(improvement=None, improvement_by_step=[])
     raw["runs"] = runs_of(raw["rows"])
     found = read(raw)
-    assert answer_of(found).headline.startswith(
+    assert headline(found).startswith(
         "Of 3 variants against linear: 3 are not compared (nonlinear, identity and wide)."
     )
-    told = [str(finding) for finding in answer_of(found).against_baseline]
+    told = [str(finding) for finding in findings(found)]
     assert told[0] == (
-        "nonlinear was not compared: linear has no best point to hold it against yet; it has 0.02 % more parameters."
+        "nonlinear was not compared: linear has no best point to compare it with yet; it has 0.02 % more parameters."
     )
     assert found.seed_values(found.chosen["nonlinear"]) == {}
 
@@ -214,7 +235,7 @@ def test_a_variant_that_diverged_everywhere_has_no_best_point():
     found = read(raw)
     assert "wide: a seed diverged at every point, so none is the best." in cautions(found)
     assert cells(main_table(found), "best point")["wide"] == "lr 0.001 (seeds diverged)"
-    assert found.missing == ()
+    assert missing(found) == []
 
 
 def test_while_the_baseline_has_no_best_point_nothing_is_compared():
@@ -225,16 +246,15 @@ def test_while_the_baseline_has_no_best_point_nothing_is_compared():
         each.update(best=False, loss={"mean": 4.0, "sd": None, "values": values}, improvement=None, diverged={})
         each.update(missing=[1, 2], improvement_by_step=[])
     found = read(raw)
-    answer = answer_of(found)
-    assert answer.headline.startswith(
+    assert headline(found).startswith(
         "Of 3 variants against linear: 3 are not compared (nonlinear, identity and wide)."
     )
-    assert "linear has no best point to hold it against yet" in str(answer.against_baseline[0])
+    assert "linear has no best point to compare it with yet" in str(findings(found)[0])
     assert cells(main_table(found), "best point")["nonlinear"] == "lr 0.001 (so far)"
 
 
 def test_a_study_without_evaluation_data_of_its_own_is_read():
-    assert "Evaluation data" not in dict(study_facts(read(study() | {"evaluation_data": None})))
+    assert "Evaluation data" not in protocol(read(study() | {"evaluation_data": None}))
 
 
 def test_cautions_name_what_weakens_the_study(found):
@@ -242,13 +262,13 @@ def test_cautions_name_what_weakens_the_study(found):
     assert "3 seeds: Student's t with 2 degrees of freedom" in told
     assert "wide has 12.50 % more parameters than linear (non-embedding 1,125,000): not matched." in told
     assert "nonlinear has" not in told  # 0.02 % is matched
-    assert "identity: the best point lies at the edge of the sweep, lr 0.002 (the largest of those tried)" in told
+    assert "identity: the best point is at the edge of the sweep, lr 0.002 (the largest of those tried)" in told
     assert "wide is trained with settings of its own: weight_decay 0.03125." in told
     plain = read(study() | {"sweep": {"training.lr": [0.0005, 0.001, 0.002, 0.004]}})
     assert not any("edge of the sweep" in sentence for sentence in cautions(plain))
 
 
-def test_a_point_less_tried_is_told():
+def test_a_variant_with_fewer_points_is_named():
     raw = study()
     raw["rows"] = raw["rows"][:-1]
     assert "Not all variants have as many points: linear 2, nonlinear 2, identity 2, wide 1." in cautions(read(raw))
@@ -281,8 +301,8 @@ def test_the_spread_is_the_standard_deviation_over_seeds(found):
     assert spread_of(one, one.chosen["linear"]) == []
 
 
-def test_architectures_are_told_once_where_they_agree(found):
-    facts = dict(study_facts(found))
+def test_architectures_are_given_once_where_they_agree(found):
+    facts = protocol(found)
     assert facts["Architecture, common to all"] == "model_type gpt2, n_layer 2"
     assert cells(variant_table(found), "architecture")["identity"] == "query {path identity}"
     assert cells(variant_table(found), "own training settings")["wide"] == "weight_decay 0.03125"
@@ -290,37 +310,37 @@ def test_architectures_are_told_once_where_they_agree(found):
 
 
 def test_facts_name_data_tokens_tokenizer_and_plans(found):
-    facts = dict(study_facts(found))
+    facts = protocol(found)
     assert facts["Tokens a run"] == "819,200"
     assert facts["Tokenizer"] == f"4,096 tokens, SHA-256 {'d' * 16}…"
     assert facts["Batch plan, seed 2"] == f"SHA-256 {'2' * 16}…"
     assert facts["Evaluation data"].startswith("local/held, 2 documents, 40 blocks, 5,120 tokens")
     assert facts["Sweep"] == "lr 0.001, 0.002"
-    assert dict(glance(found)) == {
+    assert dict(study_document(found).glance) == {
         **{"Baseline": "linear", "Variants": "4", "Points a variant": "2", "Seeds": "3"},
         **{"Tokens a run": "819,200", "Wall time": "1 h 20 min"},
     }
 
 
 @pytest.mark.parametrize(
-    ("share", "told"),
+    ("share", "words"),
     [
-        (0.0, "with as many parameters"),
-        (0.125, "with 12.50 % more parameters"),
-        (-0.1, "with 10.00 % fewer parameters"),
+        (0.0, "as many parameters"),
+        (0.125, "12.50 % more parameters"),
+        (-0.1, "10.00 % fewer parameters"),
     ],
 )
-def test_parameters_are_told_as_more_or_fewer(share, told):
-    assert share_words(share) == told
+def test_parameters_are_more_or_fewer(share, words):
+    assert share_words(share) == words
 
 
-def test_divergence_is_told_in_the_order_of_steps():
+def test_divergence_is_reported_in_the_order_of_steps():
     assert diverged_text({}) == ""
     assert diverged_text({0: 360, 2: 340}) == "diverged at step 340 (seed 2) and 360 (seed 0)"
     assert diverged_text({1: 1340}) == "diverged at step 1,340 (seed 1)"
 
 
-def test_the_best_point_stands_wherever_it_is(found):
+def test_the_best_point_is_shown_wherever_it_is(found):
     assert {name: row.point for name, row in found.chosen.items()} == {
         **{"linear": LOW, "nonlinear": LOW, "identity": HIGH, "wide": LOW}
     }

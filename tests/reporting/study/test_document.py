@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from reporting.conftest import HOSTILE, example, write_run
 from reporting.study_example import LOW, study, with_one_seed, without_sweep, write_study_run
-from reporting.test_broken import JUNK, places
 from reporting.test_html import Page
+from results.test_broken import JUNK, places
 
 from hfpatch.__main__ import main
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import write_joint_report, write_report
-from hfpatch.reporting.html import render
-from hfpatch.reporting.results import read_results
-from hfpatch.reporting.study.markdown import study_markdown
-from hfpatch.reporting.study.page import study_page
-from hfpatch.reporting.study.results import is_study, read_study
+from hfpatch.reporting.html import html
+from hfpatch.reporting.markdown import markdown
+from hfpatch.reporting.study.document import study_document
+from hfpatch.results import StudyResults, load_results
+from hfpatch.results.folder import load_comparison
 
 DRAWN = ("differences", "loss", "improvement", "diagnostics", "spread")
 FILES = sorted([*(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")), "figures/summary.png"])
@@ -75,7 +75,7 @@ def parsed(text):
     return page
 
 
-def test_sections_stand_in_the_order_of_reading(report):
+def test_sections_are_in_the_order_of_reading(report):
     page = parsed(report.html.read_text())
     sections = [attrs["id"] for tag, attrs in page.tags if tag == "section"]
     assert sections == [*SECTIONS, "spread", "environment"]
@@ -87,7 +87,7 @@ def test_sections_stand_in_the_order_of_reading(report):
     assert downloads == {"results.csv", *(f"{name}.csv" for name in DRAWN)}
 
 
-def test_html_and_markdown_hold_the_same_tables(report):
+def test_html_and_markdown_have_the_same_tables(report):
     class Cells(HTMLParser):
         found, inside = (), False
 
@@ -144,7 +144,7 @@ def test_an_incomplete_study_is_reported_as_far_as_it_got(tmp_path):
         name for name in FILES if not re.search("differences|improvement|diagnostics|summary", name)
     ]
     for text in (report.html.read_text(), report.markdown.read_text().replace("\\", "")):
-        assert "The study is not complete: the same hfpatch pretrain with --resume finishes it." in text
+        assert "The study is not complete: run the same hfpatch pretrain with --resume to finish it." in text
         assert "nonlinear, lr 0.002: seeds 0, 1 and 2 have not run yet." in text
         assert "Of 3 variants against linear: 3 are not compared (nonlinear, identity and wide)." in text
     assert "incomplete run" in report.html.read_text()
@@ -183,7 +183,7 @@ def test_hostile_text_is_shown_and_is_no_markup(tmp_path):
     [
         ({"variants": {}}, "variants"),
         ({"baseline": "other"}, "baseline is 'other', which is not among variants"),
-        ({"rows": [{"variant": "other"}]}, "rows holds 'other', which is not among variants"),
+        ({"rows": [{"variant": "other"}]}, "rows names 'other', which is not among variants"),
         ({"seeds": "0"}, 'seeds is "0"'),
         ({"rows": [{"variant": "linear", "loss": {"mean": None}}]}, "rows.0.loss.mean is null"),
     ],
@@ -204,22 +204,21 @@ def test_half_a_file_and_no_file_are_one_line(run_dir):
     with pytest.raises(HfpatchError, match=r"results\.json: cannot be read as JSON"):
         write_report(run_dir)
     path.unlink()
-    with pytest.raises(HfpatchError, match="no result of this study yet"):
+    with pytest.raises(HfpatchError, match=r"this run has no results yet .* --resume to continue it"):
         write_report(run_dir)
 
 
 def test_only_a_study_is_one(run_dir, tmp_path):
     comparison = write_run(tmp_path / "comparison", example())
-    assert is_study(run_dir)
-    assert not is_study(comparison)
-    assert not is_study(tmp_path)
-    with pytest.raises(HfpatchError, match="is a pretraining study"):
-        read_results(run_dir)
+    assert isinstance(load_results(run_dir), StudyResults)
+    assert not isinstance(load_results(comparison), StudyResults)
+    with pytest.raises(HfpatchError, match="the results of a pretraining, not of hfpatch compare"):
+        load_comparison(run_dir)
 
 
 def test_a_joint_report_of_studies_is_refused_and_of_one_is_its_own(run_dir, tmp_path):
     comparison = write_run(tmp_path / "comparison", example())
-    with pytest.raises(HfpatchError, match="study: is a pretraining study, which has a report of its own"):
+    with pytest.raises(HfpatchError, match="study: these are the results of a pretraining, not of hfpatch compare"):
         write_joint_report([comparison, run_dir], tmp_path / "out")
     assert not (tmp_path / "out").exists()
     report = write_joint_report([run_dir], tmp_path / "out")
@@ -232,19 +231,19 @@ def test_the_command_writes_and_prints_it(run_dir, capsys, monkeypatch):
     assert main(["report", str(run_dir)]) == 0
     shown = capsys.readouterr().out
     assert "+2.00 [1.75, 2.25]" in shown
-    assert "1 is better beyond the noise of the seeds" in " ".join(shown.split())
+    assert "1 is significantly better" in " ".join(shown.split())
     assert f"report: {run_dir / 'report.html'}" in shown
     assert (run_dir / "report.html").is_file()
     assert main(["report", str(run_dir), str(run_dir.parent)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_numbers_that_are_none_are_read_as_unknown(tmp_path):
+def test_numbers_that_are_not_finite_are_read_as_unknown(tmp_path):
     raw = study()
     raw["runs"][-1]["evaluation"] = [[100, float("nan")], [200, float("inf")]]
     raw["rows"][3]["curve"] = [[100, float("nan"), None, None]]
-    read = read_study(write_study_run(tmp_path / "run", raw))
-    assert read.runs[-1].evaluation == ((100, None), (200, None))
+    read = load_results(write_study_run(tmp_path / "run", raw))
+    assert read.runs[-1].evaluation == [(100, None), (200, None)]
     assert read.rows[3].point == {"training.lr": 0.002}
     assert read.chosen["nonlinear"].point == LOW
 
@@ -261,9 +260,9 @@ def test_a_broken_file_is_a_report_or_one_line(tmp_path, place, junk):
         at = at[key]
     at[place[-1]] = junk
     try:
-        read = read_study(write_study_run(tmp_path / "run", raw))
+        read = load_results(write_study_run(tmp_path / "run", raw))
     except HfpatchError:
         return
-    page = study_page(read, {})
-    assert render(page, "study.jinja")
-    assert study_markdown(page)
+    document = study_document(read)
+    assert html(document)
+    assert markdown(document)
