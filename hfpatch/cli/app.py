@@ -281,14 +281,15 @@ def inspect(
 
     if as_html:
         from hfpatch.reporting.html import html
+        from hfpatch.reporting.inspection.figures import figures
         from hfpatch.support.files import write_text
 
-        write_text(out, html(inspection_document(found)))
+        write_text(out, html(inspection_document(found, figures(found))))
         print(f"page: {out}", file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
     elif not as_html:
-        print_document(inspection_document(found, drawn=False))
+        print_document(inspection_document(found))
 
 
 @app.command()

@@ -13,6 +13,7 @@ from hfpatch.analysis.norms import skip_norms
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.reporting.document import Table
 from hfpatch.reporting.inspection.document import inspection_document
+from hfpatch.reporting.inspection.figures import figures
 from hfpatch.runs import inspect
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import checkpoint
@@ -63,12 +64,12 @@ def test_every_analysis_is_made(found):
 
 
 def tables_of(found):
-    tables = [block for block in inspection_document(found, drawn=False).summary if isinstance(block, Table)]
+    tables = [block for block in inspection_document(found).summary if isinstance(block, Table)]
     return {table.title: [row.cells for row in table.rows] for table in tables}
 
 
 def figures_of(found):
-    return [*inspection_document(found).parts[0].figures]
+    return [*inspection_document(found, figures(found)).parts[0].figures]
 
 
 def test_the_numbers_are_those_of_the_analyses(found, run):

@@ -21,14 +21,15 @@ Columns = Mapping[str, Callable[[Any], str]]
 _NUMBERS = (NOTHING, MINUS, "+", *"0123456789")
 
 
-def inspection_document(found: Inspection, *, drawn: bool = True) -> doc.Document:
+def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, str]] = ()) -> doc.Document:
     """Return what was looked at, a table for each analysis, and what is not shown and why.
 
     Args:
         found: what `inspect` found.
-        drawn: whether to draw the figures, which a terminal does not show.
+        drawn: the name, the title, the caption and the SVG document of each figure. The summary for a terminal needs
+            none.
     """
-    figures = _figures(found) if drawn else {}
+    figures = {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in drawn}
     branches, added, ablations, training = _branches(found), _added(found), _ablations(found), _training(found)
     relations = [_relations(found, patched=False), _relations(found, patched=True), _by_offset(found)]
     linearised, reparametrisation = _linearised(found), _reparametrisation(found)
@@ -54,12 +55,6 @@ def inspection_document(found: Inspection, *, drawn: bool = True) -> doc.Documen
         parts=(doc.Part(tuple(section for section in sections if section.blocks)),),
         summary=(doc.Facts(facts), *(table for table in tables if table.rows), notes),
     )
-
-
-def _figures(found: Inspection) -> dict[str, doc.Figure]:
-    from hfpatch.reporting.inspection.figures import figures  # imports matplotlib
-
-    return {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in figures(found)}
 
 
 def _section(name: str, title: str, *blocks: doc.Block | None) -> doc.Section:

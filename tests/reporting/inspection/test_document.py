@@ -2,10 +2,10 @@
 
 import base64
 import hashlib
-import html.parser
 import json
 import math
 import shutil
+from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import unquote
@@ -21,8 +21,9 @@ from hfpatch.analysis.norms import PreProjectionSize, QuerySize, SkipNorm, SkipS
 from hfpatch.analysis.relation import HeadRelation, Relation
 from hfpatch.analysis.reparametrisation import LayerReparametrisation
 from hfpatch.reporting.document import Table
-from hfpatch.reporting.html import html as page_of
+from hfpatch.reporting.html import html
 from hfpatch.reporting.inspection.document import inspection_document
+from hfpatch.reporting.inspection.figures import figures
 from hfpatch.reporting.terminal import print_document
 from hfpatch.surgery.bases import Base
 from hfpatch.surgery.patch import PatchSummary
@@ -84,7 +85,7 @@ def found():
 
 def tables_of(found):
     """The cells of each table by its title."""
-    tables = [block for block in inspection_document(found, drawn=False).summary if isinstance(block, Table)]
+    tables = [block for block in inspection_document(found).summary if isinstance(block, Table)]
     return {table.title: [row.cells for row in table.rows] for table in tables}
 
 
@@ -123,16 +124,14 @@ def test_tables_show_what_was_found(found):
 
 
 def test_columns_of_numbers_are_marked_so_that_they_sort_as_numbers(found):
-    tables = {
-        block.title: block for block in inspection_document(found, drawn=False).summary if isinstance(block, Table)
-    }
+    tables = {block.title: block for block in inspection_document(found).summary if isinstance(block, Table)}
     assert [column.number for column in tables["Attention branches"].columns] == [True, *[False] * 4, True]
     assert [column.number for column in tables["Reparametrisation"].columns][:4] == [True, True, False, True]
 
 
 def test_what_was_not_found_is_left_out():
     found = inspection(relations=[relation(0, 0, 0.25)])
-    document = inspection_document(found)
+    document = inspection_document(found, figures(found))
     assert list(tables_of(found)) == ["Attention branches", "Q-K relation", "Q-K relation by relative offset"]
     assert [section.name for section in document.parts[0].sections] == ["model", "relation"]
     assert list(document.parts[0].figures) == ["relation", "offsets"]
@@ -142,7 +141,7 @@ def test_what_was_not_found_is_left_out():
 
 def test_the_terminal_shows_what_was_looked_at_and_what_is_not_shown(found, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    document = inspection_document(found, drawn=False)
+    document = inspection_document(found)
     assert document.parts[0].figures == {}
     print_document(document)
     lines = capsys.readouterr().out.splitlines()
@@ -156,7 +155,7 @@ def test_the_terminal_shows_what_was_looked_at_and_what_is_not_shown(found, caps
     assert any("0.9000 with the whole patch" in line for line in lines)
 
 
-class Page(html.parser.HTMLParser):
+class Page(HTMLParser):
     """Collects what a browser would act on."""
 
     def __init__(self, text):
@@ -172,8 +171,12 @@ class Page(html.parser.HTMLParser):
         self.links += [values[name] for name in ("href", "src", "xlink:href") if name in values]
 
 
+def page_of(found):
+    return html(inspection_document(found, figures(found)))
+
+
 def test_the_page_needs_nothing_else_and_escapes_what_it_shows(found):
-    text = page_of(inspection_document(found))
+    text = page_of(found)
     page = Page(text)
     assert page.tags.count("script") == 1
     script = text.split("<script>")[1].split("</script>")[0]
@@ -188,7 +191,7 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows(found):
     assert json.loads(unquote(data)) == found.to_json()
     assert "url(http" not in text
     assert page.tags.count("h1") == 1
-    assert page_of(inspection_document(found)) == text
+    assert page_of(found) == text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -197,7 +200,7 @@ def test_a_browser_shows_the_page_on_a_phone_without_a_request_or_an_error(found
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no chromium on the path")
-    (path := tmp_path / "page.html").write_text(page_of(inspection_document(found)), encoding="utf-8")
+    (path := tmp_path / "page.html").write_text(page_of(found), encoding="utf-8")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme=scheme)
