@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hfpatch.cli import options, sharing
-from hfpatch.cli.options import (
-    AsJson,
-    DataDir,
-    DtypeOption,
-    ModelArgument,
-    Out,
-    Overrides,
-    RecipeArgument,
-    Resume,
-    Revision,
-)
+from hfpatch.cli.options import AsJson, DataDir, Out, Overrides, RecipeArgument, Resume
 from hfpatch.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
@@ -117,8 +107,8 @@ def evaluate(
     allow_unknown_base: options.AllowUnknownBase = False,
     allow_other_base: options.AllowOtherBase = False,
     data_dir: DataDir = None,
-    revision: Revision = None,
-    dtype: DtypeOption = "float32",
+    revision: options.Revision = None,
+    dtype: options.DtypeOption = "float32",
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model, bare or with each of several patches, on lm-eval tasks.
@@ -128,9 +118,8 @@ def evaluate(
     from hfpatch.recipes.evaluation import EvaluationSettings
     from hfpatch.recipes.strict import validate
 
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
     given = {
-        "tasks": names,
+        "tasks": [name.strip() for name in tasks.split(",") if name.strip()],
         "include_path": str(include_path) if include_path else None,
         "limit": limit,
         "num_fewshot": num_fewshot,
@@ -162,13 +151,13 @@ def evaluate(
             cache_dir=kept,
             progress=progress,
         )
-    if as_json:
-        print(json.dumps(found.to_json(), indent=2))
-        return
     from hfpatch.reporting.evaluation import evaluation_document
     from hfpatch.reporting.terminal import print_document
 
-    print_document(evaluation_document(found))
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        print_document(evaluation_document(found))
 
 
 @app.command()
@@ -198,7 +187,7 @@ def report(
 
 @app.command()
 def check(
-    model: ModelArgument,
+    model: options.ModelArgument,
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the method, as in a recipe.")
     ] = None,
@@ -208,8 +197,8 @@ def check(
     config_only: Annotated[
         bool, typer.Option(help="Check a tiny random twin of the model's config.json, without its weights.")
     ] = False,
-    revision: Revision = None,
-    dtype: DtypeOption = "float32",
+    revision: options.Revision = None,
+    dtype: options.DtypeOption = "float32",
     as_json: AsJson = False,
 ) -> None:
     """Test on a model what hfpatch promises: no-op at first, the right place, gradients, generation, saving, removing.
@@ -239,7 +228,7 @@ def check(
 
 @app.command()
 def inspect(
-    model: ModelArgument,
+    model: options.ModelArgument,
     patch: Annotated[Path | None, typer.Option(help="A folder written by save_patch, or a PEFT adapter.")] = None,
     allow_other_base: options.AllowOtherBase = False,
     text: Annotated[
@@ -256,8 +245,8 @@ def inspect(
     as_html: Annotated[bool, typer.Option("--html", help="Write a page with figures.")] = False,
     out: Annotated[Path, typer.Option(help="The file of the page.")] = Path("inspection.html"),
     data_dir: DataDir = None,
-    revision: Revision = None,
-    dtype: DtypeOption = "float32",
+    revision: options.Revision = None,
+    dtype: options.DtypeOption = "float32",
 ) -> None:
     """Show what a model's attention does: where it is, the Q-K relation of every head, and what a patch changes.
 
