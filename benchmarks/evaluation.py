@@ -156,7 +156,7 @@ def tokenizer_of(arguments: argparse.Namespace) -> str:
 
 def make_requests(arguments: argparse.Namespace, name: str) -> list[Any]:
     """Return the first requests of a task, whole documents of them."""
-    from hfpatch.evaluation.quiet import quiet
+    from hfpatch.evaluation.harness import quiet
     from hfpatch.evaluation.tasks import load_tasks
 
     with quiet():
@@ -177,8 +177,8 @@ def make_scorer(name: str, model: Any, tokenizer: Any) -> Callable[[list[Any]], 
 
     from lm_eval.models.huggingface import HFLM
 
+    from hfpatch.evaluation.harness import quiet
     from hfpatch.evaluation.model import HfpatchLM
-    from hfpatch.evaluation.quiet import quiet
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     batch_size = name.partition("-")[2] or 1
@@ -208,10 +208,10 @@ def matrix_rate(model: Any, repeats: int = 40) -> dict[str, float]:
     """Return the operations a second of a (tokens of a batch, d) x (d, 4d) product by the library that is faster."""
     import torch
 
-    from hfpatch.evaluation.scorer.budget import Budget
+    from hfpatch.evaluation.scorer.batching import BatchLimits
     from hfpatch.nn.matmul import available, fast_matmul, linear
 
-    hidden, tokens = model.config.hidden_size, Budget.usual(model.device).tokens
+    hidden, tokens = model.config.hidden_size, BatchLimits.for_device(model.device).tokens
     kind = {"device": model.device, "dtype": model.dtype}
     left, right = torch.randn(tokens, hidden, **kind), torch.randn(4 * hidden, hidden, **kind)
     seconds: Times = {clock: [] for clock in CLOCKS}
@@ -233,7 +233,7 @@ def bound_operations(model: Any, tokenizer: Any, requests: list[Any]) -> float:
 
     from hfpatch.evaluation.model import HfpatchLM
     from hfpatch.evaluation.scorer import TokenRequest
-    from hfpatch.evaluation.scorer.grouping import group
+    from hfpatch.evaluation.scorer.trees import group
 
     lm = HfpatchLM(model, tokenizer=tokenizer)
     asked = [TokenRequest.cut(*lm._encode_pair(*request.args), lm.max_length) for request in requests]

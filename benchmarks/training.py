@@ -55,7 +55,7 @@ from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
 from hfpatch.data.collate import collate
 from hfpatch.data.load import load_blocks
 from hfpatch.data.plan import BatchPlan
-from hfpatch.data.tokenise import TokenStream
+from hfpatch.data.tokenizer import TokenStream
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.training import TrainingSettings

@@ -1,6 +1,6 @@
 """A program for several processes: each loads the same text, and notes how often it tokenised and what it got.
 
-torchrun --nproc-per-node 2 tokenise_on_processes.py TEXT TOKENIZER OUT
+Started for each rank, as torchrun does: tokenise_on_processes.py TEXT TOKENIZER OUT
 """
 
 import json
@@ -18,7 +18,7 @@ from hfpatch.training.processes import start_processes
 def run(text: str, tokenizer: str, out: Path) -> None:
     """Load the text in both ways, the first process of the machine before the others."""
     state, calls = start_processes(), []
-    for name in ("tokenise", "write_token_file"):
+    for name in ("tokenize", "write_token_file"):
         setattr(load, name, noting(getattr(load, name), calls))
     found = {}
     for layout in ("packed", "stream"):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
-from hfpatch.data.tokenise import TokenStream
+from hfpatch.data.tokenizer import TokenStream
 from hfpatch.recipes.data import DataSettings, Layout
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from hfpatch.data.packing import Integers, pack, split_pieces
-from hfpatch.data.tokenise import TokenArray, TokenStream
+from hfpatch.data.tokenizer import TokenArray, TokenStream
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings, Layout
 from hfpatch.support.files import clear_about_writing
@@ -27,21 +27,21 @@ _CHUNK_TOKENS = 1 << 20
 class TokenBlocks:
     """Rows of ``block_size`` tokens, in memory or mapped from a file.
 
-    A packed row holds several pieces; ``position_ids`` restart at each, and the first token of each is never
-    predicted, so nothing is learnt across documents. What no piece fills is one more stretch of its own, never
-    predicted either. A padded row holds one piece and an ``attention_mask``. A row cut from a stream is one piece from
-    end to end, whatever documents it holds: all but its first token are predicted, and as its positions only count up
-    from zero, which every model assumes by itself, it needs neither.
+    A packed row holds several pieces; ``position_ids`` restart at each, and the first token of each is not predicted,
+    so nothing is learned across documents. The rest of the row has positions of its own and is not predicted either. A
+    padded row holds one piece and an ``attention_mask``. A row cut from a stream is one piece, whatever documents it
+    contains: all tokens except its first are predicted, and as its positions just count up from zero, the default of
+    every model, it needs neither.
 
     Attributes:
         rows: (blocks, block_size) token ids.
-        sizes: (pieces,) int32 tokens of each piece, row by row.
-        offsets: (blocks + 1,) int64, where each row's pieces begin in ``sizes``.
+        sizes: (pieces,) int32, tokens of each piece, row by row.
+        offsets: (blocks + 1,) int64, where each row's pieces start in ``sizes``.
         layout: how documents became rows, see :class:`hfpatch.recipes.data.DataSettings`.
         documents: how many documents the rows were made from.
-        source: where the text is from: the recipe's ``data.source``, or that of the recipe a token file was made by.
+        source: the ``data.source`` of the recipe, or of the recipe that a token file was made by.
         revision: the hub revision, or None.
-        sha256: hash of the rows and their pieces; of a stream, of all its tokens and of where the rows lie in it.
+        sha256: hash of the rows and their pieces; of a stream, of all its tokens and of the rows' places in it.
     """
 
     rows: TokenArray
@@ -59,8 +59,10 @@ class TokenBlocks:
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Return (block_size,) ``input_ids``, ``labels``, packed ``position_ids`` or padded ``attention_mask``."""
         ids = torch.from_numpy(self.rows[index].astype(np.int64))
-        positions = torch.from_numpy(self._positions(index))
-        filled = self._pieces(index).sum()
+        sizes = self._pieces(index)
+        filled = int(sizes.sum())
+        stretches = [np.arange(size, dtype=np.int64) for size in (*sizes, self.block_size - filled)]
+        positions = torch.from_numpy(np.concatenate(stretches))
         labels = ids.masked_fill(positions == 0, IGNORE)
         labels[filled:] = IGNORE
         row = {"input_ids": ids, "labels": labels}
@@ -71,11 +73,11 @@ class TokenBlocks:
         return row
 
     def head(self, count: int) -> TokenBlocks:
-        """Return the first ``count`` rows as blocks of their own."""
+        """Return the first ``count`` rows as blocks with their own hash."""
         return self.take(np.arange(min(count, len(self))))
 
     def take(self, indices: npt.NDArray[np.int64]) -> TokenBlocks:
-        """Return the rows named by ``indices``, in their order, as blocks of their own with a hash of their own."""
+        """Return the rows with these indices, in their order, as blocks with their own hash."""
         if np.array_equal(indices, np.arange(len(self))):
             return self
         pieces = [self._pieces(int(index)) for index in indices]
@@ -94,15 +96,15 @@ class TokenBlocks:
         return int(self.sizes.sum())
 
     def count_tokens(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
-        """Tokens in the rows named by ``indices``, padding not counted."""
+        """Tokens in the rows with these indices, padding not counted."""
         return sum(int(self._pieces(int(index)).sum()) for index in indices)
 
     def count_predicted(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
-        """Tokens that the rows named by ``indices`` predict: all but the first of each piece."""
+        """Tokens that the rows with these indices predict: all except the first of each piece."""
         return self.count_tokens(indices) - sum(len(self._pieces(int(index))) for index in indices)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a result says about its data."""
+        """Return the facts about the data that results record."""
         return {
             "source": self.source,
             "revision": self.revision,
@@ -117,11 +119,6 @@ class TokenBlocks:
     def _pieces(self, index: int) -> npt.NDArray[np.int32]:
         return self.sizes[self.offsets[index] : self.offsets[index + 1]]
 
-    def _positions(self, index: int) -> npt.NDArray[np.int64]:
-        sizes = self._pieces(index)
-        rest = self.block_size - int(sizes.sum())
-        return np.concatenate([np.arange(size, dtype=np.int64) for size in (*sizes, rest)])
-
 
 def blocks_from_stream(
     stream: TokenStream,
@@ -131,14 +128,14 @@ def blocks_from_stream(
     revision: str | None = None,
     file: Path | None = None,
 ) -> TokenBlocks:
-    """Lay documents out in rows: packed by best fit, one truncated document a row, or cut from one stream.
+    """Lay out documents in rows: packed by best fit, one truncated document per row, or cut from one stream.
 
     Args:
         stream: the documents.
         settings: block size and layout.
-        pad_token_id: fills rows up.
+        pad_token_id: the padding of rows.
         revision: the hub revision that the documents are from.
-        file: write the rows there, a few thousand at a time, and map them; None keeps them in memory. The rows of a
+        file: write the rows there, a few thousand at a time, and map them; None holds them in memory. The rows of a
             stream are a view of its tokens.
 
     Raises:
@@ -203,7 +200,7 @@ def _lay_out(
 def cut_blocks(
     tokens: TokenArray, block_size: int, *, documents: int, source: str, revision: str | None, sha256: str
 ) -> TokenBlocks:
-    """Cut a stream of tokens into rows, each beginning where the last one ended; a rest shorter than a row is left out.
+    """Cut a stream of tokens into consecutive rows; a rest shorter than a row is left out.
 
     Nothing is copied: the rows are a view of ``tokens``.
 
@@ -211,7 +208,7 @@ def cut_blocks(
         tokens: (total,) documents one after the other.
         block_size: tokens in a row.
         documents: how many documents they are.
-        source: where they are from.
+        source: their source.
         revision: the hub revision, or None.
         sha256: hash of ``tokens``.
 
@@ -222,7 +219,7 @@ def cut_blocks(
     if count == 0:
         raise HfpatchError(
             f"{source}: the {len(tokens)} tokens of {documents} documents do not fill one block (data.block_size is "
-            f"{block_size}); take more text or a smaller data.block_size"
+            f"{block_size}); use more text or a smaller data.block_size"
         )
     return TokenBlocks(
         rows=tokens[: count * block_size].reshape(count, block_size),

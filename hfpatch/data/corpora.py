@@ -23,13 +23,13 @@ _REVISION = re.compile(r"@([0-9a-f]{40})/")
 
 @dataclass(frozen=True)
 class Corpus:
-    """A source of documents that can be read more than once.
+    """A source of documents that can be read several times.
 
     Attributes:
         read: yields every document before filtering.
-        compute_digest: returns what changes when the documents do, if need be by reading them.
+        compute_digest: returns a hash that changes when the documents do, if necessary by reading them.
         revision: the hub revision that was read, or None.
-        cacheable: whether it is worth keeping, and can be told from others without reading it to its end.
+        cacheable: whether caching is worthwhile, and the digest is known without reading all documents.
     """
 
     read: Callable[[], Iterator[str]]
@@ -44,12 +44,12 @@ class Corpus:
 
 
 def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
-    """Find the documents that ``settings`` names.
+    """Find the documents of ``settings``.
 
     Args:
         settings: the recipe's data section.
-        data_dir: a folder that holds hub data sets as ``<name after the slash>/<config>/<split>.jsonl[.gz]``;
-            what it lacks is asked of the hub.
+        data_dir: a folder with hub data sets as ``<name after the slash>/<config>/<split>.jsonl[.gz]``; others are
+            loaded from the hub.
 
     Raises:
         HfpatchError: if there is no such file, folder, ``data_dir`` or hub data set, or it cannot be reached.
@@ -58,24 +58,27 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     if settings.source.startswith("tinyworld/"):
         return _tinyworld(settings)
     if settings.is_token_file:
-        raise HfpatchError(f"data.source: {settings.source} holds tokens, and text is needed here; name a text")
+        raise HfpatchError(f"data.source: {settings.source} is a token file, and text is needed here; use a text")
     path = Path(settings.source)
     if settings.streaming and path.exists():
         raise HfpatchError(f"data.source: {settings.source} is local; data.streaming is for hub data sets")
     if path.exists():
         return _local(_files_in(path), settings)
-    if _looks_like_path(settings.source):
+    if is_readable(path) or settings.source.startswith(("/", ".", "~")) or settings.source.count("/") > 1:
         raise HfpatchError(f"data.source: {settings.source} does not exist")
-    if (mirrored := _mirrored(settings, data_dir)) is not None:
-        return _local([mirrored], settings)
+    if data_dir is not None:
+        stem = _mirror_stem(settings, data_dir)
+        for file in (stem.with_name(stem.name + suffix) for suffix in (".jsonl", ".jsonl.gz")):
+            if file.is_file():
+                return _local([file], settings)
     return _hub(settings, data_dir)
 
 
 def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
-    """Yield the corpus's documents of at least ``min_characters``, at most ``max_documents`` of them.
+    """Yield the documents of a corpus that have at least ``min_characters``, at most ``max_documents``.
 
     Raises:
-        HfpatchError: if none passes.
+        HfpatchError: if there is none.
     """
     long_enough = (text for text in corpus.read() if len(text.strip()) >= settings.min_characters)
     count = 0
@@ -90,7 +93,7 @@ def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
 
 
 def training_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
-    """Yield `filtered_documents` without the last ``held_out`` ones, which alone are kept in memory."""
+    """Yield `filtered_documents` without the last ``held_out``; only so many are in memory."""
     waiting: deque[str] = deque()
     for text in filtered_documents(corpus, settings):
         waiting.append(text)
@@ -99,7 +102,7 @@ def training_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
 
 
 def documents(settings: DataSettings, *, data_dir: Path | None = None) -> Iterator[str]:
-    """Yield the documents that ``settings`` names, filtered. See :func:`open_corpus`."""
+    """Yield the filtered documents of ``settings``, see :func:`open_corpus`."""
     return filtered_documents(open_corpus(settings, data_dir), settings)
 
 
@@ -117,11 +120,11 @@ def _tinyworld(settings: DataSettings) -> Corpus:
 def _files_in(path: Path) -> list[Path]:
     if path.is_file():
         if not is_readable(path):
-            raise HfpatchError(f"{path}: unknown kind of file; known are .jsonl, .txt (both also .gz, .xz), .parquet")
+            raise HfpatchError(f"{path}: unknown file type; use .jsonl, .txt (both also as .gz or .xz) or .parquet")
         return [path]
     files = sorted(file for file in path.iterdir() if file.is_file() and is_readable(file))
     if not files:
-        raise HfpatchError(f"{path}: the folder holds no .jsonl, .txt or .parquet file")
+        raise HfpatchError(f"{path}: the folder has no .jsonl, .txt or .parquet file")
     return files
 
 
@@ -133,28 +136,16 @@ def _local(files: list[Path], settings: DataSettings) -> Corpus:
     return Corpus(read, compute_digest=lambda: _digest(sha256_file(file) for file in files))
 
 
-def _looks_like_path(source: str) -> bool:
-    return is_readable(Path(source)) or source.startswith(("/", ".", "~")) or source.count("/") > 1
-
-
 def _mirror_stem(settings: DataSettings, data_dir: Path) -> Path:
     name = settings.source.rpartition("/")[2]
     return data_dir / name / (settings.config or "") / settings.split
-
-
-def _mirrored(settings: DataSettings, data_dir: Path | None) -> Path | None:
-    if data_dir is None:
-        return None
-    stem = _mirror_stem(settings, data_dir)
-    candidates = [stem.with_name(stem.name + suffix) for suffix in (".jsonl", ".jsonl.gz")]
-    return next((path for path in candidates if path.is_file()), None)
 
 
 def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
     from datasets.exceptions import DatasetsError
 
     dataset, name = _load_from_hub(settings, data_dir), f"data set {settings.source}"
-    columns = dataset.column_names  # None where only the stream itself can tell
+    columns = dataset.column_names  # None if unknown before the stream is read
     if columns is not None and settings.text_column not in columns:
         raise missing_column(name, settings.text_column, columns)
 
@@ -192,15 +183,15 @@ def _load_from_hub(settings: DataSettings, data_dir: Path | None) -> Any:
         )
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
-        where = f"; {_mirror_stem(settings, data_dir)}.jsonl is not there either" if data_dir is not None else ""
+        where = f"; {_mirror_stem(settings, data_dir)}.jsonl does not exist either" if data_dir is not None else ""
         raise HfpatchError(
             f"data set {settings.source} (config {settings.config}, split {settings.split}): "
-            f"cannot be loaded ({reason}){where}; check the name, the network, or give data_dir"
+            f"cannot be loaded ({reason}){where}; check the name and the network, or set data_dir"
         ) from error
 
 
 def _commit(settings: DataSettings, dataset: Any) -> str | None:
-    """Return the hub commit that was read, or None where it cannot be found out; a commit never changes its files."""
+    """Return the hub commit that was read, or None if it is unknown; the files of a commit never change."""
     found = _REVISION.search(" ".join(dataset.info.download_checksums or {}))
     if found or not settings.streaming:
         return found[1] if found else None

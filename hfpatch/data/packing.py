@@ -1,21 +1,30 @@
-"""Which pieces of documents share a row."""
+"""Packing several documents in a row, and whether a model keeps packed documents separate."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 _CHUNK = 1 << 16
+_SHORT = 5
+_SHORTEST_ROW = 12
+_SHARE_OF_LEAK = {torch.float32: 1e-3, torch.float64: 1e-3}
+_SHARE_OF_LEAK_LOW_PRECISION = 0.1
 
 
 def split_pieces(lengths: Integers, block_size: int) -> Integers:
     """Cut documents into pieces of at most ``block_size`` tokens.
 
     Args:
-        lengths: (documents,) tokens of each document in a flat array that holds them one after the other.
+        lengths: (documents,) tokens of each document in a flat array of all of them.
         block_size: the longest piece.
 
     Returns:
@@ -34,8 +43,8 @@ def split_pieces(lengths: Integers, block_size: int) -> Integers:
 def pack(sizes: Integers, block_size: int) -> tuple[Integers, Integers]:
     """Put pieces into rows of ``block_size`` by best fit, the longest first; no piece is cut.
 
-    Each piece goes to the row with the least space that still holds it, or to a new row. One integer, used as a set
-    of the spaces that some row has, finds that row in constant time. A piece takes a few dozen bytes of memory.
+    Each piece goes to the row with the least space in which it fits, or to a new row. One integer, used as a set of the
+    spaces that some row has, finds that row in constant time. Memory use is a few dozen bytes per piece.
 
     Args:
         sizes: (pieces,) tokens of each piece.
@@ -64,3 +73,48 @@ def pack(sizes: Integers, block_size: int) -> tuple[Integers, Integers]:
                 spaces |= 1 << (space - size)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=count))]).astype(np.int64)
     return longest_first[np.argsort(row_of, kind="stable")], offsets
+
+
+@torch.no_grad()
+def packing_is_exact(model: PreTrainedModel, block_size: int) -> bool:
+    """Run the model to test whether each document has the same features in a packed row as alone.
+
+    Two rows of two random documents, a long one with a short one and two halves, go through the model alone, packed
+    with position ids that restart, and packed with position ids that continue. The last shows how different features
+    are if the second document attends to the first; packing is exact if restarting position ids remove all of that
+    difference except rounding. Models that take no position ids (BLOOM) or use them for the embedding only fail, as do
+    those whose rotary frequencies depend on the longest document of a batch (longrope).
+
+    Args:
+        model: a causal language model.
+        block_size: tokens of a row, as they are trained on.
+    """
+    training = model.training
+    model.eval()
+    try:
+        return _leaks_nothing(model, max(_SHORTEST_ROW, block_size))
+    except (TypeError, ValueError):
+        return False
+    finally:
+        model.train(training)
+
+
+def _leaks_nothing(model: PreTrainedModel, size: int) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(model.config.get_text_config().vocab_size, (2, size), generator=generator).to(model.device)
+    splits = [[size - _SHORT, _SHORT], [size // 2, size - size // 2]]
+    documents = [torch.split(row[None], lengths, dim=1) for row, lengths in zip(rows, splits, strict=True)]
+    alone = torch.cat([torch.cat([_features(model, part, None) for part in parts], dim=1) for parts in documents])
+    restart = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in splits])
+    running = torch.arange(size).expand(2, -1)
+    packed = (_features(model, rows, restart.to(model.device)) - alone).abs().max()
+    leaked = (_features(model, rows, running.to(model.device)) - alone).abs().max()
+    share = _SHARE_OF_LEAK.get(model.dtype, _SHARE_OF_LEAK_LOW_PRECISION)
+    return bool(packed <= share * leaked)
+
+
+def _features(model: PreTrainedModel, ids: Tensor, position_ids: Tensor | None) -> Tensor:
+    """Return the last hidden states (batch, seq, hidden); for a model without a separate head, its logits."""
+    positions = {} if position_ids is None else {"position_ids": position_ids}
+    features: Tensor = model.base_model(input_ids=ids, use_cache=False, **positions)[0]
+    return features.float()

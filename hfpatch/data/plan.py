@@ -1,4 +1,4 @@
-"""The batch plan: which blocks every optimiser step sees, and which blocks the loss is measured on, drawn once."""
+"""The batch plan: the blocks of every optimiser step, and the blocks that the loss is measured on, drawn once."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ class BatchPlan:
         return digest.hexdigest()
 
     def check(self, blocks: int) -> None:
-        """Refuse a plan that was drawn for another number of blocks.
+        """Check that the plan was drawn for this number of blocks.
 
         Raises:
-            HfpatchError: if it does not fit.
+            HfpatchError: if it was not.
         """
         if blocks != self.blocks:
             raise HfpatchError(
                 f"the batch plan was drawn for {self.blocks} blocks and the data has {blocks}: "
-                "it belongs to another data set, tokenizer or block size; start a new run"
+                "it is for another data set, tokenizer or block size; start a new run"
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what plan.json says about the plan; its indices are in the file beside it."""
+        """Return the plan's entry in plan.json; its indices are in the file beside it."""
         shape = {"steps": self.steps, "batch_size": self.batch_size}
         return {"seed": self.seed, "blocks": self.blocks, **shape, "sha256": self.sha256}
 
 
 def write_plans(folder: Path, plans: Mapping[int, BatchPlan]) -> None:
-    """Write the plan of each seed: what they are to ``plan.json``, their indices to ``plan.safetensors``.
+    """Write the plan of each seed: a description to ``plan.json``, the indices to ``plan.safetensors``.
 
-    There each seed has a tensor (steps, batch_size), of 32 bits an index where that is enough.
+    There each seed has a tensor (steps, batch_size), with 32 bits per index if that is enough.
 
     Raises:
         HfpatchError: if they cannot be written.
@@ -92,40 +92,40 @@ def read_plans(folder: Path) -> dict[int, BatchPlan]:
     Raises:
         HfpatchError: if a file is missing or not a plan, was changed, or names a block that cannot exist.
     """
-    described = read_json(folder / PLAN)
+    described, plans = read_json(folder / PLAN), {}
     try:
         arrays = load_file(folder / PLAN_ARRAYS)
-        return {int(seed): _checked(value, arrays[seed]) for seed, value in described.items()}
+        for seed, value in described.items():
+            plan = BatchPlan(arrays[seed].astype(np.int64), blocks=int(value["blocks"]), seed=int(value["seed"]))
+            indices = plan.indices
+            if indices.ndim != 2 or indices.size == 0 or plan.sha256 != value["sha256"]:
+                raise HfpatchError("the batch plan is damaged (its hash does not match)")
+            if indices.min() < 0 or indices.max() >= plan.blocks:
+                raise HfpatchError("the batch plan is damaged (a block does not exist)")
+            plans[int(seed)] = plan
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         reason = str(error) if isinstance(error, HfpatchError) else f"not a batch plan ({error})"
         raise HfpatchError(f"{folder / PLAN}: {reason}; delete the run and start it again") from error
-
-
-def _checked(value: Mapping[str, Any], indices: npt.NDArray[Any]) -> BatchPlan:
-    plan = BatchPlan(indices=indices.astype(np.int64), blocks=int(value["blocks"]), seed=int(value["seed"]))
-    whole = indices.ndim == 2 and indices.size > 0 and plan.sha256 == value["sha256"]
-    if not whole or indices.min() < 0 or indices.max() >= plan.blocks:
-        raise HfpatchError("the batch plan is damaged (its hash does not match)")
-    return plan
+    return plans
 
 
 def draw_evaluation(blocks: TokenBlocks, count: int, seed: int = 0) -> TokenBlocks:
-    """Draw the blocks to measure the loss on: ``count`` of them at most, without repetition, in the order they lie in.
+    """Draw the blocks to measure the loss on: at most ``count``, without repetition, in the order of the data.
 
-    The seed is no run's, so that all runs measure on the same blocks; their own hash is the result's ``sha256``. A
-    larger ``count`` only adds blocks. The generator is numpy's PCG64.
+    The seed is independent of a run's, so all runs measure on the same blocks; their hash is the result's ``sha256``.
+    A larger ``count`` only adds blocks. The generator is numpy's PCG64.
 
     Raises:
         HfpatchError: if ``count`` is below 1.
     """
     if count < 1:
-        raise HfpatchError(f"{count} evaluation blocks measure nothing; take at least 1")
+        raise HfpatchError(f"{count} evaluation blocks measure nothing; use at least 1")
     generator = np.random.Generator(np.random.PCG64(seed))
     return blocks.take(np.sort(generator.permutation(len(blocks))[:count]))
 
 
 def draw_plan(*, blocks: int, steps: int, batch_size: int, seed: int) -> BatchPlan:
-    """Draw a plan: whole permutations of the blocks, one after the other, cut into batches.
+    """Draw a plan: complete permutations of the blocks, one after the other, cut into batches.
 
     Every block is seen once before any is seen again. The generator is numpy's PCG64.
 
@@ -137,7 +137,7 @@ def draw_plan(*, blocks: int, steps: int, batch_size: int, seed: int) -> BatchPl
     if blocks < batch_size:
         raise HfpatchError(
             f"the data gives {blocks} blocks, fewer than one batch of {batch_size}; "
-            "take more documents, a smaller data.block_size or a smaller training.batch_size"
+            "use more documents, a smaller data.block_size or a smaller training.batch_size"
         )
     generator = np.random.Generator(np.random.PCG64(seed))
     order = np.empty(steps * batch_size, dtype=np.int64)

@@ -8,33 +8,32 @@ import json
 import lzma
 import re
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError, nearest
 
-_COMPRESSED = (".gz", ".xz")
+_OPENERS: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": lzma.open}
 _KINDS = (".jsonl", ".txt", ".parquet")
 _SEPARATOR = re.compile(r"<\|[^|\s]+\|>")
 
 
 def is_readable(path: Path) -> bool:
-    """Whether the name of ``path`` is one that :func:`read_documents` knows."""
+    """Whether :func:`read_documents` knows the file type of ``path``."""
     return _kind(path) in _KINDS
 
 
 def read_documents(path: Path, *, text_column: str) -> Iterator[str]:
     """Yield the documents of one file, in order, one in memory at a time.
 
-    A line of .jsonl and a row of .parquet is a document. A .txt file is split at lines that hold nothing but a
+    Each line of .jsonl and each row of .parquet is a document. A .txt file is split at lines with nothing but a
     separator such as ``<|endoftext|>``; without such a line, each paragraph (blank lines between) is a document. Rows
-    whose text is null are left out, and a warning says how many.
+    whose text is null are left out, with a warning.
 
     Raises:
-        HfpatchError: if the file is empty, not UTF-8, not JSON, lacks the column or holds nulls alone; the line is
-            named.
+        HfpatchError: if the file is empty, not UTF-8, not JSON, lacks the column or has only nulls; the message has the
+            line.
     """
     if path.stat().st_size == 0:
         raise HfpatchError(f"{path}: the file is empty")
@@ -43,16 +42,16 @@ def read_documents(path: Path, *, text_column: str) -> Iterator[str]:
 
 
 def texts_of(rows: Iterable[tuple[str, Any]], text_column: str, source: str) -> Iterator[str]:
-    """Yield the text of each row; rows whose text is null are left out, and a warning says how many.
+    """Yield the text of each row; rows whose text is null are left out, with a warning.
 
     Args:
-        rows: where each row is, for messages, and the row.
-        text_column: the column that holds the text.
-        source: what the rows are of, for messages.
+        rows: the place of each row, for messages, and the row.
+        text_column: the column of the text.
+        source: the name of the source, for messages.
 
     Raises:
-        HfpatchError: naming the place if a row is no object, or its column is missing or no text; or if every row's
-            text is null.
+        HfpatchError: if a row is no object, or its column is missing or no text, with the place; or if every row's text
+            is null.
     """
     found, skipped = False, 0
     try:
@@ -71,46 +70,40 @@ def texts_of(rows: Iterable[tuple[str, Any]], text_column: str, source: str) -> 
 
 def _text_of(row: Any, text_column: str, place: str) -> str | None:
     if not isinstance(row, dict):
-        raise HfpatchError(f"{place}: a JSON {type(row).__name__}; each line must be one JSON object")
+        raise HfpatchError(f"{place}: is a JSON {type(row).__name__}; each line must be one JSON object")
     if text_column not in row:
         raise missing_column(place, text_column, list(row))
     text = row[text_column]
     if text is None:
         return None
     if not isinstance(text, str):
-        raise HfpatchError(f"{place}: column {text_column!r} holds {type(text).__name__}, not text")
+        raise HfpatchError(f"{place}: column {text_column!r} is {type(text).__name__}, not text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise HfpatchError(
-            f"{place}: column {text_column!r} holds half a surrogate pair (\\u{ord(text[error.start]):04x}, character "
-            f"{error.start + 1}), which is not Unicode text; correct the row or remove it"
+            f"{place}: column {text_column!r} has half a surrogate pair (\\u{ord(text[error.start]):04x}, character "
+            f"{error.start + 1}), which is not valid Unicode; correct or remove the row"
         ) from error
     return text
 
 
 def missing_column(place: str, text_column: str, columns: list[str]) -> HfpatchError:
-    """Build the error that says which columns there are instead."""
+    """Return the error of a missing column, with the columns that exist."""
     found = ", ".join(columns) or "none"
     hint = nearest(text_column, columns)
     return HfpatchError(f"{place}: no column {text_column!r}{hint}; the columns are: {found}; set data.text_column")
 
 
 def _kind(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
-
-
-def _open(path: Path) -> AbstractContextManager[Iterable[bytes]]:
-    if path.suffix == ".gz":
-        return gzip.GzipFile(path)
-    return lzma.LZMAFile(path) if path.suffix == ".xz" else path.open("rb")
+    return Path(path.stem).suffix if path.suffix in _OPENERS else path.suffix
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the 1-based number and the text of each line that is not blank, without a byte-order mark."""
     number = 0
     try:
-        with _open(path) as stream:
+        with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
             for number, line in enumerate(stream, start=1):
                 text = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8")
                 if text.strip():
@@ -122,16 +115,18 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _read_jsonl(path: Path, text_column: str) -> Iterator[str]:
-    return texts_of(_json_rows(path), text_column, str(path))
+    def rows() -> Iterator[tuple[str, Any]]:
+        for number, line in _lines(path):
+            try:
+                row = json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as error:
+                reason = getattr(error, "msg", "nested too deeply")
+                raise HfpatchError(
+                    f"{path}:{number}: not valid JSON ({reason}); each line must be one JSON object"
+                ) from error
+            yield f"{path}:{number}", row
 
-
-def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in _lines(path):
-        try:
-            yield f"{path}:{number}", json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = getattr(error, "msg", "nested too deeply")
-            raise HfpatchError(f"{path}:{number}: not JSON ({reason}); each line must be one JSON object") from error
+    return texts_of(rows(), text_column, str(path))
 
 
 def _read_text(path: Path, text_column: str) -> Iterator[str]:

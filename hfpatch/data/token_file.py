@@ -1,27 +1,26 @@
-"""Token files: one stream of token ids on disk, and a sidecar that says what they are.
+"""Token files: one stream of token ids on disk, and a sidecar that describes them.
 
-``NAME.bin`` holds the ids alone, documents one after the other, as little-endian uint16 or uint32, which is also what
-nanoGPT calls train.bin. ``NAME.json`` beside it is a :class:`TokenFileInfo`.
+``NAME.bin`` has only the ids, documents one after the other, as little-endian uint16 or uint32, like nanoGPT's
+train.bin. ``NAME.json`` beside it is a :class:`TokenFileInfo`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks, cut_blocks
-from hfpatch.data.tokenise import TokenArray, hash_tokenizer, largest_id, token_dtype, tokenise_in_parts
+from hfpatch.data.tokenizer import TokenArray, hash_tokenizer, largest_id, token_dtype, tokenize_in_parts
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import TOKEN_FILE, DataSettings
-from hfpatch.recipes.section import Section
-from hfpatch.recipes.strict import validate
+from hfpatch.recipes.strict import Section, validate
 from hfpatch.support.files import atomic_file, read_json, sha256_file, write_json
 
 _CHUNK_TOKENS = 1 << 22
@@ -39,12 +38,12 @@ class TokenFileInfo(Section):
     vocabulary_size: PositiveInt
     """One more than the largest id of the tokenizer's vocabulary; every id is below it."""
     end_of_text: NonNegativeInt | None
-    """The id that ends every document; None where none does. Text that holds it itself counts as several documents
-    where the last ones are looked for."""
+    """The id at the end of every document, or None. Text that contains it counts as several documents when the last
+    ones are held out."""
     tokenizer_sha256: str
-    """The tokenizer, see :func:`hfpatch.data.tokenise.hash_tokenizer`."""
+    """The tokenizer, see :func:`hfpatch.data.tokenizer.hash_tokenizer`."""
     source: str
-    """The ``data.source`` it was made from."""
+    """The ``data.source`` of its text."""
     config: str | None = None
     """The hub data set's configuration."""
     split: str | None = None
@@ -94,30 +93,26 @@ class TokenFile:
         ]
 
     def _find_start_of_last(self, documents: int) -> int:
-        """Return where the last so many documents begin: after the end-of-text of the one before them."""
+        """Return where the last so many documents start: after the end-of-text of the one before them."""
         if self.info.end_of_text is None:
             raise HfpatchError(
                 f"data.held_out: the documents of {self.info.source} have no end-of-text between them, so the last "
-                "ones cannot be found; tokenise them with data.append_eos on, or name an evaluation_data"
+                "ones cannot be found; tokenize them with data.append_eos on, or set evaluation_data"
             )
         if documents >= self.info.documents:
             raise HfpatchError(none_left(documents, self.info.documents))
         wanted = documents + 1
-        for start, part in self._chunks_from_the_end():
-            ends = np.flatnonzero(part == self.info.end_of_text)
+        for stop in range(len(self.tokens), 0, -_CHUNK_TOKENS):
+            start = max(0, stop - _CHUNK_TOKENS)
+            ends = np.flatnonzero(self.tokens[start:stop] == self.info.end_of_text)
             if len(ends) >= wanted:
                 return start + int(ends[-wanted]) + 1
             wanted -= len(ends)
         raise HfpatchError(none_left(documents, self.info.documents))
 
-    def _chunks_from_the_end(self) -> Iterator[tuple[int, TokenArray]]:
-        for stop in range(len(self.tokens), 0, -_CHUNK_TOKENS):
-            start = max(0, stop - _CHUNK_TOKENS)
-            yield start, self.tokens[start:stop]
-
 
 def none_left(held_out: int, documents: int) -> str:
-    """Return what is wrong where every document is held out."""
+    """Return the error message if every document is held out."""
     return (
         f"data.held_out is {held_out} and there are {documents} documents, so none is left to train on; "
         "hold fewer out or take more documents"
@@ -133,119 +128,120 @@ def write_token_file(
     revision: str | None = None,
     on_part: Callable[[int, int], None] | None = None,
 ) -> TokenFileInfo:
-    """Tokenise documents into a token file, written as they come: memory holds a few million characters of them.
+    """Tokenize documents into a token file, a few million characters at a time.
 
-    The file appears whole or not at all, its sidecar after it.
+    The file is written atomically, then its sidecar.
 
     Args:
-        path: the file, ``NAME.bin``; neither it nor its sidecar may be there.
+        path: the file, ``NAME.bin``; neither it nor its sidecar may exist.
         documents: the text.
         tokenizer: the tokenizer.
-        settings: says whether documents end with an end-of-text token, and where they are from.
+        settings: whether documents end with an end-of-text token, and their source.
         revision: the hub revision they are from.
-        on_part: called now and then with how many documents and tokens are written.
+        on_part: called from time to time with how many documents and tokens are written.
 
     Raises:
-        HfpatchError: if there is such a file, it cannot be written, or the documents hold nothing.
+        HfpatchError: if there is such a file, it cannot be written, or there is nothing to predict.
     """
     check_free(path)
     digest, tokens, count = hashlib.sha256(), 0, 0
     with atomic_file(path) as temporary, temporary.open("wb") as stream:
-        for part in tokenise_in_parts(documents, tokenizer, append_eos=settings.append_eos):
+        for part in tokenize_in_parts(documents, tokenizer, append_eos=settings.append_eos):
             ids = part.tokens.tobytes()
             stream.write(ids)
             digest.update(ids)
             tokens, count = tokens + len(part.tokens), count + len(part.lengths)
             if on_part is not None:
                 on_part(count, tokens)
-    info = TokenFileInfo.model_validate(
-        {
-            "dtype": token_dtype(tokenizer).name,
-            "tokens": tokens,
-            "documents": count,
-            "vocabulary_size": largest_id(tokenizer) + 1,
-            "end_of_text": tokenizer.eos_token_id if settings.append_eos else None,
-            "tokenizer_sha256": hash_tokenizer(tokenizer),
-            **settings.model_dump(include={"source", "config", "split"}),
-            "revision": revision,
-            "sha256": digest.hexdigest(),
-        }
+    return _write_sidecar(
+        path,
+        tokenizer,
+        tokens=tokens,
+        documents=count,
+        end_of_text=tokenizer.eos_token_id if settings.append_eos else None,
+        **settings.model_dump(include={"source", "config", "split"}),
+        revision=revision,
+        sha256=digest.hexdigest(),
     )
-    write_json(sidecar(path), info.model_dump(mode="json"))
-    return info
 
 
 def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFileInfo:
-    """Write the sidecar of a file that another tool made, after reading all of it.
+    """Write the sidecar of a file from another tool, after reading all of it.
 
-    It must hold what :func:`write_token_file` would write with this tokenizer: uint16 ids where the vocabulary allows
-    it, else uint32, an end-of-text after each document. That the ids are below the vocabulary's size is checked; that
-    they mean what the tokenizer takes them for cannot be.
+    It must contain what :func:`write_token_file` would write with this tokenizer: uint16 ids if the vocabulary allows
+    it, else uint32, and an end-of-text after each document. That the ids are in the vocabulary is checked; that they
+    are of this tokenizer cannot be.
 
     Raises:
-        HfpatchError: if there is a sidecar already, or the file is missing, empty, or no such file.
+        HfpatchError: if there is already a sidecar, or the file is missing, empty, or no such file.
     """
     dtype, end, vocabulary = token_dtype(tokenizer), tokenizer.eos_token_id, largest_id(tokenizer) + 1
     if sidecar(path).exists():
-        raise HfpatchError(f"{sidecar(path)}: is there already, so {path.name} can be used as it is")
+        raise HfpatchError(f"{sidecar(path)}: exists already, so {path.name} can be used as it is")
     tokens = _map(path, dtype)
     chunks = [tokens[start : start + _CHUNK_TOKENS] for start in range(0, len(tokens), _CHUNK_TOKENS)]
     largest = max(int(chunk.max()) for chunk in chunks)
     if largest >= vocabulary:
         raise HfpatchError(
-            f"{path}: read as {dtype.name} it holds the id {largest}, beyond the tokenizer's vocabulary of "
-            f"{vocabulary}; name the tokenizer it was made with"
+            f"{path}: read as {dtype.name} it has the id {largest}, beyond the tokenizer's vocabulary of {vocabulary}; "
+            "use the tokenizer it was made with"
         )
     if len(tokens) > 1 and not chunks[0][1::2].any():
         raise HfpatchError(
             f"{path}: every second {dtype.name} in it is 0, so its ids are wider; write them as {dtype.name}"
         )
     ends = 0 if end is None else sum(int(np.count_nonzero(chunk == end)) for chunk in chunks)
-    info = TokenFileInfo.model_validate(
-        {
-            "dtype": dtype.name,
-            "tokens": len(tokens),
-            "documents": max(ends, 1),
-            "vocabulary_size": vocabulary,
-            "end_of_text": end if ends else None,
-            "tokenizer_sha256": hash_tokenizer(tokenizer),
-            "source": path.name,
-            "sha256": sha256_file(path),
-        }
+    return _write_sidecar(
+        path,
+        tokenizer,
+        tokens=len(tokens),
+        documents=max(ends, 1),
+        end_of_text=end if ends else None,
+        source=path.name,
+        sha256=sha256_file(path),
     )
+
+
+def _write_sidecar(path: Path, tokenizer: PreTrainedTokenizerBase, **facts: Any) -> TokenFileInfo:
+    facts |= {
+        "dtype": token_dtype(tokenizer).name,
+        "vocabulary_size": largest_id(tokenizer) + 1,
+        "tokenizer_sha256": hash_tokenizer(tokenizer),
+    }
+    info = TokenFileInfo.model_validate(facts)
     write_json(sidecar(path), info.model_dump(mode="json"))
     return info
 
 
 def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile:
-    """Map a token file into memory, after reading it once to compare its hash.
+    """Map a token file into memory, after reading it once to check its hash.
 
     Raises:
-        HfpatchError: if it or its sidecar is missing, one does not fit the other, the ids have changed, or another
-            tokenizer made it.
+        HfpatchError: if it or its sidecar is missing, they do not match, the ids have changed, or it was made with
+            another tokenizer.
     """
     if not path.is_file():
         raise HfpatchError(f"{path}: no such token file; hfpatch tokenize RECIPE --out {path} makes one")
     if not sidecar(path).is_file():
         raise HfpatchError(
-            f"{path}: {sidecar(path).name} is not beside it, which says what its ids are; for a file of another tool, "
-            f"hfpatch tokenize RECIPE data.source={path} data.layout=stream writes it"
+            f"{path}: its description {sidecar(path).name} is missing; for a file from another tool, hfpatch tokenize "
+            f"RECIPE data.source={path} data.layout=stream writes it"
         )
     info = validate(read_json(sidecar(path)), TokenFileInfo, str(sidecar(path)))
     if path.stat().st_size != info.bytes:
         raise HfpatchError(
-            f"{path}: has {path.stat().st_size} bytes, and by {sidecar(path).name} {info.tokens} ids of {info.dtype} "
-            f"should be {info.bytes}; it is cut off or another file's, so make it again (hfpatch tokenize)"
+            f"{path}: has {path.stat().st_size} bytes, but {info.tokens} ids of {info.dtype} ({sidecar(path).name}) "
+            f"have {info.bytes}; it is truncated or another file, so make it again (hfpatch tokenize)"
         )
     vocabulary = largest_id(tokenizer) + 1
     if info.tokenizer_sha256 != hash_tokenizer(tokenizer) or info.vocabulary_size > vocabulary:
         raise HfpatchError(
-            f"{path}: made with another tokenizer, of a vocabulary of {info.vocabulary_size} where this one has "
-            f"{vocabulary}; name that tokenizer, or make the file again (hfpatch tokenize)"
+            f"{path}: made with another tokenizer, whose vocabulary has {info.vocabulary_size} ids instead of "
+            f"{vocabulary}; use that tokenizer, or make the file again (hfpatch tokenize)"
         )
     if (found := sha256_file(path)) != info.sha256:
         raise HfpatchError(
-            f"{path}: not the ids that {sidecar(path).name} describes (sha256 {info.sha256[:12]} there, {found[:12]} "
+            f"{path}: has other ids than {sidecar(path).name} describes (sha256 {info.sha256[:12]} there, {found[:12]} "
             "in the file); restore the file, or make it again (hfpatch tokenize)"
         )
     return TokenFile(_map(path, np.dtype(info.dtype).newbyteorder("<")), info)
@@ -257,16 +253,16 @@ def sidecar(path: Path) -> Path:
 
 
 def check_free(path: Path) -> None:
-    """Refuse a path that a token file cannot be written to, before the text is read.
+    """Check that a token file can be written to a path, before the text is read.
 
     Raises:
-        HfpatchError: if it is no ``.bin``, or it or its sidecar is there.
+        HfpatchError: if it is no ``.bin``, or it or its sidecar exists.
     """
     if path.suffix != TOKEN_FILE:
-        raise HfpatchError(f"{path}: a token file's name ends with {TOKEN_FILE}")
+        raise HfpatchError(f"{path}: the name of a token file must end with {TOKEN_FILE}")
     for file in (path, sidecar(path)):
         if file.exists():
-            raise HfpatchError(f"{file}: is there already; delete it or choose another name")
+            raise HfpatchError(f"{file}: exists already; delete it or choose another name")
 
 
 def _map(path: Path, dtype: np.dtype[np.uint16] | np.dtype[np.uint32]) -> TokenArray:

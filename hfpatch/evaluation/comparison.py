@@ -27,10 +27,10 @@ from hfpatch.evaluation.stats import (
 from hfpatch.results.schema import Comparison, TaskResult, Verdict
 
 FEWEST_DOCUMENTS = 20
-"""Below this no difference is tested: the intervals are known to hold from here on."""
+"""With fewer documents no difference is tested: below this the intervals have no known coverage."""
 RESAMPLES = 200
 CORRECTION = "methods and tasks"
-"""What Holm's correction goes over; results name it, as earlier versions corrected over tasks alone."""
+"""What Holm's correction covers; results name it, because earlier versions corrected over tasks alone."""
 _FEWEST_DISCORDANT = 6  # with 5 documents all changed one way, the exact McNemar p is still 0.0625
 
 Runs = Mapping[int, Path]
@@ -38,7 +38,7 @@ Runs = Mapping[int, Path]
 
 @dataclass(frozen=True)
 class _Tested:
-    """A comparison in units of the ratio, or of the score where that is no ratio."""
+    """The result of a test, in units of the ratio, or of the score if that is no ratio."""
 
     test: str
     p: float
@@ -48,7 +48,7 @@ class _Tested:
 
 @dataclass(frozen=True)
 class _Pairing:
-    """The runs of a method and of its reference; ``paired`` says that they go together seed by seed."""
+    """The runs of a method and of its reference; ``paired`` if they have the same seeds in the same order."""
 
     method: list[Path]
     reference: list[Path]
@@ -101,16 +101,16 @@ def compare(
 ) -> list[Comparison]:
     """Compare methods document by document.
 
-    The baseline has no seed: its one run is paired with every seed of a method. Other runs are paired by seed, and
-    those seeds count that both have. Where they share fewer than two, as when seeds of one diverged, all runs count and
-    only documents are paired.
+    The baseline has no seed: its one run is paired with every seed of a method. Other runs are paired by seed, using
+    only seeds that both have. If they share fewer than two, as when seeds of one diverged, all runs are used and only
+    documents are paired.
 
     Args:
         records: for each method and seed the folder with ``<task>.jsonl`` records.
         tasks: any run's result of each task; it names the primary metric and its direction.
         references: for each method the methods to compare it with.
-        baseline: the reference that nothing was trained in.
-        aggregations: each task's function from documents to the primary score; without it that of the metric's name.
+        baseline: the reference without training.
+        aggregations: each task's function from documents to the primary score; by default that of the metric's name.
 
     Returns:
         One comparison for each method, reference and task, in that order; none with a method that has no run.
@@ -134,10 +134,10 @@ def compare(
 
 
 def check_comparable(folder: Path, tasks: Mapping[str, TaskResult], aggregations: Mapping[str, Aggregation]) -> None:
-    """Refuse tasks whose primary score does not follow from a run's records, before anything is compared with them.
+    """Check that each task's primary score can be computed from a run's records, as a comparison by it needs.
 
     Raises:
-        HfpatchError: naming the task and the metric.
+        HfpatchError: with the task and the metric for which it cannot.
     """
     for task, result in tasks.items():
         metric = _metric(result, aggregations.get(task))
@@ -156,8 +156,8 @@ def check_comparable(folder: Path, tasks: Mapping[str, TaskResult], aggregations
 
 def _not_comparable(result: TaskResult, reason: str) -> HfpatchError:
     return HfpatchError(
-        f"task {result.task}: its metric {result.primary} does not follow from the documents' recorded values, so that "
-        f"no methods can be compared by it ({reason}); leave out the task or give it another metric"
+        f"task {result.task}: its metric {result.primary} does not follow from the documents' recorded values, so "
+        f"methods cannot be compared by it ({reason}); leave out the task or use another metric"
     )
 
 
@@ -184,7 +184,9 @@ def _compare(
     documents = len(values[runs.method[0]])
     enough = documents >= FEWEST_DOCUMENTS
     if metric.aggregate is None:
-        table = _table(metric, values, runs)
+        terms = {run: metric.ratio_terms(found) for run, found in values.items()}
+        ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (runs.method, runs.reference))
+        table = _Table(ours, theirs, terms[runs.method[0]][1])
         base, difference = table.reference_ratio, float(table.difference.sum() / table.weights.sum())
         tested = _test_ratio(table, metric, runs) if enough else None
     else:
@@ -238,7 +240,7 @@ def _test_aggregate(
     scores: Sequence[Array],
     resampled: _Resampled,
 ) -> _Tested | None:
-    """Test a score that is no ratio, with its standard error over documents by bootstrap; None if that fails."""
+    """Test a score that is no ratio, with its standard error over documents by bootstrap; None if it has none."""
     replicates = [
         np.mean([resampled.scores(aggregate, run, values[run]) for run in side], axis=0)
         for side in (runs.method, runs.reference)
@@ -246,7 +248,7 @@ def _test_aggregate(
     differences = replicates[0] - replicates[1]
     unchanged = bool((differences == differences[0]).all())
     if not np.isfinite(differences).all() or (unchanged and differences[0] != 0):
-        return None  # no draw says how much the difference varies
+        return None  # the draws do not show how much the difference varies
     documents = Part(float(differences.std(ddof=1)), min(len(values[runs.method[0]]), RESAMPLES) - 1)
     seeds = over_seeds(scores[0], scores[1], paired=runs.paired)
     estimate = Estimate(float(scores[0].mean() - scores[1].mean()), (documents, *([seeds] if seeds else [])))
@@ -255,7 +257,7 @@ def _test_aggregate(
 
 
 class _Resampled:
-    """Scores of runs on documents drawn with replacement, the same draws for every run; each run is resampled once."""
+    """Scores of runs on documents drawn with replacement, with the same draws for every run, computed once per run."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Path, int], Array] = {}
@@ -278,14 +280,8 @@ def _judged(comparison: Comparison, p_holm: float, higher_is_better: bool) -> Co
     return comparison.model_copy(update={"p_holm": p_holm, "verdict": verdict})
 
 
-def _table(metric: Metric, values: Mapping[Path, list[Any]], runs: _Pairing) -> _Table:
-    terms = {run: metric.ratio_terms(found) for run, found in values.items()}
-    ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (runs.method, runs.reference))
-    return _Table(ours, theirs, terms[runs.method[0]][1])
-
-
 def _read_runs(result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict[Path, list[Any]]:
-    """Read one task's values of all runs, which must be of the same documents with the same weights."""
+    """Return one task's values of all runs, which must have the same documents with the same weights."""
     read = {run: _read(run / f"{result.task}.jsonl", result.primary) for run in runs}
     first, (hashes, values) = next(iter(read.items()))
     for run, (others, found) in read.items():
@@ -298,7 +294,7 @@ def _read_runs(result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict
 
 
 def _read(path: Path, metric: str) -> tuple[list[str], list[Any]]:
-    """Return the documents' hashes and their values of a metric; a value that is not finite was written as null."""
+    """Return the documents' hashes and their values of a metric; null is a value that was not finite."""
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         return [row["doc_hash"] for row in rows], [math.nan if row[metric] is None else row[metric] for row in rows]

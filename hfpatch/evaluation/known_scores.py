@@ -1,16 +1,16 @@
 """Published scores of base models, with which a base is compared before anything is compared with it.
 
-A base far below its published score is broken (a wrong dtype, revision or tokenizer), and what repairs it looks like a
-gain.
+A base far below its published score is broken (a wrong dtype, revision or tokenizer), and whatever fixes it looks like
+a gain.
 
-Both were measured on the same test set, so the documents' sampling error is in neither: two sound evaluations of one
-checkpoint differ only where rounding turned an answer. A published score p of N documents therefore bounds a score of
+Both were measured on the same test set, so sampling of documents does not matter: two correct evaluations of one
+checkpoint differ only where rounding changed an answer. A published score p of N documents therefore bounds a score of
 the first n of them by
 
     rounding + 3 · sqrt(f / n + p(1 - p)(1/n - 1/N)),
 
-with f the share of answers that may turn, as often one way as the other; the second term is the error of a sample drawn
-without replacement, 0 where n = N.
+with f the share of answers that may change, in either direction equally often; the second term is the error of a sample
+drawn without replacement, 0 for n = N.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 from hfpatch.results.schema import TaskResult
 
 _SIGMAS = 3.0
-_TURNED = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.05}
-"""Share of answers that the dtype and the kernels may turn: an assumption. On the whole of LAMBADA it allows 0.006 in
-fp32 and 0.010 in bf16."""
+_CHANGED = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.05}
+"""Share of answers that the dtype and the kernels may change: an assumption. On all of LAMBADA it allows 0.006 in fp32
+and 0.010 in bf16."""
 _ROUNDING = 0.0005
 _LAMBADA, _ARC_EASY, _HELLASWAG = ("lambada_openai", 5153), ("arc_easy", 2376), ("hellaswag", 10042)
 _SNAPSHOT = re.compile(r"models--([^/\\]+)--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
@@ -55,17 +55,16 @@ class KnownScore:
     source: str
 
     def tolerance(self, documents: int, dtype: str) -> float:
-        """Return how far a sound evaluation on the first ``documents`` of the test set may lie from the score."""
+        """Return how far a correct evaluation on the first ``documents`` of the test set may be from the score."""
         missing = max(0.0, 1 / documents - 1 / self.documents)
-        variance = _TURNED[dtype] / documents + self.value * (1 - self.value) * missing
+        variance = _CHANGED[dtype] / documents + self.value * (1 - self.value) * missing
         return _ROUNDING + _SIGMAS * math.sqrt(variance)
 
 
 def _known_score(
     model: str, revisions: tuple[str, ...], test_set: tuple[str, int], value: float, source: str, metric: str = "acc"
 ) -> KnownScore:
-    task, documents = test_set
-    return KnownScore(model, revisions, task, metric, value, documents, source)
+    return KnownScore(model, revisions, test_set[0], metric, value, test_set[1], source)
 
 
 def _pythia(size: str, revisions: tuple[str, ...], test_set: tuple[str, int], value: float) -> KnownScore:
@@ -100,12 +99,12 @@ _SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
 def check_known_scores(
     model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]
 ) -> list[str]:
-    """Return one sentence for each result that lies outside a published score; none where nothing is known.
+    """Return one sentence for each result that is outside the tolerance of a published score.
 
     Args:
-        model_name: the base's hub id, the folder of a hub snapshot, or a folder that bears the model's name.
+        model_name: the base's hub id, the folder of a hub snapshot, or a folder with the model's name.
         revision: its hub revision, a name or a commit; None is ``main``.
-        dtype: what it was evaluated in, such as ``float32``.
+        dtype: the dtype of the evaluation, such as ``float32``.
         results: its results by task.
     """
     sentences = []
@@ -122,20 +121,20 @@ def check_known_scores(
 
 
 def unknown_base(model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]) -> str | None:
-    """Return the sentence that no result could be compared with a published score, None where one was.
+    """Return a sentence that no result could be compared with a published score, None if one could.
 
     Args:
         model_name: as `check_known_scores` takes it.
         revision: its hub revision.
-        dtype: what it was evaluated in.
+        dtype: the dtype of the evaluation.
         results: its results by task.
     """
     if _known(model_name, revision, dtype, results):
         return None
     where = f" (revision {revision})" if revision else ""
     return (
-        f"hfpatch knows no published score of {model_name}{where} on these tasks, so that whether the base scores what "
-        "it should was not checked."
+        f"hfpatch knows no published score of {model_name}{where} on these tasks, so the scores of the base could not "
+        "be checked."
     )
 
 
@@ -147,7 +146,7 @@ def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[s
         for known in KNOWN_SCORES
         if known.model.lower() == model.lower()
         and revisions & set(known.revisions)
-        and dtype in _TURNED
+        and dtype in _CHANGED
         and known.task in results
         and not results[known.task].num_fewshot
         and known.metric in results[known.task].metrics
@@ -155,7 +154,7 @@ def _known(model_name: str, revision: str | None, dtype: str, results: Mapping[s
 
 
 def _identify(name: str, revision: str | None) -> tuple[str, set[str]]:
-    """Return the hub id and all that is known to be the name of this revision."""
+    """Return the hub id and all known names of this revision."""
     if snapshot := _SNAPSHOT.search(str(Path(name).absolute())):
         owner, model, commit = snapshot.groups()
         return f"{owner}/{model}", {commit, *_names_of(f"{owner}/{model}", commit)}
@@ -168,7 +167,7 @@ def _identify(name: str, revision: str | None) -> tuple[str, set[str]]:
 
 
 def _names_of(model: str, commit: str) -> set[str]:
-    """Return the branches and tags that the hub's cache on this machine knows to be a commit."""
+    """Return the branches and tags of a commit according to the local hub cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     references = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.documents import read_documents
-from hfpatch.recipes.section import Section
-from hfpatch.recipes.strict import read_yaml, validate
+from hfpatch.recipes.strict import Section, read_yaml, validate
 from hfpatch.support.resources import eval_dir
 
 if TYPE_CHECKING:
@@ -44,43 +44,36 @@ def local_data() -> dict[str, LocalData]:
 
 def local_overrides(data: LocalData, data_dir: Path) -> dict[str, Any]:
     """Return the keys that make an lm-eval task configuration read local files instead of the hub."""
+
+    def load(**_metadata: Any) -> DatasetDict:
+        from datasets import DatasetDict
+
+        files = {split: data_dir / name for split, name in data.data_files.items()}
+        return DatasetDict({split: _read_dataset(file, data.fields) for split, file in files.items()})
+
     unused = {key: None for split, key in _SPLITS.items() if split not in data.data_files}
-    loader: Callable[..., DatasetDict] = partial(_load, data, data_dir)
-    return {**unused, "dataset_path": "json", "dataset_name": None, "custom_dataset": loader}
-
-
-def local_stamp(data: LocalData, data_dir: Path) -> Stamp:
-    """Return the time and size of each file at hand, which change when a file does."""
-    return file_stamp(data_dir / name for name in data.data_files.values())
+    return {**unused, "dataset_path": "json", "dataset_name": None, "custom_dataset": load}
 
 
 def file_stamp(files: Iterable[Path]) -> Stamp:
-    """Return the time and size of each file that there is."""
+    """Return the modification time and size of each file that exists, which change when a file does."""
     return tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file())
 
 
-def _load(data: LocalData, data_dir: Path, **_: Any) -> DatasetDict:
-    """Read all splits; lm-eval passes the task's metadata, which does not matter here."""
-    from datasets import DatasetDict
-
-    files = {split: data_dir / name for split, name in data.data_files.items()}
-    return DatasetDict({split: _dataset(file, data.fields) for split, file in files.items()})
-
-
-def _dataset(file: Path, fields: Sequence[str]) -> Dataset:
+def _read_dataset(file: Path, fields: Sequence[str]) -> Dataset:
     from datasets import Dataset
 
     documents = read_documents(file, fields)
     try:
         return Dataset.from_list(documents)
-    except (ValueError, TypeError) as error:  # pyarrow's errors are of these kinds
-        odd = next((n for n, other in enumerate(documents) if not _alike(documents[0], other)), 0)
+    except (ValueError, TypeError) as error:  # base classes of pyarrow's errors
+        odd = next((n for n, other in enumerate(documents) if not _same_types(documents[0], other)), 0)
         raise HfpatchError(
             f"{file}, document {odd} (counted from 0): a field has another type than in document 0 ({error})"
         ) from error
 
 
-def _alike(first: dict[str, Any], other: dict[str, Any]) -> bool:
+def _same_types(first: dict[str, Any], other: dict[str, Any]) -> bool:
     from datasets import Dataset
 
     try:
@@ -88,3 +81,37 @@ def _alike(first: dict[str, Any], other: dict[str, Any]) -> bool:
     except (ValueError, TypeError):
         return False
     return True
+
+
+def read_documents(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the documents of a ``.jsonl`` or ``.jsonl.gz`` file, reduced to ``fields``.
+
+    Raises:
+        HfpatchError: if the file is missing, unreadable or empty, or a row is not UTF-8, not a JSON object or lacks a
+            field; the message has the row's number, counted from 1.
+    """
+    if not path.is_file():
+        raise HfpatchError(f"{path}: no such data file; put it there or leave out the data folder to use the hub")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            rows = [(row, line) for row, line in enumerate(stream, start=1) if line.strip()]
+    except (OSError, EOFError, zlib.error) as error:
+        raise HfpatchError(f"{path}: cannot be read ({error})") from error
+    if not rows:
+        raise HfpatchError(f"{path}: contains no documents; use a file with one JSON object per line")
+    return [_parse_document(line, fields, f"{path}, row {row}") for row, line in rows]
+
+
+def _parse_document(line: bytes, fields: Sequence[str], where: str) -> dict[str, Any]:
+    try:
+        document = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise HfpatchError(f"{where}: not UTF-8 text (byte {error.start}); save the file as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise HfpatchError(f"{where}: not valid JSON ({error}); write one JSON object per line") from None
+    if not isinstance(document, dict):
+        raise HfpatchError(f"{where}: is a JSON {type(document).__name__}; write one JSON object per line")
+    missing = [field for field in fields if field not in document]
+    if missing:
+        raise HfpatchError(f"{where}: no field {missing[0]!r}; required fields: {', '.join(fields)}")
+    return {field: document[field] for field in fields}

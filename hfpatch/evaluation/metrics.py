@@ -1,10 +1,10 @@
-"""How a task's score follows from its documents: the form all statistics work on.
+"""How a task's score is computed from its documents: the form that all statistics work on.
 
 Most metrics are a ratio of sums over documents, ``r = Σ aᵢ / Σ cᵢ``, or the exponential of one. An accuracy has ``aᵢ``
 0 or 1 and ``cᵢ = 1``; a word perplexity is ``exp(r)`` with ``aᵢ`` the negative log-likelihood of a document and ``cᵢ``
-its words. lm-eval hands out one value a document and says by which function they are aggregated; it is that function
-which decides, not the metric's name. Of every other one (F1, Matthews correlation, BLEU, median) nothing is known but
-the function itself, which can be applied to resampled documents.
+its words. lm-eval gives one value per document and the function that aggregates them; that function decides, not the
+metric's name. Of all other metrics (F1, Matthews correlation, BLEU, median) only the function is known, which can be
+applied to resampled documents.
 """
 
 from __future__ import annotations
@@ -93,6 +93,6 @@ def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggre
 
 
 def primary_metric(task: str, metrics: Sequence[str]) -> str:
-    """Return the metric that stands for a task: lm-eval's customary one, else the first."""
+    """Return the primary metric of a task: the customary one, else the first."""
     order = (_PRIMARY_OF_TASK.get(task, ""), *_PRIMARY)
     return next((name for name in order if name in metrics), metrics[0])

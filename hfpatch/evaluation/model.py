@@ -1,4 +1,4 @@
-"""The lm-eval model ``hfpatch``: lm-eval's Hugging Face model with a patch put on and a faster exact scorer."""
+"""The lm-eval model ``hfpatch``: lm-eval's Hugging Face model with an optional patch and a faster exact scorer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,28 +18,27 @@ from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.finite import first_not_finite
-from hfpatch.evaluation.scorer import Answer, Scorer, TokenRequest
-from hfpatch.evaluation.scorer.budget import Budget
+from hfpatch.evaluation.scorer import Score, Scorer, TokenRequest
+from hfpatch.evaluation.scorer.batching import BatchLimits
 from hfpatch.nn.matmul import fast_matmul
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hfpatch.evaluation.answers import Answers
+    from hfpatch.evaluation.cache import ScoreCache
 
 logger = logging.getLogger(__name__)
 
 _POSITIONS = re.compile(r"pos|wpe")
-_OFFSETS = 8  # rows that some tables have in front
+_OFFSETS = 8  # extra rows at the start of some tables
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
-class UnfitRequest(HfpatchError):
+class RequestError(HfpatchError):
     """A request that cannot be scored.
 
     Attributes:
-        index: its place among those asked.
+        index: its index among all requests.
     """
 
     def __init__(self, index: int, why: str) -> None:
@@ -49,28 +49,28 @@ class UnfitRequest(HfpatchError):
 class HfpatchLM(HFLM):
     """lm-eval's ``hf`` model with an optional patch, and log-likelihoods from `hfpatch.evaluation.scorer`.
 
-    Log-likelihoods, greedy decisions, the cutting of long rows and the first token are those of ``hf``; the log-softmax
-    is always taken in fp32. Two more kinds of request serve the tasks in ``eval/paper``, which count tokens:
-    `loglikelihood_per_token` and `paragraph_loglikelihood`. Text generation is that of ``hf``, unchanged.
+    Log-likelihoods, greedy decisions, the truncation of long rows and the first token are those of ``hf``; the
+    log-softmax is always computed in fp32. The tasks in ``eval/paper``, which count tokens, use two more kinds of
+    request: `loglikelihood_per_token` and `paragraph_loglikelihood`. Text generation is that of ``hf``, unchanged.
 
     Not supported: encoder-decoder models, ``enable_thinking`` with log-likelihoods, ``softmax_dtype`` below fp32. The
-    arguments ``batch_size`` and ``max_batch_size`` count for text generation only: scoring counts tokens.
+    arguments ``batch_size`` and ``max_batch_size`` only affect text generation: scoring uses ``token_budget``.
 
     Args:
         pretrained: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``, or a model.
-        patch: a folder that `hfpatch.save_patch` wrote; it is put on the model.
-        allow_other_base: take a patch whose base had other weights.
-        device: where an id or folder is loaded to; None takes a GPU if there is one.
-        token_budget: tokens that are scored at once; None takes what suits the device.
+        patch: a folder that `hfpatch.save_patch` wrote; it is applied to the model.
+        allow_other_base: accept a patch whose base had other weights.
+        device: the device that an id or folder is loaded to; None uses a GPU if there is one.
+        token_budget: tokens that are scored at once; None uses the default of the device.
         **options: all other arguments of ``HFLM``, such as ``tokenizer``, ``dtype``, ``peft``, ``max_length``.
 
     Attributes:
-        answers: where answers are kept as they come and taken from where they are known; None keeps none.
-        reused: how many answers were taken from there so far.
-        on_scored: called with the number of requests that are scored and of all, as scoring goes on.
+        score_cache: a cache that scores are read from and added to as they come; None is no cache.
+        reused: how many scores came from the cache so far.
+        on_scored: called during scoring with the number of requests scored so far and of all.
 
     Raises:
-        HfpatchError: if something is asked that is not supported, or the tokenizer or the patch does not fit the model.
+        HfpatchError: if an option is not supported, or the tokenizer or the patch does not fit the model.
     """
 
     def __init__(
@@ -83,24 +83,28 @@ class HfpatchLM(HFLM):
         token_budget: int | None = None,
         **options: Any,
     ) -> None:
-        _refuse_unsupported(options)
+        softmax_dtype = options.pop("softmax_dtype", None)
+        if softmax_dtype not in (None, "float32", torch.float32):
+            raise HfpatchError(f"softmax_dtype is {softmax_dtype}; hfpatch scores in float32 only: leave it out")
+        if options.get("backend") == "seq2seq":
+            raise HfpatchError("backend is seq2seq; hfpatch scores causal language models only")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if isinstance(pretrained, str):
             from hfpatch.surgery.bases import locate_base
 
             pretrained = locate_base(pretrained)
-        elif not pretrained.config.is_encoder_decoder:  # of BART and its kin lm-eval takes the type, not the class
+        elif not pretrained.config.is_encoder_decoder:  # for BART and others lm-eval decides by the type, not the class
             options.setdefault("backend", "causal")
         super().__init__(pretrained, device=device, softmax_dtype="float32", **options)
         if self.backend != "causal":
-            raise HfpatchError(f"{type(self.model).__name__} is no causal language model; hfpatch scores no other")
+            raise HfpatchError(f"{type(self.model).__name__} is no causal language model; hfpatch scores only those")
         check_tokenizer(self.model, self.tokenizer)
         check_positions(self.model, options.get("max_length"))
         if patch is not None:
             from hfpatch.surgery.folder import load_patch
 
             load_patch(self.model, Path(patch), allow_other_base=allow_other_base)
-        self.answers: Answers | None = None
+        self.score_cache: ScoreCache | None = None
         self.reused = 0
         self.on_scored: Callable[[int, int], None] | None = None
         self._token_budget = token_budget
@@ -109,18 +113,27 @@ class HfpatchLM(HFLM):
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return ``(log-likelihood, is greedy)`` of each continuation."""
-        with _naming(requests), self._encoding_at_once([request.args for request in requests]):
-            answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return answers
+        with _named_errors(requests), self._encoded_together([request.args for request in requests]):
+            scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return scores
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each whole text, in windows of the longest row, each token predicted once."""
-        windows = [(index, window) for index, request in enumerate(requests) for window in self._windows(*request.args)]
-        owners = [index for index, _ in windows]
-        with _naming([requests[index] for index in owners]):
-            answers = self._loglikelihood_tokens([(None, *window) for _, window in windows])
+        owners: list[int] = []
+        windows: list[tuple[list[int], list[int]]] = []
+        for index, request in enumerate(requests):
+            made = get_rolling_token_windows(
+                token_list=self.tok_encode(*request.args),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            windows += [make_disjoint_window(window) for window in made]
+            owners += [index] * (len(windows) - len(owners))
+        with _named_errors([requests[index] for index in owners]):
+            scores = self._loglikelihood_tokens([(None, *window) for window in windows])
         sums = [0.0] * len(requests)
-        for index, (value, _) in zip(owners, answers, strict=True):
+        for index, (value, _) in zip(owners, scores, strict=True):
             sums[index] += value
         for request, value in zip(requests, sums, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
@@ -131,22 +144,22 @@ class HfpatchLM(HFLM):
 
         A request's arguments are ``(context, continuation)``; tokens are split between the two as in `loglikelihood`.
         """
-        with self._encoding_at_once([request.args for request in requests]):
+        with self._encoded_together([request.args for request in requests]):
             encoded = [(request.args, *self._encode_pair(*request.args)) for request in requests]
         return self._score_tokens(requests, encoded)
 
     def paragraph_loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, int]]:
-        """Return ``(log-likelihood, predicted tokens)`` of the head of each text, its first token given.
+        """Return ``(log-likelihood, predicted tokens)`` of the beginning of each text, given its first token.
 
-        A request's arguments are ``(text, tokens)``: the text is cut to so many tokens, or to the model's longest
-        row if that is shorter. Nothing is put before the first token, which is not predicted.
+        A request's arguments are ``(text, tokens)``: the text is truncated to so many tokens, or to the model's longest
+        row if that is shorter. No token is added before the first one, which is not predicted.
         """
         encoded = []
         for request in requests:
             text, longest = request.args
             tokens = self.tok_encode(text)[: min(longest, self.max_length)]
             if len(tokens) < 2:
-                raise _named(request, "one token or none; nothing to predict")
+                raise _named(request, "has fewer than two tokens, so there is nothing to predict")
             encoded.append(((text, ""), tokens[:1], tokens[1:]))
         return self._score_tokens(requests, encoded)
 
@@ -158,21 +171,12 @@ class HfpatchLM(HFLM):
         return tokens
 
     def _score_tokens(self, requests: list[Any], encoded: list[Any]) -> list[tuple[float, int]]:
-        with _naming(requests):
-            answers = self._loglikelihood_tokens(encoded)
-        return [(value, len(targets)) for (value, _), (_, _, targets) in zip(answers, encoded, strict=True)]
-
-    def _windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
-        windows = get_rolling_token_windows(
-            token_list=self.tok_encode(text),
-            prefix_token=self.prefix_token_id,
-            max_seq_len=self.max_length,
-            context_len=1,
-        )
-        return (make_disjoint_window(window) for window in windows)
+        with _named_errors(requests):
+            scores = self._loglikelihood_tokens(encoded)
+        return [(value, len(targets)) for (value, _), (_, _, targets) in zip(scores, encoded, strict=True)]
 
     @contextmanager
-    def _encoding_at_once(self, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
+    def _encoded_together(self, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
         """Encode all texts that `_encode_pair` will ask for in one call of the tokenizer, which is faster."""
         texts: dict[str, None] = {}
         for context, continuation in pairs:
@@ -190,95 +194,114 @@ class HfpatchLM(HFLM):
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Encoded], disable_tqdm: bool = False, override_bs: int | None = None
-    ) -> list[Answer]:
-        """Return the answer to each ``(texts, context tokens, continuation tokens)``."""
-        asked = self._cut(requests)
-        answers: dict[int, Answer] = {}
-        if self.answers is not None:
-            found = ((index, self.answers.find(request)) for index, request in enumerate(asked))
-            answers = {index: answer for index, answer in found if answer is not None}
-            self.reused += len(answers)
+    ) -> list[Score]:
+        """Return the score of each ``(texts, context tokens, continuation tokens)``."""
+        cut = self._cut(requests)
+        scores: dict[int, Score] = {}
+        if self.score_cache is not None:
+            found = ((index, self.score_cache.find(request)) for index, request in enumerate(cut))
+            scores = {index: score for index, score in found if score is not None}
+            self.reused += len(scores)
 
-        def take(batch: Sequence[tuple[int, Answer]]) -> None:
-            new = [(index, answer) for index, answer in batch if index not in answers]
-            sound = [(index, answer) for index, answer in new if not math.isnan(answer[0])]
-            answers.update(sound)
-            if self.answers is not None:
-                self.answers.add([(asked[index], answer) for index, answer in sound])
-            if len(sound) < len(new):
-                self._refuse_nan(asked, min(index for index, (value, _) in new if math.isnan(value)))
+        def take(batch: Sequence[tuple[int, Score]]) -> None:
+            new = [(index, score) for index, score in batch if index not in scores]
+            valid = [(index, score) for index, score in new if not math.isnan(score[0])]
+            scores.update(valid)
+            if self.score_cache is not None:
+                self.score_cache.add([(cut[index], score) for index, score in valid])
+            if len(valid) < len(new):
+                index = min(index for index, (value, _) in new if math.isnan(value))
+                place = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.model.device))
+                where = f" (first in {place})" if place else ""
+                raise RequestError(
+                    index,
+                    f"the log-likelihood is NaN{where}; the model's weights or dtype are broken (try dtype float32)",
+                )
             if self.on_scored is not None:
-                self.on_scored(len(answers), len(asked))
+                self.on_scored(len(scores), len(cut))
 
-        self._score(asked, take, answers)
+        if len(scores) < len(cut):
+            mixed = self.mixed_precision_dtype
+            autocast = torch.autocast(self.device.type, dtype=mixed) if mixed is not None else nullcontext()
+            with autocast, fast_matmul(self.model):
+                self._scorer().score(cut, take, known=list(scores))
         for index, (texts, _, _) in enumerate(requests):
             if texts is not None:
-                self.cache_hook.add_partial("loglikelihood", texts, answers[index])
-        return [answers[index] for index in range(len(asked))]
-
-    def _score(
-        self, asked: list[TokenRequest], take: Callable[[Sequence[tuple[int, Answer]]], None], known: dict[int, Answer]
-    ) -> None:
-        """Score what is not known."""
-        if len(known) == len(asked):
-            return
-        mixed = self.mixed_precision_dtype
-        autocast = torch.autocast(self.device.type, dtype=mixed) if mixed is not None else nullcontext()
-        with autocast, fast_matmul(self.model):
-            self._scorer().score(asked, take, known=list(known))
+                self.cache_hook.add_partial("loglikelihood", texts, scores[index])
+        return [scores[index] for index in range(len(cut))]
 
     def _scorer(self) -> Scorer:
-        """Return the scorer of the model as it is now: patching and unpatching change what it is made of."""
+        """Return a scorer of the model as it is now, a new one after patching or unpatching."""
         modules = list(self.model.modules())
         if self._probed is None or list(map(id, self._probed[0])) != list(map(id, modules)):
-            budget = Budget.usual(self.model.device)
+            limits = BatchLimits.for_device(self.model.device)
             if self._token_budget is not None:
-                budget = replace(budget, tokens=self._token_budget)
-            self._probed = (modules, Scorer(self.model, self.max_length, budget))
+                limits = replace(limits, tokens=self._token_budget)
+            self._probed = (modules, Scorer(self.model, self.max_length, limits))
         return self._probed[1]
 
     def _cut(self, requests: Sequence[Encoded]) -> list[TokenRequest]:
-        """Return what is fed and scored for each request, and say how many contexts are cut."""
+        """Return what is scored for each request, truncated to the longest row; warn if contexts are truncated."""
         words = self.model.get_input_embeddings().weight.shape[0]
         long = 0
         for index, (_, context, targets) in enumerate(requests):
             if not context or not targets:
-                raise UnfitRequest(index, "its context or its continuation has no token of its own")
+                raise RequestError(index, "its context or its continuation has no token of its own")
             if len(targets) > self.max_length:
-                raise UnfitRequest(
+                raise RequestError(
                     index, f"its continuation has {len(targets)} tokens and the model's longest row {self.max_length}"
                 )
-            if max(*context, *targets) >= words:
-                raise UnfitRequest(
-                    index, f"token {max(*context, *targets)} is not among the model's {words} embeddings; "
-                    "use the model's own tokenizer"
-                )  # fmt: skip
+            if (largest := max(*context, *targets)) >= words:
+                raise RequestError(
+                    index, f"token {largest} is not among the model's {words} embeddings; use the model's own tokenizer"
+                )
             long += len(context) + len(targets) > self.max_length + 1
         if long:
             logger.warning(
-                "%s of %s requests are longer than %s tokens; their contexts are cut from the left, as lm-eval does",
+                "%s of %s requests have more than %s tokens; their contexts are truncated from the left, as in lm-eval",
                 long, len(requests), self.max_length,
             )  # fmt: skip
         return [TokenRequest.cut(context, targets, self.max_length) for _, context, targets in requests]
 
-    def _refuse_nan(self, asked: Sequence[TokenRequest], index: int) -> None:
-        place = first_not_finite(self.model, torch.tensor([asked[index].tokens], device=self.model.device))
-        where = f" (first in {place})" if place else ""
-        raise UnfitRequest(
-            index, f"the log-likelihood is NaN{where}; the model's weights or dtype are broken (try dtype float32)"
-        )
+
+@torch.no_grad()
+def first_not_finite(model: torch.nn.Module, tokens: torch.Tensor) -> str | None:
+    """Return the name of the first module whose output has a NaN or an infinity on tokens (batch, seq), or None.
+
+    A module finishes before the module that contains it, so this is the smallest one.
+    """
+    found: list[str] = []
+
+    def hook(name: str, _module: Any, _arguments: Any, output: Any) -> None:
+        if not found and any(not bool(tensor.isfinite().all()) for tensor in _tensors(output)):
+            found.append(name or "the whole model")
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_hook(partial(hook, name)).remove)
+        model(tokens)
+    return found[0] if found else None
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Yield the floating-point tensors of a module's output, at any depth."""
+    if isinstance(output, torch.Tensor) and output.is_floating_point():
+        yield output
+    elif isinstance(output, dict | list | tuple):
+        for value in output.values() if isinstance(output, dict) else output:
+            yield from _tensors(value)
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer that has tokens without an embedding, or no tokens.
+    """Check that a tokenizer has tokens, and an embedding for each.
 
     Raises:
-        HfpatchError: saying which.
+        HfpatchError: if it does not.
     """
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise HfpatchError(
-            "the tokenizer has no tokens but special ones, as one has that transformers makes where a model's folder "
-            "holds none; save the model's own tokenizer beside the model"
+            "the tokenizer has only special tokens, like the one that transformers creates if the model's folder has "
+            "none; save the model's own tokenizer in that folder"
         )
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
@@ -288,10 +311,10 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
 
 
 def check_positions(model: Any, max_length: int | None) -> None:
-    """Refuse rows that are longer than the model's table of positions; rotary positions have none.
+    """Check that rows are no longer than the model's table of position embeddings; rotary positions have none.
 
     Raises:
-        HfpatchError: saying how long a row may be.
+        HfpatchError: with the longest row.
     """
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if max_length is None or longest is None or max_length <= longest:
@@ -300,25 +323,17 @@ def check_positions(model: Any, max_length: int | None) -> None:
     tables = (tensor for name, tensor in tensors if _POSITIONS.search(name) and tensor.dim() == 2)
     if any(longest <= len(table) < longest + _OFFSETS for table in tables):
         raise HfpatchError(
-            f"max_length is {max_length}, and {type(model).__name__} has a table of {longest} positions; "
-            "take a max_length up to that"
+            f"max_length is {max_length}, but {type(model).__name__} has only {longest} position embeddings; "
+            f"use a max_length of at most {longest}"
         )
 
 
-def _refuse_unsupported(options: dict[str, Any]) -> None:
-    asked = options.pop("softmax_dtype", None)
-    if asked not in (None, "float32", torch.float32):
-        raise HfpatchError(f"softmax_dtype is {asked}; hfpatch scores in float32 only: leave it out")
-    if options.get("backend") == "seq2seq":
-        raise HfpatchError("backend is seq2seq; hfpatch scores causal language models only")
-
-
 @contextmanager
-def _naming(requests: Sequence[Any]) -> Iterator[None]:
-    """Say of which document the request is that cannot be scored."""
+def _named_errors(requests: Sequence[Any]) -> Iterator[None]:
+    """Add the task and the document to the error of a request that cannot be scored."""
     try:
         yield
-    except UnfitRequest as error:
+    except RequestError as error:
         raise _named(requests[error.index], str(error)) from error.__cause__
 
 

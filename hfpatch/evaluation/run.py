@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,16 @@ from lm_eval.utils import handle_non_serializable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.answers import model_key, open_answers
+from hfpatch.evaluation.cache import model_key, open_cache
+from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric, ratio_error
-from hfpatch.evaluation.mistakes import first_unfit_document
 from hfpatch.evaluation.model import HfpatchLM
-from hfpatch.evaluation.quiet import quiet
 from hfpatch.evaluation.tasks import load_tasks
-from hfpatch.evaluation.templates import templates_compiled_once
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.schema import TaskResult
 from hfpatch.support.files import write_text
 
 Record = dict[str, Any]
-
-
 OnTask = Callable[[str], None]
 OnScored = Callable[[str, int, int], None]
 
@@ -50,16 +47,17 @@ def evaluate(
     """Score a model on tasks with lm-eval.
 
     Args:
-        model: a causal language model, patched or not; it is put back into the mode (training or not) it came in.
+        model: a causal language model, patched or not; its mode (training or evaluation) is restored.
         tokenizer: the model's tokenizer.
         settings: which tasks, and how.
         data_dir: a folder with local copies of hub data; None takes the hub.
         records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
             ``doc_hash``, ``target``, ``doc`` and each metric's value, a number or a pair (log-likelihood, count).
-        answers_dir: where the model's answers are kept as they come. What is there is not scored again, be it from an
-            interrupted evaluation or from one with a smaller limit; see `hfpatch.evaluation.answers`.
-        answers_optional: go on without keeping answers where that folder takes none (the disk is full).
-        base_sha256: the hash of the base's weights where it is known; answers are kept by it.
+        answers_dir: the folder of the cache of log-likelihoods, which are saved as they come. What is there is not
+            scored again, from an interrupted evaluation or from one with a smaller limit; see
+            `hfpatch.evaluation.cache`.
+        answers_optional: continue without that cache if the folder cannot be written (the disk is full).
+        base_sha256: the hash of the base's weights if it is known; it is part of the cache's key.
         on_task: called with each task's name before it is scored.
         on_scored: called with a task's name, its scored requests and all of them, as scoring goes on.
 
@@ -67,13 +65,19 @@ def evaluate(
         The result of each task, in the order of ``settings.tasks``.
 
     Raises:
-        HfpatchError: if a task, its data or the tokenizer is unfit, a log-likelihood is NaN or memory is too small;
-            what was scored before is kept.
+        HfpatchError: if a task, its data or the tokenizer is unsuitable, a log-likelihood is NaN or memory is too
+            small; what was scored before is kept.
     """
     training = model.training
     try:
         with quiet(), templates_compiled_once():
-            scorer = _scorer(model, tokenizer, settings)
+            scorer = HfpatchLM(
+                model,
+                tokenizer=tokenizer,
+                batch_size=settings.batch_size,
+                max_length=settings.max_length,
+                token_budget=settings.token_budget,
+            )
             tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)
             key = model_key(model, base_sha256) if answers_dir is not None else {}
             results = {}
@@ -81,7 +85,7 @@ def evaluate(
                 if on_task is not None:
                     on_task(name)
                 if answers_dir is not None:
-                    scorer.answers = open_answers(answers_dir, name, key, optional=answers_optional)
+                    scorer.score_cache = open_cache(answers_dir, name, key, optional=answers_optional)
                 scorer.reused = 0
                 scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
                 results[name] = _score(scorer, name, task, settings.limit, records_dir)
@@ -90,32 +94,36 @@ def evaluate(
         model.train(training)
 
 
-def _scorer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings) -> HfpatchLM:
-    return HfpatchLM(
-        model,
-        tokenizer=tokenizer,
-        batch_size=settings.batch_size,
-        max_length=settings.max_length,
-        token_budget=settings.token_budget,
-    )
-
-
 def _run(scorer: HfpatchLM, name: str, task: Any, limit: int | None) -> Mapping[str, Any]:
     if not len(task.eval_docs):
-        raise HfpatchError(f"task {name}: holds no documents; its data or its filter is empty")
+        raise HfpatchError(f"task {name}: has no documents; its data or its filter is empty")
     try:
         output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
     except HfpatchError:
         raise
     except Exception as error:
-        unfit = first_unfit_document(task, limit)
-        if unfit is None and not isinstance(error, TemplateError):
+        failed = _first_failing_document(task, limit)
+        if failed is None and not isinstance(error, TemplateError):
             raise
-        place, reason = (f", document {unfit[0]}", unfit[1]) if unfit else ("", error)
+        place, reason = (f", document {failed[0]}", failed[1]) if failed else ("", error)
         raise HfpatchError(
             f"task {name}{place}: does not fit the task's templates ({type(reason).__name__}: {reason})"
         ) from error
     return output
+
+
+def _first_failing_document(task: Any, limit: int | None) -> tuple[int, Exception] | None:
+    """Return the index of the first document on which a task's templates fail, and their error."""
+    templates = [task.doc_to_text, task.doc_to_target]
+    if task.get_config("doc_to_choice") is not None:
+        templates.append(task.doc_to_choice)
+    for index, document in enumerate(islice(task.eval_docs, limit)):
+        try:
+            for template in templates:
+                template(document)
+        except Exception as error:  # templates and functions of tasks can raise anything
+            return index, error
+    return None
 
 
 def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_dir: Path | None) -> TaskResult:
@@ -129,8 +137,8 @@ def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_d
     primary = primary_metric(name, list(metrics))
     if not math.isfinite(metrics[primary]):
         raise HfpatchError(
-            f"task {name}: its metric {primary} is {metrics[primary]} over {len(records)} documents; what scores one "
-            "of them is not a number, or the metric is not defined on them"
+            f"task {name}: its metric {primary} is {metrics[primary]} over {len(records)} documents; one of them has a "
+            "score that is not a number, or the metric is not defined on them"
         )
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
     return TaskResult(
@@ -158,7 +166,7 @@ def primary_aggregations(tasks: Mapping[str, Any], results: Mapping[str, TaskRes
 
 
 def _records(samples: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """Return one record a document; lm-eval has one sample for each document and answer filter."""
+    """Return one record per document; lm-eval has one sample for each document and answer filter."""
     records: dict[int, Record] = {}
     for sample in samples:
         identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
@@ -169,7 +177,7 @@ def _records(samples: Sequence[Mapping[str, Any]]) -> list[Record]:
 
 
 def _finite(value: Any) -> Any:
-    """Return a metric's value as JSON can hold it: None for a number that is not finite, at any depth."""
+    """Return a metric's value for JSON: None for a number that is not finite, at any depth."""
     if hasattr(value, "tolist"):  # NumPy's numbers and arrays
         value = value.tolist()
     if isinstance(value, list | tuple):
@@ -180,7 +188,7 @@ def _finite(value: Any) -> Any:
 def _errors(
     metrics: Mapping[str, float], records: Sequence[Record], functions: Mapping[str, Aggregation]
 ) -> dict[str, float]:
-    """Return the standard error of each metric over documents, where the metric is a ratio of sums."""
+    """Return the standard error over documents of each metric that is a ratio of sums."""
     errors = {}
     for name, value in metrics.items() if len(records) > 1 else ():
         metric = metric_named(name, aggregation=functions.get(name.partition(",")[0]))

@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference and what makes it vary: documents, and seeds where there are several.
+    """A difference and its sources of variation: documents, and seeds if there are several.
 
     The interval at level 1 - p reaches, with Student's t of each part's degrees of freedom f,
 
@@ -77,7 +77,7 @@ class Estimate:
 
     @property
     def smallest_visible(self) -> float:
-        """The true difference that a two-sided test at 5 % would find four times out of five, about.
+        """The true difference that a two-sided test at 5 % finds with a probability of about 80 %.
 
         It is ``reach(0.05) + reach(0.4)``, for one part ``(t₀.₉₇₅ + t₀.₈) · error``, before any correction.
         """
@@ -90,9 +90,9 @@ def over_documents(differences: Array, weights: Array, *, shares: bool = False) 
     Args:
         differences: ``d``.
         weights: ``c``.
-        shares: differences lie between -1 and 1, as those of right and wrong answers do. Then one document gained and
-            one lost are added (Bonett & Price 2012, J. Educ. Behav. Stat. 37, 479), without which few documents that
-            all agree would show no variation.
+        shares: differences are between -1 and 1, as those of right and wrong answers are. Then one document gained
+            and one lost are added (Bonett & Price 2012, J. Educ. Behav. Stat. 37, 479), without which few documents
+            that all agree would have no variation.
     """
     if shares:
         differences, weights = np.append(differences, [1.0, -1.0]), np.append(weights, [1.0, 1.0])
@@ -120,7 +120,7 @@ def paired_accuracies(method: Array, reference: Array) -> tuple[float, tuple[flo
     """Return the exact McNemar p-value of two models' right (1) and wrong (0) answers, and the difference's interval.
 
     The interval is Student's with one document gained and one lost added (see `over_documents`), within -1 and 1. Where
-    McNemar's test finds nothing and this interval by a hair leaves out 0, it is extended to 0.
+    McNemar's test is not significant and this interval narrowly excludes 0, it is extended to 0.
 
     Args:
         method: the answers, (documents,).

@@ -1,8 +1,9 @@
-"""Writing an export, and holding it against the patched model before it counts as written."""
+"""Writing an export, and comparing it with the patched model before the folder appears."""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 
 from hfpatch.errors import HfpatchError
 from hfpatch.export.parts import Description, base_name, describe
-from hfpatch.export.source import FILE, class_names, has_tower, modelling_source
+from hfpatch.export.source import FILE, has_tower, modelling_source, patched_name
 from hfpatch.models import take_apart
 from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate_base
@@ -57,7 +58,7 @@ def export_patch(
         allow_other_base: take a patch whose base had other weights.
 
     Raises:
-        HfpatchError: if the base or the patch cannot be had, a part cannot be exported, or ``out`` is not free.
+        HfpatchError: if the base or the patch cannot be loaded, a part cannot be exported, or ``out`` is not free.
     """
     if (patch / "results.json").is_file():
         raise HfpatchError(f"{patch}: is a run; give one of its patches, runs/METHOD/seed-N/patch")
@@ -67,14 +68,18 @@ def export_patch(
     base = load_base(name, revision=revision, dtype=dtype)
     if take_apart(base.model.config) is not None:
         raise HfpatchError(
-            f"{name}: was pretrained with a query path of its own and carries its own modelling file; only patches of "
+            f"{name}: was pretrained with another query path and has its own modelling file; only patches of "
             "stock models can be exported (save_patch and load_patch work on it)"
         )
     load_patch(base.model, patch, allow_other_base=allow_other_base)
     description, tensors = describe(base.model)
     with atomic_directory(out) as folder:
         copy = _write_model(base.model, description, tensors, folder)
-        _require_equal(base.model, copy)
+        tokens = torch.arange(_PROBE_TOKENS)[None] % base.model.config.vocab_size
+        with torch.no_grad():  # torch picks kernels by requires_grad
+            expected, found = (each.requires_grad_(False)(tokens).logits for each in (base.model, copy))
+        if not torch.equal(found, expected):
+            raise HfpatchError("the export does not compute what the patched model computes; nothing was written")
         AutoTokenizer.from_pretrained(locate_base(name), revision=revision).save_pretrained(str(folder))
         card = export_card(shown_base(name), type(copy).__name__, base_licence(name))
         write_text(folder / "README.md", card)
@@ -98,14 +103,16 @@ def _write_model(model: Any, description: Description, tensors: dict[str, Tensor
     fp32 = any(tensor.dtype == torch.float32 for tensor in tensors.values())
     write_text(folder / FILE, modelling_source(model, keep_fp32=fp32))
     module, home = _imported(folder / FILE), FILE.removesuffix(".py")
-    patched, patched_config = class_names(type(model), type(model.config))
+    patched, patched_config = patched_name(type(model)), patched_name(type(model.config))
     values = {key: value for key, value in model.config.to_dict().items() if key != "model_type"}
     settings = getattr(module, patched_config)(**values, hfpatch=description)
     settings.auto_map = {"AutoConfig": f"{home}.{patched_config}", "AutoModelForCausalLM": f"{home}.{patched}"}
     if has_tower(model):
-        settings.auto_map["AutoModel"] = f"{home}.{class_names(type(model.base_model), type(model.config))[0]}"
+        settings.auto_map["AutoModel"] = f"{home}.{patched_name(type(model.base_model))}"
     copy: Any = getattr(module, patched)._from_config(settings, dtype=model.dtype).eval()
-    _fill(copy, {**_base_tensors(model), **tensors})
+    added = set(adapter_parameters(model))
+    state = model.state_dict(keep_vars=True)
+    _fill(copy, {base_name(name): tensor for name, tensor in state.items() if name not in added} | tensors)
     copy.generation_config = model.generation_config
     copy.save_pretrained(str(folder))
     return copy
@@ -115,32 +122,17 @@ def _imported(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("hfpatch_export", path)
     if spec is None or spec.loader is None:
         raise HfpatchError(f"{path}: cannot be imported")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(module)
     return module
 
 
-def _base_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and the persistent buffers that the model had before any adapter, by their names then."""
-    added = set(adapter_parameters(model))
-    return {base_name(name): t for name, t in model.state_dict(keep_vars=True).items() if name not in added}
-
-
 @torch.no_grad()
 def _fill(copy: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put every tensor in its place, each in its own dtype."""
+    """Copy every tensor into the model, each in its own dtype."""
     places = copy.state_dict(keep_vars=True)
     if places.keys() != tensors.keys():
         odd = min(places.keys() ^ tensors.keys())
-        raise HfpatchError(f"tensor {odd!r} is not where the export expects it; this architecture cannot be exported")
+        raise HfpatchError(f"tensor {odd!r} has no counterpart in the export; this architecture cannot be exported")
     for name, place in places.items():
         place.data = tensors[name].detach().clone()
-
-
-@torch.no_grad()
-def _require_equal(model: Any, copy: Any) -> None:
-    tokens = torch.arange(_PROBE_TOKENS)[None] % model.config.vocab_size
-    for each in (model, copy):
-        each.requires_grad_(False)  # torch picks kernels by these flags
-    if not torch.equal(model(tokens).logits, copy(tokens).logits):
-        raise HfpatchError("the export does not compute what the patched model computes; nothing was written")

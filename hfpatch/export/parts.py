@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from peft.tuners.lora import LoraLayer
@@ -38,16 +37,15 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
             found.append(_pre_projections(site, pre, tensors))
         if query is not None:
             found += _queries(site, query, tensors)
-    return [*found, *(_lora(name, module, tensors) for name, module in _loras(model))], tensors
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            found.append(_lora(name, module, tensors))
+    return found, tensors
 
 
 def base_name(name: str) -> str:
     """Return the name that a module or parameter had before adapters were wrapped around it."""
     return ".".join(part for part in name.split(".") if part != "base_layer")
-
-
-def _loras(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
 
 
 def _require_plain_parts(model: nn.Module) -> None:

@@ -1,12 +1,11 @@
-"""The parts of a patch in plain torch, attached to a model by hooks.
+"""A patch as modules that are attached to a model by hooks, from the functions of :mod:`hfpatch.nn`.
 
-This file and ``hfpatch/nn/calls.py`` are copied into every exported folder, so they import nothing but torch. The
-mathematics is that of ``hfpatch.nn`` and of PEFT's LoRA; x is what a module receives, ``(batch, seq, hidden)``.
+:mod:`hfpatch.export.source` copies :class:`Hooked`, with all that it uses of hfpatch, into every exported folder. x is
+what a module receives, ``(batch, seq, hidden)``.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -15,20 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hfpatch.nn.activations import ACTIVATIONS
+from hfpatch.nn.anchors import anchor_preserving, anchored
 from hfpatch.nn.calls import HookedModule
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "relu": torch.relu,
-    "relu2": lambda x: torch.square(torch.relu(x)),
-    "silu": F.silu,
-    "identity": lambda x: x,
-}
-NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "rmsnorm": lambda size: nn.RMSNorm(size, eps=1e-5),
-    "layernorm": lambda size: nn.LayerNorm(size, eps=1e-5, bias=False),
-    "none": lambda size: nn.Identity(),
-}
+from hfpatch.nn.nonlinear import nonlinear_map
+from hfpatch.nn.norms import NORMS
+from hfpatch.nn.preprojection import pre_project
+from hfpatch.nn.skip import add_skip
+from hfpatch.sites.columns import Columns
+from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
 
 
 class Matrix(nn.Module):
@@ -44,31 +38,20 @@ class Matrix(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-class PreProjection(nn.Module):
-    """x~ = x + W_down σ(W_up x), or x + W_down (σ(W_gate x) ⊙ W_up x); and x~ W_skip. Source: arXiv 2604.10791."""
+class PreProjectionPart(nn.Module):
+    """x~ and, where ``skip`` is set, x~ W_skip of one adapter; see :class:`hfpatch.nn.PreProjection`."""
 
     def __init__(self, hidden: int, inner: int, activation: str, gated: bool, skip: bool) -> None:
         super().__init__()
-        self.up = Matrix(hidden, inner)
-        self.gate = Matrix(hidden, inner) if gated else None
-        self.down = Matrix(inner, hidden)
-        self.skip = Matrix(hidden, hidden) if skip else None
-        self.activation = ACTIVATIONS[activation]
+        self.up: Any = Matrix(hidden, inner)
+        self.gate: Any = Matrix(hidden, inner) if gated else None
+        self.down: Any = Matrix(inner, hidden)
+        self.skip: Any = Matrix(hidden, hidden) if skip else None
+        self.act = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x to x~, both ``(batch, seq, hidden)``."""
-        h = x.to(self.up.weight.dtype)
-        inner = self.activation(self.up(h)) if self.gate is None else self.activation(self.gate(h)) * self.up(h)
-        changed: Tensor = x + self.down(inner)
-        return changed.to(x.dtype)
-
-    def add_skip(self, branch: Tensor, x: Tensor, factor: float) -> Tensor:
-        """Return the branch plus x~ W_skip / factor, where there is one; all ``(batch, seq, hidden)``."""
-        if self.skip is None:
-            return branch
-        added = self.skip(x.to(self.skip.weight.dtype))
-        changed: Tensor = branch + (added if factor == 1 else added / factor)
-        return changed.to(branch.dtype)
+        return pre_project(x, up=self.up, down=self.down, gate=self.gate, act=self.act)
 
 
 class PreProjections(HookedModule):
@@ -79,86 +62,67 @@ class PreProjections(HookedModule):
 
     def __init__(self, parts: list[dict[str, Any]], factor: float) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(PreProjection(**part) for part in parts)
+        self.parts = nn.ModuleList(PreProjectionPart(**part) for part in parts)
         self.factor = factor
 
     def register(self, attention: nn.Module, exit: nn.Module) -> None:
         """Hook into an attention, and into the module whose output joins the residual stream."""
-        self.before(attention, PreProjections.enter)
+        self.before(attention, PreProjections.replace_input)
         if any(part.skip is not None for part in self.parts):
-            if exit is attention:
-                self.after(attention, PreProjections.leave)
-            else:
-                self.after(attention, PreProjections.remember)
-                self.after(exit, PreProjections.leave_behind)
+            if exit is not attention:
+                self.after(attention, PreProjections.keep_input)
+            self.after(exit, PreProjections.add_skips, exit is not attention)
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Replace every argument that is the hidden state; one called ``residual`` is left alone."""
-        old = hidden_of(args, kwargs)
-        new = old
+    def replace_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replace the hidden state by x~."""
+        x = hidden_argument(args, kwargs)
         for part in self.parts:
-            new = part(new)
-        names = list(inspect.signature(type(module).forward).parameters)[1:]
-        swapped = (new if v is old and names[i : i + 1] != ["residual"] else v for i, v in enumerate(args))
-        return tuple(swapped), {k: new if v is old and k != "residual" else v for k, v in kwargs.items()}
+            x = part(x)
+        return replace_hidden(module, args, kwargs, x)
 
-    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Add the skip to the attention's own output."""
-        return self.add(output, hidden_of(args, kwargs))
-
-    def remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Keep x~ for the module where the branch ends."""
-        self.keep("x", hidden_of(args, kwargs))
+        self.keep("x", hidden_argument(args, kwargs))
 
-    def leave_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Add the skip where the branch ends."""
-        x = self.take("x")
-        return output if x is None else self.add(output, x)
+    def add_skips(
+        self, kept: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Add the skips where the branch ends."""
+        x = self.take("x") if kept else hidden_argument(args, kwargs)
+        return output if x is None else replace_first(output, partial(self.skip, x))
 
-    def add(self, output: Any, x: Tensor) -> Any:
-        """Add every skip to a module's output: the tensor itself or the first of a sequence."""
-        if not isinstance(output, Tensor):
-            first = self.add(output[0], x)
-            named = hasattr(output, "_replace")
-            return output._replace(**{output._fields[0]: first}) if named else type(output)([first, *output[1:]])
+    def skip(self, x: Tensor, branch: Tensor) -> Tensor:
+        """Return the branch plus x~ W_skip of every part that has one; all ``(batch, seq, hidden)``."""
         for part in self.parts:
-            output = part.add_skip(output, x, self.factor)  # type: ignore[operator]
-        return output
+            skip: Any = part.skip
+            branch = branch if skip is None else add_skip(branch, x, skip, factor=self.factor)
+        return branch
 
 
-class NonlinearQuery(nn.Module):
-    """Q = (2A + f(x))/2 (preserving) or (A + f(x))/2, f(x) = LN(g(RMSNorm(x) W_1) W_2). Source: arXiv 2603.13381.
+class NonlinearQueryPart(nn.Module):
+    """The anchored nonlinear query of one adapter; see :class:`hfpatch.nn.NonlinearProjection`.
 
-    ``columns`` (groups, width, start, length) are those of the projection's output that hold the query: in each of
-    ``groups`` groups of ``width`` the ``length`` from ``start`` on.
+    ``columns`` (groups, width, start, length) are those of the projection's output that hold the query.
     """
 
     def __init__(
         self, hidden: int, rank: int, columns: list[int], activation: str, norms: list[str], anchor: str, form: str
     ) -> None:
         super().__init__()
-        self.groups, self.width, self.start, self.length = columns
+        self.columns = Columns(*columns)
         self.norm_in = NORMS[norms[0]](hidden)
-        self.up = Matrix(hidden, rank)
-        self.down = Matrix(rank, self.groups * self.length)
-        self.norm_out = NORMS[norms[1]](self.groups * self.length)
-        self.activation, self.anchor, self.form = ACTIVATIONS[activation], anchor, form
+        self.up: Any = Matrix(hidden, rank)
+        self.down: Any = Matrix(rank, self.columns.size)
+        self.norm_out = NORMS[norms[1]](self.columns.size)
+        self.act, self.anchor, self.form = ACTIVATIONS[activation], anchor, form
 
-    def change(self, x: Tensor, output: Tensor) -> Tensor:
-        """Replace the query's columns of the projection's output."""
-        grouped = output.reshape(*output.shape[:-1], self.groups, self.width)
-        end = self.start + self.length
-        query = self(x, grouped[..., self.start : end].flatten(-2))
-        new = query.reshape(*query.shape[:-1], self.groups, self.length)
-        return torch.cat([grouped[..., : self.start], new, grouped[..., end:]], dim=-1).flatten(-2)
-
-    def forward(self, x: Tensor, projected: Tensor) -> Tensor:
-        """Map x ``(batch, seq, hidden)`` and x W_Q ``(batch, seq, out)`` to Q ``(batch, seq, out)``."""
-        f: Tensor = self.norm_out(self.down(self.activation(self.up(self.norm_in(x.to(self.up.weight.dtype))))))
+    def forward(self, x: Tensor, output: Tensor) -> Tensor:
+        """Replace the query in a projection's output ``(batch, seq, groups·width)``; x ``(batch, seq, hidden)``."""
+        projected = self.columns.read(output)
+        f = nonlinear_map(x, norm_in=self.norm_in, up=self.up, act=self.act, down=self.down, norm_out=self.norm_out)
         if self.form == "preserving":
-            return (projected + f / 2).to(projected.dtype)
-        anchor = x if self.anchor == "identity" else projected
-        return ((anchor + f) / 2).to(anchor.dtype)
+            return self.columns.write(output, anchor_preserving(projected, f))
+        return self.columns.write(output, anchored(x if self.anchor == "identity" else projected, f))
 
 
 class NonlinearQueries(HookedModule):
@@ -166,7 +130,7 @@ class NonlinearQueries(HookedModule):
 
     def __init__(self, parts: list[dict[str, Any]]) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(NonlinearQuery(**part) for part in parts)
+        self.parts = nn.ModuleList(NonlinearQueryPart(**part) for part in parts)
 
     def register(self, projection: nn.Module, source: nn.Module | None = None) -> None:
         """Hook into the projection and into its source."""
@@ -182,7 +146,7 @@ class NonlinearQueries(HookedModule):
         """Replace the columns of every part."""
         kept = self.take("x")
         for part in self.parts:
-            output = part.change(args[0] if kept is None else kept, output)  # type: ignore[operator]
+            output = part(args[0] if kept is None else kept, output)
         return output
 
 
@@ -206,12 +170,6 @@ class Lora(HookedModule):
             x = x.to(next(a.parameters()).dtype)
             result = result + b(a(x)) * scaling
         return result.to(output.dtype)
-
-
-def hidden_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return the hidden state ``(batch, seq, hidden)``: the keyword ``hidden_states`` or the first argument."""
-    hidden: Tensor = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-    return hidden
 
 
 MADE: dict[str, Callable[..., HookedModule]] = {

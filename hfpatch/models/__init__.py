@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hfpatch.models.build import build_scratch, inner_width
+    from hfpatch.models.build import build_scratch, inner_width, non_embedding_parameters
     from hfpatch.models.classes import is_scratch, load_scratch, register_scratch, take_apart
-    from hfpatch.models.counts import non_embedding_parameters
 
 _HOMES = {
     "build_scratch": "build",
     "inner_width": "build",
     "is_scratch": "classes",
     "load_scratch": "classes",
-    "non_embedding_parameters": "counts",
+    "non_embedding_parameters": "build",
     "register_scratch": "classes",
     "take_apart": "classes",
 }

@@ -57,7 +57,8 @@ def _replace(model: nn.Module, item: dict[str, Any], plan: Plan) -> None:
     """Exchange one stock projection."""
     stock = model.get_submodule(item["at"])
     weight, bias = _rows(stock)
-    source = _hidden_state(model, item["reads"]) if item["reads"] else None
+    mlp, _, down = (item["reads"] or "").rpartition(".")
+    source = HiddenState(model.get_submodule(mlp), down) if item["reads"] else None
     new = MixedProjection(
         inputs=weight.shape[1],
         groups=item["groups"],
@@ -105,11 +106,6 @@ def _shared(model: nn.Module, path: str) -> SharedLinear:
     made = shared(_linear(*_rows(model.get_submodule(path)), keep_bias=True))
     _set(model, path, made)
     return made
-
-
-def _hidden_state(model: nn.Module, down: str) -> HiddenState:
-    mlp, _, name = down.rpartition(".")
-    return HiddenState(model.get_submodule(mlp), name)
 
 
 def _chosen(tensor: Tensor | None, columns: list[int], shape: MixedProjection) -> Tensor | None:

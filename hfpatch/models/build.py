@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hfpatch.errors import HfpatchError
@@ -46,7 +47,7 @@ def build_scratch(config: PreTrainedConfig, settings: ScratchSettings, *, seed: 
 
 
 def inner_width(config: PreTrainedConfig) -> int | None:
-    """Return how wide an architecture's MLP, or each expert's, is inside; None where its configuration does not tell.
+    """Return how wide an architecture's MLP, or each expert's, is inside; None where its configuration does not say.
 
     A GPT-2 that leaves ``n_inner`` out has 4d.
     """
@@ -55,6 +56,14 @@ def inner_width(config: PreTrainedConfig) -> int | None:
     if name == "n_inner" and value is None:
         value = 4 * config.hidden_size
     return value if isinstance(value, int) else None
+
+
+def non_embedding_parameters(model: Any) -> int:
+    """Return the number of parameters outside the embeddings of tokens and positions and an output head."""
+    head = model.get_output_embeddings()
+    outside = [module for module in model.modules() if isinstance(module, nn.Embedding) or module is head]
+    left_out = {id(parameter) for module in outside for parameter in module.parameters()}
+    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in left_out)
 
 
 def _built(make: Any) -> Any:

@@ -20,11 +20,29 @@ from transformers import (
 
 from hfpatch.errors import HfpatchError
 from hfpatch.models.attach import Plan, attach
-from hfpatch.models.source import FILE, modelling_source
 from hfpatch.sites.family import family_of, register_family
 from hfpatch.support.files import read_json, write_text
+from hfpatch.support.generated import modelling_file
 
 PREFIX = "hfpatch_scratch_"
+FILE = "modeling_hfpatch_scratch.py"
+_ABOUT = "a {stock} with another query path, in plain torch. Method: arXiv 2603.13381."
+_CLASSES = '''\
+class HfpatchScratch{config}({config}):
+    """The stock configuration with the plan of its model, ``hfpatch_scratch``."""
+
+    model_type = "{model_type}"
+
+
+class HfpatchScratch{stock}({stock}):
+    """The stock model with the query paths of ``config.hfpatch_scratch``."""
+
+    config_class = HfpatchScratch{config}
+
+    def __init__(self, config: HfpatchScratch{config}) -> None:
+        super().__init__(config)
+        attach(self, config.hfpatch_scratch)
+'''
 
 
 @functools.cache
@@ -63,6 +81,14 @@ def scratch_classes(model_type: str) -> tuple[type[PreTrainedModel], type[PreTra
     return Model, Config
 
 
+def modelling_source(stock: type[PreTrainedModel], config: type[PreTrainedConfig]) -> str:
+    """Return the modelling file of a saved model: the modules that it is made of, and subclasses of the stock ones."""
+    names = {"stock": stock.__name__, "config": config.__name__}
+    classes = _CLASSES.format(**names, model_type=f"{PREFIX}{config.model_type}")
+    about = _ABOUT.format(stock=stock.__name__)
+    return modelling_file(about, "hfpatch.models.attach", "attach", stock=(stock, config), footer=classes)
+
+
 def make_config(config: PreTrainedConfig, plan: Plan) -> PreTrainedConfig:
     """Return a stock configuration as that of a model which follows ``plan``."""
     model_class, config_class = scratch_classes(config.model_type)
@@ -87,12 +113,14 @@ def take_apart(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Plan] | None
 
 def is_scratch(folder: str | Path) -> bool:
     """Return whether a folder (or a config.json) is of a model that :func:`hfpatch.models.build_scratch` made."""
-    path = _config_file(folder)
-    return path.is_file() and str(read_json(path).get("model_type", "")).startswith(PREFIX)
+    return _stock_type(folder) is not None
 
 
-def _config_file(folder: str | Path) -> Path:
-    return Path(folder) if Path(folder).suffix == ".json" else Path(folder) / "config.json"
+def _stock_type(folder: str | Path) -> str | None:
+    """Return the stock model type inside such a folder's; None for any other folder."""
+    path = Path(folder) if Path(folder).suffix == ".json" else Path(folder) / "config.json"
+    model_type = str(read_json(path).get("model_type", "")) if path.is_file() else ""
+    return model_type.removeprefix(PREFIX) if model_type.startswith(PREFIX) else None
 
 
 def register_scratch(folder: str | Path) -> None:
@@ -101,9 +129,9 @@ def register_scratch(folder: str | Path) -> None:
     Raises:
         HfpatchError: if this version of transformers does not have its architecture.
     """
-    if not is_scratch(folder):
+    model_type = _stock_type(folder)
+    if model_type is None:
         return
-    model_type = read_json(_config_file(folder))["model_type"].removeprefix(PREFIX)
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise HfpatchError(f"{folder}: this version of transformers has no causal language model {model_type!r}")
     scratch_classes(model_type)
@@ -116,7 +144,7 @@ def load_scratch(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> P
         HfpatchError: if the folder holds no such model, or a tensor is missing or of another shape.
     """
     if not is_scratch(folder):
-        raise HfpatchError(f"{folder}: holds no model that hfpatch pretrained from scratch")
+        raise HfpatchError(f"{folder}: contains no model that hfpatch pretrained from scratch")
     register_scratch(folder)
     try:
         model, found = AutoModelForCausalLM.from_pretrained(

@@ -10,7 +10,7 @@ _SYMBOLS = {"query": "Q", "key": "K", "value": "V"}
 
 
 def describe_query(settings: QuerySettings) -> str:
-    """Return how queries (keys, values) come about: ``Q = (x + f(x))/2, f = LN(GELU(RMSNorm(x) W₁) W₂)``.
+    """Return how queries (keys, values) are computed: ``Q = (x + f(x))/2, f = LN(GELU(RMSNorm(x) W₁) W₂)``.
 
     x: what the attention module receives; h: the hidden activations of the previous block's MLP.
     """

@@ -1,4 +1,4 @@
-"""Hearing what f of each query path says, beside what it is added to, while a model from scratch runs."""
+"""Observing f of each query path, and what it is added to, while a model from scratch runs."""
 
 from __future__ import annotations
 

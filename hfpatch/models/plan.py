@@ -20,7 +20,7 @@ DOWN_PROJECTIONS = (
     "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.down_proj", "mlp.fc_out", "mlp.fc2", "mlp.c_fc2", "feed_forward.down_proj",
     "fc2",
 )  # fmt: skip
-_DEFAULT_STD = 0.02
+_DEFAULT_STD = 0.02  # of matrices, where a configuration names none
 _WITHOUT_MATRIX = {"identity": "path: identity", "residual": "path: residual", "nonlinear": "anchor: identity"}
 
 
@@ -36,30 +36,29 @@ def make_plan(outline: Any, settings: ScratchSettings, *, head_size: int | None,
     Raises:
         HfpatchError: if the query path is impossible in this architecture.
     """
+    stds = (getattr(outline.config, name, None) for name in ("initializer_range", "init_std"))
     plan: Plan = {
         "settings": settings.model_dump(mode="json"),
         "biases": settings.biases,
         "head_size": head_size,
         "seed": seed,
-        "std": _initial_std(outline.config),
+        "std": next((std for std in stds if isinstance(std, float) and std > 0), _DEFAULT_STD),
         "projections": [],
     }
     reshape(outline, plan)
-    _require_no_bias(outline, settings)
+    left = [name for name, _ in outline.named_parameters() if name.endswith("bias")]
+    if not settings.biases and left:
+        raise HfpatchError(f"architecture.biases: {left[0]} cannot be removed; leave biases out")
     if settings.query.path != "linear":
         _warn(settings.query)
-        sites = _sites(outline)
+        try:
+            sites = find_sites(outline)
+        except HfpatchError as error:
+            raise HfpatchError(f"architecture.query: {error}") from error
         readers = _readers(outline, sites) if settings.query.source == "mlp" else {}
         for site in sites:
             plan["projections"] += _projections(site, settings.query, readers.get(site.name))
     return plan
-
-
-def _sites(outline: nn.Module) -> list[AttentionSite]:
-    try:
-        return find_sites(outline)
-    except HfpatchError as error:
-        raise HfpatchError(f"architecture.query: {error}") from error
 
 
 def _projections(site: AttentionSite, query: QuerySettings, reads: str | None) -> list[Plan]:
@@ -134,7 +133,7 @@ def _require_possible(site: AttentionSite, target: str, query: QuerySettings) ->
             raise HfpatchError(
                 f"architecture.query: layer {site.layer}, {target}: {_WITHOUT_MATRIX[query.path]} needs it as wide as "
                 f"the hidden state, but it has d_q={size} and d={site.hidden_size}; set path: nonlinear with anchor: "
-                "weight, or let heads times head size be d"
+                "weight, or make heads times head size equal to d"
             )
 
 
@@ -148,7 +147,7 @@ def _readers(outline: nn.Module, sites: list[AttentionSite]) -> dict[str, str]:
     if len(sites) < 2:
         raise HfpatchError("architecture.query.source: mlp needs two blocks at least; the first one has none before it")
     for before, site in pairwise(sites):
-        block = _block_of(outline, before)
+        block = before.block_path
         name = next((name for name in DOWN_PROJECTIONS if has_module(outline, f"{block}.{name}")), None)
         if name is None:
             raise HfpatchError(
@@ -164,19 +163,6 @@ def _readers(outline: nn.Module, sites: list[AttentionSite]) -> dict[str, str]:
     return readers
 
 
-def _block_of(outline: nn.Module, site: AttentionSite) -> str:
-    """Return the path of a site's block: the path of its attention up to the number."""
-    parts = site.path.split(".")
-    last = max(i for i, part in enumerate(parts) if part.isdigit())
-    return ".".join(parts[: last + 1])
-
-
-def _require_no_bias(outline: nn.Module, settings: ScratchSettings) -> None:
-    left = [name for name, _ in outline.named_parameters() if name.rpartition(".")[2].endswith("bias")]
-    if not settings.biases and left:
-        raise HfpatchError(f"architecture.biases: {left[0]} cannot be removed; leave biases out")
-
-
 def _warn(query: QuerySettings) -> None:
     if not {"query", "key"} <= set(query.targets):
         return
@@ -187,12 +173,3 @@ def _warn(query: QuerySettings) -> None:
         UserWarning,
         stacklevel=2,
     )
-
-
-def _initial_std(config: Any) -> float:
-    """Return the standard deviation by which an architecture draws its matrices."""
-    for name in ("initializer_range", "init_std"):
-        value = getattr(config, name, None)
-        if isinstance(value, float) and value > 0:
-            return value
-    return _DEFAULT_STD

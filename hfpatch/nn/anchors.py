@@ -55,7 +55,7 @@ class IdentityAnchoredQuery(nn.Module):
     ) -> None:
         super().__init__()
         require_square(hidden_size, out_features)
-        self.is_linear = f in ("none", "linear")  # f's own class does not tell, once an adapter stands around it
+        self.is_linear = f in ("none", "linear")  # an adapter around f hides its class
         if f == "none":
             self.f: nn.Module | None = None
         elif f == "linear":

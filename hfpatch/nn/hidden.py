@@ -49,7 +49,7 @@ class HiddenState:
 
 
 class HiddenProjection(nn.Module):
-    """Reuses the first d of the previous MLP's hidden activations h in the place of a bottleneck of its own.
+    """Reuses the first d of the previous MLP's hidden activations h instead of a bottleneck.
 
     .. math::
         f = norm_out( norm_in(h[0:d]) W' )             h: (batch, seq, inner),  W': d -> d_q

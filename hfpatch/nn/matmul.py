@@ -215,7 +215,7 @@ def _takes(*values: Tensor | None) -> bool:
 
 
 def _forward(module: Any, x: Tensor) -> Tensor:
-    """Be the forward pass of a linear module."""
+    """Forward pass of a linear module."""
     transposed = not isinstance(module, nn.Linear)  # Conv1D has its weight as (in, out)
     weight = module.weight.t() if transposed else module.weight
     if _takes(x, weight, module.bias):

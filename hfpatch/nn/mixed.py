@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 
 class MixedProjection(nn.Module):
-    """Stands where a model's own projection stood and has its output columns, but less of its matrix.
+    """Replaces a model's projection: it has the same output columns, but only a part of the matrix.
 
     The columns are ``groups`` groups of ``width``; in each group, every path fills the ``length`` columns from
     ``start`` on, and one smaller matrix fills the rest. So [q all, k all, v all] is one group, [q, k, v] per head is
@@ -97,7 +97,7 @@ class MixedProjection(nn.Module):
         """Return what this projection is with every nonlinear f at 0: x M + b.
 
         Args:
-            module_of: what to take for a linear layer; as a rule itself, or the one inside an adapter.
+            module_of: what to use for a linear layer; usually the layer, or the one inside an adapter.
 
         Returns:
             M ``(inputs, groups·width)`` and b ``(groups·width,)``.
@@ -163,7 +163,7 @@ class MixedProjection(nn.Module):
         for path in self.paths.values():
             f = path.f if isinstance(path, IdentityAnchoredQuery | WeightAnchoredQuery) else None
             if not isinstance(f, NonlinearProjection):
-                raise HfpatchError("fused=true needs a nonlinear f with a W_1 of its own in every layer")
+                raise HfpatchError("fused=true needs a nonlinear f with its own W_1 in every layer")
             require_joinable(f.norm_in)
 
 

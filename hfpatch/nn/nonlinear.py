@@ -112,7 +112,7 @@ class NonlinearProjection(nn.Module):
         self.up = shared(self.up)
 
     def joined_weight(self) -> Tensor:
-        """Return g ⊙ W_1 ``(rank, hidden)``, which may stand beside other projections of x in one product.
+        """Return g ⊙ W_1 ``(rank, hidden)``, which may be concatenated with other projections of x in one product.
 
         Raises:
             HfpatchError: if the input norm is neither an RMSNorm nor none, so that the identity does not hold.
@@ -163,7 +163,7 @@ def init_nonlinear(
     name: str,
     std: float | None = None,
 ) -> None:
-    """Initialise the matrices in place; ``name`` tells one place in a model from another.
+    """Initialise the matrices in place; ``name`` distinguishes the places in a model.
 
     They are drawn from N(0, std²), or from N(0, 1/fan_in) where ``std`` is None.
     """

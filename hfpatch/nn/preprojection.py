@@ -69,8 +69,8 @@ class PreProjection(nn.Module):
         x~ = x + W_down σ(W_up x)                      (plain)
         x~ = x + W_down (σ(W_gate x) ⊙ W_up x)         (gated)
 
-    with inner width int(e·d) and no biases. Position enters only afterwards, so RoPE and its kin are untouched.
-    Source: arXiv 2604.10791, *Position-Agnostic Pre-Projection for Transformer Attention*.
+    with inner width int(e·d) and no biases. Position enters only afterwards, so position encodings such as RoPE are
+    unchanged. Source: arXiv 2604.10791, *Position-Agnostic Pre-Projection for Transformer Attention*.
 
     Args:
         hidden_size: d, the width of the hidden state.
@@ -81,6 +81,7 @@ class PreProjection(nn.Module):
         init: ``identity`` sets W_down = 0, an exact no-op; ``paper`` draws W_down ~ N(0, 0.01²). The others are
             N(0, 0.01²) in both.
         seed: seed of the initialisation.
+        name: distinguishes the initial values of several such modules of one seed.
 
     Raises:
         HfpatchError: if an argument is out of range or unknown.
@@ -96,15 +97,23 @@ class PreProjection(nn.Module):
         dropout: float = 0.0,
         init: str = "identity",
         seed: int = 0,
+        name: str = "preproj",
     ) -> None:
         super().__init__()
+        check_init(init)
         inner = inner_width(hidden_size, expansion)
         self.act = activation(activation_name)
         self.dropout = dropout
         self.up = nn.Linear(hidden_size, inner, bias=False)
         self.gate = nn.Linear(hidden_size, inner, bias=False) if gated else None
         self.down = nn.Linear(inner, hidden_size, bias=False)
-        init_pre_projection(up=self.up, down=self.down, gate=self.gate, init=init, seed=seed, name="preproj")
+        normal_(self.up.weight, std=PAPER_STD, seed=seed, name=f"{name}_up")
+        if self.gate is not None:
+            normal_(self.gate.weight, std=PAPER_STD, seed=seed, name=f"{name}_gate")
+        if init == "identity":
+            nn.init.zeros_(self.down.weight)
+        else:
+            normal_(self.down.weight, std=PAPER_STD, seed=seed, name=f"{name}_down")
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x to x~, both ``(batch, seq, hidden)``."""
@@ -117,24 +126,6 @@ class PreProjection(nn.Module):
             dropout=self.dropout,
             training=self.training,
         )
-
-
-def init_pre_projection(
-    *, up: nn.Linear, down: nn.Linear, gate: nn.Linear | None, init: str, seed: int, name: str
-) -> None:
-    """Initialise the matrices in place; ``name`` tells one place in a model from another.
-
-    Raises:
-        HfpatchError: if ``init`` is neither ``identity`` nor ``paper``.
-    """
-    check_init(init)
-    normal_(up.weight, std=PAPER_STD, seed=seed, name=f"{name}_up")
-    if gate is not None:
-        normal_(gate.weight, std=PAPER_STD, seed=seed, name=f"{name}_gate")
-    if init == "identity":
-        nn.init.zeros_(down.weight)
-    else:
-        normal_(down.weight, std=PAPER_STD, seed=seed, name=f"{name}_down")
 
 
 def check_expansion(expansion: float) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers whose products are computed with others, and what stands around or inside a linear layer."""
+"""Linear layers whose products are computed with others, and adapters around them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shared(linear: nn.Linear) -> SharedLinear:
 
 
 def shared_inside(module: nn.Module) -> SharedLinear | None:
-    """Return the module itself, or the one that an adapter stands around; None if that is of another class."""
+    """Return the module itself, or the one inside an adapter; None if that is of another class."""
     if isinstance(module, SharedLinear):
         return module
     return next((inner for inner in module.modules() if isinstance(inner, SharedLinear)), None)

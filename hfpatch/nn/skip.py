@@ -23,15 +23,20 @@ class ContentSkip(nn.Module):
         hidden_size: d, the width of the hidden state.
         init: ``identity`` sets W_skip = 0, an exact no-op; ``paper`` draws W_skip ~ N(0, (1e-4)²).
         seed: seed of the initialisation.
+        name: distinguishes the initial values of several such modules of one seed.
 
     Raises:
         HfpatchError: if ``init`` is unknown.
     """
 
-    def __init__(self, *, hidden_size: int, init: str = "identity", seed: int = 0) -> None:
+    def __init__(self, *, hidden_size: int, init: str = "identity", seed: int = 0, name: str = "preproj") -> None:
         super().__init__()
+        check_init(init)
         self.skip = nn.Linear(hidden_size, hidden_size, bias=False)
-        init_content_skip(self.skip, init=init, seed=seed, name="preproj")
+        if init == "identity":
+            nn.init.zeros_(self.skip.weight)
+        else:
+            normal_(self.skip.weight, std=PAPER_SKIP_STD, seed=seed, name=f"{name}_skip")
 
     def forward(self, branch: Tensor, x: Tensor) -> Tensor:
         """Return ``branch + x W_skip``; all ``(batch, seq, hidden)``, in the dtype of ``branch``."""
@@ -46,12 +51,3 @@ def add_skip(branch: Tensor, x: Tensor, skip: nn.Linear, *, factor: float = 1.0)
     added = skip(x.to(skip.weight.dtype))
     changed: Tensor = branch + (added if factor == 1 else added / factor)
     return changed.to(branch.dtype)
-
-
-def init_content_skip(skip: nn.Linear, *, init: str, seed: int, name: str) -> None:
-    """Initialise W_skip in place; ``name`` tells one place in a model from another."""
-    check_init(init)
-    if init == "identity":
-        nn.init.zeros_(skip.weight)
-    else:
-        normal_(skip.weight, std=PAPER_SKIP_STD, seed=seed, name=f"{name}_skip")

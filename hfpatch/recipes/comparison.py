@@ -9,19 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from hfpatch.errors import HfpatchError, nearest
-from hfpatch.recipes.data import DataSettings, plan_mistake
+from hfpatch.errors import nearest
+from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.recipes.section import Dtype, Section
-from hfpatch.recipes.strict import apply_overrides, read_yaml, validate, write_yaml
-from hfpatch.recipes.training import LoopSettings, TrainingSettings
-from hfpatch.support.resources import recipes_dir
-
-Model = TypeVar("Model", bound=BaseModel)
+from hfpatch.recipes.strict import Dtype, Section, load_as, write_yaml
+from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
 
 SEED_LIMIT = 2**32
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -66,7 +62,7 @@ class Recipe(Section):
     def _no_contradiction(self) -> Recipe:
         measured = self.data.held_out is not None
         loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=measured)
-        for mistake in (loop, _seeds_mistake(self), _methods_mistake(self)):
+        for mistake in (loop, _lists_mistake(self), _methods_mistake(self)):
             if mistake:
                 raise ValueError(mistake)
         return self
@@ -93,56 +89,11 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     return load_as(path, overrides, Recipe)
 
 
-def load_as(path: Path | str, overrides: Sequence[str], model: type[Model]) -> Model:
-    """Read a recipe of the kind that ``model`` describes; otherwise as `load_recipe`."""
-    file = find_recipe(Path(path))
-    values = read_yaml(file)
-    if overrides:
-        values = apply_overrides(values, overrides, model)
-    source = f"{file} with {' '.join(overrides)}" if overrides else str(file)
-    return validate(values, model, source)
-
-
-def find_recipe(path: Path) -> Path:
-    """Return the file of a recipe given by path or by the bare name of one that comes with hfpatch."""
-    if len(path.parts) > 1 or path.is_file():
-        return path
-    ours = recipes_dir() / (path.name if path.suffix in {".yaml", ".yml"} else f"{path.name}.yaml")
-    if ours.is_file():  # also where a folder of that name is at hand, such as an earlier run's
-        return ours
-    if path.exists():
-        return path
-    known = sorted(file.stem for file in recipes_dir().glob("*.yaml"))
-    raise HfpatchError(
-        f"{path}: no such file, and no recipe of that name{nearest(path.stem, known)}; there are {', '.join(known)}"
-    )
-
-
-def loop_mistake(training: LoopSettings) -> str | None:
-    """Return what contradicts itself in a training section, or None."""
-    micro, batch = training.micro_batch_size, training.batch_size
-    if micro is not None and batch % micro:
-        return f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})"
-    if training.warmup_steps >= training.steps:
-        return f"training.warmup_steps is {training.warmup_steps}; must be below training.steps ({training.steps})"
-    return plan_mistake(training.steps, batch)
-
-
-def held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:
-    """Return what needs a loss that is not ``measured``, or None."""
-    if (training.patience or training.keep_best) and not measured:
-        key = "patience" if training.patience else "keep_best"
-        return f"training.{key} needs the loss on held-out text, and there is none; set data.held_out"
-    return None
-
-
-def _seeds_mistake(recipe: Recipe) -> str | None:
-    for key, values in (("training.seeds", recipe.training.seeds), ("evaluation.tasks", recipe.evaluation.tasks)):
-        twice = next((value for value in values if values.count(value) > 1), None)
-        if twice is not None:
-            return f"{key} holds {twice!r} twice; name each once"
-    largest = max(recipe.training.seeds)
-    return f"training.seeds holds {largest}; must be below 2**32" if largest >= SEED_LIMIT else None
+def _lists_mistake(recipe: Recipe) -> str | None:
+    seeds, largest = recipe.training.seeds, max(recipe.training.seeds)
+    if mistake := twice_mistake("training.seeds", seeds) or twice_mistake("evaluation.tasks", recipe.evaluation.tasks):
+        return mistake
+    return f"training.seeds contains {largest}; must be below 2**32" if largest >= SEED_LIMIT else None
 
 
 def _methods_mistake(recipe: Recipe) -> str | None:
@@ -165,27 +116,33 @@ def _methods_mistake(recipe: Recipe) -> str | None:
 
 def name_mistake(*names: str) -> str | None:
     """Return the first of the names that cannot name a folder, or None."""
-    wrong = next((name for name in names if not _FILE_NAME.fullmatch(name)), None)
-    return (
-        f"the name {wrong!r} becomes a folder; use letters, digits, '_', '-' and '.' only"
-        if wrong is not None
-        else None
-    )
+    wrong = [name for name in names if not _FILE_NAME.fullmatch(name)]
+    return f"the name {wrong[0]!r} becomes a folder; use letters, digits, '_', '-' and '.' only" if wrong else None
+
+
+def twice_mistake(key: str, values: Sequence[Any]) -> str | None:
+    """Return which value a list holds twice, or None."""
+    twice = [value for value in values if values.count(value) > 1]
+    return f"{key} lists {twice[0]!r} twice; name each once" if twice else None
 
 
 def _part_mistake(name: str, part: Mapping[str, Any], recipe: Recipe) -> str | None:
     if "type" not in part:
         return " has no type; write type: pre_projection, nonlinear_query, lora or another PEFT type"
+    return match_mistake(name, part, recipe.methods)
+
+
+def match_mistake(name: str, part: Mapping[str, Any], methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+    """Return what is wrong with ``match`` in a part of the method ``name``, to follow the part's place, or None."""
     if "match" not in part:
         return None
-    target = part["match"]
+    target, others = part["match"], [other for other, parts in methods.items() if parts and other != name]
     if "r" in part:
         return " has both r and match; match finds r"
-    if target in (name, recipe.baseline):
-        return f".match is {target!r}; a method can match neither itself nor the baseline"
-    if target not in recipe.methods:
-        others = [other for other in recipe.methods if other not in (name, recipe.baseline)]
+    if target not in methods:
         return f".match is {target!r}, which is not among methods{nearest(str(target), others)}"
-    if any("match" in other for other in recipe.methods[target]):
+    if target not in others:
+        return f".match is {target!r}; a method can match neither itself nor the baseline"
+    if any("match" in other for other in methods[target]):
         return f".match is {target!r}, which matches another method itself; match that one"
     return None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from hfpatch.recipes.section import Section
+from hfpatch.recipes.strict import Section
 
 Layout: TypeAlias = Literal["packed", "padded", "stream"]
 TOKEN_FILE = ".bin"
@@ -96,7 +96,7 @@ class DataSettings(Section):
         if self.layout != "stream":
             return f"data.source {self.source} is a token file, which is one stream; set data.layout=stream"
         if changed := self._changed():
-            return f"data.{changed[0]} says how text is read, and {self.source} holds tokens already; leave it out"
+            return f"data.{changed[0]} sets how text is read, and {self.source} already contains tokens; leave it out"
         return None
 
     def _changed(self) -> list[str]:
@@ -105,7 +105,7 @@ class DataSettings(Section):
 
 
 def overlap_mistake(training: DataSettings, evaluation: DataSettings) -> str | None:
-    """Return what is wrong where documents that are trained on would be evaluated on too, as far as settings tell."""
+    """Return what is wrong where the settings show that documents are both trained and evaluated on, or None."""
     if training.text_id != evaluation.text_id:
         return None
     if evaluation.held_out is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from hfpatch.recipes.section import Section
+from hfpatch.recipes.strict import Section
 
 
 class EvaluationSettings(Section):
@@ -28,9 +28,9 @@ class EvaluationSettings(Section):
     max_length: PositiveInt | None = None
     """Longest row in tokens; None takes the model's own."""
     allow_unknown_base: bool = False
-    """Go on where the base scores outside its published known score."""
+    """Continue where the base scores outside its published known score."""
 
     @property
     def task_options(self) -> dict[str, Any]:
-        """What `load_tasks` takes beside the tasks' names and the data folder."""
+        """What `load_tasks` takes besides the tasks' names and the data folder."""
         return {"num_fewshot": self.num_fewshot, "include_path": self.include_path}

@@ -8,13 +8,12 @@ from typing import Any, Literal
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.section import Section
-from hfpatch.recipes.strict import validate
+from hfpatch.recipes.strict import Section, validate
 
 Norm = Literal["rmsnorm", "layernorm", "none"]
 
 MLP_WIDTHS = ("n_inner", "intermediate_size", "ffn_dim", "ffn_hidden_size", "d_inner", "decoder_ffn_dim")
-"""Keys by which configurations tell the inner width of an MLP."""
+"""Keys of configurations that name the inner width of an MLP."""
 
 GPT2_SMALL: dict[str, Any] = {
     "model_type": "gpt2",
@@ -110,5 +109,5 @@ def split_architecture(architecture: Mapping[str, Any]) -> tuple[ScratchSettings
     for ours, theirs in (("mlp_width", MLP_WIDTHS), ("head_size", ("head_dim",))):
         both = [key for key in theirs if left.get(key) is not None]
         if getattr(settings, ours) is not None and both:
-            raise HfpatchError(f"architecture: {ours} and {both[0]} say the same thing twice; leave one of them out")
+            raise HfpatchError(f"architecture: {ours} and {both[0]} mean the same; leave one of them out")
     return settings, left

@@ -1,4 +1,4 @@
-"""Pretraining recipes: one model from scratch, or a study that holds variants of one against each other."""
+"""Pretraining recipes: one model from scratch, or a study that compares variants of one model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from hfpatch.errors import nearest
-from hfpatch.recipes.comparison import SEED_LIMIT, find_recipe, held_out_mistake, load_as, loop_mistake, name_mistake
+from hfpatch.recipes.comparison import SEED_LIMIT, name_mistake, twice_mistake
 from hfpatch.recipes.data import DataSettings, overlap_mistake
-from hfpatch.recipes.section import Section
-from hfpatch.recipes.strict import explain, read_yaml, write_yaml
-from hfpatch.recipes.training import PretrainSettings
+from hfpatch.recipes.strict import Section, explain, find_recipe, load_as, read_yaml, write_yaml
+from hfpatch.recipes.training import PretrainSettings, held_out_mistake, loop_mistake
 
 Point = dict[str, float | int | str | bool | None]
 """One point of a sweep: a value for each of its keys; empty without a sweep."""
@@ -81,14 +80,14 @@ class PretrainRecipe(_Pretraining):
     def _no_contradiction(self) -> PretrainRecipe:
         loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=self.measured)
         overlap = overlap_mistake(self.data, self.evaluation_data) if self.evaluation_data else None
-        for mistake in (name_mistake(self.name), loop, overlap, _diagnostics_mistake(self)):
+        for mistake in (name_mistake(self.name), loop, overlap):
             if mistake:
                 raise ValueError(mistake)
         return self
 
 
 class Variant(Section):
-    """What one variant of a study has otherwise; each key replaces the recipe's as a whole."""
+    """How one variant of a study differs; each key replaces the recipe's as a whole."""
 
     description: str = ""
     """One sentence for the report."""
@@ -97,7 +96,7 @@ class Variant(Section):
     training: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``training``, such as ``weight_decay: 0.03125``."""
     sweep: dict[str, list[Any]] | None = None
-    """A sweep of its own; None takes the recipe's, ``{}`` has none."""
+    """The variant's own sweep; None takes the recipe's, ``{}`` has none."""
 
 
 class StudyRecipe(_Pretraining):
@@ -154,22 +153,13 @@ def point_name(point: Point) -> str:
     return ",".join(f"{key}={value}" for key, value in point.items())
 
 
-def _diagnostics_mistake(recipe: _Pretraining) -> str | None:
-    if recipe.training.diagnose_every is None or recipe.measured:
-        return None
-    return "training.diagnose_every measures on held-out text, and there is none; set data.held_out or evaluation_data"
-
-
 def _study_mistake(study: StudyRecipe) -> str | None:
-    twice = next((seed for seed in study.seeds if study.seeds.count(seed) > 1), None)
-    if twice is not None:
-        return f"seeds holds {twice} twice; name each once"
-    if mistake := name_mistake(study.name, *study.variants):
+    if mistake := twice_mistake("seeds", study.seeds) or name_mistake(study.name, *study.variants):
         return mistake
     if study.baseline not in study.variants:
         return f"baseline is {study.baseline!r}, which is not among variants{nearest(study.baseline, study.variants)}"
     if not study.measured:
-        return "a study is decided by the loss on held-out text, and there is none; set data.held_out"
+        return "a study compares the loss on held-out text, and there is none; set data.held_out"
     axes = {
         "sweep": study.sweep,
         **{f"variants.{name}.sweep": each.sweep or {} for name, each in study.variants.items()},
@@ -186,9 +176,8 @@ def _axis_mistake(where: str, key: str, values: list[Any]) -> str | None:
     if not values:
         return f"{where} is empty; give at least one value"
     if any(isinstance(value, (dict, list)) for value in values):
-        return f"{where} holds a mapping or a list; sweep over single values"
-    twice = next((value for value in values if values.count(value) > 1), None)
-    return None if twice is None else f"{where} holds {twice!r} twice; name each once"
+        return f"{where} contains a mapping or a list; sweep over single values"
+    return twice_mistake(where, values)
 
 
 def _run_mistakes(study: StudyRecipe) -> Iterator[str]:

@@ -8,14 +8,24 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.support.resources import recipes_dir
 
 Model = TypeVar("Model", bound=BaseModel)
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Section(BaseModel):
+    """A section of a recipe. An unknown key is an error, and a section never changes after it was read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
 
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
 
@@ -81,6 +91,31 @@ for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
+def load_as(path: Path | str, overrides: Sequence[str], model: type[Model]) -> Model:
+    """Read a recipe of the kind that ``model`` describes; otherwise as `load_recipe`."""
+    file = find_recipe(Path(path))
+    values = read_yaml(file)
+    if overrides:
+        values = apply_overrides(values, overrides, model)
+    source = f"{file} with {' '.join(overrides)}" if overrides else str(file)
+    return validate(values, model, source)
+
+
+def find_recipe(path: Path) -> Path:
+    """Return the file of a recipe given by path or by the bare name of one that comes with hfpatch."""
+    if len(path.parts) > 1 or path.is_file():
+        return path
+    ours = recipes_dir() / (path.name if path.suffix in {".yaml", ".yml"} else f"{path.name}.yaml")
+    if ours.is_file():  # also where there is a folder of that name, such as an earlier run's
+        return ours
+    if path.exists():
+        return path
+    known = sorted(file.stem for file in recipes_dir().glob("*.yaml"))
+    raise HfpatchError(
+        f"{path}: no such file, and no recipe of that name{nearest(path.stem, known)}; there are {', '.join(known)}"
+    )
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file whose top level is a mapping.
 
@@ -101,7 +136,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if value is None:
         raise HfpatchError(f"{path}: is empty; must be a mapping of keys to values")
     if not isinstance(value, dict):
-        raise HfpatchError(f"{path}: holds a {_kind_of(value)}; must be a mapping of keys to values")
+        raise HfpatchError(f"{path}: contains a {_kind_of(value)}; must be a mapping of keys to values")
     return value
 
 
@@ -167,42 +202,25 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
     known: type[BaseModel] | None = model
     place: Any = values
     for depth, key in enumerate(keys):
+        at: Any = key
         if known is not None and key not in known.model_fields:
             name = ".".join(keys[: depth + 1])
             raise HfpatchError(f"override {override!r}: unknown key {name!r}{nearest(key, known.model_fields)}")
-        if known is not None and place.get(key) is None:
+        if isinstance(place, list):
+            if not key.isdigit() or int(key) >= len(place):
+                raise HfpatchError(f"override {override!r}: {key!r} is not an index of a list of {len(place)} items")
+            at = int(key)
+        elif not isinstance(place, dict):
+            raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")
+        elif known is not None and place.get(key) is None:
             place[key] = {}
-        known = section_of(known, key) if known is not None else None
         if depth == len(keys) - 1:
-            _assign(place, key, value, override)
+            place[at] = value
+        elif isinstance(place, dict) and key not in place:
+            raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, place)}")
         else:
-            place = _descend(place, key, override)
-
-
-def _assign(place: object, key: str, value: object, override: str) -> None:
-    if isinstance(place, list):
-        place[_index(place, key, override)] = value
-    elif isinstance(place, dict):
-        place[key] = value
-    else:
-        raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")
-
-
-def _descend(place: object, key: str, override: str) -> object:
-    """Return what lies at ``key`` of a mapping or at the index ``key`` of a list."""
-    if isinstance(place, list):
-        return place[_index(place, key, override)]
-    if not isinstance(place, dict):
-        raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")
-    if key not in place:
-        raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, place)}")
-    return place[key]
-
-
-def _index(place: list[Any], key: str, override: str) -> int:
-    if not key.isdigit() or int(key) >= len(place):
-        raise HfpatchError(f"override {override!r}: {key!r} is no index of a list of {len(place)} items")
-    return int(key)
+            place = place[at]
+            known = section_of(known, key) if known is not None else None
 
 
 def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:

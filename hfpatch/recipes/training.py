@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hfpatch.recipes.groups import Group
-from hfpatch.recipes.section import Dtype, Section
+from hfpatch.recipes.data import plan_mistake
+from hfpatch.recipes.strict import Dtype, Section
 
+Group = Literal["pre_projection", "skip", "query", "lora", "other"]
+"""Groups of trained tensors by what they do, each of which may have its own learning rate or dtype."""
+
+_MARKS: tuple[tuple[str, Group], ...] = (
+    ("preproj_skip", "skip"),
+    ("preproj_", "pre_projection"),
+    ("nonlinear_", "query"),
+    ("lora_", "lora"),
+)
 _Rate = Annotated[float, Field(ge=0, lt=1)]
-
 
 NOT_IDENTITY = frozenset(
     {
@@ -130,3 +139,42 @@ class PretrainSettings(LoopSettings):
     diagnose_every: PositiveInt | None = None
     """Measure f of every query path beside its anchor on the first evaluation blocks, before the first step, every so
     many steps and at the end; None never does. Architectures without f write nothing."""
+
+
+def group_of(name: str) -> Group:
+    """Return the group of a parameter by its name in the model.
+
+    ``skip`` is W_skip, ``pre_projection`` the pre-projection's other matrices, ``query`` everything of a nonlinear
+    query (also where its targets are keys or values), ``lora`` LoRA's matrices, ``other`` the rest.
+    """
+    parts = name.split(".")
+    return next((group for mark, group in _MARKS if any(part.startswith(mark) for part in parts)), "other")
+
+
+def by_group(names: Iterable[str]) -> dict[Group, list[str]]:
+    """Return the names of each group that is there."""
+    found: dict[Group, list[str]] = {}
+    for name in names:
+        found.setdefault(group_of(name), []).append(name)
+    return found
+
+
+def loop_mistake(training: LoopSettings) -> str | None:
+    """Return what contradicts itself in a training section, or None."""
+    micro, batch = training.micro_batch_size, training.batch_size
+    if micro is not None and batch % micro:
+        return f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})"
+    if training.warmup_steps >= training.steps:
+        return f"training.warmup_steps is {training.warmup_steps}; must be below training.steps ({training.steps})"
+    return plan_mistake(training.steps, batch)
+
+
+def held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:
+    """Return what needs held-out text where none is ``measured``, or None."""
+    wanted = ("patience", "keep_best", "diagnose_every")
+    key = next((name for name in wanted if getattr(training, name, None)), None)
+    if measured or key is None:
+        return None
+    what = "held-out text" if key == "diagnose_every" else "the loss on held-out text"
+    where = "data.held_out or evaluation_data" if isinstance(training, PretrainSettings) else "data.held_out"
+    return f"training.{key} needs {what}, and there is none; set {where}"

@@ -69,14 +69,14 @@ def to_svgs(figures: Mapping[str, Figure | None]) -> dict[str, str]:
     return {name: to_svg(figure) for name, figure in figures.items() if figure is not None}
 
 
-def reach(
+def robust_limit(
     sizes: Iterable[float],
     times: float = 2.0,
-    usual: Callable[[list[float]], float] = lambda sizes: float(np.quantile(sizes, 0.75)),
+    typical: Callable[[list[float]], float] = lambda sizes: float(np.quantile(sizes, 0.75)),
 ) -> float:
-    """Return the largest of ``sizes``, or if that is an outlier ``times`` the ``usual`` one; 1 if none is known."""
+    """Return the largest of ``sizes``, or if that is an outlier ``times`` the ``typical`` one; 1 if none is known."""
     finite = [size for size in sizes if 0 < size < LARGEST]
-    return min(max(finite), times * usual(finite)) if finite else 1.0
+    return min(max(finite), times * typical(finite)) if finite else 1.0
 
 
 def integer_axis(ax: Axes, label: str, ticks: int | Literal["auto"] = "auto") -> None:

@@ -15,8 +15,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes import training as training_settings
 from hfpatch.recipes.comparison import Recipe, load_recipe
 from hfpatch.runs.locks import held_by_others
-from hfpatch.support.files import read_json
-from hfpatch.support.leftovers import remove_leftovers
+from hfpatch.support.files import read_json, remove_leftovers
 
 NOT_IDENTITY = {
     *("description", "data_dir", "evaluation.allow_unknown_base"),

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import PLAN, BatchPlan, read_plans, write_plans
-from hfpatch.data.tokenise import hash_tokenizer
+from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import MatmulLibrary
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings

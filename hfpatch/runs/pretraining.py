@@ -26,8 +26,7 @@ from hfpatch.runs.identity import (
 )
 from hfpatch.runs.locks import WHOLE, hold
 from hfpatch.runs.progress import Progress
-from hfpatch.support.files import read_json, write_json
-from hfpatch.support.leftovers import remove_leftovers
+from hfpatch.support.files import read_json, remove_leftovers, write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model
 from hfpatch.training.loop import check_blocks

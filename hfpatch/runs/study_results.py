@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hfpatch.data.tokenise import hash_tokenizer
+from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.evaluation.stats import Estimate, holm, over_seeds
 from hfpatch.models.describe import describe_query
 from hfpatch.recipes.models import split_architecture

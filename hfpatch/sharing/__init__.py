@@ -1,4 +1,4 @@
-"""Putting runs, patches and exports on the hub."""
+"""Uploading runs, patches and exports to the hub."""
 
 from hfpatch.sharing.push import Pushed, push
 

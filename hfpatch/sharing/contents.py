@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.reporting.cards import run_card
@@ -29,7 +27,7 @@ def contents(folder: Path, *, method: str | None = None, seed: int | None = None
 
     Args:
         folder: what `compare`, `save_patch` or `export` wrote.
-        method: of a run, the one method whose patch stands at the top, ready to be loaded; None takes all patches.
+        method: of a run, the one method whose patch is at the top level, ready to be loaded; None takes all patches.
         seed: the seed of that patch; None takes the first.
 
     Raises:
@@ -38,10 +36,10 @@ def contents(folder: Path, *, method: str | None = None, seed: int | None = None
     if (folder / "results.json").is_file():
         return _run(folder, method, seed)
     if method is not None or seed is not None:
-        raise HfpatchError(f"{folder}: holds no run, so --method and --seed choose nothing; leave them out")
+        raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
     if any((folder / name).is_file() for name in _MARKERS):
         return _tree(folder)
-    raise HfpatchError(f"{folder}: holds no finished run, patch or export; give a folder that hfpatch wrote")
+    raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
 
 
 def _run(folder: Path, method: str | None, seed: int | None) -> Contents:
@@ -88,16 +86,11 @@ def _without_path(path: Path) -> Path | bytes:
     if keys is None:
         return path
     value = json.loads(path.read_text(encoding="utf-8"))
-    holder = next(_holders(value, keys[:-1]), {})
-    name = holder.get(keys[-1])
+    holder = value
+    for key in keys[:-1]:
+        holder = holder.get(key) if isinstance(holder, dict) else None
+    name = holder.get(keys[-1]) if isinstance(holder, dict) else None
     if not isinstance(name, str) or shown_base(name) == name:
         return path
     holder[keys[-1]] = shown_base(name)
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _holders(value: Any, keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    if isinstance(value, dict):
-        yield value

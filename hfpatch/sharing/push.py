@@ -55,7 +55,7 @@ def _send(shared: Contents, repo_id: str, *, private: bool, message: str) -> str
     except Exception as error:  # which HTTP library the client uses, and so what it raises, depends on its version
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise HfpatchError(
-            f"{repo_id}: the hub did not take it ({first}); check the name, `hf auth login`, the network and "
+            f"{repo_id}: the hub refused the upload ({first}); check the name, `hf auth login`, the network and "
             "HF_HUB_OFFLINE"
         ) from error
     return str(commit.repo_url)

@@ -1,4 +1,4 @@
-"""Where the attention branch lives in each architecture. All knowledge of architectures stands here."""
+"""Where the attention branch is in each architecture. All knowledge of architectures is in this package."""
 
 from hfpatch.sites import families  # importing it registers them
 from hfpatch.sites.columns import Columns

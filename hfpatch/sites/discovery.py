@@ -59,7 +59,10 @@ def survey(model: nn.Module) -> Survey:
     skipped: dict[int, str] = {}
     blocks = list(_blocks(base, family))
     for layer, (path, block) in enumerate(blocks):
-        declared = family or _read(block, base.config.model_type)
+        try:
+            declared = family or read_family(block)
+        except HfpatchError as error:
+            raise HfpatchError(f"{error}; {how_to_declare(base.config.model_type)}") from error
         if declared is None or not _has_attention(declared, block):
             skipped[layer] = f"{type(block).__name__} without softmax attention"
             continue
@@ -88,7 +91,7 @@ def select_sites(
     if layers is None:
         chosen = [site for site in found.sites if refusal(site) is None]
         if not chosen:
-            raise HfpatchError(f"no layer of this model can be changed so: {refusal(found.sites[0])}")
+            raise HfpatchError(f"no layer of this model can be changed: {refusal(found.sites[0])}")
         return chosen
     wanted = [layers] if isinstance(layers, int) else sorted(set(layers))
     if not wanted:
@@ -109,27 +112,18 @@ def select_sites(
 def _blocks(base: Any, family: Family | None) -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, block) of every block, from the model."""
     prefix, tower = text_tower(base)
-    for path in _lists(base, tower, family):
-        of = f"family {family.name!r}" if family else type(tower).__name__
+    if family is None:
+        lists = tuple(block_lists(tower))
+        if len(lists) != 1:
+            several = f"blocks with attention in several lists ({', '.join(lists)})"
+            what = several if lists else "no blocks of a known structure"
+            raise HfpatchError(f"{type(base).__name__} has {what}; {how_to_declare(base.config.model_type)}")
+    else:
+        lists = family.layers if isinstance(family.layers, tuple) else (family.layers,)
+    of = f"family {family.name!r}" if family else type(tower).__name__
+    for path in lists:
         for name, block in submodule(tower, path, of=of).named_children():
             yield joined(prefix, path, name), block
-
-
-def _lists(base: Any, tower: nn.Module, family: Family | None) -> list[str]:
-    if family is not None:
-        return list(family.layers) if isinstance(family.layers, tuple) else [family.layers]
-    lists = block_lists(tower)
-    if len(lists) == 1:
-        return lists
-    what = f"blocks with attention in several lists ({', '.join(lists)})" if lists else "no blocks of a known structure"
-    raise HfpatchError(f"{type(base).__name__} has {what}; {how_to_declare(base.config.model_type)}")
-
-
-def _read(block: nn.Module, model_type: str) -> Family | None:
-    try:
-        return read_family(block)
-    except HfpatchError as error:
-        raise HfpatchError(f"{error}; {how_to_declare(model_type)}") from error
 
 
 def _has_attention(family: Family, block: nn.Module) -> bool:

@@ -21,7 +21,7 @@ class Family:
     Args:
         name: what to call the family.
         model_types: the ``config.model_type`` values that it covers.
-        layers: path of the list of blocks, from the text tower ``model.get_decoder()``; several where blocks stand in
+        layers: path of the list of blocks, from the text tower ``model.get_decoder()``; several where blocks are in
             several lists.
         attention: path of the attention module, from a block; its hidden state is its argument ``hidden_states`` or
             the first one. Several where a block holds several.
@@ -81,12 +81,12 @@ def register_family(family: Family) -> None:
 
 
 def register_without_attention(model_types: tuple[str, ...], reason: str) -> None:
-    """Say why models of some types cannot be patched."""
+    """Register why models of some types cannot be patched."""
     _WITHOUT.update(dict.fromkeys(model_types, reason))
 
 
 def family_of(model_type: str) -> Family | None:
-    """Return the declared family of a model type, or None where the structure of the blocks has to tell.
+    """Return the declared family of a model type, or None where it is read from the structure of the blocks.
 
     Raises:
         HfpatchError: with the reason, if models of this type cannot be patched.

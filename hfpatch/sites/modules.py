@@ -37,21 +37,21 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def linear_paths(module: nn.Module, at: str) -> list[str]:
-    """Return the paths of the matrices of a projection, where it stands at the path ``at``.
+    """Return the paths of the matrices of a projection at the path ``at``.
 
-    That is its own path as a rule. A projection put together from several matrices, or none, tells by a method
-    ``linear_parts() -> list[str]`` which there are below it.
+    That is usually its own path. A projection composed of several matrices, or of none, returns those below it from a
+    method ``linear_parts() -> list[str]``.
     """
     parts = getattr(unwrapped(module), "linear_parts", None)
     return [f"{at}.{part}" for part in parts()] if callable(parts) else [at]
 
 
 def require_matrix(module: nn.Module, at: str) -> None:
-    """Raise :class:`HfpatchError` if what stands at the path ``at`` is put together from matrices, or from none."""
+    """Raise :class:`HfpatchError` if the module at the path ``at`` is composed of several matrices, or of none."""
     inside = linear_paths(module, at)
     if inside == [at]:
         return
-    held = f"name those inside it: {', '.join(inside)}" if inside else "it holds none, so there is nothing to adapt"
+    held = f"name those inside it: {', '.join(inside)}" if inside else "it contains none, so there is nothing to adapt"
     raise HfpatchError(
         f"target_modules: {at} is not one matrix; {held} (hfpatch.surgery.budget.attention_modules(model), or "
         "target_modules: attention in a recipe, names all that there are)"

@@ -28,7 +28,7 @@ class AttentionSite:
         projections: where query, key and value are computed, by target; paths are relative to the attention.
         output_path: path of the output projection, from the model.
         exit_path: path, from the model, of the module whose output is added to the residual stream.
-        exit: that module; the attention itself where nothing stands between.
+        exit: that module; the attention itself where nothing is in between.
         exit_factor: what the exit's output is multiplied with on its way into the residual stream.
         entries: the modules that read the hidden state; the attention itself unless it is exchanged at run time.
         norm: the module whose output is the hidden state, where it has to be changed there; else None.
@@ -99,7 +99,14 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
     if family.output is not None:
         submodule(attention, family.output, of=of)
     projections = family.qkv(attention, config)
-    factor = _factor(family, block, of)
+    if not projections:
+        raise HfpatchError(f"{of}: the declared layout names no projection")
+    first = next(iter(projections.values()))
+    reader = unwrapped(submodule(attention, first.source or first.path, of=of))
+    try:
+        factor = 1.0 if family.factor is None else float(family.factor(block))
+    except AttributeError as error:
+        raise HfpatchError(f"{of}: the declared factor cannot be read: {error}") from error
     refusals = family.refusals(attention) if callable(family.refusals) else family.refusals
     return AttentionSite(
         layer=layer,
@@ -107,7 +114,7 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         family=family.name,
         path=path,
         attention=attention,
-        hidden_size=_hidden_size(attention, projections, of),
+        hidden_size=features(reader)[0],
         projections=projections,
         output_path=exit_path if family.output is None else joined(path, family.output),
         exit_path=exit_path,
@@ -127,19 +134,3 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
 def joined(*paths: str) -> str:
     """Join dotted paths, leaving out the empty ones."""
     return ".".join(path for path in paths if path)
-
-
-def _factor(family: Family, block: nn.Module, of: str) -> float:
-    if family.factor is None:
-        return 1.0
-    try:
-        return float(family.factor(block))
-    except AttributeError as error:
-        raise HfpatchError(f"{of}: the declared factor cannot be read: {error}") from error
-
-
-def _hidden_size(attention: nn.Module, projections: Projections, of: str) -> int:
-    if not projections:
-        raise HfpatchError(f"{of}: the declared layout names no projection")
-    first = next(iter(projections.values()))
-    return features(unwrapped(submodule(attention, first.source or first.path, of=of)))[0]

@@ -1,7 +1,7 @@
 """Reading the attention branch from the structure of a block, for types without a declaration.
 
 It takes the common forms only (separate projections or multi-head latent attention, norms whose names are used in one
-way alone) and refuses the rest: what is in doubt has to be declared.
+way alone) and refuses the rest: anything ambiguous has to be declared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXITS: dict[frozenset[str], str | None] = {
         (("attn_norm", "mlp_norm"), None),
         (("ln_1",), None),
         (("norm",), None),
-        # encoder-decoder decoders, whose norms stand before or after
+        # decoders of encoder-decoder models, whose norms are before or after
         (("self_attn_layer_norm", "final_layer_norm"), None),
         (("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"), None),
         # around attention and around the MLP
@@ -73,18 +73,24 @@ def block_lists(tower: nn.Module) -> list[str]:
 
 
 def read_family(block: nn.Module) -> Family | None:
-    """Return the declaration that the structure of a block amounts to; None if it has no attention.
+    """Return the declaration that is read from the structure of a block; None if it has no attention.
 
     Raises:
-        HfpatchError: if the structure leaves a doubt; the message names it.
+        HfpatchError: if the structure is ambiguous; the message says where.
     """
     paths = list(_attention_paths(block))
     if not paths:
         return None
     if len(paths) > 1:
-        raise HfpatchError(f"{type(block).__name__} holds several attention modules ({', '.join(paths)})")
+        raise HfpatchError(f"{type(block).__name__} contains several attention modules ({', '.join(paths)})")
     attention = submodule(block, paths[0], of=type(block).__name__)
     output = next(name for name in OUTPUTS if has_module(attention, name))
+    norms = frozenset(name for name, _ in block.named_children() if re.search(r"norm|^ln_\d", name))
+    if norms not in EXITS:
+        raise HfpatchError(
+            f"{type(block).__name__} has the norms {', '.join(sorted(norms)) or '(none)'}, which do not show where the "
+            "attention branch joins the residual stream"
+        )
     return Family(
         name=STRUCTURAL,
         model_types=(),
@@ -92,7 +98,7 @@ def read_family(block: nn.Module) -> Family | None:
         attention=paths[0],
         qkv=_layout(attention, output),
         output=output,
-        exit=_exit(block),
+        exit=EXITS[norms],
         factor=attrgetter("residual_multiplier") if hasattr(block, "residual_multiplier") else None,
     )
 
@@ -128,13 +134,3 @@ def _layout(attention: nn.Module, output: str) -> Layout:
             "may be something else than the query"
         )
     return separate()
-
-
-def _exit(block: nn.Module) -> str | None:
-    norms = frozenset(name for name, _ in block.named_children() if re.search(r"norm|^ln_\d", name))
-    if norms not in EXITS:
-        raise HfpatchError(
-            f"{type(block).__name__} has the norms {', '.join(sorted(norms)) or '(none)'}, which leave open where the "
-            "attention branch joins the residual stream"
-        )
-    return EXITS[norms]

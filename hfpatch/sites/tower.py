@@ -1,4 +1,4 @@
-"""The text tower of a model: the module that holds its decoder blocks, whatever stands around it."""
+"""The text tower of a model: the module that contains its decoder blocks, whatever is around it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ def text_tower(model: Any) -> tuple[str, nn.Module]:
     """
     candidates = [model.get_decoder() if hasattr(model, "get_decoder") else model]
     candidates += [getattr(model, name, model) for name in ("base_model", "model")]
-    tower = next((c for c in candidates if c is not model and _holds_lists(c)), model)
+    found = (c for c in candidates if c is not model and any(isinstance(m, nn.ModuleList) for m in c.modules()))
+    tower = next(found, model)
     path = next((name for name, module in model.named_modules() if module is tower), "")
     return path, tower
-
-
-def _holds_lists(module: nn.Module) -> bool:
-    return any(isinstance(child, nn.ModuleList) for child in module.modules())
 
 
 def text_config(model: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where what is costly to make is kept between commands."""
+"""The folders of caches between commands."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def cache_folder(kind: str) -> Path:
 
 
 def is_writable(folder: Path, what: str) -> bool:
-    """Return whether a folder, which is made if need be, takes files; warn that ``what`` is not kept where it does not.
+    """Return whether files can be written to a folder, created if necessary; if not, warn that ``what`` is not cached.
 
-    A cache is a convenience: work goes on without it.
+    A cache is optional: work continues without it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             return True
     except OSError as error:
-        warnings.warn(f"{what} are not kept for the next run: {folder}: {error.strerror}", stacklevel=2)
+        warnings.warn(f"{what} are not cached for the next run: {folder}: {error.strerror}", stacklevel=2)
         return False

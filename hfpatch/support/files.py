@@ -1,25 +1,30 @@
-"""Writing files so that nothing is ever half-written, and hashing what was written."""
+"""Writing files atomically, removing what killed processes left behind, and hashing files."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
 import re
 import shutil
+import socket
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 
 from hfpatch.errors import HfpatchError
-from hfpatch.support.leftovers import temporary_path
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 18
+_DAY_S = 86_400
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}\.(?P<kind>tmp|old)")
 _IO_ERROR = re.compile(r"I/O error: (.*?)(?: \(os error \d+\))?$")
 
 
@@ -31,7 +36,7 @@ class _WriteError(HfpatchError):
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success sync it and rename it to ``path``, on failure remove it.
 
-    A link is followed: what it names is replaced, not the link.
+    If ``path`` is a link, its target is replaced.
 
     Raises:
         HfpatchError: if the folder cannot be written or the disk is full.
@@ -45,15 +50,15 @@ def atomic_file(path: Path) -> Iterator[Path]:
             _sync(temporary)
             temporary.replace(path)
     finally:
-        with suppress(OSError):  # where its folder is none, there is nothing to remove
+        with suppress(OSError):  # its folder may be no folder
             temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``path``; on success it takes the place of ``path``, on failure it is removed.
+    """Yield a temporary folder beside ``path``; on success it replaces ``path``, on failure it is removed.
 
-    A link is followed: the folder that it names is replaced, not the link.
+    If ``path`` is a link, its target is replaced.
 
     Raises:
         HfpatchError: if the folder cannot be written or the disk is full.
@@ -63,7 +68,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     try:
         with clear_about_writing(path):
             if path.exists() and not path.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, "a file is in the way")
+                raise NotADirectoryError(errno.ENOTDIR, "a file has this name")
             temporary.mkdir(parents=True)
             yield temporary
             for file in temporary.rglob("*"):
@@ -76,7 +81,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def clear_about_writing(path: Path) -> Iterator[None]:
-    """Say in one line that ``path`` cannot be written and why, also where a file inside or safetensors fails."""
+    """Turn errors of the system, of safetensors and of files below ``path`` into one line: it cannot be written."""
     try:
         yield
     except OSError as error:
@@ -85,7 +90,7 @@ def clear_about_writing(path: Path) -> Iterator[None]:
         if (reason := _IO_ERROR.search(str(error))) is None:
             raise
         raise _write_error(path, reason[1]) from error
-    except _WriteError as error:  # name this path, not the temporary one
+    except _WriteError as error:  # with this path, not the temporary one
         raise _write_error(path, error.reason) from error
 
 
@@ -101,10 +106,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
+    """Read a JSON file with an object.
 
     Raises:
-        HfpatchError: if it is missing, unreadable, not UTF-8, not JSON or no object.
+        HfpatchError: if it is missing, unreadable, not UTF-8, not JSON or not an object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -116,15 +121,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_data_dir(folder: Path | None) -> None:
-    """Refuse a folder of local data that is not there.
+    """Check that a folder of local data exists.
 
     Raises:
-        HfpatchError: if it is not.
+        HfpatchError: if it does not.
     """
     if folder is not None and not folder.is_dir():
-        raise HfpatchError(
-            f"data_dir: {folder} is not a folder; name one that holds copies of data sets, or leave it out"
-        )
+        raise HfpatchError(f"data_dir: {folder} is not a folder; use one with copies of data sets, or leave it out")
 
 
 def sha256_file(path: Path) -> str:
@@ -145,14 +148,12 @@ def check_manifest(folder: Path) -> None:
     """Compare every file of a folder with its manifest.json.
 
     Raises:
-        HfpatchError: naming the first file that is missing, changed or not in the manifest.
+        HfpatchError: with the first file that is missing, changed or not in the manifest.
     """
     expected = read_json(folder / MANIFEST)
-    if not isinstance(expected, dict):
-        raise HfpatchError(f"{folder / MANIFEST}: damaged, as it is no JSON object")
     for name in sorted({*expected, *_files_in(folder)}):
         if not (folder / name).is_file() or sha256_file(folder / name) != expected.get(name):
-            raise HfpatchError(f"{folder / name}: damaged, as its hash is not the one in {MANIFEST}")
+            raise HfpatchError(f"{folder / name}: damaged, its hash is not the one in {MANIFEST}")
 
 
 def _files_in(folder: Path) -> list[str]:
@@ -161,7 +162,7 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _swap(new: Path, path: Path) -> None:
-    """Rename ``new`` to ``path``, setting an older folder of that name aside until the new one is in place."""
+    """Rename ``new`` to ``path``, and keep an existing folder of that name until this has succeeded."""
     if not path.exists():
         new.replace(path)
         return
@@ -184,3 +185,60 @@ def _write_error(path: Path, reason: object) -> _WriteError:
     error = _WriteError(f"{path}: cannot be written ({reason}); free space or choose another folder")
     error.reason = reason
     return error
+
+
+def temporary_path(path: Path, kind: Literal["tmp", "old"]) -> Path:
+    """Return a new hidden path beside ``path`` whose name has this machine and this process.
+
+    ``tmp`` is what will become ``path``, ``old`` is what was ``path`` before.
+    """
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.{kind}")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of killed processes in a folder and below, and restore what they had only set aside.
+
+    Files of running processes stay: on this machine, files of any process that exists; on another machine, whatever
+    changed within a day.
+    """
+    found: list[tuple[Path, re.Match[str]]] = []
+    for parent, folders, files in os.walk(folder):
+        matches = ((Path(parent) / entry, _TEMPORARY.fullmatch(entry)) for entry in (*folders, *files))
+        found += [(path, match) for path, match in matches if match]
+        folders[:] = [name for name in folders if not _TEMPORARY.fullmatch(name)]
+    for path, match in found:
+        if _is_in_use(path, match["machine"], int(match["process"])):
+            continue
+        with suppress(OSError):  # another process may be doing the same
+            if match["kind"] == "old" and not path.with_name(match["name"]).exists():
+                path.rename(path.with_name(match["name"]))
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _is_in_use(path: Path, machine: str, process: int) -> bool:
+    if machine == _machine() and os.name == "posix":
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # a process of another user
+            return True
+        return True
+    with suppress(OSError):
+        newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
+        return time.time() - newest < _DAY_S
+    return True
+
+
+@functools.cache
+def _machine() -> str:
+    """Return 8 hex digits that are equal for two processes if and only if they see each other's process ids."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+    with suppress(OSError):
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.models import register_scratch
-from hfpatch.recipes.section import Dtype
+from hfpatch.recipes.strict import Dtype
 from hfpatch.surgery.peft_registration import peft_is_imported
 
 TINYWORLD = "tinyworld/"

@@ -2,6 +2,6 @@
 
 from hfpatch.tinyworld.checkpoints import CHECKPOINTS, checkpoint
 from hfpatch.tinyworld.language import documents
-from hfpatch.tinyworld.tasks import TASKS, draw_items, examples, items
+from hfpatch.tinyworld.tasks import TASKS, examples, items
 
-__all__ = ["CHECKPOINTS", "TASKS", "checkpoint", "documents", "draw_items", "examples", "items"]
+__all__ = ["CHECKPOINTS", "TASKS", "checkpoint", "documents", "examples", "items"]

@@ -16,7 +16,7 @@ Split = Literal["base", "shifted"]
 Use = Literal["train", "eval"]
 
 DOCUMENTS = 10_000
-"""How many documents a split has unless told otherwise."""
+"""The default number of documents of a split."""
 
 _EVALUATION_SHARE = 16
 """One opening in so many belongs to evaluation."""

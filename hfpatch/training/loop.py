@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.exactness import packing_is_exact
+from hfpatch.data.packing import packing_is_exact
 from hfpatch.errors import HfpatchError
 from hfpatch.models.listening import paths_with_f
 from hfpatch.nn.hidden import HiddenProjection

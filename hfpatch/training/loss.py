@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,31 +12,11 @@ from torch.nn.functional import cross_entropy, pad
 
 from hfpatch.data.blocks import IGNORE
 from hfpatch.nn.matmul import active_library, linear
+from hfpatch.sites.lm_head import PLAIN, Tail
 
 _CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _FEWEST_ROWS = 64
 _LIGER = "liger_kernel.transformers.functional"
-
-
-class Tail(NamedTuple):
-    """What a model does with its head's output z: logits = cap · tanh(scale · z / cap), without a cap scale · z.
-
-    Attributes:
-        scale: Cohere's and Granite's logit scale; 1 in most models.
-        cap: Gemma 2's soft cap, or None.
-    """
-
-    scale: float = 1.0
-    cap: float | None = None
-
-    def __call__(self, z: Tensor) -> Tensor:
-        """Return the logits, in the shape of ``z``."""
-        scaled = z if self.scale == 1.0 else z * self.scale
-        return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
-
-
-PLAIN = Tail()
-"""Logits are what the head returns, as in most models."""
 
 
 def shifted(labels: Tensor) -> Tensor:

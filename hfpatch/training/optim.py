@@ -8,8 +8,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
-from hfpatch.recipes.groups import by_group
-from hfpatch.recipes.training import LoopSettings
+from hfpatch.recipes.training import LoopSettings, by_group
 from hfpatch.training.precision import trainable_parameters
 
 _SCHEDULERS = {
@@ -24,7 +23,7 @@ def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.opt
 
     Embeddings are matrices: where they are trained they decay too, a tied head once.
 
-    Each tensor group has the learning rate that the settings give it, see :mod:`hfpatch.recipes.groups`.
+    Each tensor group has the learning rate that the settings give it, see :mod:`hfpatch.recipes.training`.
     """
     parameters = trainable_parameters(model)
     groups = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.groups import Group, group_of
+from hfpatch.recipes.training import Group, group_of
 
 
 def trainable_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -174,7 +174,7 @@ def test_a_method_that_the_recipe_does_not_hold_is_one_line(capsys, recipe, tmp_
     [
         (b"", "is empty"),
         (b'{"texts": "a story"}\n', "'text'"),
-        (b"{not json}\n", "data.jsonl:1: not JSON"),
+        (b"{not json}\n", "data.jsonl:1: not valid JSON"),
         (b'{"text": "caf\xe9"}\n', "not UTF-8"),
     ],
 )
@@ -388,7 +388,7 @@ def test_a_cache_that_takes_no_files_is_one_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HFPATCH_CACHE", str(tmp_path / "file"))
     assert main(["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "4"]) == 0
     first = capsys.readouterr().err.splitlines()[0]
-    assert first.startswith("hfpatch: warning: the answers are not kept for the next run: ")
+    assert first.startswith("hfpatch: warning: the answers are not cached for the next run: ")
 
 
 def test_an_interrupted_eval_says_what_is_kept(capsys, monkeypatch, tmp_path):
@@ -553,9 +553,7 @@ def test_check_needs_no_weights_of_a_big_model(capsys, tmp_path):
 def test_check_says_what_an_architecture_refuses(capsys, tmp_path):
     folder = big(tmp_path, ZambaConfig())
     assert main(["check", folder, "--config-only"]) == 0
-    assert (
-        "pre_projection: refused: no layer of this model can be changed so: the branch feeds" in capsys.readouterr().out
-    )
+    assert "pre_projection: refused: no layer of this model can be changed: the branch feeds" in capsys.readouterr().out
     asked = ["--config-only", "--method", "pre_projection", "content_skip=true"]
     assert "the branch feeds the input of a Mamba layer" in refused(capsys, "check", folder, *asked)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hfpatch.data.blocks import IGNORE, blocks_from_stream
-from hfpatch.data.tokenise import TokenStream, tokenise
+from hfpatch.data.tokenizer import TokenStream, tokenize
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 
@@ -72,14 +72,14 @@ def test_head_and_hash():
 
 
 def test_tokenise_drops_lone_tokens_and_can_leave_out_the_end(tokenizer, tmp_path):
-    made = tokenise(["the mill", "e", ""], tokenizer, tmp_path / "a", append_eos=False)
+    made = tokenize(["the mill", "e", ""], tokenizer, tmp_path / "a", append_eos=False)
     assert tokenizer.decode(made.tokens) == "the mill"
     assert len(made.lengths) == 1
     with pytest.raises(HfpatchError, match="no document has two tokens"):
-        tokenise(["e"], tokenizer, tmp_path / "b", append_eos=False)
+        tokenize(["e"], tokenizer, tmp_path / "b", append_eos=False)
 
 
 def test_tokenizer_without_end_is_refused(tokenizer, tmp_path):
     bare = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(HfpatchError, match="no end-of-text token"):
-        tokenise(["the mill"], bare, tmp_path / "a", append_eos=True)
+        tokenize(["the mill"], bare, tmp_path / "a", append_eos=True)

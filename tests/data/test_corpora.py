@@ -126,7 +126,9 @@ def test_unreachable_hub_is_one_clear_error(tmp_path, monkeypatch):
         raise ConnectionError("Couldn't reach 'owner/set' on the Hub (OfflineModeIsEnabled)\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(HfpatchError, match=r"data set owner/set .*Couldn't reach.*train.jsonl is not there") as caught:
+    with pytest.raises(
+        HfpatchError, match=r"data set owner/set .*Couldn't reach.*train.jsonl does not exist"
+    ) as caught:
         open_corpus(DataSettings(source="owner/set"), tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -145,8 +147,8 @@ def test_offline_hub_is_one_clear_error(tmp_path, monkeypatch):
         ("tinyworld/shiftd", r"tinyworld/shiftd: no such text \(did you mean 'tinyworld/shifted'\?\)"),
         ("{tmp}/missing.jsonl", "missing.jsonl does not exist"),
         ("missing.txt", "data.source: missing.txt does not exist"),
-        ("{tmp}/notes.md", "notes.md: unknown kind of file"),
-        ("{tmp}/empty", "empty: the folder holds no .jsonl"),
+        ("{tmp}/notes.md", "notes.md: unknown file type"),
+        ("{tmp}/empty", "empty: the folder has no .jsonl"),
         ("{tmp}/short.jsonl", "no document has 100 characters; lower data.min_characters"),
     ],
 )
@@ -178,5 +180,7 @@ def test_a_stream_layout_reads_a_streamed_set_to_its_end_and_says_where_it_broke
 
 
 def test_text_is_not_found_in_a_token_file():
-    with pytest.raises(HfpatchError, match=r"data.source: a/b.bin holds tokens, and text is needed here; name a text"):
+    with pytest.raises(
+        HfpatchError, match=r"data.source: a/b.bin is a token file, and text is needed here; use a text"
+    ):
         open_corpus(DataSettings(source="a/b.bin", layout="stream"))

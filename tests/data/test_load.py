@@ -44,7 +44,7 @@ def test_cache_is_mapped_and_keyed_by_content(tmp_path, text_file, tokenizer, mo
     chosen = DataSettings(source=str(text_file), block_size=16)
     cache = tmp_path / "cache"
     fresh = load_blocks(chosen, tokenizer, cache_dir=cache)
-    monkeypatch.setattr("hfpatch.data.load.tokenise", lambda *args, **kwargs: pytest.fail("tokenised again"))
+    monkeypatch.setattr("hfpatch.data.load.tokenize", lambda *args, **kwargs: pytest.fail("tokenised again"))
     again = load_blocks(chosen, tokenizer, cache_dir=cache)
     assert isinstance(again.rows, np.memmap)
     assert again.to_json() == fresh.to_json()
@@ -57,7 +57,7 @@ def test_cache_is_mapped_and_keyed_by_content(tmp_path, text_file, tokenizer, mo
 
 
 @pytest.mark.parametrize("damage", ["empty", "gone", "text"])
-def test_a_damaged_cache_is_made_anew(tmp_path, text_file, tokenizer, damage):
+def test_a_damaged_cache_is_made_again(tmp_path, text_file, tokenizer, damage):
     chosen, cache = DataSettings(source=str(text_file), block_size=16, held_out=1), tmp_path / "cache"
     fresh = load_splits(chosen, tokenizer, cache_dir=cache)
     file = next(cache.glob("*/held_out/rows.npy"))
@@ -73,7 +73,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path, text_file, tokenizer, damage):
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, text_file, tokenizer):
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(UserWarning, match="not kept for the next run"):
+    with pytest.warns(UserWarning, match="not cached for the next run"):
         blocks = load_blocks(DataSettings(source=str(text_file)), tokenizer, cache_dir=tmp_path / "file" / "cache")
     assert blocks.documents == 4
 
@@ -82,7 +82,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, text_file, tok
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_memory_does_not_grow_with_the_text(tmp_path, tokenizer, monkeypatch, layout, kept):
     """Of four times the text, memory takes what describes its documents, some 100 bytes each, and nothing else."""
-    monkeypatch.setattr("hfpatch.data.tokenise._BATCH_CHARACTERS", 50_000)
+    monkeypatch.setattr("hfpatch.data.tokenizer._BATCH_CHARACTERS", 50_000)
     monkeypatch.setattr("hfpatch.data.blocks._CHUNK_TOKENS", 20_000)
     monkeypatch.setattr("hfpatch.support.files._CHUNK_BYTES", 1 << 16)
     chosen, peaks, text = DataSettings(block_size=256, layout=layout), [], "the mill likes nobody in the harbour " * 27
@@ -161,7 +161,7 @@ def test_kept_tokens_are_what_they_were(tmp_path, text_file, tokenizer, layout):
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "sidecar"])
-def test_a_damaged_stream_is_made_anew(tmp_path, text_file, tokenizer, damage):
+def test_a_damaged_stream_is_made_again(tmp_path, text_file, tokenizer, damage):
     chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
     fresh = load_splits(chosen, tokenizer, cache_dir=cache).train.to_json()
     file = next(cache.glob("*/tokens.bin"))
@@ -179,7 +179,7 @@ def test_a_damaged_stream_is_made_anew(tmp_path, text_file, tokenizer, damage):
 def test_a_stream_without_a_cache_to_write_to(tmp_path, text_file, tokenizer):
     (tmp_path / "file").write_text("in the way")
     chosen = DataSettings(source=str(text_file), block_size=16, layout="stream")
-    with pytest.warns(UserWarning, match="not kept for the next run"):
+    with pytest.warns(UserWarning, match="not cached for the next run"):
         blocks = load_blocks(chosen, tokenizer, cache_dir=tmp_path / "file" / "cache")
     assert blocks.to_json() == load_blocks(chosen, tokenizer).to_json()
     load_blocks(DataSettings(max_documents=5, block_size=16, layout="stream"), tokenizer, cache_dir=tmp_path / "c")
@@ -240,15 +240,20 @@ def test_one_of_several_processes_tokenises_and_the_others_map_what_it_wrote(tmp
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    arguments = [tests / "tokenise_on_processes.py", text_file, tmp_path / "tokenizer", tmp_path]
+    command = [sys.executable, tests / "tokenise_on_processes.py", text_file, tmp_path / "tokenizer", tmp_path]
     paths = os.pathsep.join([str(tests.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    environment = {**os.environ, **group, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            list(map(str, command)), env={**environment, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE
+        )
+        for rank in "01"
+    ]
+    for process in running:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors.decode()
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert (first.pop("calls"), second.pop("calls")) == (["tokenise", "write_token_file"], [])
+    assert (first.pop("calls"), second.pop("calls")) == (["tokenize", "write_token_file"], [])
     assert first == second
     assert all(first[layout]["mapped"] for layout in ("packed", "stream"))

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from hfpatch.data.blocks import blocks_from_stream
 from hfpatch.data.plan import draw_evaluation, draw_plan, read_plans, write_plans
-from hfpatch.data.tokenise import TokenStream
+from hfpatch.data.tokenizer import TokenStream
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 

@@ -13,7 +13,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from hfpatch.data import token_file, tokenise
+from hfpatch.data import token_file
+from hfpatch.data import tokenizer as tokenizers
 from hfpatch.data.blocks import IGNORE
 from hfpatch.data.collate import collate
 from hfpatch.data.load import load_blocks, load_splits
@@ -86,7 +87,7 @@ def test_the_largest_id_decides_how_wide_ids_are(tmp_path, largest, dtype):
 
 def test_an_id_that_the_vocabulary_does_not_have_is_not_cut_to_size(tmp_path, monkeypatch):
     tokenizer = make_gapped(60000)
-    monkeypatch.setattr(tokenise, "_encode", lambda texts, _: [[1, 65536 + 1]])
+    monkeypatch.setattr(tokenizers, "_encode", lambda texts, _: [[1, 65536 + 1]])
     with pytest.raises(HfpatchError, match="gives the id 65537, beyond 60000, the largest of its vocabulary"):
         write_token_file(tmp_path / "made.bin", ["mill"], tokenizer, DataSettings())
     assert not list(tmp_path.iterdir())
@@ -95,7 +96,7 @@ def test_an_id_that_the_vocabulary_does_not_have_is_not_cut_to_size(tmp_path, mo
 def test_ids_that_are_not_those_of_the_sidecar_are_refused(written, tokenizer):
     ids = np.fromfile(written, dtype="<u2")
     (299 - ids).astype("<u2").tofile(written)
-    with pytest.raises(HfpatchError, match=r"train\.bin: not the ids that train\.json describes \(sha256 .*; restore"):
+    with pytest.raises(HfpatchError, match=r"train\.bin: has other ids than train\.json .* \(sha256 .*; restore"):
         load_blocks(settings(written), tokenizer)
 
 
@@ -163,7 +164,7 @@ def test_the_hash_follows_tokens_block_size_and_part(written, texts, tokenizer):
 
 def test_memory_is_bounded_whatever_the_text(tmp_path, tokenizer, monkeypatch):
     """An eight times longer text takes the same memory: less than its tokens alone would."""
-    monkeypatch.setattr("hfpatch.data.tokenise._BATCH_CHARACTERS", 15_000)
+    monkeypatch.setattr("hfpatch.data.tokenizer._BATCH_CHARACTERS", 15_000)
     document = "the mill likes nobody at all " * 20
 
     def peak(documents):
@@ -185,7 +186,7 @@ def test_memory_is_bounded_whatever_the_text(tmp_path, tokenizer, monkeypatch):
 
 
 def test_it_tells_how_far_it_is(tmp_path, texts, tokenizer, monkeypatch):
-    monkeypatch.setattr("hfpatch.data.tokenise._BATCH_CHARACTERS", 1)
+    monkeypatch.setattr("hfpatch.data.tokenizer._BATCH_CHARACTERS", 1)
     told = []
     write_token_file(tmp_path / "a.bin", texts, tokenizer, DataSettings(), on_part=lambda *counts: told.append(counts))
     assert told == [(count, len(flat(texts[:count], tokenizer))) for count in range(1, 5)]
@@ -205,19 +206,19 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, tokenizer):
 
 def test_nothing_is_written_over(written, texts, tokenizer):
     before = written.read_bytes()
-    with pytest.raises(HfpatchError, match=r"train\.bin: is there already"):
+    with pytest.raises(HfpatchError, match=r"train\.bin: exists already"):
         write_token_file(written, texts[:1], tokenizer, DataSettings())
     written.rename(written.with_name("moved.bin"))
-    with pytest.raises(HfpatchError, match=r"train\.json: is there already"):
+    with pytest.raises(HfpatchError, match=r"train\.json: exists already"):
         write_token_file(written, texts[:1], tokenizer, DataSettings())
-    with pytest.raises(HfpatchError, match=r"train\.tokens: a token file's name ends with \.bin"):
+    with pytest.raises(HfpatchError, match=r"train\.tokens: the name of a token file must end with \.bin"):
         write_token_file(written.with_suffix(".tokens"), texts[:1], tokenizer, DataSettings())
     assert written.with_name("moved.bin").read_bytes() == before
 
 
 def test_another_tokenizer_is_refused(written, texts, tokenizer):
     wrong = train_tokenizer(texts, 290)
-    message = "made with another tokenizer, of a vocabulary of 300 where this one has 290; name that tokenizer"
+    message = "made with another tokenizer, whose vocabulary has 300 ids instead of 290; use that tokenizer"
     with pytest.raises(HfpatchError, match=message):
         load_blocks(settings(written), wrong)
     other = train_tokenizer(["ein anderer Text mit ganz anderen Paaren, der Mühle und der Lampe wegen"] * 2, 300)
@@ -238,10 +239,8 @@ def test_the_same_tokenizer_saved_padded_and_cut_short_is_accepted(tmp_path, wri
 def test_a_file_of_another_size_than_its_sidecar_says_is_refused(written, tokenizer, cut):
     content = written.read_bytes()
     written.write_bytes(content[:-cut] if cut > 0 else content + bytes(-cut))
-    found, told = len(content) - cut, len(content)
-    with pytest.raises(
-        HfpatchError, match=rf"has {found} bytes, and by train\.json .* should be {told}; it is cut off"
-    ):
+    found, expected = len(content) - cut, len(content)
+    with pytest.raises(HfpatchError, match=rf"has {found} bytes, but .* have {expected}; it is truncated"):
         load_blocks(settings(written), tokenizer)
 
 
@@ -255,7 +254,7 @@ def test_bad_files_are_one_clear_line(written, tokenizer):
     side = written.with_suffix(".json")
     info = json.loads(side.read_text())
     side.write_text(json.dumps({**info, "vocabulary_size": 301}))
-    assert "of a vocabulary of 301 where this one has 300" in message()
+    assert "whose vocabulary has 301 ids instead of 300" in message()
     side.write_text(json.dumps({**info, "dtype": "float16"}))
     assert "train.json" in message()
     assert "dtype" in message()
@@ -264,7 +263,7 @@ def test_bad_files_are_one_clear_line(written, tokenizer):
     side.write_text("{")
     assert "cannot be read as JSON" in message()
     side.unlink()
-    assert "train.json is not beside it" in message()
+    assert "description train.json is missing" in message()
     assert "hfpatch tokenize RECIPE data.source=" in message()
     written.unlink()
     assert "no such token file; hfpatch tokenize RECIPE --out" in message()
@@ -280,16 +279,16 @@ def test_a_file_of_another_tool_is_described_and_then_used(tmp_path, texts, toke
     assert info.sha256 == ours.sha256
     assert np.array_equal(load_blocks(settings(path), tokenizer).rows.reshape(-1), ids[: len(ids) // 8 * 8])
     assert load_splits(settings(path, held_out=1), tokenizer).held_out.documents == 1
-    with pytest.raises(HfpatchError, match=r"theirs\.json: is there already"):
+    with pytest.raises(HfpatchError, match=r"theirs\.json: exists already"):
         describe_token_file(path, tokenizer)
 
 
 @pytest.mark.parametrize(
     ("ids", "dtype", "message"),
     [
-        ([1, 2, 299, 300], "<u2", "read as uint16 it holds the id 300, beyond the tokenizer's vocabulary of 300"),
+        ([1, 2, 299, 300], "<u2", "read as uint16 it has the id 300, beyond the tokenizer's vocabulary of 300"),
         ([1, 2, 299], "<u4", "every second uint16 in it is 0, so its ids are wider; write them as uint16"),
-        ([1, 2, 70000], "<u4", "read as uint16 it holds the id 4464"),
+        ([1, 2, 70000], "<u4", "read as uint16 it has the id 4464"),
         ([1, 2, 3], "u1", "has 3 bytes, no whole number of uint16 ids"),
         ([], "<u2", "is missing or empty"),
     ],
@@ -320,10 +319,10 @@ def test_without_an_end_of_text_nothing_can_be_held_out(tmp_path, texts, tokeniz
         ({"layout": "padded"}, "is one stream; set data.layout=stream"),
         (
             {"max_documents": 3},
-            "data.max_documents says how text is read, and x.bin holds tokens already; leave it out",
+            "data.max_documents sets how text is read, and x.bin already contains tokens; leave it out",
         ),
-        ({"append_eos": False}, "data.append_eos says how text is read"),
-        ({"streaming": True}, "data.streaming says how text is read"),
+        ({"append_eos": False}, "data.append_eos sets how text is read"),
+        ({"streaming": True}, "data.streaming sets how text is read"),
     ],
 )
 def test_settings_that_a_token_file_has_no_use_for_are_refused(values, message):

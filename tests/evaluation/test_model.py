@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -9,7 +7,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import CONFIG_MAPPING, BartForConditionalGeneration
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.answers import model_key
+from hfpatch.evaluation.cache import model_key
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.nn.matmul import available
 from hfpatch.surgery.bases import load_base
@@ -35,22 +33,6 @@ def pairs(support):
             (text * 3, " again"),
         ]
     return made
-
-
-def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_import_registers_the_model_without_torch():
-    code = """
-import sys, hfpatch.evaluation, hfpatch.recipes.evaluation
-print([name for name in ('torch', 'transformers', 'datasets', 'scipy') if name in sys.modules])
-from lm_eval.api.registry import model_registry
-print('hf' in model_registry, 'hfpatch' in model_registry)
-"""
-    assert run(code).splitlines() == ["[]", "True True"]
 
 
 def test_lm_eval_finds_the_model_by_name():
@@ -207,7 +189,7 @@ def test_paragraphs_are_cut_and_start_unconditioned(model, tokenizer, support):
         ids = torch.tensor([tokenizer(text)["input_ids"][: min(longest, 128)]])
         assert tokens == ids.shape[1] - 1
         assert value == pytest.approx(-float(model(ids, labels=ids).loss) * tokens, rel=1e-5)
-    with pytest.raises(HfpatchError, match="task some_task, document 0: one token"):
+    with pytest.raises(HfpatchError, match="task some_task, document 0: has fewer than two tokens"):
         scorer.paragraph_loglikelihood(requests("paragraph_loglikelihood", [("a", 512)]))
 
 
@@ -256,13 +238,14 @@ def test_a_context_longer_than_the_model_is_cut_and_the_log_says_so(model, token
     made = [(text * 2, " again") for text in support.passages(3)] + [("Anna", " left")]
     options = {"tokenizer": tokenizer, "max_length": 32}
     got = HfpatchLM(model, **options).loglikelihood(requests("loglikelihood", made))
-    assert "3 of 4 requests are longer than 32 tokens; their contexts are cut from the left" in caplog.text
+    assert "3 of 4 requests have more than 32 tokens; their contexts are truncated from the left" in caplog.text
     expected = HFLM(model, **options).loglikelihood(requests("loglikelihood", made))
     torch.testing.assert_close([value for value, _ in got], [value for value, _ in expected], rtol=1e-6, atol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{"add_bos_token": True}, {"prefix_token_id": 5}, {"add_bos_token": False}])
-def test_first_tokens_are_hflms(model, tokenizer, pairs, support, options):
+def test_first_tokens_are_hflms(tokenizer, pairs, support, options):
+    model = support.gpt2()
     made = [*pairs, ("<|endoftext|>Anna left", " the lamp"), ("", "<|endoftext|>Anna")]
     kinds = (HfpatchLM, HFLM)
     got, expected = (
@@ -292,20 +275,20 @@ def test_patching_and_unpatching_are_noticed(model, tokenizer, pairs):
     assert scorer.loglikelihood(made) == bare
 
 
-def test_lm_evals_own_cache_is_served(model, tokenizer, pairs, tmp_path):
+def test_lm_evals_own_cache_is_served(tokenizer, pairs, support, tmp_path):
     from lm_eval.api.model import CachingLM
 
     made = requests("loglikelihood", pairs[:4])
-    scorer = HfpatchLM(model, tokenizer=tokenizer)
+    scorer = HfpatchLM(support.gpt_neox(), tokenizer=tokenizer)
     cached = CachingLM(scorer, str(tmp_path / "cache.db"))
     first = cached.loglikelihood(made)
     scorer._scorer = None
     assert list(map(tuple, cached.loglikelihood(made))) == first
 
 
-def test_what_is_not_supported_is_said(model, tokenizer):
+def test_unsupported_options_are_refused(tokenizer, support):
     with pytest.raises(HfpatchError, match="backend is seq2seq"):
-        HfpatchLM(model, tokenizer=tokenizer, backend="seq2seq")
+        HfpatchLM(support.gpt2(), tokenizer=tokenizer, backend="seq2seq")
 
 
 @pytest.mark.parametrize("kind", ["bart", "marian", "pegasus", "prophetnet"])
@@ -338,14 +321,5 @@ def test_rows_longer_than_a_table_of_positions_are_refused(kind, refused, tokeni
     config.vocab_size = len(tokenizer)
     model = random_model(config)
     HfpatchLM(model, tokenizer=tokenizer, max_length=64)
-    with pytest.raises(HfpatchError, match="table of 64 positions") if refused else nullcontext():
+    with pytest.raises(HfpatchError, match="only 64 position embeddings") if refused else nullcontext():
         HfpatchLM(model, tokenizer=tokenizer, max_length=65)
-
-
-def test_the_model_class_loads_neither_peft_nor_data_sets():
-    code = """
-import sys
-from hfpatch.evaluation.model import HfpatchLM
-print([name for name in ('peft', 'datasets', 'scipy', 'lm_eval.tasks') if name in sys.modules])
-"""
-    assert run(code).splitlines()[-1] == "[]"

@@ -137,7 +137,7 @@ def test_no_difference_at_all():
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("spread", [0, 1, 2, 4, 10])
 @pytest.mark.parametrize("residual", [0.0, 1.0])
-def test_equal_methods_are_told_apart_no_more_often_than_stated(seeds, spread, residual):
+def test_equal_methods_are_called_different_no_more_often_than_stated(seeds, spread, residual):
     """Seeds vary ``spread`` times as much as the mean over documents does; documents may vary with the seed, too."""
     rng = np.random.default_rng(100 * seeds + spread)
     repeats, documents = 20_000, 50

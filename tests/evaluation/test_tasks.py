@@ -1,5 +1,4 @@
 import gzip
-import json
 import shutil
 
 import pytest
@@ -76,7 +75,7 @@ def test_every_local_file_names_tasks_that_exist():
     assert {"lambada_openai", "hellaswag", "arc_easy", "wikitext"} < set(local)
     own = TaskManager(include_defaults=False, include_path=[eval_dir() / "paper"])
     for name in local:
-        assert name in own.task_index or name in tasks._folders()
+        assert name in own.task_index or name in tasks._lm_eval_files()
 
 
 @pytest.mark.usefixtures("no_full_index")
@@ -90,7 +89,7 @@ def test_without_a_data_folder_the_hub_is_asked(monkeypatch):
     monkeypatch.setattr("lm_eval.api.task.datasets.load_dataset", load_dataset)
     for name in ("lambada_openai", "paper_hellaswag"):
         with pytest.raises(
-            HfpatchError, match=rf"^task {name}: its data cannot be had \(Couldn't reach '.*'\); go online"
+            HfpatchError, match=rf"^task {name}: its data cannot be loaded \(Couldn't reach '.*'\); go online"
         ):
             load_tasks((name,))
     assert asked == {"EleutherAI/lambada_openai": "default", "Rowan/hellaswag": None}
@@ -108,7 +107,7 @@ def test_unknown_names_and_groups():
 
 @pytest.mark.usefixtures("no_full_index")
 def test_a_task_whose_file_has_another_name_is_found():
-    assert "cola" not in tasks._folders()
+    assert "cola" not in tasks._lm_eval_files()
     manager = tasks._manager("cola", tasks.AddedFolder())
     assert manager.task_index["cola"].kind.name == "TASK"
     assert len(manager.task_index) < 100
@@ -127,7 +126,7 @@ def test_a_task_is_built_once_until_its_data_changes(own_data_dir):
     ("task", "file", "content", "message"),
     [
         ("lambada_openai", "lambada_openai/test.jsonl", None, "no such data file"),
-        ("lambada_openai", "lambada_openai/test.jsonl", b"", "holds no documents"),
+        ("lambada_openai", "lambada_openai/test.jsonl", b"", "contains no documents"),
         ("paper_hellaswag", "hellaswag/validation.jsonl.gz", PACKED, "row 1: no field 'ctx'"),
         ("arc_easy", "ai2_arc/ARC-Easy/train.jsonl", b'{"question": "\xe9"}\n', "row 1: not UTF-8"),
         ("paper_lambada", "lambada_openai/test.jsonl", b'{"text": "word"}\n', "task paper_lambada .* cannot be built"),
@@ -152,7 +151,7 @@ def test_a_field_of_another_type_names_the_document(own_data_dir, support):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: f"{text}\nbad: [\n", r"tinyworld_cloze\.yaml, line \d+: not YAML"),
+        (lambda text: f"{text}\nbad: [\n", r"tinyworld_cloze\.yaml, line \d+: not valid YAML"),
         (lambda text: f"{text}\nnonsense: 3\n", r"tinyworld_cloze\.yaml\): cannot be built .*'nonsense'"),
         (lambda text: f"{text}\nprocess_docs: !function nowhere.f\n", r"tinyworld_cloze\.yaml\): cannot be built"),
         (lambda text: text.replace("metric: acc", "metric: accc"), r"tinyworld_cloze\.yaml\): .*no metric 'accc'"),
@@ -226,11 +225,11 @@ def test_a_task_of_ones_own_takes_the_place_of_another(own_tasks, data_dir):
     ("change", "name", "message"),
     [
         (("", ""), "ridle", r"unknown task 'ridle' \(did you mean 'riddle'"),
-        (("metric_list:", "metric_list: ["), "riddle", r"riddle\.yaml, line \d+: not YAML"),
+        (("metric_list:", "metric_list: ["), "riddle", r"riddle\.yaml, line \d+: not valid YAML"),
         (("metric: acc", "metric: accc"), "riddle", r"riddle\.yaml\): there is no metric 'accc'"),
         (("metric: acc", "metric: accc\n    aggregation: mean"), "riddle", r"riddle\.yaml\): .*no metric 'accc'"),
         (("test_split: train", "test_split: nowhere"), "riddle", r"riddle\.yaml\): cannot be built .*nowhere"),
-        (("riddles.jsonl", "gone.jsonl"), "riddle", r"task riddle: its data cannot be had .*gone\.jsonl"),
+        (("riddles.jsonl", "gone.jsonl"), "riddle", r"task riddle: its data cannot be loaded .*gone\.jsonl"),
     ],
 )
 def test_a_mistake_in_a_task_of_ones_own_is_one_line(own_tasks, change, name, message):
@@ -244,14 +243,3 @@ def test_a_mistake_in_a_task_of_ones_own_is_one_line(own_tasks, change, name, me
 def test_a_folder_of_tasks_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(HfpatchError, match=r"nowhere: no such folder; include_path"):
         load_tasks(("arc_easy",), include_path=tmp_path / "nowhere")
-
-
-def test_real_hellaswag_is_prepared_as_published(shared_data):
-    (task,) = load_tasks(("hellaswag",), data_dir=shared_data).values()
-    published = (shared_data / "hellaswag" / "lm_eval_docs_1000.jsonl").read_text(encoding="utf-8").splitlines()
-    for row in map(json.loads, published[:200]):
-        document = task.eval_docs[row["row"]]
-        assert task.doc_to_text(document).replace("..", ".") == row["query"]
-        assert task.doc_to_target(document) == row["gold"]
-        choices = [choice.replace("..", ".").strip() for choice in document["choices"]]
-        assert choices == [choice.strip() for choice in row["choices"]]

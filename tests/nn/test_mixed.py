@@ -104,7 +104,7 @@ def test_joining_with_a_layernorm_or_without_a_matrix_is_refused():
     normed = IdentityAnchoredQuery(**sizes, input_norm="layernorm")
     with pytest.raises(HfpatchError, match="LayerNorm does not"):
         MixedProjection(width=12, paths={"query": normed}, **place)
-    with pytest.raises(HfpatchError, match="a W_1 of its own"):
+    with pytest.raises(HfpatchError, match="its own W_1"):
         MixedProjection(width=12, paths={"query": IdentityAnchoredQuery(**sizes, f="none")}, **place)
     with pytest.raises(HfpatchError, match="there are none"):
         MixedProjection(width=4, paths={"query": IdentityAnchoredQuery(**sizes)}, **place)

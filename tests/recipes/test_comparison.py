@@ -94,6 +94,11 @@ def test_a_wrong_override_is_named(write, override, parts):
     assert all(part in message for part in [override, *parts]), message
 
 
+def test_an_override_below_a_section_that_is_no_mapping_is_named(write):
+    message = refused(write(PLAIN.replace("training:\n  steps: 100", "training: 100")), "training.steps=60")
+    assert "'steps' lies below a number" in message
+
+
 @pytest.mark.parametrize(
     ("old", "new", "parts"),
     [
@@ -166,8 +171,8 @@ def test_a_contradiction_is_named(write, old, new, parts):
         (b"name: caf\xe9\n", ["not UTF-8"]),
         ("", ["is empty"]),
         ("# only a comment\n", ["is empty"]),
-        ("- a\n- b\n", ["holds a list", "mapping"]),
-        ("just words\n", ["holds a text", "mapping"]),
+        ("- a\n- b\n", ["contains a list", "mapping"]),
+        ("just words\n", ["contains a text", "mapping"]),
         ("name: !!python/object:os.system x\n", ["not valid YAML"]),
         ("name: \x01\n", ["not valid YAML"]),
         ("name: &a [*a]\n", ["not valid YAML", "line 1", "contains itself"]),
@@ -260,10 +265,11 @@ def test_numbers_are_read_as_people_write_them(write, text, number):
     assert read_yaml(write(f"key: {text}\n")) == {"key": number}
 
 
-def test_reading_a_recipe_loads_neither_torch_nor_transformers():
+def test_reading_a_recipe_imports_no_framework():
     code = (
         "import sys; from hfpatch.recipes.comparison import load_recipe; load_recipe('quickstart');"
-        "print({'torch', 'transformers', 'peft'} & set(sys.modules))"
+        "from hfpatch.recipes.pretraining import load_pretrain_or_study as load; load('queries-books');"
+        "print({'torch', 'transformers', 'peft', 'lm_eval', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

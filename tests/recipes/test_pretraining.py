@@ -100,13 +100,13 @@ def test_the_runs_of_a_study(write):
     ("old", "new", "parts"),
     [
         ("baseline: linear", "baseline: liner", ["baseline is 'liner'", "did you mean 'linear'"]),
-        ("[0, 7]", "[0, 0]", ["seeds holds 0 twice"]),
+        ("[0, 7]", "[0, 0]", ["seeds lists 0 twice"]),
         ("  wide:", "  wi/de:", ["'wi/de' becomes a folder"]),
         (", held_out: 10", "", ["loss on held-out text", "data.held_out"]),
         ("lr: [1e-3, 2e-3]", "rl: [1e-3]", ["sweep.rl", "'rl' is no key of training", "did you mean 'lr'"]),
         ("lr: [1e-3, 2e-3]", "steps: [10]", ["sweep.steps", "must be the same for all"]),
         ("lr: [1e-3, 2e-3]", "lr: []", ["sweep.lr is empty"]),
-        ("lr: [1e-3, 2e-3]", "lr: [1e-3, 1e-3]", ["sweep.lr holds 0.001 twice"]),
+        ("lr: [1e-3, 2e-3]", "lr: [1e-3, 1e-3]", ["sweep.lr lists 0.001 twice"]),
         ("lr: [1e-3, 2e-3]", "betas: [[0.9, 0.95]]", ["sweep.betas", "single values"]),
         (
             "lr: [1e-3, 2e-3]",

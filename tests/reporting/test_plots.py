@@ -40,8 +40,8 @@ def test_smooth_is_the_centred_mean(window):
         ([], (), 1.0),
     ],
 )
-def test_an_outlier_does_not_set_the_reach(sizes, options, expected):
-    assert plots.reach(sizes, *options) == expected
+def test_an_outlier_does_not_set_the_limit(sizes, options, expected):
+    assert plots.robust_limit(sizes, *options) == expected
 
 
 def shown(ax, markers):

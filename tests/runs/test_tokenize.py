@@ -107,7 +107,7 @@ def test_the_command_writes_a_file_and_says_how_to_use_it(tmp_path, capsys, monk
     assert load_pretrain_recipe("tinyworld-gpt2", [*chosen, *overrides]).data.source == "tinyworld-gpt2.bin"
     assert len(AutoTokenizer.from_pretrained(tmp_path / "tinyworld-gpt2-tokenizer")) == 300
     assert main(["tokenize", "tinyworld-gpt2", *chosen]) == 2
-    assert "tinyworld-gpt2.bin: is there already; delete it" in capsys.readouterr().err
+    assert "tinyworld-gpt2.bin: exists already; delete it" in capsys.readouterr().err
 
 
 def test_a_file_of_another_tool_gets_its_sidecar(tmp_path):
@@ -115,7 +115,7 @@ def test_a_file_of_another_tool_gets_its_sidecar(tmp_path):
     theirs = tmp_path / "train.bin"
     theirs.write_bytes(made.file.read_bytes())
     chosen = recipe({"path": str(made.tokenizer)}, source=str(theirs), max_documents=None)
-    with pytest.raises(HfpatchError, match=r"train.json is not beside it"):
+    with pytest.raises(HfpatchError, match=r"description train.json is missing"):
         pretrain(chosen, tmp_path / "out")
     with pytest.raises(HfpatchError, match=r"gets only its sidecar; leave out --out"):
         tokenize(chosen, tmp_path / "other.bin")

@@ -176,7 +176,7 @@ def test_a_refusal_of_the_hub_is_one_line(hub, run):
     hub.refusal = "you may not"
     done = push(hub, run, "--to", "me/run")
     assert done.returncode == 2
-    assert done.stderr.startswith("hfpatch: error: me/run: the hub did not take it (")
+    assert done.stderr.startswith("hfpatch: error: me/run: the hub refused the upload (")
     assert done.stderr.count("\n") == 1
 
 
@@ -185,7 +185,7 @@ def test_no_network_is_one_line(run, monkeypatch, endpoint):
     real = HfApi
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(sys.modules["hfpatch.sharing.push"], "HfApi", lambda: real(endpoint=endpoint, token="hf_none"))
-    with pytest.raises(HfpatchError, match=r"me/run: the hub did not take it \(.*; check .* the network") as caught:
+    with pytest.raises(HfpatchError, match=r"me/run: the hub refused the upload \(.*; check .* the network") as caught:
         sharing.push(run, "me/run")
     assert "\n" not in str(caught.value)
 
@@ -223,7 +223,7 @@ def test_what_is_not_there_is_named(run, options, message):
 
 
 def test_other_folders_are_refused(tmp_path):
-    with pytest.raises(HfpatchError, match="holds no finished run, patch or export"):
+    with pytest.raises(HfpatchError, match="contains no finished run, patch or export"):
         contents(tmp_path)
     with pytest.raises(HfpatchError, match="leave them out"):
         contents(tmp_path, method="lora")

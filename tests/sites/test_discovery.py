@@ -150,7 +150,7 @@ def test_refused_sites_are_left_out_unless_they_are_asked_for():
     assert select_sites(found, None, refusal=lambda site: refusal[site.layer]) == [found.sites[1]]
     with pytest.raises(HfpatchError, match="layer 0 cannot be changed: no reason"):
         select_sites(found, [0], refusal=lambda site: refusal[site.layer])
-    with pytest.raises(HfpatchError, match="no layer of this model can be changed so: never"):
+    with pytest.raises(HfpatchError, match="no layer of this model can be changed: never"):
         select_sites(found, None, refusal=lambda site: "never")
 
 

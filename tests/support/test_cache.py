@@ -15,5 +15,5 @@ def test_a_folder_that_takes_no_files_is_a_warning(tmp_path):
     assert is_writable(tmp_path / "new" / "folder", "the answers")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
     (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match=r"^the answers are not kept for the next run: .*file"):
+    with pytest.warns(UserWarning, match=r"^the answers are not cached for the next run: .*file"):
         assert not is_writable(tmp_path / "file" / "below", "the answers")

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hfpatch.errors import HfpatchError
-from hfpatch.support.files import atomic_directory, atomic_file, read_json, sha256_file, write_json, write_text
-from hfpatch.support.leftovers import remove_leftovers
+from hfpatch.support.files import (
+    atomic_directory,
+    atomic_file,
+    read_json,
+    remove_leftovers,
+    sha256_file,
+    write_json,
+    write_text,
+)
 
 
 def full(*args, **kwargs):
@@ -118,7 +125,7 @@ def test_a_rename_that_fails_brings_the_old_folder_back(tmp_path, monkeypatch, f
 def test_a_file_in_the_place_of_the_folder_is_kept(tmp_path):
     (tmp_path / "run").write_text("x")
     with (
-        pytest.raises(HfpatchError, match=r"run: cannot be written .a file is in the way"),
+        pytest.raises(HfpatchError, match=r"run: cannot be written .a file has this name"),
         atomic_directory(tmp_path / "run"),
     ):
         pass

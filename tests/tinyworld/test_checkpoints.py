@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tinyworld.build import built_files, manifest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hfpatch.errors import HfpatchError
 from hfpatch.tinyworld import CHECKPOINTS, checkpoint, documents, items
-from hfpatch.tinyworld.checkpoints import built_files, manifest
 
 LIMIT_BYTES = 4_000_000
 ITEMS = 100

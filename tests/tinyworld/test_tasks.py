@@ -2,9 +2,10 @@ import re
 from collections import Counter
 
 import pytest
+from tinyworld.build import EXAMPLES, draw_items
 
 from hfpatch.errors import HfpatchError
-from hfpatch.tinyworld.tasks import EXAMPLES, ITEMS, TASKS, draw_items, examples, items
+from hfpatch.tinyworld.tasks import ITEMS, TASKS, examples, items
 from hfpatch.tinyworld.words import NAMES, OBJECTS, PLACES
 
 

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hfpatch import PreProjectionConfig, patch
-from hfpatch.training.head import find_tail, loss_in_forward
-from hfpatch.training.loss import Tail
+from hfpatch.training import head
+from hfpatch.training.head import loss_in_forward
 from hfpatch.training.trainer import switch_checkpointing
 
 SMALL = {
@@ -49,32 +49,26 @@ def test_the_loss_of_every_family_is_that_of_its_logits(case):
 
 
 @pytest.mark.parametrize(
-    ("model", "tail"),
+    "make",
     [
-        (lambda: make_model("gpt_neox"), Tail()),
-        (lambda: make_model("gemma2"), Tail(cap=30.0)),
-        (lambda: made("cohere", logit_scale=0.0625), Tail(scale=0.0625)),
-        (lambda: made("granite", logits_scaling=8.0), Tail(scale=0.125)),
-        (lambda: made("phi", num_key_value_heads=None), Tail()),  # a head with a bias
+        lambda: make_model("gpt_neox"),
+        lambda: make_model("gemma2"),
+        lambda: made("granite", logits_scaling=8.0),
+        lambda: made("hyperclovax", logits_scaling=0.2),  # a factor by the key of Granite's divisor
+        lambda: made("phi", num_key_value_heads=None),  # a head with a bias
     ],
-    ids=["gpt_neox", "gemma2", "cohere", "granite", "phi"],
+    ids=["gpt_neox", "gemma2", "granite", "hyperclovax", "phi"],
 )
-def test_what_stands_between_head_and_logits_is_found_and_computed(model, tail):
-    model, tokens = model(), make_tokens()
-    assert find_tail(model) == tail
+def test_scales_and_caps_between_head_and_logits_are_computed(make, monkeypatch):
+    monkeypatch.setattr(head, "loss_from_logits", None)  # not called
+    model, tokens = make(), make_tokens()
     expected = reference(model, tokens, tokens)
     with torch.no_grad(), loss_in_forward(model):
         torch.testing.assert_close(model(tokens, labels=tokens).loss.double(), expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_tails_are_found_in_low_precision_too(dtype):
-    assert find_tail(make_model("gemma2", dtype)) == Tail(cap=30.0)
-    assert find_tail(made("granite", logits_scaling=6.0).to(dtype)) == Tail(scale=1 / 6)
-
-
-def test_a_head_that_does_something_unknown_falls_back_to_full_logits():
-    model, tokens = make_model("llama"), make_tokens()
+def odd(model):
+    """Let a model do something to its logits that its configuration does not name."""
     stock = type(model).forward
 
     class Odd(type(model)):
@@ -84,16 +78,21 @@ def test_a_head_that_does_something_unknown_falls_back_to_full_logits():
             return outputs
 
     model.__class__ = Odd
-    assert find_tail(model) is None
-    expected = reference(model, tokens, tokens)
-    with torch.no_grad(), loss_in_forward(model):
-        torch.testing.assert_close(model(tokens, labels=tokens).loss.double(), expected, rtol=1e-5, atol=1e-4)
 
 
-def test_a_head_that_reads_something_else_than_the_body_returns_falls_back():
-    model, tokens = make_model("llama"), make_tokens()
+def hooked_before(model):
     model.get_output_embeddings().register_forward_pre_hook(lambda module, args: (args[0] * 1.5,))
-    assert find_tail(model) is None
+
+
+def hooked_behind(model):
+    model.get_output_embeddings().register_forward_hook(lambda module, args, output: output * 1.5)
+
+
+@pytest.mark.parametrize("change", [odd, hooked_before, hooked_behind])
+def test_a_head_that_does_more_falls_back_to_full_logits(change, monkeypatch):
+    monkeypatch.setattr(head, "loss_from_hidden", None)
+    model, tokens = make_model("llama"), make_tokens()
+    change(model)
     expected = reference(model, tokens, tokens)
     with torch.no_grad(), loss_in_forward(model):
         torch.testing.assert_close(model(tokens, labels=tokens).loss.double(), expected, rtol=1e-5, atol=1e-4)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from hfpatch.training.loss import ChunkedLoss, Tail, chunk_rows, loss_from_hidden, loss_from_logits
+from hfpatch.sites.lm_head import Tail
+from hfpatch.training.loss import ChunkedLoss, chunk_rows, loss_from_hidden, loss_from_logits
 
 IGNORED = -100
 

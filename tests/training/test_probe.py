@@ -14,8 +14,7 @@ from hfpatch import PreProjectionConfig, patch
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import available
-from hfpatch.recipes.groups import group_of
-from hfpatch.recipes.training import TrainingSettings
+from hfpatch.recipes.training import TrainingSettings, group_of
 from hfpatch.training.probe import train_probe
 from hfpatch.training.validation import mean_loss
 

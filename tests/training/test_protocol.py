@@ -9,7 +9,7 @@ from training_blocks import make_blocks
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.recipes.comparison import load_recipe
-from hfpatch.recipes.groups import group_of
+from hfpatch.recipes.training import group_of
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch
 from hfpatch.training.optim import build_optimizer, build_scheduler

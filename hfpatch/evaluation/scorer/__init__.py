@@ -1,19 +1,18 @@
-"""The fast exact scorer: log-likelihoods as lm-eval's Hugging Face model gives them, at the cost of what was asked.
+"""The fast exact scorer: log-likelihoods as lm-eval's Hugging Face model gives them, computed only where needed.
 
-grouping   requests with one context become one row, a tree of endings
-exactness  whether this model computes a tree as it computes plain rows, found out on the model itself
-packing    short trees share a row
-budget     rows of similar length become batches under a budget of tokens
-head       the body and the head told apart, so that logits are made at scored positions alone
+trees      requests with one context become one row, a tree of endings; short trees share a row
+batching   rows of similar length become batches of limited size, and a model's arguments
+exactness  whether this model computes a tree as it computes plain rows, tested on the model itself
+head       the model as body and head, so that logits are computed at scored positions alone
 trimming   the last block at scored positions alone
-rows       one batch through the model: log-likelihoods and greedy decisions
+log_probs  log-likelihoods and greedy decisions from the features of scored positions
 scorer     all of it together
 """
 
 from __future__ import annotations
 
-from hfpatch.evaluation.scorer.grouping import TokenRequest
-from hfpatch.evaluation.scorer.rows import Answer
+from hfpatch.evaluation.scorer.log_probs import Score
 from hfpatch.evaluation.scorer.scorer import Scorer
+from hfpatch.evaluation.scorer.trees import TokenRequest
 
-__all__ = ["Answer", "Scorer", "TokenRequest"]
+__all__ = ["Score", "Scorer", "TokenRequest"]

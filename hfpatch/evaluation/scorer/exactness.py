@@ -1,9 +1,9 @@
 """Whether a model computes a tree of endings, or a padded row, as it computes plain rows.
 
-A tree needs two things: attention that heeds a mask alone, and positions that come from position ids. Recurrent layers
-and convolutions have no mask; ALiBi measures distances in the row, not in the text; a sliding window counts tokens of
-the row, so that it must not be shorter than the row. What a model's configuration does not tell, a probe does, at the
-lengths that are scored: a limit (a window, a number of selected keys) shows in rows that are longer.
+A tree needs two things: attention that depends on the mask alone, and positions that come from position ids. Recurrent
+layers and convolutions have no mask; ALiBi uses distances in the row, not in the text; a sliding window counts tokens
+of the row, so it must not be shorter than the row. What a model's configuration does not say is tested by a probe, at
+the lengths that are scored: a limit (a window, a number of selected keys) has an effect only in longer rows.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hfpatch.evaluation.scorer.grouping import TokenRequest, Tree, group
-from hfpatch.evaluation.scorer.head import Parts, close
-from hfpatch.evaluation.scorer.inputs import model_inputs
+from hfpatch.evaluation.scorer.batching import model_inputs
+from hfpatch.evaluation.scorer.head import Parts
+from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group
 from hfpatch.evaluation.scorer.trimming import only_at
+from hfpatch.sites.lm_head import close
 
-SHORT = 18  # tokens of a row that the first probe tries
+SHORT = 18  # tokens of a row in the first probe
 _UNITS = 18  # of the probe's tree of three endings
 _SEEDS = range(3)
 _FAILURES = (TypeError, RuntimeError, ValueError, IndexError, AssertionError)
@@ -40,7 +41,7 @@ class Sharing:
 
     Attributes:
         longest: tokens; 0 where endings cannot share a row.
-        reason: why they cannot, or why not in any longer row; None where nothing speaks against it.
+        reason: why they cannot, or why not in a longer row; None if there is no limit.
     """
 
     longest: int
@@ -48,7 +49,7 @@ class Sharing:
 
 
 def find_sharing(model: Any, parts: Parts, max_length: int) -> Sharing:
-    """Return in how long a row endings may share their context on this model, by its configuration and a short probe.
+    """Return how long a row with a shared context may be on this model, by its configuration and a short probe.
 
     Args:
         model: a causal language model, with adapters or without.
@@ -60,9 +61,9 @@ def find_sharing(model: Any, parts: Parts, max_length: int) -> Sharing:
     if declared:
         return Sharing(0, declared)
     if not trees_are_exact(model, parts, SHORT):
-        return Sharing(0, "a probe gave other numbers")
+        return Sharing(0, "a probe gave different numbers")
     window = min(_limits(model, _WINDOWS + _SELECTED_KEYS), default=max_length)
-    return Sharing(window, f"attention sees {window} tokens") if window < max_length else Sharing(max_length)
+    return Sharing(window, f"attention covers {window} tokens") if window < max_length else Sharing(max_length)
 
 
 def _declared_obstacle(model: Any, config: Any) -> str | None:
@@ -70,13 +71,13 @@ def _declared_obstacle(model: Any, config: Any) -> str | None:
     if getattr(model, "_is_stateful", False) or kinds - _ATTENTION:
         return f"it has layers without a mask ({', '.join(sorted(kinds - _ATTENTION)) or 'recurrent'})"
     if getattr(config, "alibi", False):
-        return "ALiBi measures distances in the row"
+        return "ALiBi uses distances in the row"
     body = (model.get_base_model() if hasattr(model, "get_base_model") else model).base_model
     if "position_ids" not in inspect.signature(body.forward).parameters:
-        return "its positions are places in the row"
+        return "it takes no position ids"
     attention = getattr(model.config, "_attn_implementation", None)
     if attention not in _MASKED:
-        return f"attention {attention!r} takes no mask of pairs"
+        return f"attention {attention!r} takes no 4-D mask"
     return None
 
 
@@ -87,13 +88,13 @@ def trees_are_exact(model: Any, parts: Parts, size: int) -> bool:
 
 
 def padding_obstacle(model: Any, parts: Parts, modules: Sequence[nn.Module], shortest: int, longest: int) -> str | None:
-    """Return why a row may not be padded, or continued by other tokens, to the longest; None where nothing is found.
+    """Return why a row may not be padded, or continued by other tokens, to the longest; None if nothing is found.
 
     Something may depend on the whole row: which of equal scores an indexer selects, rotary frequencies that switch at
-    a length, attention that is not causal. Ties are rare and switches have their place, so that the configuration
-    must tell of both. The rest is tried on rows of the shortest length and of nearly the longest; one is followed by
-    tokens, the other padded with zeros. A router's near ties may fall differently for rounding alone, so that a row
-    may differ as much as it does in a batch without padding, and one of three probes is enough.
+    a length, attention that is not causal. A probe can miss ties and switches, so those are read from the
+    configuration. The rest is tested on rows of the shortest length and of nearly the longest; one is followed by
+    tokens, the other padded with zeros. Rounding alone can change a router's choice between near ties, so a row may
+    differ as much as it does in a batch without padding, and one of three probes is enough.
 
     Args:
         model: a causal language model, with adapters or without.
@@ -108,17 +109,17 @@ def padding_obstacle(model: Any, parts: Parts, modules: Sequence[nn.Module], sho
     original = _rotary_switch(model.config.get_text_config())
     if original is not None and original < longest:
         return f"its rotary frequencies change beyond {original} tokens"
-    sizes = (min(max(2, shortest), longest - 1), longest - 1)  # one token has no other to turn against
+    sizes = (min(max(2, shortest), longest - 1), longest - 1)  # rotary positions have no effect on one token
     try:
         probes = (random_tokens(model, 2, longest, seed) for seed in _SEEDS)
         exact = longest == 1 or any(_equal_padded(parts, modules, probe, sizes) for probe in probes)
     except _FAILURES:
         exact = False
-    return None if exact else "a probe gave other numbers when they were padded"
+    return None if exact else "a probe gave different numbers when they were padded"
 
 
 def _rotary_switch(config: Any) -> int | None:
-    """Return the longest row with the frequencies of short rows, where those of longer ones are others."""
+    """Return the longest row with the frequencies of short rows, if longer rows have different ones."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # one, or one for each type of layer
     changing = [each for each in kinds if each.get("rope_type") in _CHANGING_ROPE]

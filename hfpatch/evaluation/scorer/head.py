@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.nn.matmul import active_library, has_own_forward, linear
+from hfpatch.sites.lm_head import LMHead, find_lm_head
 
-_CAPS = ("final_logit_softcapping", "logits_soft_cap")
 _SMALLEST_SLICE = 256
 
 
@@ -25,21 +25,8 @@ class Parts(Protocol):
         """Return the logits (n, vocabulary) in fp32 of features (n, width), as a tensor that may be overwritten."""
 
 
-@dataclass(frozen=True)
-class BodyAndHead:
-    """A model whose logits are ``cap · tanh(scale · head(body(x)) / cap)``, most often without scale and cap.
-
-    Attributes:
-        body: gives hidden states (batch, seq, hidden).
-        head: gives unscaled logits.
-        scale: factor of the logits.
-        cap: bound of the logits; None is no bound.
-    """
-
-    body: nn.Module
-    head: Any
-    scale: float = 1.0
-    cap: float | None = None
+class BodyAndHead(LMHead):
+    """A model whose logits are those of its head, in steps of which scoring takes only what it needs."""
 
     @property
     def vocabulary(self) -> int:
@@ -53,7 +40,7 @@ class BodyAndHead:
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits of hidden states, in the head's dtype up to the last step."""
-        return self._finished(self.head(features))
+        return self.tail(self.head(features)).float()
 
     def sliceable(self, features: Tensor) -> bool:
         """Return whether the head is a matrix and nothing else, so that parts of its rows give parts of the logits."""
@@ -81,19 +68,12 @@ class BodyAndHead:
             else:
                 logits = memory[: len(features) * len(part)].view(len(features), len(part))
                 torch.mm(features, part.t(), out=logits)
-            yield start, self._finished(logits if bias is None else logits.add_(bias[start : start + step]))
-
-    def _finished(self, logits: Tensor) -> Tensor:
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.cap is not None:
-            logits = torch.tanh(logits / self.cap) * self.cap
-        return logits.float()
+            yield start, self.tail(logits if bias is None else logits.add_(bias[start : start + step])).float()
 
 
 @dataclass(frozen=True)
 class WholeModel:
-    """A model that cannot be told apart: its features are its logits of every position."""
+    """A model whose body and head do not give its logits: its features are its logits of every position."""
 
     model: nn.Module
 
@@ -107,38 +87,11 @@ class WholeModel:
         return features.to(torch.float32, copy=True)
 
 
-def tell_apart(model: Any, probe: Tensor) -> Parts:
-    """Return a model's body and head if together they give its logits on a probe, else the model as a whole.
+def split_model(model: Any) -> Parts:
+    """Return a model's body and head if together they give its logits, else the model as a whole.
 
     Args:
         model: a causal language model, with adapters or without.
-        probe: tokens (1, seq).
     """
-    whole = WholeModel(model)
-    try:
-        parts = _body_and_head(model)
-        found = parts.logits(parts.features(probe)[0])
-    except (AttributeError, TypeError, RuntimeError, IndexError, KeyError, ValueError):
-        return whole
-    expected = whole.features(probe)[0].float()
-    return parts if close(found, expected, model.dtype) else whole
-
-
-def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether two tensors differ by no more than rounding in ``dtype``, measured by the largest value."""
-    if found.shape != expected.shape:
-        return False
-    tolerance = max(1e-4, 8 * torch.finfo(dtype).eps)
-    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
-
-
-def _body_and_head(model: Any) -> BodyAndHead:
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = inner.config.get_text_config()
-    scaling = getattr(config, "logits_scaling", None)
-    scale = 1.0 / scaling if scaling else getattr(config, "logit_scale", None)
-    head = inner.get_output_embeddings()
-    if head is None or inner.base_model is inner:
-        raise AttributeError("no head")
-    cap = next((value for name in _CAPS if (value := getattr(config, name, None))), None)
-    return BodyAndHead(inner.base_model, head, 1.0 if scale is None else float(scale), cap)
+    found = find_lm_head(model)
+    return WholeModel(model) if found is None else BodyAndHead(found.body, found.head, found.tail)

@@ -94,7 +94,7 @@ def _limit(changes: Sequence[Change]) -> float:
     ends = [max((size for size in each if np.isfinite(size)), default=0.0) for each in sizes]
     known = [change.smallest_visible for change in changes if change.smallest_visible is not None]
     seen = [size for size in known if 0 < size < plots.LARGEST]
-    return 1.12 * max(plots.reach(ends), float(np.median(seen)) if seen else 0.0)
+    return 1.12 * max(plots.robust_limit(ends), float(np.median(seen)) if seen else 0.0)
 
 
 def quality(results: ComparisonResults) -> Figure | None:
@@ -114,7 +114,7 @@ def quality(results: ComparisonResults) -> Figure | None:
             ax.axhline(centre, color=GREY, linewidth=1.4, zorder=2)
         else:
             centre = float(np.median([mean for mean, _ in scaled.values()]))
-        extent = 1.25 * plots.reach(abs(mean - centre) + spread for mean, spread in scaled.values())
+        extent = 1.25 * plots.robust_limit(abs(mean - centre) + spread for mean, spread in scaled.values())
         for name, (mean, spread) in scaled.items():
             plots.point(ax, results.methods[name].trainable, mean, spread, looks[name], centre=centre, extent=extent)
         ax.set_ylim(centre - extent, centre + extent)
@@ -166,7 +166,7 @@ def training(results: ComparisonResults) -> Figure | None:
     if len(curves) > 1:
         axes[1].set(title=f"Training loss less that of {short(reference)}", ylabel="↓ better")
         if any(sizes):
-            limit = 1.1 * plots.reach(sizes)
+            limit = 1.1 * plots.robust_limit(sizes)
             axes[1].set_ylim(-limit, limit)
     if held_out:
         axes[-1].set(title="Loss on held-out text", ylabel="nats per token   ↓ better")

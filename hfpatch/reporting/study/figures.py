@@ -51,7 +51,7 @@ def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
         return None
     figure, (ax,) = plots.panels(1, columns=1, width=7.4, height=(1.75 if title else 1.4) + 0.34 * len(rows))
     drawn = {y: _interval(study, row) for y, row in enumerate(rows)}
-    limit = 1.12 * plots.reach((max(_sizes(study, row)) for row in rows), _OUTLIER, median_low)
+    limit = 1.12 * plots.robust_limit((max(_sizes(study, row)) for row in rows), _OUTLIER, median_low)
     plots.forest(ax, [row.variant for row in rows], drawn, limit=limit)
     ax.set_xlabel(f"improvement over {short(study.baseline)}, % of its validation loss\nbetter →")
     plots.side_column(ax, "parameters", [share_cell(share(study, row.variant)) for row in rows], 64)
@@ -133,7 +133,7 @@ def improvements(study: StudyResults) -> Figure | None:
         plots.integer_axis(ax, "step", _FEW_TICKS)
         if i % columns == 0:
             ax.set_ylabel("improvement, %   ↑ better")
-    limit = 1.12 * plots.reach((_usual_size(study, row) for row in rows.values()), _OUTLIER, median_low)
+    limit = 1.12 * plots.robust_limit((_typical_size(study, row) for row in rows.values()), _OUTLIER, median_low)
     axes[0].set_ylim(-limit, limit)
     plots.method_key(figure, looks)
     return figure
@@ -205,7 +205,7 @@ def _sizes(study: StudyResults, row: Row) -> list[float]:
     return [abs(100 * end) for end in (*ends, *study.seed_values(row).values())]
 
 
-def _usual_size(study: StudyResults, row: Row) -> float:
+def _typical_size(study: StudyResults, row: Row) -> float:
     """Return how far most of a variant's improvements by step reach, and all that is known of it at the end."""
     means = [abs(100 * mean) for _, mean, *_ in row.improvement_by_step if mean is not None]
     return max([float(np.quantile(means, 0.9)) if means else 0.0, *_sizes(study, row)])

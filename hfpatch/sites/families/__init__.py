@@ -1,6 +1,6 @@
-"""One small declaration for each family whose blocks do not tell by themselves; importing this package registers them.
+"""One small declaration for each family that cannot be read from its blocks; importing this package registers them.
 
-The common forms need none: see :mod:`hfpatch.sites.structure`. A new file here is found by itself.
+The common forms need none: see :mod:`hfpatch.sites.structure`. A new file here is found automatically.
 """
 
 import importlib

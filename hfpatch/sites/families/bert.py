@@ -1,4 +1,4 @@
-"""BERT and its kin, used as decoders: the wrapper around the attention adds the residual and may hold the norm.
+"""BERT-like models, used as decoders: the wrapper around the attention adds the residual and may hold the norm.
 
 The site is the inner module; the branch ends at the wrapper's output projection, before residual and norm.
 """

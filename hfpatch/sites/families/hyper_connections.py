@@ -1,6 +1,6 @@
-"""Models of several residual streams: each takes its own, data-dependent share of what the branch puts out.
+"""Models of several residual streams: each takes its own, data-dependent share of the branch's output.
 
-Nothing that is added at the branch's end reaches a stream unchanged, so that there is no content skip.
+Nothing that is added at the branch's end reaches a stream unchanged, so there is no content skip.
 """
 
 from dataclasses import replace

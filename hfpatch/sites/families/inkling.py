@@ -1,4 +1,4 @@
-"""Inkling: a short convolution over time stands between the attention and the residual stream."""
+"""Inkling: a short convolution over time is between the attention and the residual stream."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention in blocks that do not tell by themselves."""
+"""Multi-head latent attention in blocks whose structure is ambiguous."""
 
 from dataclasses import replace
 from operator import attrgetter

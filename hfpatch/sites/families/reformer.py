@@ -25,7 +25,7 @@ register_family(
         qkv=reformer_qkv,
         output=None,
         exit="attention.output.dense",
-        norm="attention.layer_norm",  # the cache keeps what this norm puts out, not keys and values
+        norm="attention.layer_norm",  # the cache stores this norm's output, not keys and values
         input_gradients=True,  # the blocks are reversible: an autograd function of their own recomputes them
     )
 )

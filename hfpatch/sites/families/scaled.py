@@ -4,6 +4,7 @@ The content skip is divided by that factor, so that it reaches the residual stre
 """
 
 import math
+from dataclasses import replace
 from operator import attrgetter
 
 from torch import nn
@@ -17,49 +18,34 @@ def depth_factor(block: nn.Module) -> float:
     return 1 / math.sqrt(attrgetter("attn_residual_add_idx")(block))
 
 
+SCALED = Family(
+    name="falcon_h1",
+    model_types=("falcon_h1",),
+    layers="layers",
+    attention="self_attn",
+    qkv=separate(),
+    output="o_proj",
+    factor=attrgetter("attn_out_multiplier"),
+)
+
+register_family(SCALED)
 register_family(
-    Family(
-        name="beam",
-        model_types=("beam",),
-        layers="layers",
-        attention="self_attn",
-        qkv=separate(),
-        output="o_proj",
-        exit="post_attention_layernorm",
-        factor=depth_factor,
-    )
+    replace(SCALED, name="beam", model_types=("beam",), exit="post_attention_layernorm", factor=depth_factor)
 )
 register_family(
-    Family(
-        name="falcon_h1",
-        model_types=("falcon_h1",),
-        layers="layers",
-        attention="self_attn",
-        qkv=separate(),
-        output="o_proj",
-        factor=attrgetter("attn_out_multiplier"),
-    )
-)
-register_family(
-    Family(
+    replace(
+        SCALED,
         name="hyperclovax",
         model_types=("hyperclovax",),
-        layers="layers",
-        attention="self_attn",
-        qkv=separate(),
-        output="o_proj",
         exit="post_norm1",
         factor=attrgetter("residual_multiplier"),
     )
 )
 register_family(
-    Family(
+    replace(
+        SCALED,
         name="minimax",
         model_types=("minimax",),
-        layers="layers",
-        attention="self_attn",
-        qkv=separate(),
-        output="o_proj",
         factor=attrgetter("attn_beta_factor"),
         attention_classes=("MiniMaxAttention",),
     )

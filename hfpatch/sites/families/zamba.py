@@ -30,7 +30,7 @@ ZAMBA = Family(
     attention="shared_transf.self_attn",
     qkv=separate(),
     output="o_proj",
-    host="",  # the shared blocks are tied: what stood below them would become one parameter
+    host="",  # the shared blocks are tied: modules below them would share their parameters
     attention_classes=("ZambaAttention",),
     refusals={"content_skip": "the branch feeds the input of a Mamba layer, not the residual stream"},
 )

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hfpatch.nn import activation, inner_width, pre_project
-from hfpatch.nn.preprojection import init_pre_projection
-from hfpatch.nn.skip import add_skip, init_content_skip
+from hfpatch.nn import ContentSkip, PreProjection, activation, pre_project
+from hfpatch.nn.skip import add_skip
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
 from hfpatch.tuners.layer import SurgeryLayer
@@ -42,19 +41,13 @@ class PreProjectionLayer(SurgeryLayer):
 
     def build(self, config: PreProjectionConfig, name: str) -> dict[str, nn.Module]:
         """Return W_up, W_down and, where asked for, W_gate and W_skip."""
-        inner = inner_width(self.hidden_size, config.expansion)
-        up = nn.Linear(self.hidden_size, inner, bias=False)
-        down = nn.Linear(inner, self.hidden_size, bias=False)
-        gate = nn.Linear(self.hidden_size, inner, bias=False) if config.gated else None
-        name = f"{name}.preproj"
-        init_pre_projection(up=up, down=down, gate=gate, init=config.init, seed=config.seed, name=name)
-        modules: dict[str, nn.Module] = {"preproj_up": up, "preproj_down": down}
-        if gate is not None:
-            modules["preproj_gate"] = gate
+        drawn: dict[str, Any] = {"init": config.init, "seed": config.seed, "name": f"{name}.preproj"}
+        pre = PreProjection(hidden_size=self.hidden_size, expansion=config.expansion, gated=config.gated, **drawn)
+        modules: dict[str, nn.Module] = {"preproj_up": pre.up, "preproj_down": pre.down}
+        if pre.gate is not None:
+            modules["preproj_gate"] = pre.gate
         if config.content_skip:
-            skip = nn.Linear(self.hidden_size, self.hidden_size, bias=False)
-            init_content_skip(skip, init=config.init, seed=config.seed, name=name)
-            modules["preproj_skip"] = skip
+            modules["preproj_skip"] = ContentSkip(hidden_size=self.hidden_size, **drawn).skip
         return modules
 
     def project(self, x: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ from transformers import CONFIG_MAPPING, GPT2LMHeadModel
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Scorer, TokenRequest, exactness, scorer
-from hfpatch.evaluation.scorer.budget import Budget
+from hfpatch.evaluation.scorer.batching import BatchLimits
 from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
 from hfpatch.twins import random_model, shrink
 
 LONGEST = 40
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm, torch.ops.aten.linear}
-SMALL = Budget(tokens=160, logits=1 << 14)
+SMALL = BatchLimits(tokens=160, logits=1 << 14)
 MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 MORE = {
     "mistral_window": ("mistral", {**families.LLAMA, "sliding_window": 22}),
@@ -90,10 +90,10 @@ def encoded(model, contexts=7, seed=0):
     return made
 
 
-def ours(model, requests, budget=SMALL, **options):
+def ours(model, requests, limits=SMALL, **options):
     answers = {}
     tokens = [TokenRequest.cut(context, ending, LONGEST) for _, context, ending in requests]
-    Scorer(model, LONGEST, budget).score(tokens, answers.update, **options)
+    Scorer(model, LONGEST, limits).score(tokens, answers.update, **options)
     return [answers[index] for index in range(len(requests))]
 
 
@@ -153,12 +153,14 @@ def test_rows_are_scored_one_by_one_where_their_length_decides(kind, tokenizer, 
             setattr(config, name, value)
         return random_model(config)
 
-    requests = encoded(families.make_model("llama"), contexts=12)  # rows of 1 to 40 tokens, across the limit of 20
-    scorer._say_once.cache_clear()
-    assert_equal(ours(make(), requests), theirs(make(), tokenizer, requests, batch_size=1))
+    requests = encoded(families.make_model("llama"), contexts=8)  # rows of 1 to 40 tokens, across the limit of 20
+    short = [number for number, (_, context, ending) in enumerate(requests) if len(context) + len(ending) <= 20]
+    assert 0 < len(short) < len(requests)
+    expected = theirs(make(), tokenizer, requests, batch_size=1)
+    scorer._warn_once.cache_clear()
+    assert_equal(ours(make(), requests), expected)
     assert "one by one" in caplog.text
-    short = [(texts, context, ending) for texts, context, ending in requests if len(context) + len(ending) <= 20]
-    assert_equal(ours(make(), short), theirs(make(), tokenizer, short, batch_size=1))
+    assert_equal(ours(make(), [requests[number] for number in short]), [expected[number] for number in short])
 
 
 def test_what_a_short_probe_misses_a_long_one_finds(make, tokenizer, monkeypatch):
@@ -174,7 +176,7 @@ def test_what_a_short_probe_misses_a_long_one_finds(make, tokenizer, monkeypatch
 
 def test_rows_without_a_limit_share_batches(make, caplog):
     model = make("gpt_neox")
-    scorer._say_once.cache_clear()
+    scorer._warn_once.cache_clear()
     made = Scorer(model, LONGEST, SMALL)
     requests = [TokenRequest.cut(context, ending, LONGEST) for _, context, ending in encoded(model)]
     assert max(map(len, made.batches(requests, SMALL))) > 1
@@ -239,8 +241,8 @@ def test_neither_order_nor_budget_changes_a_decision(make):
     first = ours(model, requests)
     shuffled = ours(model, [requests[index] for index in order])
     assert [first[index] for index in order] == shuffled  # bit for bit
-    for budget in (Budget(1, 1), Budget(50, 100), Budget(4000, 1 << 20)):
-        assert_equal(ours(model, requests, budget), first)
+    for limits in (BatchLimits(1, 1), BatchLimits(50, 100), BatchLimits(4000, 1 << 20)):
+        assert_equal(ours(model, requests, limits), first)
 
 
 class Doubled(GPT2LMHeadModel):
@@ -252,23 +254,23 @@ class Doubled(GPT2LMHeadModel):
         return output
 
 
-def test_a_model_that_cannot_be_told_apart_is_scored_whole_and_the_log_says_so(tokenizer, caplog):
+def test_a_model_without_a_separable_head_is_scored_as_a_whole_with_a_warning(tokenizer, caplog):
     torch.manual_seed(0)
     model = Doubled(families.make_config("gpt2")).eval()
     requests = encoded(model)
-    scorer._say_once.cache_clear()
+    scorer._warn_once.cache_clear()
     assert_equal(ours(model, requests), theirs(model, tokenizer, requests))
     assert isinstance(Scorer(model, LONGEST).parts, WholeModel)
     assert [record.getMessage() for record in caplog.records] == [
-        "Doubled: body and head cannot be told apart; every position's logits are computed"
+        "Doubled: its head cannot be separated from its body; the logits of every position are computed"
     ]
 
 
 def test_the_log_says_why_endings_do_not_share_a_row(make, caplog):
-    scorer._say_once.cache_clear()
+    scorer._warn_once.cache_clear()
     for case, why in [
         ("falcon_per_head", "ALiBi"),
-        ("bloom", "places in the row"),
+        ("bloom", "position ids"),
         ("falcon_h1", "hybrid"),
         ("mistral_narrow", "a probe"),
         ("gpt_neox", None),
@@ -281,7 +283,7 @@ def test_the_log_says_why_endings_do_not_share_a_row(make, caplog):
 def test_of_a_broken_model_the_log_says_nothing_wrong(make, caplog):
     model = make("gpt_neox")
     torch.nn.init.constant_(model.gpt_neox.layers[0].mlp.dense_h_to_4h.weight, float("nan"))
-    scorer._say_once.cache_clear()
+    scorer._warn_once.cache_clear()
     Scorer(model, LONGEST)
     assert not caplog.records
 

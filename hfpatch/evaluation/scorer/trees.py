@@ -1,18 +1,21 @@
-"""Requests that share a context as one row of tokens: the context once, then a tree of endings."""
+"""Rows of tokens to score: requests with one context become a tree of endings, and short trees share a row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+ROW = 128  # tokens; in longer rows attention to masked tokens costs more than padding does
 
 
 @dataclass(frozen=True)
 class TokenRequest:
-    """One thing to score, as tokens.
+    """A context and a continuation as tokens.
 
     Attributes:
-        tokens: what the model reads: context and continuation, cut from the left to the longest row, without the last
-            token.
+        tokens: the model's input: context and continuation without the last token, truncated from the left to the
+            longest row.
         targets: the continuation; the last ``len(targets)`` positions of ``tokens`` predict it.
     """
 
@@ -55,7 +58,7 @@ class Tree:
 
     @classmethod
     def joined(cls, trees: Sequence[Tree]) -> Tree:
-        """Return trees one after the other, as a row in which none follows another; one alone stays what it is."""
+        """Return trees one after the other in one row; a single tree is returned as it is."""
         if len(trees) == 1:
             return trees[0]
         row = cls([], [], [])
@@ -77,31 +80,29 @@ class Tree:
 
     def missing(self, root: int, branch: Sequence[int]) -> int:
         """Return how many tokens of a branch below ``root`` the tree does not have yet."""
-        node: int | None = root
+        node = root
         for done, token in enumerate(branch):
-            node = self._children.get((node, token)) if node is not None else None
-            if node is None:
+            if (node, token) not in self._children:
                 return len(branch) - done
+            node = self._children[node, token]
         return 0
 
     def add(self, index: int, root: int, branch: Sequence[int]) -> None:
         """Add a request that is scored from ``root`` on, along a branch."""
         nodes = [root]
         for token in branch:
-            nodes.append(self._child(nodes[-1], token))
+            edge = (nodes[-1], token)
+            if edge not in self._children:
+                self._children[edge] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(nodes[-1])
+                self.depths.append(self.depths[nodes[-1]] + 1)
+            nodes.append(self._children[edge])
         self.scored.append((index, nodes))
-
-    def _child(self, node: int, token: int) -> int:
-        if (node, token) not in self._children:
-            self._children[node, token] = len(self.tokens)
-            self.tokens.append(token)
-            self.parents.append(node)
-            self.depths.append(self.depths[node] + 1)
-        return self._children[node, token]
 
 
 def group(requests: Sequence[TokenRequest], *, longest: int, endings: int = 512) -> list[Tree]:
-    """Return rows that score all requests, those with the same (cut) context together.
+    """Return rows that score all requests, those with the same (truncated) context together.
 
     Args:
         requests: what to score.
@@ -112,12 +113,22 @@ def group(requests: Sequence[TokenRequest], *, longest: int, endings: int = 512)
     members: dict[tuple[int, ...], list[int]] = {}
     for index, request in enumerate(requests):
         members.setdefault(request.context, []).append(index)
-    limits = {context: min(longest, len(context) + endings) for context in members}
-    return [tree for context, group in members.items() for tree in _trees(requests, context, group, limits[context])]
+    trees = []
+    for context, indices in members.items():
+        limit, root, tree = min(longest, len(context) + endings), len(context) - 1, Tree.of(context)
+        # In descending order a branch comes right after those that begin with it: only the last tree can contain it.
+        for branch, index in sorted(((requests[index].targets[:-1], index) for index in indices), reverse=True):
+            extra = tree.missing(root, branch)
+            if tree.scored and extra and len(tree) + extra > limit:
+                trees.append(tree)
+                tree = Tree.of(context)
+            tree.add(index, root, branch)
+        trees.append(tree)
+    return trees
 
 
 def plain_rows(requests: Sequence[TokenRequest]) -> list[Tree]:
-    """Return a row for each different row of tokens, which the requests of just these tokens share."""
+    """Return a row for each distinct sequence of tokens, shared by all requests with exactly these tokens."""
     rows: dict[tuple[int, ...], Tree] = {}
     for index, request in enumerate(requests):
         row = rows.setdefault(request.tokens, Tree.of(request.tokens))
@@ -125,20 +136,29 @@ def plain_rows(requests: Sequence[TokenRequest]) -> list[Tree]:
     return list(rows.values())
 
 
-def _trees(
-    requests: Sequence[TokenRequest], context: tuple[int, ...], members: Iterable[int], longest: int
-) -> Iterable[Tree]:
-    """Yield the rows of one context.
+def pack(trees: Sequence[Tree], longest: int) -> list[Tree]:
+    """Return rows that contain all trees, several short ones in a row; no tree attends to another.
 
-    In falling order a branch comes right after those that begin with it, so that looking at the last row is enough.
+    Each row takes the largest tree that still fits, again and again. If most tokens are in plain rows, plain rows stay
+    as they are: they need no mask.
+
+    Args:
+        trees: one for each context.
+        longest: the most tokens of a row with more than one tree.
     """
-    branches = sorted(((requests[index].targets[:-1], index) for index in members), reverse=True)
-    root = len(context) - 1
-    tree = Tree.of(context)
-    for branch, index in branches:
-        extra = tree.missing(root, branch)
-        if tree.scored and extra and len(tree) + extra > longest:
-            yield tree
-            tree = Tree.of(context)
-        tree.add(index, root, branch)
-    yield tree
+    longest = min(longest, ROW)
+    plain = sum(len(tree) for tree in trees if tree.is_chain)
+    together = 2 * plain < sum(map(len, trees))
+    short = [tree for tree in trees if len(tree) <= longest and (together or not tree.is_chain)]
+    alone = set(map(id, trees)) - set(map(id, short))
+    waiting = sorted(short, key=lambda tree: (len(tree), tree.tokens))
+    sizes = [len(tree) for tree in waiting]
+    rows = []
+    while waiting:
+        row: list[Tree] = []
+        space = longest
+        while at := bisect_right(sizes, space):
+            row.append(waiting.pop(at - 1))
+            space -= sizes.pop(at - 1)
+        rows.append(Tree.joined(row))
+    return [*rows, *(tree for tree in trees if id(tree) in alone)]

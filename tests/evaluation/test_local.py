@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.documents import read_documents
+from hfpatch.evaluation.local import read_documents
 
 
 def test_reads_plain_and_compressed_rows_and_only_the_fields(tmp_path):
@@ -19,12 +19,12 @@ def test_reads_plain_and_compressed_rows_and_only_the_fields(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "holds no documents"),
-        (b"\n \n", "holds no documents"),
-        (b'{"text": "x"}\n{"page": "y"}\n', "row 2: no field 'text'; it needs text"),
+        (b"", "contains no documents"),
+        (b"\n \n", "contains no documents"),
+        (b'{"text": "x"}\n{"page": "y"}\n', "row 2: no field 'text'; required fields: text"),
         (b'{"text": "x"}\n\n{"text": "\xff"}\n', r"row 3: not UTF-8 text \(byte 10\)"),
-        (b'{"text": "x"\n', "row 1: not JSON"),
-        (b'["text"]\n', "row 1: holds a list"),
+        (b'{"text": "x"\n', "row 1: not valid JSON"),
+        (b'["text"]\n', "row 1: is a JSON list"),
     ],
 )
 def test_mistakes_are_named_with_their_row(tmp_path, content, message):

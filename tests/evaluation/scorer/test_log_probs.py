@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
-from hfpatch.evaluation.scorer.softmax import Targets, from_logits, log_probabilities
+from hfpatch.evaluation.scorer.log_probs import Targets, from_logits, log_probabilities
+from hfpatch.sites.lm_head import Tail
 
 VOCABULARY, WIDTH = 700, 6
 
@@ -32,7 +33,7 @@ def reference(logits, targets):
 def test_slices_give_the_log_softmax_and_its_arg_max(seed, bias, finish, greedy_targets):
     torch.manual_seed(seed)
     scale, cap = finish
-    parts = BodyAndHead(nn.Identity(), make_head(bias), scale, cap)
+    parts = BodyAndHead(nn.Identity(), make_head(bias), Tail(scale, cap))
     features = 4 * torch.randn(5, WIDTH)
     logits = parts.head(features) * scale
     logits = logits if cap is None else torch.tanh(logits / cap) * cap

@@ -2,10 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hfpatch.evaluation.scorer import TokenRequest
-from hfpatch.evaluation.scorer.budget import Budget, batches
-from hfpatch.evaluation.scorer.grouping import Tree, group
-from hfpatch.evaluation.scorer.inputs import visible
-from hfpatch.evaluation.scorer.packing import packed
+from hfpatch.evaluation.scorer.batching import BatchLimits, batches, visible
+from hfpatch.evaluation.scorer.trees import Tree, group, pack
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 PAIRS = st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=12)
@@ -76,38 +74,38 @@ def test_a_whole_tree_has_each_distinct_beginning_once(pairs):
 
 
 @given(PAIRS, st.integers(1, 40), st.integers(0, 40), st.randoms(use_true_random=False))
-def test_batches_hold_every_row_within_the_budget_whatever_the_order(pairs, tokens, per_batch, random):
-    budget = Budget(tokens, 1, per_batch)
+def test_batches_hold_every_row_within_the_budget_whatever_the_order(pairs, tokens, overhead, random):
+    limits = BatchLimits(tokens, 1, overhead)
     trees = group(cut(pairs), longest=9)
-    made = batches(trees, budget)
+    made = batches(trees, limits)
     assert sorted(map(id, (tree for batch in made for tree in batch))) == sorted(map(id, trees))
     assert all(len(batch) == 1 or len(batch) * max(map(len, batch)) <= tokens for batch in made)
     assert all(len({tree.is_chain for tree in batch}) == 1 for batch in made)
     shuffled = random.sample(pairs, len(pairs))
-    again = batches(group(cut(shuffled), longest=9), budget)
+    again = batches(group(cut(shuffled), longest=9), limits)
     assert [[tree.tokens for tree in batch] for batch in again] == [[tree.tokens for tree in batch] for batch in made]
 
 
-def cheapest(lengths, tokens, per_batch):
+def cheapest(lengths, tokens, overhead):
     """The least cost of all ways to cut falling lengths into batches."""
     if not lengths:
         return 0
     fitting = [n for n in range(1, len(lengths) + 1) if n == 1 or n * lengths[0] <= tokens]
-    return min(n * lengths[0] + per_batch + cheapest(lengths[n:], tokens, per_batch) for n in fitting)
+    return min(n * lengths[0] + overhead + cheapest(lengths[n:], tokens, overhead) for n in fitting)
 
 
 @given(st.lists(st.integers(1, 9), max_size=9), st.integers(1, 40), st.integers(0, 20))
-def test_no_other_batches_of_rows_in_falling_order_cost_less(lengths, tokens, per_batch):
-    made = batches([Tree.of([0] * length) for length in lengths], Budget(tokens, 1, per_batch))
-    cost = sum(len(batch) * max(map(len, batch)) + per_batch for batch in made)
-    assert cost == cheapest(sorted(lengths, reverse=True), tokens, per_batch)
+def test_no_other_batches_of_rows_in_falling_order_cost_less(lengths, tokens, overhead):
+    made = batches([Tree.of([0] * length) for length in lengths], BatchLimits(tokens, 1, overhead))
+    cost = sum(len(batch) * max(map(len, batch)) + overhead for batch in made)
+    assert cost == cheapest(sorted(lengths, reverse=True), tokens, overhead)
 
 
 @given(PAIRS, st.sampled_from([0, 5, 9, 30]))
 def test_packed_rows_hold_every_tree_as_it_was(pairs, longest):
     requests = cut(pairs)
     trees = group(requests, longest=9)
-    rows = packed(trees, longest)
+    rows = pack(trees, longest)
     assert sum(map(len, rows)) == sum(map(len, trees))
     assert all(len(row) <= longest for row in rows if row.parents.count(-1) > 1)
     found = {index: [path(row, node) for node in nodes] for row in rows for index, nodes in row.scored}
@@ -128,8 +126,8 @@ def test_packed_rows_hold_every_tree_as_it_was(pairs, longest):
 def test_short_trees_share_rows_and_plain_rows_stay_plain_among_their_like():
     branching = [([1, 2], [3, 3]), ([1, 2], [4, 5]), ([1, 3], [4, 4]), ([1, 3], [5, 5])]
     trees = group(cut([*branching, ([2], [3])]), longest=9)
-    (row,) = packed(trees, 30)
+    (row,) = pack(trees, 30)
     assert sorted(row.tokens) == sorted(token for tree in trees for token in tree.tokens)
-    assert len(packed(trees, 5)) == 2
+    assert len(pack(trees, 5)) == 2
     many = group(cut([*branching[:2], *(([1, 2, 3, number], [3]) for number in range(9))]), longest=9)
-    assert sorted(row.is_chain for row in packed(many, 30)) == [False] + [True] * 9
+    assert sorted(row.is_chain for row in pack(many, 30)) == [False] + [True] * 9

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from hfpatch import PreProjectionConfig, patch, unpatch
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate
-from hfpatch.evaluation.answers import Answers, model_key, open_answers
+from hfpatch.evaluation.cache import ScoreCache, model_key, open_cache
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.scorer import TokenRequest
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -27,86 +27,77 @@ def lines(path):
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def test_answers_are_there_again_to_the_last_bit(tmp_path):
-    path = tmp_path / "new" / "answers.jsonl"
-    kept = Answers(path, {"model": 1})
+def test_scores_are_read_back_to_the_last_bit(tmp_path):
+    path = tmp_path / "new" / "scores.jsonl"
+    kept = ScoreCache(path, {"model": 1})
     assert kept.find(FIRST) is None
     assert not path.exists()
     value = -1 / 3 * 1e5
     kept.add([(FIRST, (value, True))])
     kept.add([(SECOND, (-0.1, False))])
-    again = Answers(path, {"model": 1})
-    for answers in (kept, again):
-        assert answers.find(FIRST) == (value, True)
-        assert answers.find(SECOND) == (-0.1, False)
-        assert answers.find(TokenRequest((1, 2), (3, 4))) is None
-        assert answers.find(TokenRequest((1, 2, 3), (3, 5))) is None
+    again = ScoreCache(path, {"model": 1})
+    for cache in (kept, again):
+        assert cache.find(FIRST) == (value, True)
+        assert cache.find(SECOND) == (-0.1, False)
+        assert cache.find(TokenRequest((1, 2), (3, 4))) is None
+        assert cache.find(TokenRequest((1, 2, 3), (3, 5))) is None
 
 
-def test_what_a_kill_or_another_hand_left_is_dropped(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    kept = Answers(path, {})
+def test_incomplete_and_damaged_lines_are_dropped(tmp_path):
+    path = tmp_path / "scores.jsonl"
+    kept = ScoreCache(path, {})
     kept.add([(FIRST, (-1.5, True)), (SECOND, (-2.5, False))])
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
-        again = Answers(path, {})
+        again = ScoreCache(path, {})
         found = [again.find(request) for request in (FIRST, SECOND)]
         assert found in ([None, None], [(-1.5, True), None])
         again.add([(SECOND, (-9.0, False))])
-        assert Answers(path, {}).find(SECOND) == (-9.0, False)
+        assert ScoreCache(path, {}).find(SECOND) == (-9.0, False)
     path.write_text(whole.decode().replace("-1.5, true", "-1.5"), encoding="utf-8")
-    assert Answers(path, {}).find(FIRST) is None
-    assert Answers(path, {}).find(SECOND) == (-2.5, False)
-    Answers(path, {"another": "model"})
+    assert ScoreCache(path, {}).find(FIRST) is None
+    assert ScoreCache(path, {}).find(SECOND) == (-2.5, False)
+    ScoreCache(path, {"another": "model"})
     assert not path.exists()
 
 
 def test_a_folder_holds_several_models_and_tasks(tmp_path):
     for task, key, value in [("a", {"m": 1}, -1.0), ("a", {"m": 2}, -2.0), ("b", {"m": 1}, -3.0)]:
-        open_answers(tmp_path, task, key).add([(FIRST, (value, False))])
-    assert open_answers(tmp_path, "a", {"m": 2}).find(FIRST) == (-2.0, False)
+        open_cache(tmp_path, task, key).add([(FIRST, (value, False))])
+    assert open_cache(tmp_path, "a", {"m": 2}).find(FIRST) == (-2.0, False)
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_folder_that_is_a_file_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(HfpatchError, match="answers cannot be kept"):
-        open_answers(tmp_path / "file", "a", {}).add([(FIRST, (-1.0, True))])
+    with pytest.raises(HfpatchError, match="log-likelihoods cannot be saved"):
+        open_cache(tmp_path / "file", "a", {}).add([(FIRST, (-1.0, True))])
 
 
-def test_the_key_changes_with_all_that_changes_an_answer():
+def test_models_have_different_keys_and_an_unpatched_one_has_that_of_its_base():
     model = families.make_model("llama")
-    base = model_key(model)
-    assert model_key(families.make_model("llama")) == base
-    keys = [base, model_key(families.make_model("llama", torch.bfloat16)), model_key(families.make_model("qwen2"))]
-    model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 5.0}
-    keys.append(model_key(model))
-    patched = patch(families.make_model("llama"), PreProjectionConfig())
+    keys = [model_key(model), model_key(families.make_model("llama", torch.bfloat16))]
+    keys.append(model_key(families.make_model("qwen2")))
+    patched = patch(model, PreProjectionConfig())
     keys.append(model_key(patched))
     families.perturb(patched)
     keys.append(model_key(patched))
-    assert model_key(unpatch(patched)) == base
-    lora = get_peft_model(families.make_model("llama"), LoraConfig(target_modules=["q_proj"], lora_alpha=4)).eval()
-    keys.append(model_key(lora))
-    with lora.disable_adapter():
-        keys.append(model_key(lora))
-    louder = get_peft_model(families.make_model("llama"), LoraConfig(target_modules=["q_proj"], lora_alpha=9)).eval()
-    keys.append(model_key(louder))
+    keys += [model_key(lora_model(LoraConfig(target_modules=["q_proj"], lora_alpha=alpha))) for alpha in (4, 9)]
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
+    assert model_key(unpatch(patched)) == keys[0]
 
 
-TWO_TASKS = "tinyworld_cloze,tinyworld_endings"
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full, which stands for a full disk")
 
 
 @needs_full
-def test_a_full_disk_ends_an_evaluation_where_answers_are_asked_for_and_warns_where_they_are_not():
-    with pytest.raises(HfpatchError, match=r"answers cannot be kept .*free space or choose another folder"):
-        Answers(FULL, {}).add([(FIRST, (-1.0, True))])
-    kept = Answers(FULL, {}, optional=True)
-    with pytest.warns(UserWarning, match="answers cannot be kept"):
+def test_a_full_disk_ends_an_evaluation_if_scores_must_be_saved_and_else_warns():
+    with pytest.raises(HfpatchError, match=r"log-likelihoods cannot be saved .*free space or choose another folder"):
+        ScoreCache(FULL, {}).add([(FIRST, (-1.0, True))])
+    kept = ScoreCache(FULL, {}, optional=True)
+    with pytest.warns(UserWarning, match="log-likelihoods cannot be saved"):
         kept.add([(FIRST, (-1.0, True))])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -130,13 +121,14 @@ def test_an_evaluation_goes_on_where_the_default_cache_is_full(capsys, tmp_path,
     ]
     assert main([*arguments, "--no-cache", "--json"]) == 0
     expected = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr(run, "open_answers", lambda folder, task, key, **options: Answers(FULL, key, **options))
+    monkeypatch.setattr(run, "open_cache", lambda folder, task, key, **options: ScoreCache(FULL, key, **options))
     assert main([*arguments, "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["variants"] == expected["variants"]
-    assert sum("cannot be kept" in line for line in shown.err.splitlines()) == 1
+    assert sum("cannot be saved" in line for line in shown.err.splitlines()) == 1
     assert main([*arguments, "--output", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("hfpatch: error: /dev/full: answers cannot be kept")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("hfpatch: error: /dev/full: log-likelihoods cannot be saved")
 
 
 def lora_model(config=None):
@@ -204,7 +196,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
-def test_the_key_is_stable_and_changes_with_all_that_changes_an_answer(change, precision):
+def test_the_key_is_stable_and_changes_with_all_that_changes_a_score(change, precision):
     make, apply = CHANGES[change]
     model = make()
     before = model_key(model)
@@ -234,8 +226,9 @@ def evaluated(model, tokenizer, data_dir, folder, **options):
 
 
 def test_an_interrupted_evaluation_goes_on_within_a_task_and_ends_the_same(
-    model, tokenizer, data_dir, tmp_path, monkeypatch
+    tokenizer, data_dir, tmp_path, monkeypatch, support
 ):
+    model = support.gpt_neox()
     expected = evaluated(model, tokenizer, data_dir, tmp_path / "whole")
 
     def stop(task, done, total):
@@ -247,17 +240,18 @@ def test_an_interrupted_evaluation_goes_on_within_a_task_and_ends_the_same(
     assert not (tmp_path / "cut" / "wikitext.jsonl").exists()
     (file,) = (tmp_path / "cut" / "answers").glob("wikitext-*.jsonl")
     assert 2 < len(lines(file)) < len(lines(next((tmp_path / "whole" / "answers").glob("wikitext-*.jsonl"))))
-    heard = []
-    again = evaluated(model, tokenizer, data_dir, tmp_path / "cut", on_scored=lambda *heard_of: heard.append(heard_of))
+    calls = []
+    again = evaluated(model, tokenizer, data_dir, tmp_path / "cut", on_scored=lambda *call: calls.append(call))
     assert again == expected
-    assert {task for task, _, _ in heard} == {"wikitext", "paper_hellaswag"}
+    assert {task for task, _, _ in calls} == {"wikitext", "paper_hellaswag"}
     for task in expected:
         assert lines(tmp_path / "cut" / f"{task}.jsonl") == lines(tmp_path / "whole" / f"{task}.jsonl")
     monkeypatch.setattr(HfpatchLM, "_scorer", None)  # nothing is scored any more
     assert evaluated(model, tokenizer, data_dir, tmp_path / "whole") == expected
 
 
-def test_another_model_is_scored_anew_in_the_same_folder(model, tokenizer, data_dir, tmp_path):
+def test_another_model_is_scored_again_in_the_same_folder(tokenizer, data_dir, tmp_path, support):
+    model = support.gpt2()
     first = evaluated(model, tokenizer, data_dir, tmp_path)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1.5)

@@ -1,8 +1,8 @@
-"""What a model has answered so far, on disk: an interrupted evaluation resumes, a repeated one costs nothing.
+"""A cache of log-likelihoods on disk: an interrupted evaluation resumes, a repeated one costs nothing.
 
-An answer belongs to the tokens that were scored, which hold everything that a task, its data, its few-shot examples,
-the tokenizer and the cutting of long rows decide. What else matters is the model, as `model_key` describes it: a file
-holds the answers of one model, and bears the hash of its description in its name.
+A score is stored by the tokens that were scored. They depend on everything that a task, its data, its few-shot
+examples, the tokenizer and the truncation of long rows decide. What else matters is the model, as `model_key` describes
+it: a file holds the scores of one model, and its name has the hash of the description.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.scorer import Answer, TokenRequest
+from hfpatch.evaluation.scorer import Score, TokenRequest
 from hfpatch.nn.matmul import choose_library
 from hfpatch.support.files import sha256_file
 from hfpatch.support.provenance import installed_versions
@@ -28,25 +28,25 @@ from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.peft_registration import peft_is_imported
 
 FORMAT = 1
-_OF_TRAINING = ("training", "gradient_checkpointing")
-_REDUCED = (
+_TRAINING_ATTRIBUTES = ("training", "gradient_checkpointing")
+_REDUCED_PRECISION = (
     "allow_fp16_reduced_precision_reduction",
     "allow_bf16_reduced_precision_reduction",
     "allow_fp16_accumulation",
 )
-_STATES = ("active_adapters", "disable_adapters", "merged_adapters")
+_ADAPTER_STATES = ("active_adapters", "disable_adapters", "merged_adapters")
 
 
-class Answers:
-    """The answers of one model, in a file that grows.
+class ScoreCache:
+    """The scores of one model, in a file that grows.
 
-    The first line describes the model; each other line is ``[digest of the request, log-likelihood, is greedy]``. A
-    last line that a kill cut short is dropped.
+    The first line describes the model; each other line is ``[digest of the request, log-likelihood, is greedy]``. An
+    incomplete last line, left by a killed process, is dropped, and damaged lines are ignored.
 
     Args:
-        path: the file; it and its folder are made when the first answer is added.
+        path: the file; it and its folder are created when the first score is added.
         key: the description of the model, see `model_key`.
-        optional: go on with a warning, and without a file, where it cannot be read or written.
+        optional: continue with a warning, and without a file, if it cannot be read or written.
 
     Raises:
         HfpatchError: if the file cannot be read or written and is not optional.
@@ -57,82 +57,81 @@ class Answers:
         self._optional = optional
         self._usable = True
         self._header = json.dumps({"format": FORMAT, "key": key}, sort_keys=True)
-        self._known: dict[str, Answer] = {}
+        self._scores: dict[str, Score] = {}
         try:
             self._read()
         except OSError as error:
-            self._give_up(error)
+            self._disable(error)
 
-    def find(self, request: TokenRequest) -> Answer | None:
-        """Return the answer to a request if it is there."""
-        return self._known.get(_digest(request))
+    def find(self, request: TokenRequest) -> Score | None:
+        """Return the score of a request if it is known."""
+        return self._scores.get(_digest(request))
 
-    def add(self, answers: Sequence[tuple[TokenRequest, Answer]]) -> None:
-        """Append answers; when this returns they survive the end of the process."""
-        rows = {_digest(request): answer for request, answer in answers}
-        if self._usable:
-            try:
-                self._write(rows)
-            except OSError as error:
-                self._give_up(error)
-        self._known.update(rows)
-
-    def _write(self, rows: Mapping[str, Answer]) -> None:
-        new = not self.path.is_file()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as stream:
-            if new:
-                stream.write(self._header + "\n")
-            stream.writelines(json.dumps([digest, *answer]) + "\n" for digest, answer in rows.items())
+    def add(self, scores: Sequence[tuple[TokenRequest, Score]]) -> None:
+        """Append scores; when this returns they survive the end of the process."""
+        rows = {_digest(request): score for request, score in scores}
+        self._scores.update(rows)
+        if not self._usable:
+            return
+        try:
+            new = not self.path.is_file()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as stream:
+                if new:
+                    stream.write(self._header + "\n")
+                stream.writelines(json.dumps([digest, *score]) + "\n" for digest, score in rows.items())
+        except OSError as error:
+            self._disable(error)
 
     def _read(self) -> None:
         if not self.path.is_file():
             return
-        whole = self.path.read_bytes()
-        kept = whole[: whole.rfind(b"\n") + 1]
-        header, _, rows = kept.decode("utf-8", errors="replace").partition("\n")
+        content = self.path.read_bytes()
+        complete = content[: content.rfind(b"\n") + 1]
+        header, _, rows = complete.decode("utf-8", errors="replace").partition("\n")
         if header != self._header:
             self.path.unlink()
             return
-        if len(kept) < len(whole):
+        if len(complete) < len(content):
             with self.path.open("r+b") as stream:
-                stream.truncate(len(kept))
+                stream.truncate(len(complete))
         for line in rows.splitlines():
-            self._take(line)
+            try:
+                digest, value, greedy = json.loads(line)
+                self._scores[str(digest)] = (float(value), bool(greedy))
+            except (ValueError, TypeError):
+                continue
 
-    def _take(self, line: str) -> None:
-        try:
-            digest, value, greedy = json.loads(line)
-            answer = (float(value), bool(greedy))
-        except (ValueError, TypeError):
-            return  # a damaged line is as good as none: its request is scored again
-        self._known[str(digest)] = answer
-
-    def _give_up(self, error: OSError) -> None:
-        why = f"answers cannot be kept ({error.strerror or error})"
+    def _disable(self, error: OSError) -> None:
+        why = f"log-likelihoods cannot be saved ({error.strerror or error})"
         if not self._optional:
             raise HfpatchError(f"{self.path}: {why}; free space or choose another folder") from error
-        warnings.warn(f"{self.path.parent}: {why}; the evaluation goes on without", stacklevel=2)  # once a folder
+        warnings.warn(f"{self.path.parent}: {why}; the evaluation continues without", stacklevel=2)  # once a folder
         self._usable = False
 
 
-def open_answers(folder: Path, task: str, key: Mapping[str, Any], *, optional: bool = False) -> Answers:
-    """Return the answers of a model to a task in a folder that may hold those of other models."""
+def open_cache(folder: Path, task: str, key: Mapping[str, Any], *, optional: bool = False) -> ScoreCache:
+    """Return the cache of a model's scores on a task, in a folder that may hold those of other models."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return Answers(folder / f"{task.replace('/', '-')}-{name}.jsonl", key, optional=optional)
+    return ScoreCache(folder / f"{task.replace('/', '-')}-{name}.jsonl", key, optional=optional)
+
+
+def _digest(request: TokenRequest) -> str:
+    numbers = array("q", (len(request.targets), *request.tokens, request.targets[-1]))
+    return hashlib.blake2b(numbers.tobytes(), digest_size=16).hexdigest()
 
 
 def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
-    """Return what decides a model's log-likelihoods of given tokens.
+    """Return everything that a model's log-likelihoods of given tokens depend on.
 
     That is the parameters; the buffers, saved with the model (a router's bias) or not (rotary frequencies, VeRA's
-    projections); the classes of the modules and the numbers that they hold (a scale, an epsilon); the configuration,
-    the adapters; and how products are computed. Hooks and methods replaced by hand on a model in memory are not seen;
-    do not keep answers of such a model.
+    projections); the classes of the modules and their numeric attributes (a scale, an epsilon); the configuration,
+    the adapters; and how products are computed. Hooks and methods replaced by hand on a model in memory are not
+    detected; do not cache scores of such a model.
 
     Args:
         model: a causal language model, with adapters or without.
-        base_sha256: the hash of its base's weights where that is known already.
+        base_sha256: the hash of its base's weights if that is known already.
     """
     return {
         "base_sha256": base_sha256 or hash_weights(model),
@@ -173,12 +172,12 @@ def _hash_adapters(model: nn.Module) -> str | None:
         return None
     configs = {name: config.to_dict() for name, config in stack(model).items()}
     states = [
-        (name, *(str(getattr(module, state, None)) for state in _STATES))
+        (name, *(str(getattr(module, state, None)) for state in _ADAPTER_STATES))
         for name, module in model.named_modules()
         if isinstance(module, AdapterWrapper)
     ]
     digest = _hash_tensors(parameters)
-    digest.update(json.dumps([configs, states], sort_keys=True, default=_plain).encode())
+    digest.update(json.dumps([configs, states], sort_keys=True, default=_json_value).encode())
     return digest.hexdigest()
 
 
@@ -191,14 +190,13 @@ def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> hashlib._Hash:
 
 
 def _hash_modules(model: nn.Module) -> str:
-    """Return the SHA-256 of every module's class and of the numbers among its attributes."""
-    listing = [(path, type(module).__qualname__, _settings(module)) for path, module in model.named_modules()]
+    """Return the SHA-256 of every module's class and of its numeric public attributes."""
+    listing = []
+    for path, module in model.named_modules():
+        names = [name for name in vars(module) if not name.startswith("_") and name not in _TRAINING_ATTRIBUTES]
+        numbers = {name: vars(module)[name] for name in names if _is_numeric(vars(module)[name])}
+        listing.append((path, type(module).__qualname__, numbers))
     return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    return {name: value for name, value in public.items() if name not in _OF_TRAINING and _is_numeric(value)}
 
 
 def _is_numeric(value: Any) -> bool:
@@ -210,22 +208,16 @@ def _is_numeric(value: Any) -> bool:
 
 
 def _precision() -> dict[str, Any]:
-    """Return how torch rounds in the products of matrices, and the dtype of autocast where it is on."""
+    """Return the precision settings of torch's matrix products, and the dtype of autocast where it is on."""
     backends: Any = torch.backends
     fp32 = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return {
         "fp32": [backend.fp32_precision for backend in fp32],
-        "reduced": [getattr(backends.cuda.matmul, name) for name in _REDUCED],
+        "reduced": [getattr(backends.cuda.matmul, name) for name in _REDUCED_PRECISION],
         "autocast": {device: str(torch.get_autocast_dtype(device)) for device in devices},
     }
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
-
-
-def _digest(request: TokenRequest) -> str:
-    return hashlib.blake2b(
-        array("q", (len(request.targets), *request.tokens, request.targets[-1])).tobytes(), digest_size=16
-    ).hexdigest()

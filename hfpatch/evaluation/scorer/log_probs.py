@@ -1,0 +1,180 @@
+"""Scores from the features of scored positions: log-probabilities of targets, and whether each is the greedy token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hfpatch.evaluation.scorer.batching import BatchLimits
+from hfpatch.evaluation.scorer.head import BodyAndHead, Parts
+from hfpatch.evaluation.scorer.trees import TokenRequest, Tree
+
+Score = tuple[float, bool]
+"""The log-likelihood of a request's targets, and whether all of them are greedy."""
+Table = NDArray[np.int64]
+
+_FEWEST_ROWS = 64
+_MOST_BATCHES = 16
+_NEAR = 1e-5
+
+
+def scored_positions(trees: Sequence[Tree], requests: Sequence[TokenRequest]) -> tuple[Table, Table]:
+    """Return the scored positions of a batch, each once, and the targets that they predict.
+
+    Args:
+        trees: the rows of the batch.
+        requests: what is scored.
+
+    Returns:
+        Row and node of each position (n, 2); and of each target its position, its token and its request (targets, 3).
+    """
+    wanted = sorted(
+        (row, node, target, index)
+        for row, tree in enumerate(trees)
+        for index, nodes in tree.scored
+        for node, target in zip(nodes, requests[index].targets, strict=True)
+    )
+    table = np.array(wanted, dtype=np.int64)
+    positions, at = np.unique(table[:, :2], axis=0, return_inverse=True)
+    return positions, np.column_stack([at.reshape(-1), table[:, 2:]])
+
+
+class Pool:
+    """Features of scored positions, collected over batches until there are enough to keep the head busy.
+
+    Args:
+        parts: the model in two steps.
+        limits: how many logits may exist at once.
+    """
+
+    def __init__(self, parts: Parts, limits: BatchLimits) -> None:
+        self._parts = parts
+        self._limits = limits
+        self._features: list[Tensor] = []
+        self._targets: list[Table] = []
+        self._size = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether to flush: there are enough features, or scores have waited for long enough."""
+        enough = self._size >= self._limits.tokens // 2 or len(self._features) >= _MOST_BATCHES
+        return enough or not isinstance(self._parts, BodyAndHead)
+
+    def add(self, features: Tensor, targets: Table) -> None:
+        """Add the features (n, width) of a batch's scored positions and their targets, see `scored_positions`."""
+        self._features.append(features)
+        self._targets.append(targets + np.array([self._size, 0, 0]))
+        self._size += len(features)
+
+    def flush(self) -> list[tuple[int, Score]]:
+        """Return the index and the score of each request that was added, and empty the pool."""
+        if not self._features:
+            return []
+        features, targets = torch.cat(self._features), np.concatenate(self._targets)
+        self._features, self._targets, self._size = [], [], 0
+        values, greedy = self._log_probabilities(features, targets)
+        indices, at = np.unique(targets[:, 2], return_inverse=True)
+        sums = np.bincount(at, weights=values.double().numpy())
+        misses = np.bincount(at, weights=(~greedy).numpy())
+        return [(int(i), (float(s), bool(m == 0))) for i, s, m in zip(indices, sums, misses, strict=True)]
+
+    def _log_probabilities(self, features: Tensor, targets: Table) -> tuple[Tensor, Tensor]:
+        """Return each target's log-probability and greedy decision (targets,), some rows of features at a time."""
+        if not isinstance(self._parts, BodyAndHead):
+            step = max(_FEWEST_ROWS, self._limits.logits // features.shape[-1])
+        elif self._parts.sliceable(features):
+            step = self._limits.tokens
+        else:
+            step = max(_FEWEST_ROWS, self._limits.logits // self._parts.vocabulary)
+        found = []
+        for start in range(0, len(features), step):
+            first, last = np.searchsorted(targets[:, 0], [start, start + step])
+            rows, tokens = torch.from_numpy(targets[first:last, :2].T.copy()).to(features.device)
+            some = Targets(rows - start, tokens)
+            found.append(log_probabilities(self._parts, features[start : start + step], some, self._limits.logits))
+        values, greedy = (torch.cat(each).cpu() for each in zip(*found, strict=True))
+        return values, greedy
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of some rows of features.
+
+    Attributes:
+        rows: (targets,), the row of each target.
+        tokens: (targets,), the target tokens.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+
+
+def log_probabilities(parts: Parts, features: Tensor, targets: Targets, numbers: int) -> tuple[Tensor, Tensor]:
+    """Return each target's log-probability (targets,) in fp32 and whether it is the greedy token.
+
+    The greedy token is lm-eval's, the arg max of a row's log-probabilities: rounding makes log-probabilities equal
+    where logits are not quite, and of equal ones the first counts.
+
+    Args:
+        parts: the model in two steps.
+        features: (n, width).
+        targets: the targets of these rows.
+        numbers: how many logits may exist at once, roughly.
+    """
+    if isinstance(parts, BodyAndHead) and parts.sliceable(features):
+        return _by_slices(parts, features, targets, numbers)
+    return from_logits(parts.logits(features), targets)
+
+
+def from_logits(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and greedy decisions from logits (n, vocabulary) in fp32, which are overwritten."""
+    rows, tokens = targets.rows, targets.tokens
+    top = logits.amax(dim=-1)
+    wanted, highest = logits[rows, tokens], top[rows]
+    greedy = _reaches(wanted, highest)
+    (near,) = greedy.nonzero(as_tuple=True)
+    if len(near):
+        greedy[near] = logits[rows[near]].log_softmax(dim=-1).argmax(dim=-1) == tokens[near]
+    total = logits.sub_(top[:, None]).exp_().sum(dim=-1).log()
+    return (wanted - highest) - total[rows], greedy
+
+
+def _by_slices(parts: BodyAndHead, features: Tensor, targets: Targets, numbers: int) -> tuple[Tensor, Tensor]:
+    """Go through the vocabulary in slices, so that the logits of a slice fit the processor's cache.
+
+    Running over the slices: the largest logit ``m`` of each row, ``s = Σ exp(logit - m)`` and the second largest of the
+    slices' peaks. A target is the greedy token if its logit reaches ``m`` and no other logit is near it: those in its
+    own slice are counted, those in other slices are bounded by the second largest peak. All these logits come from one
+    product, so its precision (TF32, bf16) does not matter. If others are near, `from_logits` decides.
+    """
+    rows, tokens = targets.rows, targets.tokens
+    top = torch.full((len(features),), torch.finfo(torch.float32).min, device=features.device)
+    runner_up, total = top.clone(), torch.zeros_like(top)
+    wanted = torch.zeros(len(tokens), device=features.device)
+    rivals = torch.full_like(tokens, 2)
+    for start, logits in parts.slices(features, numbers):
+        peak = logits.amax(dim=-1)
+        (here,) = ((tokens >= start) & (tokens < start + logits.shape[1])).nonzero(as_tuple=True)
+        wanted[here] = logits[rows[here], tokens[here] - start]
+        near = here[_reaches(wanted[here], torch.maximum(peak, top)[rows[here]])]
+        rivals[near] = _reaches(logits[rows[near]], wanted[near, None]).sum(dim=-1)
+        higher = torch.maximum(top, peak)
+        runner_up = torch.maximum(runner_up, torch.minimum(top, peak))
+        total = total * (top - higher).exp() + logits.sub_(higher[:, None]).exp_().sum(dim=-1)
+        top = higher
+    greedy = _reaches(wanted, top[rows])
+    (unclear,) = (greedy & ((rivals > 1) | _reaches(runner_up[rows], wanted))).nonzero(as_tuple=True)
+    for some in torch.split(unclear, max(1, numbers // parts.vocabulary)):
+        again = Targets(torch.arange(len(some), device=rows.device), tokens[some])
+        greedy[some] = from_logits(parts.logits(features[rows[some]]), again)[1]
+    return (wanted - top[rows]) - total.log()[rows], greedy
+
+
+def _reaches(logits: Tensor, others: Tensor) -> Tensor:
+    """Return where logits are as large as others, up to the rounding of a log-probability."""
+    return logits >= others - _NEAR * (1 + others.abs())

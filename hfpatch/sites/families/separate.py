@@ -1,0 +1,101 @@
+"""Families with separate projections of queries, keys and values, at paths of their own."""
+
+from hfpatch.sites.family import Family, register_family
+from hfpatch.sites.layouts import separate
+
+FAMILIES = (
+    # BLT (Byte Latent Transformer): three towers of blocks, and cross-attention between them, which is left alone
+    Family(
+        name="blt",
+        model_types=("blt",),
+        layers=("local_encoder.layers", "global_transformer.layers", "local_decoder.layers"),
+        attention="self_attn",
+        qkv=separate(),
+        output="o_proj",
+    ),
+    # CPM-Ant: norm and residual are in a wrapper; the attention takes its input twice, for queries and for keys
+    Family(
+        name="cpmant",
+        model_types=("cpmant",),
+        layers="encoder.layers",
+        attention="self_att.self_attention",
+        qkv=separate(query="project_q", key="project_k", value="project_v"),
+        output="attention_out",
+    ),
+    # CTRL: the attention takes its input three times, as value, key and query
+    Family(
+        name="ctrl",
+        model_types=("ctrl",),
+        layers="h",
+        attention="multi_head_attention",
+        qkv=separate(query="Wq", key="Wk", value="Wv"),
+        output="dense",
+    ),
+    # GPT-Neo: global and local attention in a wrapper of one module
+    Family(
+        name="gpt_neo",
+        model_types=("gpt_neo",),
+        layers="h",
+        attention="attn.attention",
+        qkv=separate(),
+        output="out_proj",
+    ),
+    # MiMo V2 Flash: values have another head size than queries and keys, and there are learned sinks
+    Family(
+        name="mimo_v2_flash",
+        model_types=("mimo_v2_flash",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(),
+        output="o_proj",
+    ),
+    # Moshi: each projection is a linear layer inside a module of its own
+    Family(
+        name="moshi",
+        model_types=("moshi",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(query="q_proj.linear", key="k_proj.linear", value="v_proj.linear"),
+        output="o_proj.linear",
+    ),
+    # ProphetNet: the main stream and those that predict further ahead are concatenated along the sequence
+    Family(
+        name="prophetnet",
+        model_types=("prophetnet",),
+        layers="layers",
+        attention="self_attn",
+        qkv=separate(query="query_proj", key="key_proj", value="value_proj", query_beside=("relative_pos_embeddings",)),
+        output="out_proj",
+    ),
+    # RecurrentGemma: every third block holds attention where the others hold a linear recurrence
+    Family(
+        name="recurrent_gemma",
+        model_types=("recurrent_gemma",),
+        layers="layers",
+        attention="temporal_block",
+        qkv=separate(),
+        output="o_proj",
+        attention_classes=("RecurrentGemmaAttention",),
+    ),
+    # HRM: two stacks of blocks, each run several times in a forward pass
+    Family(
+        name="hrm_text",
+        model_types=("hrm_text",),
+        layers=("L_module.layers", "H_module.layers"),
+        attention="self_attn",
+        qkv=separate(),
+        output="o_proj",
+    ),
+    # XLM: no blocks, but parallel lists of attentions, norms and feed-forward layers
+    Family(
+        name="xlm",
+        model_types=("xlm",),
+        layers="attentions",
+        attention="",
+        qkv=separate(query="q_lin", key="k_lin", value="v_lin"),
+        output="out_lin",
+    ),
+)
+
+for family in FAMILIES:
+    register_family(family)

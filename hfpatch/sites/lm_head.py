@@ -1,0 +1,118 @@
+"""The language-model head: what a causal model computes between its last hidden states and its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hfpatch.sites.tower import base_model, text_config
+
+CAPS = ("final_logit_softcapping", "logits_soft_cap")
+"""Keys of configurations that name a soft cap."""
+SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "logits_mup_width_multiplier")
+"""Keys that name a factor or a divisor, of the logits or of what the head reads: HyperCLOVA X multiplies by the key by
+which Granite divides."""
+
+_PROBE_TOKENS = 5
+_PROBE_RANGE = 60.0
+
+
+class Tail(NamedTuple):
+    """What a model does with its head's output z: logits = cap · tanh(scale · z / cap), without a cap scale · z.
+
+    Attributes:
+        scale: Cohere's and Granite's logit scale; 1 in most models.
+        cap: Gemma 2's soft cap, or None.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return the logits, in the shape of ``z``."""
+        scaled = z if self.scale == 1.0 else z * self.scale
+        return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
+
+
+PLAIN = Tail()
+"""Logits are what the head returns, as in most models."""
+
+
+@dataclass(frozen=True)
+class LMHead:
+    """A causal language model in two steps: logits = tail(head(body(tokens)[0])).
+
+    Attributes:
+        body: returns hidden states ``(batch, seq, hidden)`` first.
+        head: maps them to ``(batch, seq, vocabulary)``, adapters on it included.
+        tail: scale and soft cap of the logits.
+    """
+
+    body: nn.Module
+    head: Any
+    tail: Tail = PLAIN
+
+
+@torch.no_grad()
+def find_lm_head(model: Any) -> LMHead | None:
+    """Return the body, the head and the tail of a model; None where they do not give its logits.
+
+    The model runs once on five tokens, in evaluation mode, and so do body and head alone. Both times the head's output
+    is multiplied by one number that makes it large enough for a cap to show. The configuration names the possible
+    scales and caps; of these the tail is the one that comes closest to the model's logits.
+
+    Args:
+        model: a causal language model, with adapters or without, or a ``PeftModel``.
+    """
+    causal: Any = base_model(model)
+    head, body = causal.get_output_embeddings(), causal.base_model
+    if head is None or body is causal:
+        return None
+    tails = list(_declared_tails(text_config(causal)))
+    peak = _PROBE_RANGE / min(tail.scale for tail in tails)
+    factors: list[Tensor] = []
+
+    def enlarge(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        factors.append(factors[0] if factors else peak / output.abs().max())
+        return output * factors[0]
+
+    training = [module for module in model.modules() if module.training]
+    handle = head.register_forward_hook(enlarge)
+    model.eval()
+    try:
+        tokens = torch.arange(_PROBE_TOKENS, device=model.device)[None] % head.weight.shape[0]
+        logits = model(input_ids=tokens, use_cache=False).logits.float()
+        z = head(body(input_ids=tokens, use_cache=False)[0])
+    except (AttributeError, TypeError, RuntimeError, IndexError, KeyError, ValueError):
+        return None
+    finally:
+        handle.remove()
+        for module in training:
+            module.training = True
+    if len(factors) != 2 or z.shape != logits.shape:  # the head is called once, and nothing is cut off
+        return None
+    tail = min(tails, key=lambda each: float((each(z) - logits).abs().max()))
+    return LMHead(body, head, tail) if close(tail(z), logits, z.dtype) else None
+
+
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether two tensors differ by no more than rounding in ``dtype``, measured by the largest value."""
+    if found.shape != expected.shape:
+        return False
+    tolerance = max(1e-4, 8 * torch.finfo(dtype).eps)
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def _declared_tails(config: Any) -> Iterator[Tail]:
+    """Yield the tails that a configuration may mean; which one it is, if any, only a trial shows."""
+    cap = next((value for name in CAPS if (value := getattr(config, name, None))), None)
+    values = [getattr(config, name, None) for name in SCALES]
+    numbers = [float(value) for value in values if isinstance(value, int | float) and value > 0]
+    for scale in dict.fromkeys([1.0, *numbers, *(1 / number for number in numbers)]):
+        yield Tail(scale)
+        if cap:
+            yield Tail(scale, float(cap))

@@ -1,0 +1,88 @@
+"""Generated modelling files: complete, without hfpatch, and without anything that they do not use."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hfpatch.export.source import modelling_source as export_source
+from hfpatch.models.classes import modelling_source as scratch_source
+from hfpatch.support import generated
+from hfpatch.support.generated import LICENCE, modelling_file
+from hfpatch.twins import random_model, shrink
+
+
+def export():
+    return export_source(random_model(shrink(LlamaConfig())), keep_fp32=True)
+
+
+def scratch():
+    return scratch_source(LlamaForCausalLM, LlamaConfig)
+
+
+@pytest.mark.parametrize("make", [export, scratch])
+def test_a_file_holds_its_licence_and_source_and_each_name_once_and_in_use(make):
+    source = make()
+    assert LICENCE in source
+    assert "hfpatch/nn/calls.py" in source
+    assert max(map(len, source.splitlines())) <= 120
+    body = ast.parse(source).body
+    imported = [alias.asname or alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
+    modules = [node for node in body if isinstance(node, ast.ImportFrom)]
+    assert not [
+        name for name in [*imported, *(node.module for node in modules)] if name.startswith(("hfpatch", "peft"))
+    ]
+    imported += [alias.name for node in modules if node.module != "__future__" for alias in node.names]
+    defined = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    assert len(defined) == len(set(defined)) > 20
+    used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    assert [name for name in [*imported, *defined] if name not in used and not name.startswith("Hfpatch")] == []
+
+
+def test_definitions_come_after_what_they_use_with_their_decorators_and_docstrings(tmp_path, monkeypatch):
+    (tmp_path / "hfpatch").mkdir()
+    (tmp_path / "hfpatch" / "low.py").write_text(
+        '"""Low."""\nimport functools\nimport os\n\nLIMIT = 3\n"""A limit."""\nOTHER = os.sep\n\n\n'
+        "@functools.cache\ndef low() -> int:\n    return LIMIT\n\n\ndef idle() -> None:\n    pass\n"
+    )
+    (tmp_path / "hfpatch" / "high.py").write_text(
+        "from hfpatch.low import idle, low\n\n\ndef first():\n    return idle, 1\n\n\nVALUE = low()\n\n\n"
+        "def high():\n    return VALUE\n"
+    )
+    monkeypatch.setattr(generated, "_ROOT", tmp_path)
+    generated._read.cache_clear()
+    try:
+        source = modelling_file("a test", "hfpatch.high", "high", stock=(Path,), footer="found = high()")
+    finally:
+        generated._read.cache_clear()
+    assert "import os" not in source
+    assert "idle" not in source
+    assert 'LIMIT = 3\n"""A limit."""\n' in source
+    namespace = {}
+    exec(source, namespace)
+    assert namespace["found"] == 3
+    assert namespace["Path"] is Path
+
+
+def test_one_name_from_two_modules_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "hfpatch").mkdir()
+    (tmp_path / "hfpatch" / "low.py").write_text("def _same():\n    return 1\n\n\ndef low():\n    return _same()\n")
+    (tmp_path / "hfpatch" / "high.py").write_text(
+        "from hfpatch.low import low\n\n\ndef _same():\n    return 2\n\n\ndef high():\n    return low() + _same()\n"
+    )
+    monkeypatch.setattr(generated, "_ROOT", tmp_path)
+    generated._read.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="define _same"):
+            modelling_file("a test", "hfpatch.high", "high", stock=(), footer="")
+    finally:
+        generated._read.cache_clear()
+
+
+def test_the_notice_is_the_projects_licence():
+    def words(text):
+        return " ".join(text.replace("#", " ").split())
+
+    licence = (Path(__file__).parents[2] / "LICENSE").read_text()
+    assert words(licence.split("\n\n", 2)[2]) in words(LICENCE)
