@@ -1,4 +1,4 @@
-"""The commands of ``hfpatch``: arguments in, the packages below do the work, a table or JSON out."""
+"""The commands of ``hfpatch``: they read arguments, call the packages below, and print a summary or JSON."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hfpatch.cli import options, sharing
-from hfpatch.cli.options import AsJson, DataDir, DtypeOption, Out, Overrides, RecipeArgument, Resume, Revision
+from hfpatch.cli.options import AsJson, DataDir, Out, Overrides, RecipeArgument, Resume
 from hfpatch.cli.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import ModelSettings
 
+_RESUME = "the same command with --resume continues in {}"
+
 app = typer.Typer(
     name="hfpatch",
-    help="Model surgery on the attention branch of causal language models, measured honestly.",
+    help="Model surgery on the attention branch of causal language models, with honest measurements.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -47,13 +49,12 @@ def compare(
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
     from hfpatch.cli.progress import choose_progress
-    from hfpatch.cli.tables import print_comparison
     from hfpatch.runs import compare as run_compare
 
-    gc.freeze()  # the libraries' objects stay; each Trainer collects garbage twice, which then takes no time
-    with _interruptible(folder), choose_progress() as progress:
+    gc.freeze()  # collecting garbage then takes no time for what the libraries imported
+    with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
         run_compare(loaded, folder, resume=resume, progress=progress)
-    print_comparison(folder)
+    _print_report(folder)
 
 
 @app.command()
@@ -67,7 +68,7 @@ def train(
 ) -> None:
     """Train one method of a recipe, for each of its seeds, and save its patches.
 
-    The run folder is the one of `compare`, which takes up from there with --resume. On several processes:
+    `compare` with --resume and the same run folder continues from there. On several processes:
     accelerate launch -m hfpatch train RECIPE --method NAME
 
     Example: hfpatch train quickstart --method pre_projection training.steps=60
@@ -79,11 +80,11 @@ def train(
     quiet_libraries()
     from hfpatch.training.processes import start_processes
 
-    start_processes()  # before what takes seconds to import, so that a mistake shows at once
+    start_processes()  # before imports that take seconds, so that mistakes show at once
     from hfpatch.cli.progress import choose_progress, is_first_process
     from hfpatch.runs import train as run_train
 
-    with _interruptible(folder), choose_progress() as progress:
+    with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
         patches = run_train(loaded, method, folder, resume=resume, progress=progress)
     if is_first_process():
         print("\n".join(f"patch: {patch}" for patch in patches))
@@ -106,8 +107,8 @@ def evaluate(
     allow_unknown_base: options.AllowUnknownBase = False,
     allow_other_base: options.AllowOtherBase = False,
     data_dir: DataDir = None,
-    revision: Revision = None,
-    dtype: DtypeOption = "float32",
+    revision: options.Revision = None,
+    dtype: options.DtypeOption = "float32",
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model, bare or with each of several patches, on lm-eval tasks.
@@ -117,9 +118,8 @@ def evaluate(
     from hfpatch.recipes.evaluation import EvaluationSettings
     from hfpatch.recipes.strict import validate
 
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
     given = {
-        "tasks": names,
+        "tasks": [name.strip() for name in tasks.split(",") if name.strip()],
         "include_path": str(include_path) if include_path else None,
         "limit": limit,
         "num_fewshot": num_fewshot,
@@ -130,13 +130,16 @@ def evaluate(
     }
     settings = validate(given, EvaluationSettings, "hfpatch eval")
     quiet_libraries()
-    from hfpatch.cli.evaluation import answer_cache, print_evaluation, says_how_to_go_on
     from hfpatch.cli.progress import choose_progress
     from hfpatch.runs import evaluate as run_evaluate
+    from hfpatch.support.cache import cache_folder, is_writable
 
     base = _model_settings(model, revision, dtype)
-    kept = answer_cache() if cache and output is None else None
-    with says_how_to_go_on(output or kept), choose_progress() as progress:
+    answers = cache_folder("answers")
+    kept = answers if cache and output is None and is_writable(answers, "the answers") else None
+    folder = output or kept
+    advice = f"the same command continues from what is in {folder}" if folder else "nothing is kept with --no-cache"
+    with _interruptible(advice), choose_progress() as progress:
         found = run_evaluate(
             base,
             patches=patch or [],
@@ -148,39 +151,43 @@ def evaluate(
             cache_dir=kept,
             progress=progress,
         )
+    from hfpatch.reporting.evaluation import evaluation_document
+    from hfpatch.reporting.terminal import print_document
+
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
     else:
-        print_evaluation(found)
+        print_document(evaluation_document(found))
 
 
 @app.command()
 def report(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that compare or pretrain wrote.")
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that compare, pretrain or eval wrote.")
     ],
     out: Annotated[Path | None, typer.Option(help="Where the report of several runs goes.")] = None,
 ) -> None:
-    """Write the report of a run folder again, from its result files; or one report of several runs.
+    """Write the report of a run folder again, from its result files; or one report of several comparisons.
 
-    Several runs share the tables where they measured the same model on the same documents, and stand side by side
-    where they did not. The study of a pretraining recipe has a report of its own.
+    Several comparisons share tables where they measured the same model on the same documents, and are shown one after
+    the other where they did not.
 
     Example: hfpatch report runs/quickstart
     """
-    from hfpatch.cli.tables import print_report
     from hfpatch.reporting import default_out, write_joint_report, write_report
+    from hfpatch.reporting.terminal import print_document
 
     if len(run_dirs) == 1 and out is None:
-        write_report(run_dirs[0])
-        print_report(run_dirs[0])
+        written = write_report(run_dirs[0])
+        print_document(written.document)
     else:
-        print(f"report: {write_joint_report(run_dirs, out or default_out(run_dirs)).html}")
+        written = write_joint_report(run_dirs, out or default_out(run_dirs))
+    print(f"report: {written.html}")
 
 
 @app.command()
 def check(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")],
+    model: options.ModelArgument,
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the method, as in a recipe.")
     ] = None,
@@ -190,13 +197,13 @@ def check(
     config_only: Annotated[
         bool, typer.Option(help="Check a tiny random twin of the model's config.json, without its weights.")
     ] = False,
-    revision: Revision = None,
-    dtype: DtypeOption = "float32",
+    revision: options.Revision = None,
+    dtype: options.DtypeOption = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Run hfpatch's promises on a model: no-op at first, the right site, gradients, generation, saving, restoring.
+    """Test on a model what hfpatch promises: no-op at first, the right place, gradients, generation, saving, removing.
 
-    Exits with code 1 if one of them is broken.
+    Exits with code 1 if a test fails.
 
     Example: hfpatch check tinyworld/gpt2 --method nonlinear_query form=literal
     """
@@ -221,27 +228,27 @@ def check(
 
 @app.command()
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")],
+    model: options.ModelArgument,
     patch: Annotated[Path | None, typer.Option(help="A folder written by save_patch, or a PEFT adapter.")] = None,
     allow_other_base: options.AllowOtherBase = False,
     text: Annotated[
         str | None,
-        typer.Option(help="Text to measure on, as data.source in a recipe; best what the patch was not trained on."),
+        typer.Option(help="Text to measure on, as data.source in a recipe; best one that no patch was trained on."),
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=2, help="Tokens of it; 8 times the hidden size if not given.")
     ] = None,
     reparametrisation: Annotated[
-        bool, typer.Option("--reparametrisation", help="Verify (X, W) -> (XΘ, Θ⁻¹W), and what can be removed by it.")
+        bool, typer.Option("--reparametrisation", help="Verify (X, W) -> (XΘ, Θ⁻¹W), and what it can remove.")
     ] = False,
     as_json: AsJson = False,
     as_html: Annotated[bool, typer.Option("--html", help="Write a page with figures.")] = False,
     out: Annotated[Path, typer.Option(help="The file of the page.")] = Path("inspection.html"),
     data_dir: DataDir = None,
-    revision: Revision = None,
-    dtype: DtypeOption = "float32",
+    revision: options.Revision = None,
+    dtype: options.DtypeOption = "float32",
 ) -> None:
-    """Show what a model's attention does: its sites, the Q-K relation of every head, and what a patch changes.
+    """Show what a model's attention does: where it is, the Q-K relation of every head, and what a patch changes.
 
     Example: hfpatch inspect tinyworld/gpt-neox --patch runs/quickstart/runs/pre_projection/seed-0/patch --html
     """
@@ -258,18 +265,20 @@ def inspect(
         data_dir=data_dir,
         reparametrisation=reparametrisation,
     )
+    from hfpatch.reporting.inspection.document import inspection_document
+    from hfpatch.reporting.terminal import print_document
+
     if as_html:
-        from hfpatch.runs.inspection_page import inspection_page
+        from hfpatch.reporting.html import html
+        from hfpatch.reporting.inspection.figures import figures
         from hfpatch.support.files import write_text
 
-        write_text(out, inspection_page(found))
+        write_text(out, html(inspection_document(found, figures(found))))
         print(f"page: {out}", file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
     elif not as_html:
-        from hfpatch.cli.inspection import print_inspection
-
-        print_inspection(found)
+        print_document(inspection_document(found))
 
 
 @app.command()
@@ -286,7 +295,7 @@ def pretrain(
     """Pretrain a model from scratch and write it as a Hugging Face folder, OUT/model; or run a study of variants.
 
     A recipe with ``variants`` is a study: every variant is trained with every seed on the same batches, at each point
-    of its sweep, and the report holds them against the baseline. On several processes:
+    of its sweep, and the report compares them with the baseline. On several processes:
     accelerate launch -m hfpatch pretrain RECIPE
 
     Example: hfpatch pretrain my-model.yaml training.steps=1000 --out runs/my-model
@@ -300,12 +309,11 @@ def pretrain(
         raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
     quiet_libraries()
     from hfpatch.cli.progress import choose_progress, is_first_process
-    from hfpatch.cli.tables import print_study
     from hfpatch.runs import pretrain as run_pretrain
     from hfpatch.runs import pretrain_study
 
     gc.freeze()
-    with _interruptible(folder), choose_progress() as progress:
+    with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
         if isinstance(loaded, PretrainRecipe):
             step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
         else:
@@ -315,7 +323,7 @@ def pretrain(
     if isinstance(loaded, PretrainRecipe):
         print(f"model: {folder / 'model'}" if step is None else f"diverged at step {step}: {folder / 'metrics.jsonl'}")
     elif variant is None:
-        print_study(folder)
+        _print_report(folder)
     else:
         print(f"runs of {variant}: {folder / 'runs' / variant}; without --variant and with --resume: the report")
 
@@ -329,8 +337,8 @@ def tokenize(
 ) -> None:
     """Tokenise a pretraining recipe's text into a token file, which data.source can then name.
 
-    The text is read once and never held in memory; NAME.json beside the file says what it holds. A data.source that
-    is such a file of another tool's making gets only its NAME.json.
+    The text is read once, piece by piece; NAME.json beside the file describes it. A data.source that is a token file of
+    another tool gets only its NAME.json.
 
     Example: hfpatch tokenize my-model.yaml data.source=Skylion007/openwebtext --out openwebtext.bin
     """
@@ -362,17 +370,25 @@ def _model_settings(name: str, revision: str | None, dtype: str) -> ModelSetting
     return validate({"name": name, "revision": revision, "dtype": dtype}, ModelSettings, "hfpatch")
 
 
+def _print_report(folder: Path) -> None:
+    """Print the summary of a report and where it is."""
+    from hfpatch.reporting.report import document_of
+    from hfpatch.reporting.terminal import print_document
+
+    print_document(document_of(folder))
+    print(f"report: {folder / 'report.html'}")
+
+
 @contextmanager
-def _interruptible(folder: Path) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into one line that says how to go on."""
+def _interruptible(advice: str) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into one line that says how to continue."""
     from hfpatch.training.interruption import Terminated
 
     try:
         yield
     except KeyboardInterrupt:
-        print(f"hfpatch: interrupted; the same command with --resume continues in {folder}", file=sys.stderr)
+        print(f"hfpatch: interrupted; {advice}", file=sys.stderr)
         raise typer.Exit(130) from None
     except Terminated as end:
-        saved = f"ended by SIGTERM after step {end.step}, which is saved"
-        print(f"hfpatch: {saved}; the same command with --resume continues in {folder}", file=sys.stderr)
+        print(f"hfpatch: ended by SIGTERM after step {end.step}, which is saved; {advice}", file=sys.stderr)
         raise

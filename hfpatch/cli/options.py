@@ -1,4 +1,4 @@
-"""The arguments and options of the commands, each with what its help says."""
+"""The arguments and options of the commands, with their help texts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or a name such as quickstart.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as training.steps=60.")
 ]
 Out = Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe name> if not given.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Skip what is complete, continue what is not.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Skip what is complete and continue the rest.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[Path | None, typer.Option(help="A folder that holds local copies of hub data sets.")]
 Revision = Annotated[str | None, typer.Option(help="The model's hub revision.")]
@@ -30,19 +31,21 @@ Patches = Annotated[
     typer.Option("--patch", help="A folder written by save_patch, or a PEFT adapter; may be repeated."),
 ]
 Baseline = Annotated[
-    bool, typer.Option("--baseline", help="Evaluate the bare model too, and hold every patch against it.")
+    bool, typer.Option("--baseline", help="Evaluate the bare model too, and compare every patch with it.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first documents of each task.")]
 NumFewshot = Annotated[int | None, typer.Option(min=0, help="Examples before each question.")]
-MaxLength = Annotated[int | None, typer.Option(min=1, help="Longest row in tokens; the model's if left out.")]
+MaxLength = Annotated[int | None, typer.Option(min=1, help="Longest row in tokens; the model's limit if not given.")]
 TokenBudget = Annotated[
-    int | None, typer.Option(min=1, help="Tokens scored at once; what suits the device if left out.")
+    int | None, typer.Option(min=1, help="Tokens scored at once; chosen for the device if not given.")
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Rows of one batch in text generation.")]
-Output = Annotated[Path | None, typer.Option(help="A folder for results and records; the same command resumes there.")]
+Output = Annotated[
+    Path | None, typer.Option(help="A folder for results and records; the same command continues there.")
+]
 Cache = Annotated[
     bool, typer.Option("--cache/--no-cache", help="Without --output: keep answers for the next call, and use them.")
 ]
 AllowUnknownBase = Annotated[
-    bool, typer.Option("--allow-unknown-base", help="Go on where the base scores outside its published score.")
+    bool, typer.Option("--allow-unknown-base", help="Continue if the base does not have its published score.")
 ]

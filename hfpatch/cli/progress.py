@@ -1,4 +1,4 @@
-"""Progress in the terminal: a live line for each run; plain lines where the output is no terminal."""
+"""Progress: a live line for each run in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN_EVERY_S = 30.0
 
 @contextmanager
 def choose_progress() -> Iterator[Progress]:
-    """Yield live bars on a terminal and plain lines elsewhere; both go to standard error, of the first process only."""
+    """Yield live bars in a terminal and plain lines elsewhere, on standard error; only the first process shows them."""
     console = Console(stderr=True)
     if not is_first_process():
         yield Progress()
@@ -44,7 +44,7 @@ class PlainProgress(Progress):
     """One line when a run starts and ends, and now and then between."""
 
     def __init__(self) -> None:
-        self._told = time.monotonic()
+        self._last = time.monotonic()
         self._steps = 0
 
     def started(self, run: str, steps: int) -> None:
@@ -54,7 +54,7 @@ class PlainProgress(Progress):
 
     def stepped(self, run: str, record: StepRecord) -> None:
         """Show one optimiser step."""
-        if time.monotonic() - self._told > PLAIN_EVERY_S:
+        if time.monotonic() - self._last > PLAIN_EVERY_S:
             left = timedelta(seconds=round(record.seconds * (self._steps - record.step)))
             self._say(f"{run}: {_state(record)}, {left} left")
 
@@ -64,7 +64,7 @@ class PlainProgress(Progress):
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
         """Show how far a task is."""
-        if time.monotonic() - self._told > PLAIN_EVERY_S:
+        if time.monotonic() - self._last > PLAIN_EVERY_S:
             self._say(f"{run}: {task}, {done:,} of {total:,} requests")
 
     def finished(self, run: str, summary: str) -> None:
@@ -72,7 +72,7 @@ class PlainProgress(Progress):
         self._say(f"{run}: done{', ' * bool(summary)}{summary}")
 
     def _say(self, text: str) -> None:
-        self._told = time.monotonic()
+        self._last = time.monotonic()
         print(text, file=sys.stderr, flush=True)
 
 
@@ -80,13 +80,13 @@ class TokensSoFar:
     """A line now and then while text becomes tokens."""
 
     def __init__(self) -> None:
-        self._started = self._told = time.monotonic()
+        self._started = self._last = time.monotonic()
 
     def __call__(self, documents: int, tokens: int) -> None:
-        """Hear how many documents and tokens are written."""
+        """Show how many documents and tokens are written."""
         now = time.monotonic()
-        if now - self._told > PLAIN_EVERY_S:
-            self._told, speed = now, tokens / (now - self._started)
+        if now - self._last > PLAIN_EVERY_S:
+            self._last, speed = now, tokens / (now - self._started)
             print(f"{documents:,} documents, {tokens:,} tokens, {speed:,.0f} tokens/s", file=sys.stderr, flush=True)
 
 

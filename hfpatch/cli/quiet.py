@@ -1,4 +1,4 @@
-"""Keeping the output to what hfpatch has to say."""
+"""Keeping other libraries' messages out of the output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def quiet_libraries() -> None:
-    """Keep the libraries' progress bars, advice and retries out of the output; hfpatch's own warnings remain."""
+    """Turn off the libraries' progress bars, advice and warnings; hfpatch's own warnings remain."""
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "error")
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
@@ -23,5 +23,5 @@ def quiet_libraries() -> None:
 
 
 def _show(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning in one line; where in the code it was given says nothing to who runs a command."""
+    """Print a warning in one line, without the place in the code that gave it."""
     print(f"hfpatch: warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The commands that share what was made: ``push`` and ``export``."""
+"""The commands that share results: ``push`` and ``export``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,17 @@
-"""Tables, figures and pages from the files of a run; nothing here needs a model."""
+"""Documents, figures and pages from what runs measured; importing it loads neither torch nor matplotlib."""
 
-from hfpatch.reporting.report import default_out, write_joint_report, write_report
-from hfpatch.reporting.written import Report
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hfpatch.support.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from hfpatch.reporting.report import default_out, write_joint_report, write_report
+    from hfpatch.reporting.written import Report
 
 __all__ = ["Report", "default_out", "write_joint_report", "write_report"]
+
+_HOMES = {"Report": "written", "default_out": "report", "write_joint_report": "report", "write_report": "report"}
+
+__getattr__ = lazy_names(__name__, _HOMES)

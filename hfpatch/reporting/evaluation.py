@@ -1,9 +1,121 @@
-"""Stand-in until the evaluation's report is merged."""
+"""The report of ``hfpatch eval``: the scores of each model, and the patches compared with the base."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
+from hfpatch.reporting.facts import digest, provenance_facts, settings_text
+from hfpatch.reporting.numbers import NOTHING, count, decimal, interval, p_text, signed, significant
+from hfpatch.reporting.tabular import csv_text
+from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults
+
+if TYPE_CHECKING:
+    from hfpatch.reporting.written import Report
 
 
-def evaluation_document(results):
-    raise NotImplementedError
+def evaluation_document(results: EvaluationResults) -> Document:
+    """Return the scores of every model, the differences from the base, the warnings and how it was measured."""
+    scores = tuple(_scores(results, place, each) for place, each in enumerate(results.variants.values()))
+    compared = (_comparisons(results.comparisons),) if results.comparisons else ()
+    reused = sum(score.reused for variant in results.variants.values() for score in variant.scores.values())
+    notes = [f"{count(reused)} answers were kept from an earlier call and not scored again"] if reused else []
+    sections = (
+        Section("results", "Results", (*compared, *scores)),
+        Section("warnings", "Warnings", (Sentences(tuple(results.warnings)),) if results.warnings else ()),
+        Section("protocol", "Protocol", (Facts(tuple(_protocol(results))),)),
+        Section("environment", "Environment", (Facts(tuple(provenance_facts(results.provenance))),)),
+    )
+    return Document(
+        title=results.model["name"],
+        kind="evaluation",
+        glance=(
+            ("Patches", count(sum(variant.patch is not None for variant in results.variants.values()))),
+            ("Tasks", count(len(results.settings["tasks"]))),
+            ("Weights", str(results.model["dtype"])),
+        ),
+        parts=(Part(tuple(section for section in sections if section.blocks)),),
+        summary=(*scores, *compared, Sentences((*notes, *results.warnings))),
+    )
 
 
-def write_evaluation(results, out):
-    raise NotImplementedError
+def write_evaluation(results: EvaluationResults, out: Path) -> Report:
+    """Write the report of an evaluation to ``out``; its ``results.csv`` has a row for each model, task and metric.
+
+    Raises:
+        HfpatchError: if ``out`` cannot be written.
+    """
+    from hfpatch.reporting.written import write_document  # imports matplotlib, which printing a document does not need
+
+    headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n")
+    rows = (
+        (label, variant.patch, variant.added, task, metric, value, score.stderr.get(metric), score.n)
+        for label, variant in results.variants.items()
+        for task, score in variant.scores.items()
+        for metric, value in score.metrics.items()
+    )
+    return write_document(evaluation_document(results), out, csv=csv_text(headings, rows))
+
+
+def _protocol(results: EvaluationResults) -> Iterator[Fact]:
+    model = {key: value for key, value in results.model.items() if key not in ("name", "sha256")}
+    yield "Model", f"{results.model['name']}, {settings_text(model)}, SHA-256 {digest(results.model['sha256'])}"
+    for label, variant in results.variants.items():
+        if variant.patch is not None:
+            yield f"Patch {label}", f"{variant.patch}, {count(variant.added)} parameters added"
+    yield "Evaluation", settings_text(results.settings)
+    for task, score in next(iter(results.variants.values())).scores.items():
+        settings = settings_text({"version": score.version, "few-shot examples": score.num_fewshot})
+        yield f"Task {task}", f"{settings}, data SHA-256 {digest(score.data_sha256)}"
+
+
+def _scores(results: EvaluationResults, place: int, variant: EvaluatedVariant) -> Table:
+    """Return every metric of every task as lm-eval defines it."""
+    headings = {"task": False, "metric": False, "value": True, "± standard error": True, "n": True}
+    rows = (
+        (task, metric, _value(value), _value(score.stderr.get(metric)), count(score.n))
+        for task, score in variant.scores.items()
+        for metric, value in score.metrics.items()
+    )
+    name = results.model["name"]
+    title = f"{name} with {variant.patch}" if variant.patch else name
+    columns = tuple(Column(heading, number=number) for heading, number in headings.items())
+    return Table(f"scores-{place}", title, columns, tuple(map(Row, rows)))
+
+
+def _value(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return decimal(value, 4) if abs(value) < 1e6 else significant(value, 4)
+
+
+def _comparisons(comparisons: Sequence[Comparison]) -> Table:
+    headings = {
+        "patch": False,
+        "task": False,
+        "difference": True,
+        "p (Holm)": True,
+        "detectable": True,
+        "verdict": False,
+    }
+    rows = (
+        (
+            each.method,
+            Cell((each.task, f"{each.metric}, n = {count(each.n)}")),
+            Cell((signed(each.difference, 4), interval(each.low, each.high, 4) if math.isfinite(each.low) else "")),
+            p_text(each.p_holm),
+            NOTHING if each.smallest_visible is None else significant(each.smallest_visible, 2),
+            Cell((each.verdict,), each.verdict),
+        )
+        for each in comparisons
+    )
+    caption = (
+        "Patch minus base in the metric's own unit with its 95 % interval, paired by document; p after Holm's "
+        "correction over patches and tasks. Detectable: the true difference that had about four chances in five to be "
+        "found, before correction."
+    )
+    columns = tuple(Column(heading, number=number) for heading, number in headings.items())
+    return Table("differences", "Differences from the base", columns, tuple(map(Row, rows)), caption)

@@ -11,7 +11,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.comparison.data import results_csv
 from hfpatch.reporting.comparison.document import Material, comparison_document, read_material
-from hfpatch.reporting.comparison.figures import differences
+from hfpatch.reporting.comparison.figures import differences, figures
 from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
 from hfpatch.reporting.document import Document
@@ -26,7 +26,7 @@ _RUN_FILES = ("results.json", "recipe.yaml")
 
 
 def document_of(folder: Path) -> Document:
-    """Return the report of a folder as a document, without writing it.
+    """Return the report of a folder as a document without figures, whose summary a terminal shows.
 
     Raises:
         HfpatchError: if the folder has no results that can be read.
@@ -118,4 +118,5 @@ def _write(out: Path, material: Sequence[Material], checks: Sequence[Check]) -> 
     with report_style():
         summary = differences(material[0].results, title=True) if len(material) == 1 else None
     csv = results_csv({each.title: each.results for each in material})
+    material = [replace(each, drawn=figures(each.results, each.layers)) for each in material]
     return write_document(comparison_document(material, checks), out, csv=csv, summary=summary)

@@ -14,9 +14,11 @@ _COLOURS = {"better": "green", "worse": "red", "within noise": "dim", "too few d
 def print_document(document: doc.Document) -> None:
     """Print the document's summary; a table that the terminal is too narrow for as its narrow ones."""
     console = Console()
-    for block in document.summary:
+    for place, block in enumerate(document.summary):
         match block:
             case doc.Table():
+                if place and block.heading:
+                    console.print()
                 _print_table(console, block)
             case doc.Text():
                 style = {"headline": "bold", "caption": "dim"}.get(block.style, "")

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
-from hfpatch.analysis.ablation import Ablations, ablate_layers, document_losses
-from hfpatch.analysis.gradients import GradientNorm, gradient_norms
+from hfpatch.analysis.ablation import ablate_layers, document_losses
+from hfpatch.analysis.gradients import gradient_norms
 from hfpatch.analysis.heads import each_layers_weights
+from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import Linearised, is_nonlinear, linearise
-from hfpatch.analysis.movement import Movement, RunRecord, initial_tensors, movement, patch_tensors, read_run
-from hfpatch.analysis.norms import (
-    PreProjectionSize,
-    QuerySize,
-    SkipNorm,
-    SkipSize,
-    pre_projection_sizes,
-    query_sizes,
-    skip_norms,
-    skip_sizes,
-)
+from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
+from hfpatch.analysis.norms import pre_projection_sizes, query_sizes, skip_norms, skip_sizes
 from hfpatch.analysis.relation import HeadRelation, gauge_deviation, head_relations
-from hfpatch.analysis.reparametrisation import LayerReparametrisation, reparametrise
-from hfpatch.analysis.running import Batch
+from hfpatch.analysis.reparametrisation import reparametrise
 from hfpatch.analysis.text import batches_of, token_rows
 from hfpatch.data.corpora import documents
 from hfpatch.errors import HfpatchError
 from hfpatch.models.listening import paths_with_f
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.data import DataSettings
-from hfpatch.sites import AttentionSite, find_sites, survey
+from hfpatch.sites import find_sites, survey
 from hfpatch.surgery.bases import TINYWORLD, Base, load_base
 from hfpatch.surgery.folder import load_patch
-from hfpatch.surgery.patch import PatchSummary, patch_summary, stack
+from hfpatch.surgery.patch import patch_summary, stack
 from hfpatch.tinyworld.tasks import items
 from hfpatch.tuners.adapters import has_adapters
 
@@ -47,92 +36,6 @@ LENGTH = 256
 LEAST_TOKENS = 2048
 _SEED = re.compile(r"seed-(\d+)")
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True)
-class Text:
-    """The text that an inspection measured on.
-
-    Attributes:
-        source: what was asked for.
-        documents: how many were read, the head of each.
-        tokens: how many tokens they hold.
-    """
-
-    source: str
-    documents: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What `inspect` found; an analysis that could not be made is empty, and ``notes`` says why.
-
-    Attributes:
-        base: the model.
-        patch: the patch's folder, or None.
-        sites: where its attention branches are.
-        summary: its parameters and what the patch adds.
-        text: what was measured on, or None.
-        relations: the Q-K relation of every head of the base.
-        relations_patched: the same with the patch, its linear stand-in where the query is not linear.
-        gauge: the largest relative change of the relations under a random change of gauge.
-        skip_norms: of the content skips.
-        skip_sizes: beside the attention's output, on the text.
-        pre_projection_sizes: on the text.
-        query_sizes: of the patch, or of a model pretrained with an f of its own, on the text.
-        linearised: how much of the logits the linear stand-in explains, on the text.
-        ablations: each layer's injection taken out in turn, nats a token on the text.
-        gradients: of the patch's tensors, on the text.
-        movement: how far the patch's tensors moved since their initialisation.
-        run: what the folder of the patch's run tells, where it lies in one.
-        reparametrisation: of each layer, where it was asked for.
-        notes: one sentence each on what is not shown and why.
-    """
-
-    base: Base
-    patch: Path | None
-    sites: list[AttentionSite]
-    summary: PatchSummary
-    text: Text | None = None
-    relations: list[HeadRelation] = field(default_factory=list)
-    relations_patched: list[HeadRelation] = field(default_factory=list)
-    gauge: float | None = None
-    skip_norms: list[SkipNorm] = field(default_factory=list)
-    skip_sizes: list[SkipSize] = field(default_factory=list)
-    pre_projection_sizes: list[PreProjectionSize] = field(default_factory=list)
-    query_sizes: list[QuerySize] = field(default_factory=list)
-    linearised: list[Linearised] = field(default_factory=list)
-    ablations: Ablations | None = None
-    gradients: list[GradientNorm] = field(default_factory=list)
-    movement: list[Movement] = field(default_factory=list)
-    run: RunRecord | None = None
-    reparametrisation: list[LayerReparametrisation] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values; what is not a number is null."""
-        found = {name: getattr(self, name) for name in _AS_THEY_ARE}
-        shares = ("layer", "explained", "explained_change", "fit_tokens")
-        linearised = [{name: getattr(each, name) for name in shares} for each in self.linearised]
-        plain: dict[str, Any] = _plain(
-            {
-                "model": {"name": self.base.name, "revision": self.base.revision, "sha256": self.base.sha256},
-                "model_type": self.base.model.config.model_type,
-                "patch": str(self.patch) if self.patch else None,
-                "sites": [_site(site) for site in self.sites],
-                "parameters": asdict(self.summary),
-                **found,
-                "linearised": linearised,
-            }
-        )
-        return plain
-
-
-_AS_THEY_ARE = (
-    *("text", "relations", "relations_patched", "gauge", "skip_norms", "skip_sizes", "pre_projection_sizes"),
-    *("query_sizes", "ablations", "gradients", "movement", "run", "reparametrisation", "notes"),
-)
 
 
 def inspect(
@@ -162,53 +65,39 @@ def inspect(
     """
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     seen = survey(base.model)
-    sites = seen.sites
-    source, texts = _texts(base, text, data_dir) or ("", [])
-    rows = _rows(base, sites, texts, tokens) if source else []
+    source, rows = _rows(base, seen.sites[0].hidden_size, text, tokens, data_dir)
     notes = [f"Block {layer} is no attention branch: {why}." for layer, why in seen.skipped.items()]
     # first: a patch that does not fit is refused at once
-    moved = {} if patch is None else _moved(base, patch, allow_other_base, notes)
-    found: dict[str, Any] = {"notes": notes, **moved, **_of_the_base(base, notes)}
+    found: dict[str, Any] = {} if patch is None else _moved(base, patch, allow_other_base, notes)
+    found |= _of_the_base(base, notes)
     if reparametrisation:
-        ids = batches_of(rows[:2])[0]["input_ids"] if rows else batches_of([list(range(3, 19))])[0]["input_ids"]
+        ids = batches_of(rows[:2] or [list(range(3, 19))])[0]["input_ids"]
         found["reparametrisation"] = _try(notes, "Reparametrisation", lambda: reparametrise(base.model, ids))
     if patch is not None:
         load_patch(base.model, patch, allow_other_base=allow_other_base)
-        found.update(_of_the_patch(base, rows, notes))
+        found |= _of_the_patch(base, rows, notes)
     elif paths_with_f(base.model):
-        found.update(_of_own_queries(base, rows, notes))
+        found |= _of_own_queries(base, rows, notes)
     base.model.eval()
-    told = Text(source, len(rows), sum(map(len, rows))) if rows else None
-    return Inspection(base, patch, sites, patch_summary(base.model), told, **found)
+    measured = Text(source, len(rows), sum(map(len, rows))) if rows else None
+    return Inspection(base, patch, seen.sites, patch_summary(base.model), measured, notes=notes, **found)
 
 
-def load_patched(model: ModelSettings, patch: Path | None) -> Base:
-    """Load a base and put a saved patch into it, in evaluation mode.
-
-    Raises:
-        HfpatchError: if the model or the patch cannot be had.
-    """
-    base = load_base(model.name, revision=model.revision, dtype=model.dtype)
-    if patch is not None:
-        load_patch(base.model, patch)
-    base.model.eval()
-    return base
-
-
-def _texts(base: Base, source: str | None, data_dir: Path | None) -> tuple[str, Iterable[str]] | None:
-    """Return what the text is called and the text; tinyworld's own is one that nothing is trained on."""
+def _rows(
+    base: Base, hidden_size: int, source: str | None, tokens: int | None, data_dir: Path | None
+) -> tuple[str, list[list[int]]]:
+    """Return what the text is called and its tokens; tinyworld's own is one that nothing is trained on."""
+    texts: Iterable[str]
     if source is not None:
-        return source, documents(DataSettings(source=source), data_dir=data_dir)
-    if base.name.startswith(TINYWORLD):
-        return "tinyworld_text", (item["text"] for item in items("text"))
-    return None
-
-
-def _rows(base: Base, sites: Sequence[AttentionSite], texts: Iterable[str], tokens: int | None) -> list[list[int]]:
-    wanted = tokens or max(LEAST_TOKENS, 8 * sites[0].hidden_size)
+        texts = documents(DataSettings(source=source), data_dir=data_dir)
+    elif base.name.startswith(TINYWORLD):
+        source, texts = "tinyworld_text", (item["text"] for item in items("text"))
+    else:
+        return "", []
     config = base.model.config.get_text_config()
     length = min(LENGTH, getattr(config, "max_position_embeddings", None) or LENGTH)
-    return token_rows(texts, base.tokenizer, tokens=wanted, length=length)
+    wanted = tokens or max(LEAST_TOKENS, 8 * hidden_size)
+    return source, token_rows(texts, base.tokenizer, tokens=wanted, length=length)
 
 
 def _try(notes: list[str], what: str, make: Callable[[], list[Found]]) -> list[Found]:
@@ -234,7 +123,7 @@ def _of_the_base(base: Base, notes: list[str]) -> dict[str, Any]:
 
 
 def _moved(base: Base, patch: Path, allow_other_base: bool, notes: list[str]) -> dict[str, Any]:
-    """Hold a saved patch against its own initialisation, and read the run that it lies in."""
+    """Compare a saved patch with its own initialisation, and read the run that it is in."""
     seed = _SEED.fullmatch(patch.resolve().parent.name)
     first = initial_tensors(base.model, patch, seed=int(seed[1]) if seed else None, allow_other_base=allow_other_base)
     last = patch_tensors(base.model, patch, allow_other_base=allow_other_base)
@@ -262,7 +151,13 @@ def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[s
     fit, held_out = (batches_of(part, pad=pad) for part in (rows[::2], rows[1::2]))
     if rows:
         found["linearised"] = _try(notes, "Linear stand-in", lambda: linearise(model, fit, held_out))
-        found.update(_on_text(model, held_out))
+        found |= {
+            "skip_sizes": skip_sizes(model, held_out),
+            "pre_projection_sizes": pre_projection_sizes(model, held_out),
+            "query_sizes": query_sizes(model, held_out),
+            "ablations": ablate_layers(model, lambda scored: document_losses(scored, held_out)),
+            "gradients": gradient_norms(model, held_out),
+        }
     found["relations_patched"] = _relations_patched(model, found.get("linearised", []), notes)
     return found
 
@@ -277,38 +172,11 @@ def _of_own_queries(base: Base, rows: list[list[int]], notes: list[str]) -> dict
     return {"query_sizes": query_sizes(base.model, batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0)))}
 
 
-def _on_text(model: Any, batches: list[Batch]) -> dict[str, Any]:
-    return {
-        "skip_sizes": skip_sizes(model, batches),
-        "pre_projection_sizes": pre_projection_sizes(model, batches),
-        "query_sizes": query_sizes(model, batches),
-        "ablations": ablate_layers(model, lambda scored: document_losses(scored, batches)),
-        "gradients": gradient_norms(model, batches),
-    }
-
-
 def _relations_patched(model: Any, fitted: list[Linearised], notes: list[str]) -> list[HeadRelation]:
     """Return the relations with the patch: the fit's where the query is not linear, else those of the matrices."""
-    stand_ins = {each.layer: each.weights for each in fitted}
-    nonlinear = {site.layer for site in find_sites(model) if is_nonlinear(site)}
-    missing = nonlinear - stand_ins.keys()
+    fits = {each.layer: each.weights for each in fitted}
+    missing = {site.layer for site in find_sites(model) if is_nonlinear(site)} - fits.keys()
     if missing:
         notes.append(f"Q-K relation with the patch: not shown for {len(missing)} layers whose query is not linear.")
-    kept = (stand_ins.get(each.layer, each) for each in each_layers_weights(model) if each.layer not in missing)
+    kept = (fits.get(each.layer, each) for each in each_layers_weights(model) if each.layer not in missing)
     return _try(notes, "Q-K relation with the patch", lambda: head_relations(model, kept))
-
-
-def _site(site: AttentionSite) -> dict[str, Any]:
-    paths = {target: projection.path for target, projection in site.projections.items()}
-    return {"layer": site.layer, "family": site.family, "attention": site.path, **paths, "exit": site.exit_path}
-
-
-def _plain(value: Any) -> Any:
-    """Return JSON values: dataclasses as mappings, keys as text, NaN and infinities as null."""
-    if hasattr(value, "__dataclass_fields__"):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

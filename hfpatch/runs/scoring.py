@@ -5,86 +5,33 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import PartialState
 
+from hfpatch import evaluation
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import TaskResult, check_known_scores, load_tasks, unknown_base
+from hfpatch.evaluation import check_known_scores, load_tasks, unknown_base
 from hfpatch.evaluation import evaluate as run_tasks
 from hfpatch.nn.matmul import choose_library, pinned_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results.folder import RESULTS
+from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.folder import flatten
 from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, sha256_file, write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.bases import Base, load_base
 
-if TYPE_CHECKING:
-    from hfpatch.evaluation import Comparison
-
 BASE = "base"
-RESULTS = "results.json"
 IDENTITY = "evaluation.json"  # what the folder's evaluation is of, written before its first answer
 ANSWERS = "answers"
 _NOT_IDENTITY = ("allow_unknown_base", "batch_size", "token_budget")  # change no number, but for rounding
 _PATCH_FILES = ("adapter_config.json", "patch.json")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """The base, or the base with a patch.
-
-    Attributes:
-        patch: the patch's folder; None is the bare base.
-        added: parameters that the patch added.
-        scores: the result of each task.
-    """
-
-    patch: Path | None
-    added: int
-    scores: dict[str, TaskResult]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What `evaluate` found.
-
-    Attributes:
-        model: the base: name, revision, hash, dtype.
-        settings: the tasks and how they were run.
-        variants: what was evaluated, by label; the bare base is ``base``.
-        comparisons: each patch compared with the base, where the base was evaluated too.
-        warnings: what must be known before the scores are believed.
-        provenance: where the numbers come from.
-    """
-
-    model: dict[str, Any]
-    settings: EvaluationSettings
-    variants: dict[str, Variant]
-    comparisons: list[Comparison]
-    warnings: list[str]
-    provenance: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the evaluation as what JSON can hold."""
-        variants = {
-            label: {**asdict(variant), "patch": str(variant.patch) if variant.patch else None}
-            for label, variant in self.variants.items()
-        }
-        return {
-            "model": self.model,
-            "settings": self.settings.model_dump(mode="json"),
-            "variants": variants,
-            "comparisons": [comparison.to_json() for comparison in self.comparisons],
-            "warnings": self.warnings,
-            "provenance": self.provenance,
-        }
 
 
 def evaluate(
@@ -98,101 +45,98 @@ def evaluate(
     output: Path | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
-) -> Evaluation:
+) -> EvaluationResults:
     """Evaluate a base with each of several patches on the tasks of ``settings``; the base is loaded once.
 
     Args:
         model: the base.
         patches: folders that `save_patch` or PEFT wrote; without any, the bare base is evaluated.
         allow_other_base: take patches whose base had other weights.
-        baseline: evaluate the bare base too, first, and hold every patch against it.
+        baseline: evaluate the bare base too, first, and compare every patch with it.
         settings: the tasks.
         data_dir: a folder that holds local copies of hub data sets.
         output: a folder for results.json, a folder of records for each variant, and the answers as they come, from
-            which the same call goes on after an interruption.
+            which the same call continues after an interruption.
         cache_dir: where answers are kept without an ``output``; None keeps none.
         progress: called at every task; None shows nothing.
 
     Raises:
-        HfpatchError: if the model, a patch, a task or its data cannot be had; or if the base scores outside what is
-            known of it, there are patches to compare with it and the settings do not allow that.
+        HfpatchError: if the model, a patch, a task or its data cannot be loaded, or ``output`` has another evaluation;
+            or if patches are to be compared with a base whose scores are not the published ones, or by a metric that
+            allows no comparison.
     """
-    identity = _identity(model, settings, labels_of(patches, baseline=baseline))
+    labels = _labels(patches, baseline=baseline)
+    identity = _identity(model, settings, labels)
     _check_output(output, identity)
     clock, listener = Clock(), progress or Progress()
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     base.model.to(PartialState().device)
-    labels = labels_of(patches, baseline=baseline)
-    if len(labels) > 1:
-        _try_patches(base, patches, allow_other_base)
+    for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
+        with _patched(base, folder, allow_other_base):
+            pass
     if output is not None:
         identity["model"]["sha256"] = base.sha256
         _check_output(output, identity)
         write_json(output / IDENTITY, identity)
-    answers_dir = output / ANSWERS if output is not None else cache_dir
     given: dict[str, Any] = {"settings": settings, "data_dir": data_dir}
-    given |= {"answers_dir": answers_dir, "answers_optional": output is None}
-    variants: dict[str, Variant] = {}
+    given |= {"answers_dir": cache_dir if output is None else output / ANSWERS, "answers_optional": output is None}
+    variants: dict[str, EvaluatedVariant] = {}
+    warnings: list[str] = []
     library = choose_library(base.model)  # of all variants
-    with _records_folder(output) as folder, pinned_library(library):
+    with ExitStack() as stack:
+        records = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(pinned_library(library))
         for label, patch in labels.items():
             variants[label] = _score(
-                base, label, patch, listener, allow_other_base, records_dir=folder / label, **given
+                base, label, patch, listener, allow_other_base, records_dir=records / label, **given
             )
             listener.finished(label, "")
-            warnings = _known_scores(model, variants, settings, more=label != [*labels][-1])
-            if label == BASE and len(labels) > 1:
-                _check_comparable(folder, variants[BASE].scores, tasks)
-        found = Evaluation(
-            model=_describe(model, base),
-            settings=settings,
-            variants=variants,
-            comparisons=_compare(folder, variants, tasks),
-            warnings=warnings,
-            provenance={**provenance(clock), "matmul": library},
-        )
+            if patch is None:
+                scores, compared = variants[label].scores, len(labels) > 1
+                warnings = _check_base(model, settings, scores, records / label, tasks, compared=compared)
+        comparisons = _compare(records, variants, tasks)
+    found = EvaluationResults(
+        model={
+            **{"name": base.name, "revision": base.revision, "sha256": base.sha256},
+            **{"dtype": model.dtype, "model_type": base.model.config.model_type},
+        },
+        settings=settings.model_dump(mode="json"),
+        variants=variants,
+        comparisons=comparisons,
+        warnings=warnings,
+        provenance={**provenance(clock), "matmul": library},
+    )
     if output is not None:
         write_json(output / RESULTS, found.to_json())
     return found
 
 
-def labels_of(patches: Sequence[Path], *, baseline: bool) -> dict[str, Path | None]:
-    """Return what is evaluated, by label: the bare base, as None, where it is asked for or there is no patch."""
-    bare: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
-    return bare | dict(zip(label_patches(patches), patches, strict=True))
+def _labels(patches: Sequence[Path], *, baseline: bool) -> dict[str, Path | None]:
+    """Return what is evaluated, by label: the bare base, as None, where it is asked for or there is no patch.
 
-
-def label_patches(patches: Sequence[Path]) -> list[str]:
-    """Return a short name for each patch folder: as many of its last parts as tell it from the others.
+    A patch is called after the last parts of its path, as many as make the name different from the others.
 
     Raises:
         HfpatchError: if a folder is named twice.
     """
+    labels: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
     parts = [patch.absolute().parts[1:] for patch in patches]
-    for index, patch in enumerate(parts):
-        if patch in parts[:index]:
-            raise HfpatchError(f"--patch {patches[index]}: named twice")
-    labels = []
-    for patch in parts:
-        others = [other for other in parts if other != patch]
-        size = next(n for n in range(1, len(patch) + 1) if all(other[-n:] != patch[-n:] for other in others))
-        labels.append("-".join(patch[-size:]))
-    return [f"{label} (patch)" if label in (BASE, ANSWERS) else label for label in labels]
-
-
-def _try_patches(base: Base, patches: Sequence[Path], allow_other_base: bool) -> None:
-    """Put every patch in and take it out again, so that one that does not fit shows before anything is scored."""
-    for patch in patches:
-        with _patched(base, patch, allow_other_base):
-            pass
+    for place, (patch, own) in enumerate(zip(patches, parts, strict=True)):
+        if own in parts[:place]:
+            raise HfpatchError(f"--patch {patch}: named twice")
+        others = [other for other in parts if other != own]
+        size = next(n for n in range(1, len(own) + 1) if all(other[-n:] != own[-n:] for other in others))
+        label = "-".join(own[-size:])
+        labels[f"{label} (patch)" if label in (BASE, ANSWERS) else label] = patch
+    return labels
 
 
 def _score(
     base: Base, label: str, patch: Path | None, listener: Progress, allow_other_base: bool, **given: Any
-) -> Variant:
-    """Put a patch in, run the tasks as `given` says, and take it out again."""
-    with _patched(base, patch, allow_other_base):
+) -> EvaluatedVariant:
+    """Load a patch, run the tasks as ``given`` says, and remove the patch."""
+    with _patched(base, patch, allow_other_base) as added:
         scores = run_tasks(
             base.model,
             base.tokenizer,
@@ -201,40 +145,23 @@ def _score(
             on_scored=partial(listener.scored, label),
             **given,
         )
-        return Variant(patch, _added(base, patch), scores)
+    return EvaluatedVariant(patch=None if patch is None else str(patch), added=added, scores=scores)
 
 
 @contextmanager
-def _patched(base: Base, patch: Path | None, allow_other_base: bool) -> Iterator[None]:
+def _patched(base: Base, patch: Path | None, allow_other_base: bool) -> Iterator[int]:
+    """Load a patch, yield how many parameters it adds, and remove it; what only patches need is imported for them."""
     if patch is None:
-        yield
+        yield 0
         return
     from hfpatch.surgery.folder import load_patch
-    from hfpatch.surgery.patch import unpatch
+    from hfpatch.surgery.patch import patch_summary, unpatch
 
     load_patch(base.model, patch, allow_other_base=allow_other_base)
     try:
-        yield
+        yield patch_summary(base.model).added
     finally:
         unpatch(base.model)
-
-
-def _added(base: Base, patch: Path | None) -> int:
-    """Return the parameters that the patch added; what only patches need, such as PEFT, is imported for them alone."""
-    if patch is None:
-        return 0
-    from hfpatch.surgery.patch import patch_summary
-
-    return patch_summary(base.model).added
-
-
-@contextmanager
-def _records_folder(output: Path | None) -> Iterator[Path]:
-    if output is not None:
-        yield output
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def _identity(model: ModelSettings, settings: EvaluationSettings, labels: Mapping[str, Path | None]) -> dict[str, Any]:
@@ -254,7 +181,7 @@ def _hash_patch(patch: Path) -> str:
 
 
 def _check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds something else than this evaluation, or cannot be one."""
+    """Refuse a folder that has other files than those of this evaluation, or cannot be a folder."""
     if output is None:
         return
     for place in (output, *output.parents):
@@ -273,46 +200,40 @@ def _check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
             )
 
 
-def _known_scores(
-    model: ModelSettings, variants: Mapping[str, Variant], settings: EvaluationSettings, *, more: bool
+def _check_base(
+    model: ModelSettings,
+    settings: EvaluationSettings,
+    scores: dict[str, TaskResult],
+    records: Path,
+    tasks: Mapping[str, Any],
+    *,
+    compared: bool,
 ) -> list[str]:
-    """Return what is odd about the base's scores; refuse to go on to its patches unless the settings allow it."""
-    if BASE not in variants:
-        return []
-    surprises = check_known_scores(model.name, model.revision, model.dtype, variants[BASE].scores)
-    if surprises and more and not settings.allow_unknown_base:
-        raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base goes on all the same")
-    unknown = unknown_base(model.name, model.revision, model.dtype, variants[BASE].scores)
-    return [*surprises, unknown] if unknown and (more or len(variants) > 1) else surprises
+    """Return what is odd about the base's scores.
+
+    Raises:
+        HfpatchError: if patches are to be compared with it and its scores are not known ones, unless the settings allow
+            that, or a metric is one by which no patch can be compared.
+    """
+    surprises = check_known_scores(model.name, model.revision, model.dtype, scores)
+    if not compared:
+        return surprises
+    if surprises and not settings.allow_unknown_base:
+        raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates the patches all the same")
+    evaluation.check_comparable(records, scores, evaluation.primary_aggregations(tasks, scores))
+    unknown = unknown_base(model.name, model.revision, model.dtype, scores)
+    return [*surprises, unknown] if unknown else surprises
 
 
-def _check_comparable(folder: Path, scores: dict[str, TaskResult], tasks: Mapping[str, Any]) -> None:
-    """Refuse metrics by which no patch can be compared, before the first patch is evaluated."""
-    from hfpatch.evaluation import check_comparable, primary_aggregations
-
-    check_comparable(folder / BASE, scores, primary_aggregations(tasks, scores))
-
-
-def _describe(model: ModelSettings, base: Base) -> dict[str, Any]:
-    return {
-        "name": base.name,
-        "revision": base.revision,
-        "sha256": base.sha256,
-        "dtype": model.dtype,
-        "model_type": base.model.config.model_type,
-    }
-
-
-def _compare(folder: Path, variants: Mapping[str, Variant], tasks: Mapping[str, Any]) -> list[Comparison]:
+def _compare(records: Path, variants: Mapping[str, EvaluatedVariant], tasks: Mapping[str, Any]) -> list[Comparison]:
     others = [label for label in variants if label != BASE]
     if BASE not in variants or not others:
         return []
-    from hfpatch.evaluation import compare, primary_aggregations
-
-    return compare(
-        {label: {0: folder / label} for label in variants},
-        tasks=variants[BASE].scores,
+    scores = variants[BASE].scores
+    return evaluation.compare(
+        {label: {0: records / label} for label in variants},
+        tasks=scores,
         references={label: [BASE] for label in others},
         baseline=BASE,
-        aggregations=primary_aggregations(tasks, variants[BASE].scores),
+        aggregations=evaluation.primary_aggregations(tasks, scores),
     )

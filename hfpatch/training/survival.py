@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from hfpatch.training.sharding import whole
+from hfpatch.tuners.adapters import tensor_group
 
 MEASUREMENTS = 8
 
@@ -17,15 +18,6 @@ def survival_steps(*, steps: int, warmup_steps: int) -> frozenset[int]:
     first = min(warmup_steps, steps - 1)
     stride = max(1, (steps - first) // MEASUREMENTS)
     return frozenset(range(first, steps, stride)[:MEASUREMENTS])
-
-
-def tensor_group(name: str) -> str:
-    """Return what precedes the adapter's name in a parameter's name.
-
-    ``layers.0.attention.query_key_value.lora_A.default.weight`` is in group ``lora_A``.
-    """
-    parts = name.removesuffix(".weight").removesuffix(".bias").split(".")
-    return parts[-2] if len(parts) > 1 else parts[0]
 
 
 class UpdateSurvival:

@@ -185,3 +185,12 @@ def _adapter_tensors(model: nn.Module) -> set[int]:
 
 def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
+
+
+def tensor_group(name: str) -> str:
+    """Return what precedes the adapter's name in a parameter's name.
+
+    ``layers.0.attention.query_key_value.lora_A.default.weight`` is in group ``lora_A``.
+    """
+    parts = name.removesuffix(".weight").removesuffix(".bias").split(".")
+    return parts[-2] if len(parts) > 1 else parts[0]

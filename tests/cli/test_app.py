@@ -23,6 +23,7 @@ from hfpatch import HfpatchError
 from hfpatch.__main__ import main
 from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
 from hfpatch.promises import PROMISES
+from hfpatch.results import load_results
 from hfpatch.runs import Progress
 from hfpatch.training.interruption import Terminated
 from hfpatch.training.records import StepRecord
@@ -367,17 +368,19 @@ def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
     def scores(*options):
         scored.clear()
         assert main([*arguments, *options]) == 0
-        result = json.loads(capsys.readouterr().out)["variants"]["base"]["scores"]["tinyworld_cloze"]
-        return result.pop("reused"), len(scored), result
+        return len(scored), json.loads(capsys.readouterr().out)["variants"]["base"]["scores"]["tinyworld_cloze"]
 
-    reused, cost, first = scores()
-    assert reused == 0 < cost
+    cost, first = scores()
+    assert cost > 0
+    assert "reused" not in first
     assert len(list((tmp_path / "answers").iterdir())) == 1
-    assert scores() == (8, 0, first)
-    assert scores("--no-cache") == (0, cost, first)
-    assert scores("--dtype", "bfloat16")[:2] == (0, cost)
+    assert scores() == (0, first)
+    assert scores("--no-cache") == (cost, first)
+    assert scores("--dtype", "bfloat16")[0] == cost
     assert main(arguments[:-1]) == 0
     assert "8 answers were kept from an earlier call" in " ".join(capsys.readouterr().out.split())
+    assert main([*arguments[:-1], "--no-cache"]) == 0
+    assert "answers were kept" not in capsys.readouterr().out
 
 
 def test_a_cache_that_takes_no_files_is_one_line(capsys, monkeypatch, tmp_path):
@@ -399,7 +402,7 @@ def test_an_interrupted_eval_says_what_is_kept(capsys, monkeypatch, tmp_path):
     arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze"]
     for options, kept in (((), "answers"), (("--output", str(tmp_path / "out")), "out")):
         assert main([*arguments, *options]) == 130
-        assert f"the same command goes on from what is in {tmp_path / kept}" in capsys.readouterr().err
+        assert f"the same command continues from what is in {tmp_path / kept}" in capsys.readouterr().err
     assert main([*arguments, "--no-cache"]) == 130
     assert "nothing is kept with --no-cache" in capsys.readouterr().err
 
@@ -421,7 +424,7 @@ def two_patches(tmp_path):
     return [tmp_path / name / "patch" for name in ("same", "spoilt")]
 
 
-def test_eval_holds_several_patches_against_one_base(capsys, tmp_path, two_patches):
+def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patches):
     out = tmp_path / "out"
     arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "60", "--baseline"]
     for patch in two_patches:
@@ -429,6 +432,8 @@ def test_eval_holds_several_patches_against_one_base(capsys, tmp_path, two_patch
     assert main([*arguments, "--output", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert found == load_results(out).to_json()
+    assert (found["schema"], found["kind"]) == (2, "evaluation")
     assert list(found["variants"]) == ["base", "same-patch", "spoilt-patch"]
     base, same, spoilt = (each["scores"]["tinyworld_cloze"]["metrics"] for each in found["variants"].values())
     assert same == pytest.approx(base)
@@ -440,7 +445,13 @@ def test_eval_holds_several_patches_against_one_base(capsys, tmp_path, two_patch
         assert len((out / label / "tinyworld_cloze.jsonl").read_text(encoding="utf-8").splitlines()) == 60
     assert len(list((out / "answers").iterdir())) == 3
     assert main([*arguments, "--output", str(out)]) == 0
-    assert "worse" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "worse" in printed
+    assert "answers were kept" in printed
+    assert main(["report", str(out)]) == 0
+    again = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if "kept" not in line] == again.splitlines()[:-1]
+    assert again.splitlines()[-1] == f"report: {out / 'report.html'}"
     assert "named twice" in refused(capsys, *arguments, "--patch", two_patches[0])
     assert "no patch here" in refused(capsys, *arguments, "--patch", tmp_path)
     assert "holds no evaluation" in refused(capsys, *arguments, "--output", two_patches[0])
@@ -455,7 +466,7 @@ def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys,
     assert main(bare) == 0
     assert "but 0.100" in " ".join(capsys.readouterr().out.split())
     compared = [*bare, "--baseline", "--patch", str(two_patches[0])]
-    assert "--allow-unknown-base goes on" in refused(capsys, *compared)
+    assert "--allow-unknown-base evaluates the patches" in refused(capsys, *compared)
     assert main([*compared, "--allow-unknown-base"]) == 0
 
 

@@ -49,8 +49,9 @@ WORKS = {
     *(("run", command) for command in ("report", "compare", "train", "push")),
     *((kind, "push") for kind in ("patch", "half patch")),
     *(("study", command) for command in ("report", "pretrain")),
-    *(("half run", command) for command in ("report", "train")),  # each run has files of its own
-    ("evaluation", "eval --output"),
+    ("half run", "train"),  # each run has files of its own
+    *(("evaluation", command) for command in ("report", "eval --output")),
+    ("half evaluation", "report"),  # its results.json is whole
 }
 ORDINARY = {  # work that other tests do
     *((kind, command) for kind in ("empty", "absent") for command in ("compare", "train", "pretrain", "eval --output")),

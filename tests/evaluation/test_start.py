@@ -16,7 +16,7 @@ assert "hf" in model_registry and "hfpatch" in model_registry
 from hfpatch.evaluation.model import HfpatchLM
 show()
 from hfpatch.__main__ import main
-code = main("eval --model tinyworld/gpt-neox --tasks tinyworld_cloze --limit 1 --json".split())
+code = main("eval --model tinyworld/gpt-neox --tasks tinyworld_cloze --limit 1".split())
 show()
 sys.exit(code)
 """

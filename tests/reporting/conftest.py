@@ -3,11 +3,13 @@
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hfpatch.reporting.comparison.document import comparison_document, read_material
+from hfpatch.reporting.comparison.figures import figures
 from hfpatch.results.folder import load_comparison
 
 TASKS = {
@@ -189,7 +191,8 @@ def _losses(seed, method_index, steps=200):
 
 def document_of(results, folder=Path("/nowhere")):
     """Return the document of a comparison, with what lies in its folder."""
-    return comparison_document([read_material("", folder, results)])
+    material = read_material("", folder, results)
+    return comparison_document([replace(material, drawn=figures(results, material.layers))])
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from hfpatch.reporting.comparison.document import Material, comparison_document
+from hfpatch.reporting.comparison.figures import figures
 from hfpatch.reporting.comparison.samples import Change, Samples, Sides
 from hfpatch.reporting.html import html
 
@@ -47,7 +48,8 @@ class Page(HTMLParser):
 
 def page_of(results, samples=NOTHING_CHANGED):
     page = Page()
-    text = html(comparison_document([Material("", results, [], samples, [], {"run": results})]))
+    drawn = figures(results, [])
+    text = html(comparison_document([Material("", results, [], samples, [], {"run": results}, drawn)]))
     page.feed(text)
     assert page.open == []
     return page, text

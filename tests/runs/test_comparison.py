@@ -15,11 +15,12 @@ import hfpatch.runs.comparison
 import hfpatch.runs.results
 import hfpatch.runs.train_eval
 import hfpatch.support.files
-from hfpatch.cli.tables import print_comparison
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe
+from hfpatch.reporting.report import document_of
+from hfpatch.reporting.terminal import print_document
 from hfpatch.runs import Progress, compare, pretrain, train
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.session import open_runs
@@ -401,7 +402,7 @@ def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp
     before, again = files(out), Log()
     assert numbers(compare(chosen, out, resume=True, progress=again)) == numbers(results)
     assert (again.trained, again.evaluated, files(out)) == ([], [], before)
-    print_comparison(out)
+    print_document(document_of(out))
     assert "diverged" in capsys.readouterr().out
 
 

@@ -1,6 +1,5 @@
-"""`inspect`: everything that the analyses tell, as tables, JSON and a page."""
+"""`inspect`: everything that the analyses find, as JSON, tables and a page."""
 
-import html.parser
 import json
 import re
 import shutil
@@ -12,9 +11,10 @@ from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, save_patch
 from hfpatch.__main__ import main
 from hfpatch.analysis.norms import skip_norms
 from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.reporting.document import Table
+from hfpatch.reporting.inspection.document import inspection_document
+from hfpatch.reporting.inspection.figures import figures
 from hfpatch.runs import inspect
-from hfpatch.runs.inspection_page import inspection_page
-from hfpatch.runs.inspection_tables import inspection_tables
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import checkpoint
 from hfpatch.training.architecture import build_model
@@ -63,97 +63,35 @@ def test_every_analysis_is_made(found):
     assert json.loads(json.dumps(told, allow_nan=False)) == told
 
 
+def tables_of(found):
+    tables = [block for block in inspection_document(found).summary if isinstance(block, Table)]
+    return {table.title: [row.cells for row in table.rows] for table in tables}
+
+
+def figures_of(found):
+    return [*inspection_document(found, figures(found)).parts[0].figures]
+
+
 def test_the_numbers_are_those_of_the_analyses(found, run):
     from hfpatch.surgery.folder import load_patch
 
     model = load_patch(load_base(MODEL.name).model, run / "patch")
     assert found.skip_norms == skip_norms(model)
-    cells = {table.title: table.rows for table in inspection_tables(found)}
+    cells = tables_of(found)
     assert cells["What the patch adds"][2][2] == f"{found.skip_norms[2].norm:.3g}"
     kept = {row[0]: row[-1] for row in cells["Training"]}
     assert (kept["preproj_down"], kept["preproj_up"]) == ("50.0%", "–")
-    assert cells["One layer's injection taken out"][-1][0] == "all"
+    assert cells["Without one layer's adapters"][-1][0] == "all"
     shares = [each.here.symmetric for each in found.relations if each.layer == 1]
     expected = f"{sum(shares) / 4:.2f} [{min(shares):.2f}, {max(shares):.2f}]"
     assert cells["Q-K relation"][1][2] == expected
 
 
-class Page(html.parser.HTMLParser):
-    """Collects what a browser would act on."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.ids, self.links = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        values = dict(attrs)
-        if "id" in values:
-            self.ids.append(values["id"])
-        self.links += [values[name] for name in ("href", "src", "xlink:href") if name in values]
-
-
-def test_the_page_stands_alone_and_escapes_what_it_shows(found):
-    text = inspection_page(found)
-    page = Page(text)
-    assert "script" not in page.tags
-    assert "&lt;script&gt;" in text
-    assert page.tags.count("svg") == 7
-    assert len(page.ids) == len(set(page.ids))
-    assert all(link.startswith(("data:application/json;base64,", "#")) for link in page.links)
-    assert "url(http" not in text
-    assert page.tags.count("h1") == 1
-    assert inspection_page(found) == text
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_the_page_on_a_phone_without_a_request_or_an_error(found, tmp_path, scheme):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no chromium on the path")
-    (path := tmp_path / "page.html").write_text(inspection_page(found), encoding="utf-8")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme=scheme)
-        noise = []
-        page.on("console", lambda message: noise.append(message.text))
-        page.on("pageerror", lambda error: noise.append(str(error)))
-        page.on("request", lambda request: None if request.is_navigation_request() else noise.append(request.url))
-        page.goto(path.as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
-        with page.expect_download() as downloading:
-            page.get_by_text("All numbers as JSON").click()
-        assert json.loads(downloading.value.path().read_text()) == found.to_json()
-        browser.close()
-    assert noise == []
-
-
-def test_figures_draw_what_was_found(found):
-    from hfpatch.runs.inspection_figures import DRAWINGS
-
-    figures = {drawing.name: drawing.draw(found) for drawing in DRAWINGS}
-    drawn = {name: [ax.lines[0].get_ydata().tolist() for ax in figure.axes if ax.lines] for name, figure in figures.items()}  # noqa: E501  # fmt: skip
-    assert drawn["skips"] == [[each.norm for each in found.skip_norms], [each.size for each in found.skip_sizes]]
-    assert drawn["pre-projections"] == [[each.size for each in found.pre_projection_sizes]]
-    assert drawn["queries"][:2] == [[each.size for each in found.query_sizes], [each.cosine for each in found.query_sizes]]  # noqa: E501  # fmt: skip
-    changes = figures["ablations"].axes[0].lines[0].get_xdata().tolist()
-    assert changes == [each.change for each in found.ablations.without]
-    grid = figures["relation"].axes[0].collections[0].get_array()
-    expected = [[each.here.symmetric for each in found.relations if each.layer == layer] for layer in range(4)]
-    assert grid.tolist() == expected
-
-
 def test_a_base_alone_shows_its_relation_and_says_nothing_of_patches():
     found = inspect(MODEL, None)
     assert len(found.relations) == 16
-    assert [table.title for table in inspection_tables(found)] == [
-        "Attention branches", "Q-K relation", "Q-K relation by relative offset",
-    ]  # fmt: skip
-    assert Page(inspection_page(found)).tags.count("svg") == 2
+    assert [*tables_of(found)] == ["Attention branches", "Q-K relation", "Q-K relation by relative offset"]
+    assert figures_of(found) == ["relation", "offsets"]
 
 
 def test_a_model_from_scratch_shows_its_own_f(tmp_path):
@@ -170,9 +108,8 @@ def test_a_model_from_scratch_shows_its_own_f(tmp_path):
     ]  # fmt: skip
     assert all(len(each.head_sizes) == 2 and each.size > 0 for each in found.query_sizes)
     assert any("counts as 0" in note for note in found.notes)
-    (table,) = [table for table in inspection_tables(found) if table.title == "What f adds to its anchor"]
-    assert table.rows[1][5] == f"{found.query_sizes[1].size:.3g}"
-    assert Page(inspection_page(found)).tags.count("svg") == 3
+    assert tables_of(found)["What f adds to its anchor"][1][5] == f"{found.query_sizes[1].size:.3g}"
+    assert figures_of(found) == ["queries", "relation", "offsets"]
     untold = inspect(ModelSettings(name=str(tmp_path / "nonlinear")), None)
     assert untold.query_sizes == []
     assert any("give text with --text" in note for note in untold.notes)
@@ -188,7 +125,7 @@ def test_without_text_what_needs_it_is_noted(run, tmp_path):
     assert found.ablations is None
     assert any("--text" in note for note in found.notes)
     assert any("not shown for 4 layers whose query is not linear" in note for note in found.notes)
-    assert Page(inspection_page(found)).tags.count("svg") == 3
+    assert figures_of(found) == ["skips", "relation", "offsets"]
 
 
 def test_the_command_prints_tables_json_and_a_page(capsys, tmp_path, run):

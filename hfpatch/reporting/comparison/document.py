@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
-from hfpatch.reporting.comparison.figures import figures
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.missing import missing, unknown_runs
 from hfpatch.reporting.comparison.samples import Samples, read_samples
@@ -89,6 +88,7 @@ class Material:
         samples: the documents that changed sides.
         missing: what is missing, a sentence each.
         sources: label -> results of each run behind it, for protocol and environment.
+        drawn: the figures as SVG documents, by name. The summary for a terminal needs none.
     """
 
     title: str
@@ -97,6 +97,7 @@ class Material:
     samples: Samples
     missing: Sequence[str]
     sources: Mapping[str, ComparisonResults]
+    drawn: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_material(label: str, run_dir: Path, results: ComparisonResults) -> Material:
@@ -177,7 +178,7 @@ def _sections(material: Material) -> Iterator[Section]:
         f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
         "in either direction; the tables and the data have all."
     )
-    for name, svg in figures(results, material.layers).items():
+    for name, svg in material.drawn.items():
         title, short, caption = _FIGURES[name]
         caption += left_out if others > MOST_METHODS else ""
         figure = Figure(name, title, caption, svg, figure_csv(name, results, material.layers))

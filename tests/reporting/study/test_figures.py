@@ -1,4 +1,4 @@
-"""The figures of a study: what they draw is what the results contain."""
+"""The figures of a study: what they draw is what the results hold."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def style():
 
 
 def lines(ax):
-    """The lines that have a value at every step."""
+    """The lines that tell something by step."""
     return [line for line in ax.get_lines() if list(line.get_xdata()) == list(STEPS)]
 
 
@@ -102,7 +102,7 @@ def test_nothing_measured_is_no_figure():
     assert figures(read(study() | {"rows": [], "runs": []})) == {}
 
 
-def test_an_outlier_does_not_set_the_limits():
+def test_one_that_runs_away_hides_nothing():
     raw = study()
     away = {seed: 1e6 * (1 + seed) for seed in LINEAR}
     raw["rows"][6] = row("wide", {"training.lr": 0.001}, away, best=True, base=LINEAR)

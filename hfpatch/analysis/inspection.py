@@ -1,0 +1,116 @@
+"""What ``hfpatch inspect`` found, as plain data: reports and JSON are made of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hfpatch.analysis.ablation import Ablations
+from hfpatch.analysis.gradients import GradientNorm
+from hfpatch.analysis.linearised import Linearised
+from hfpatch.analysis.movement import Movement, RunRecord
+from hfpatch.analysis.norms import PreProjectionSize, QuerySize, SkipNorm, SkipSize
+from hfpatch.analysis.relation import HeadRelation
+from hfpatch.analysis.reparametrisation import LayerReparametrisation
+from hfpatch.sites import AttentionSite
+from hfpatch.surgery.bases import Base
+from hfpatch.surgery.patch import PatchSummary
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text that an inspection measured on.
+
+    Attributes:
+        source: what was asked for.
+        documents: how many were read, the beginning of each.
+        tokens: how many tokens they have.
+    """
+
+    source: str
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found; an analysis that could not be made is empty, and ``notes`` says why.
+
+    Attributes:
+        base: the model.
+        patch: the patch's folder, or None.
+        sites: where its attention branches are.
+        summary: its parameters and what the patch adds.
+        text: what was measured on, or None.
+        relations: the Q-K relation of every head of the base.
+        relations_patched: the same with the patch, its linear approximation where the query is not linear.
+        gauge: the largest relative change of the relations under a random change of gauge.
+        skip_norms: of the content skips.
+        skip_sizes: relative to the attention's output, on the text.
+        pre_projection_sizes: on the text.
+        query_sizes: of the patch, or of a model pretrained with an f of its own, on the text.
+        linearised: how much of the logits the linear approximation explains, on the text.
+        ablations: each layer's injection removed in turn, nats per token on the text.
+        gradients: of the patch's tensors, on the text.
+        movement: how far the patch's tensors moved since their initialisation.
+        run: what the patch's run recorded, where the patch is in a run folder.
+        reparametrisation: of each layer, where it was asked for.
+        notes: one sentence each on what is not shown and why.
+    """
+
+    base: Base
+    patch: Path | None
+    sites: list[AttentionSite]
+    summary: PatchSummary
+    text: Text | None = None
+    relations: list[HeadRelation] = field(default_factory=list)
+    relations_patched: list[HeadRelation] = field(default_factory=list)
+    gauge: float | None = None
+    skip_norms: list[SkipNorm] = field(default_factory=list)
+    skip_sizes: list[SkipSize] = field(default_factory=list)
+    pre_projection_sizes: list[PreProjectionSize] = field(default_factory=list)
+    query_sizes: list[QuerySize] = field(default_factory=list)
+    linearised: list[Linearised] = field(default_factory=list)
+    ablations: Ablations | None = None
+    gradients: list[GradientNorm] = field(default_factory=list)
+    movement: list[Movement] = field(default_factory=list)
+    run: RunRecord | None = None
+    reparametrisation: list[LayerReparametrisation] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values; what is not a number is null."""
+        differently = ("base", "patch", "sites", "summary", "linearised")
+        names = [each.name for each in fields(self) if each.name not in differently]
+        shares = ("layer", "explained", "explained_change", "fit_tokens")  # not the fitted matrices
+        plain: dict[str, Any] = _plain(
+            {
+                "model": {"name": self.base.name, "revision": self.base.revision, "sha256": self.base.sha256},
+                "model_type": self.base.model.config.model_type,
+                "patch": str(self.patch) if self.patch else None,
+                "sites": [_site(site) for site in self.sites],
+                "parameters": self.summary,
+                **{name: getattr(self, name) for name in names},
+                "linearised": [{name: getattr(each, name) for name in shares} for each in self.linearised],
+            }
+        )
+        return plain
+
+
+def _site(site: AttentionSite) -> dict[str, Any]:
+    paths = {target: projection.path for target, projection in site.projections.items()}
+    return {"layer": site.layer, "family": site.family, "attention": site.path, **paths, "exit": site.exit_path}
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON values: dataclasses as mappings, keys as text, NaN and infinities as null."""
+    if hasattr(value, "__dataclass_fields__"):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

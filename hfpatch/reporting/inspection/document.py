@@ -1,0 +1,272 @@
+"""What an inspection found as a document, for the terminal and for a page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from hfpatch.analysis.inspection import Inspection
+from hfpatch.analysis.relation import HeadRelation
+from hfpatch.analysis.reparametrisation import WHY_NOT
+from hfpatch.reporting import document as doc
+from hfpatch.reporting.numbers import MINUS, NOTHING, count, decimal, interval, short_count, signed, significant
+from hfpatch.tuners.adapters import tensor_group
+
+Columns = Mapping[str, Callable[[Any], str]]
+"""The heading of each column, and what makes its cell of a row's item."""
+_NUMBERS = (NOTHING, MINUS, "+", *"0123456789")
+
+
+def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, str]] = ()) -> doc.Document:
+    """Return what was looked at, a table for each analysis, and what is not shown and why.
+
+    Args:
+        found: what `inspect` found.
+        drawn: the name, the title, the caption and the SVG document of each figure. The summary for a terminal needs
+            none.
+    """
+    figures = {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in drawn}
+    branches, added, ablations, training = _branches(found), _added(found), _ablations(found), _training(found)
+    relations = [_relations(found, patched=False), _relations(found, patched=True), _by_offset(found)]
+    linearised, reparametrisation = _linearised(found), _reparametrisation(found)
+    facts, notes = _facts(found), doc.Sentences(tuple(found.notes), title="What is not shown")
+    download = doc.Download("inspection.json", "All numbers as JSON", json.dumps(found.to_json()), "application/json")
+    of_patch = [*map(figures.get, ("skips", "pre-projections", "queries")), added, figures.get("ablations"), ablations]
+    of_relation = [*map(figures.get, ("relation", "offsets")), *relations, figures.get("explained"), linearised]
+    sections = (
+        _section("model", "Model", doc.Facts(facts), download, notes, branches),
+        _section("patch", "Patch" if found.patch else "Nonlinear queries", *of_patch, training),
+        _section("relation", "Queries and keys", *of_relation),
+        _section("invariance", "Invariance of the weights", reparametrisation),
+    )
+    tables = (branches, added, *relations, linearised, ablations, training, reparametrisation)
+    return doc.Document(
+        title=found.base.name,
+        kind="inspection",
+        glance=(
+            ("Architecture", found.base.model.config.model_type),
+            ("Parameters", short_count(found.summary.base)),
+            ("Added", short_count(found.summary.added)),
+        ),
+        parts=(doc.Part(tuple(section for section in sections if section.blocks)),),
+        summary=(doc.Facts(facts), *(table for table in tables if table.rows), notes),
+    )
+
+
+def _section(name: str, title: str, *blocks: doc.Block | None) -> doc.Section:
+    """Return a section of the blocks that have something in them."""
+    there = (each for each in blocks if each is not None and getattr(each, "rows", getattr(each, "items", True)))
+    return doc.Section(name, title, tuple(there))
+
+
+def _facts(found: Inspection) -> tuple[doc.Fact, ...]:
+    base, summary, text = found.base, found.summary, found.text
+    facts = [("Model", f"{base.name}, {base.model.config.model_type}, SHA-256 {base.sha256[:12]}")]
+    if found.patch is not None:
+        facts.append(("Patch", f"{found.patch}, {summary.added / max(summary.base, 1):.2%} of the base's parameters"))
+    if text is not None:
+        facts.append(
+            ("Measured on", f"{text.source}, {count(text.tokens)} tokens of {count(text.documents)} documents")
+        )
+    counts = f"{count(summary.base)} of the base, {count(summary.added)} added, {count(summary.trainable)} trainable"
+    return (*facts, ("Parameters", counts))
+
+
+def _table(name: str, title: str, items: Iterable[Any], columns: Columns, caption: str) -> doc.Table:
+    """Return a table with a row for each item; where all cells of a column begin like numbers, it is one of numbers."""
+    rows = [tuple(cell(item) for cell in columns.values()) for item in items]
+    headings = tuple(
+        doc.Column(heading, number=all(row[place].startswith(_NUMBERS) for row in rows))
+        for place, heading in enumerate(columns)
+    )
+    return doc.Table(name, title, headings, tuple(map(doc.Row, rows)), caption)
+
+
+def _branches(found: Inspection) -> doc.Table:
+    columns: Columns = {
+        "layer": lambda site: str(site.layer),
+        "family": lambda site: site.family,
+        "attention": lambda site: site.path,
+        "query": lambda site: site.projections["query"].path if "query" in site.projections else NOTHING,
+        "joins the residual as": lambda site: "itself" if site.exit_path == site.path else site.exit_path,
+        "added": lambda site: count(found.summary.per_layer.get(site.layer, 0)),
+    }
+    caption = "Paths are those of the model without a patch; added: the patch's parameters."
+    return _table("branches", "Attention branches", found.sites, columns, caption)
+
+
+def _added(found: Inspection) -> doc.Table:
+    skips, queries = _by_layer(found.skip_norms), _by_layer(found.query_sizes)
+    moved, skip_sizes = _by_layer(found.pre_projection_sizes), _by_layer(found.skip_sizes)
+    columns: Columns = {
+        "layer": str,
+        "‖x~−x‖/‖x‖": lambda layer: _joined(_number(each.size) for each in moved[layer]),
+        "‖W_skip‖": lambda layer: _joined(_number(each.norm) for each in skips[layer]),
+        "1e-4·d": lambda layer: _joined(_number(each.at_paper_init) for each in skips[layer][:1]),
+        "‖x~W_skip‖/‖attention‖": lambda layer: _joined(_number(each.size) for each in skip_sizes[layer]),
+        "‖f‖/‖A‖": lambda layer: _joined(_of_target(each.target, each.size) for each in queries[layer]),
+        "cos(f, A)": lambda layer: _joined(_of_target(each.target, each.cosine) for each in queries[layer]),
+    }
+    title = "What the patch adds" if found.patch else "What f adds to its anchor"
+    caption = (
+        'Means over tokens. Compare ‖W_skip‖ with 1e-4·d, the norm that init="paper" gives before any training. '
+        "f is the nonlinear term of a query, A its anchor."
+    )
+    return _table("added", title, sorted({*skips, *queries, *moved}), columns, caption)
+
+
+def _relations(found: Inspection, *, patched: bool) -> doc.Table:
+    columns: Columns = {
+        "layer": lambda heads: str(heads[0].layer),
+        "heads/key heads": lambda heads: f"{len(heads)}/{len({each.key_head for each in heads})}",
+        "symmetric": lambda heads: _spread(each.here.symmetric for each in heads),
+        "positive": lambda heads: _spread(each.here.positive_energy for each in heads),
+        "signature": _signatures,
+        "effective rank of S": lambda heads: _spread((each.here.effective_rank for each in heads), 1),
+    }
+    if patched:
+        heads = _by_layer(found.relations_patched).values()
+        return _table("relations-patched", "Q-K relation with the patch", heads, columns, "As above.")
+    caption = (
+        "B = W_Q W_Kᵀ of each head, mean [least, most] over the heads of a layer, at relative offset 0. Symmetric: "
+        "‖S‖²/‖B‖², 0.5 in random weights; positive: the share of ‖S‖² on positive eigenvalues; signature: how many "
+        "are positive and negative, (k, k) wherever [W_Q W_K] has full rank."
+    )
+    if found.gauge is not None:
+        caption += f" A random change of basis inside the heads moves them by {found.gauge:.0e}."
+    return _table("relations", "Q-K relation", _by_layer(found.relations).values(), columns, caption)
+
+
+def _signatures(heads: Sequence[HeadRelation]) -> str:
+    signatures = sorted({(each.here.positive, each.here.negative) for each in heads})
+    return ", ".join([*map(str, signatures[:2]), *(["…"] if len(signatures) > 2 else [])])
+
+
+def _by_offset(found: Inspection) -> doc.Table:
+    """The patched relation where there is one, else the base's, at every offset; no rows without RoPE."""
+    relations = found.relations_patched or found.relations
+    offsets = sorted({offset for each in relations for offset in each.by_offset})
+
+    def share(heads: Sequence[HeadRelation], offset: int) -> str:
+        shares = [each.by_offset[offset].symmetric for each in heads if offset in each.by_offset]
+        return decimal(sum(shares) / len(shares), 2) if shares else NOTHING
+
+    columns: dict[str, Callable[[Any], str]] = {"layer": lambda heads: str(heads[0].layer)}
+    columns |= {f"Δ {offset}": partial(share, offset=offset) for offset in offsets}
+    title = "Q-K relation by relative offset" + (", patched" if found.relations_patched else "")
+    caption = "The symmetric share ‖S‖²/‖B‖² of B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, at each offset Δ."
+    heads = _by_layer(relations).values() if len(offsets) > 1 else ()
+    return _table("by-offset", title, heads, columns, caption)
+
+
+def _linearised(found: Inspection) -> doc.Table:
+    columns: Columns = {
+        "layer": lambda fit: str(fit.layer),
+        "logits explained": lambda fit: _spread(fit.explained, 3),
+        "their change explained": lambda fit: _spread((each for each in fit.explained_change if each is not None), 3),
+        "tokens of the fit": lambda fit: count(fit.fit_tokens),
+    }
+    caption = (
+        "Where the query is not linear, its Q-K relation is that of a ridge regression on real activations. Shares of "
+        "the variance within the rows of the logit matrix, on other tokens than those of the fit; mean [least, most] "
+        "over heads. Below 0 the fit is worse than none."
+    )
+    return _table("linear", "Linear stand-in", found.linearised, columns, caption)
+
+
+def _ablations(found: Inspection) -> doc.Table:
+    columns: Columns = {
+        "without layer": lambda each: "all" if each.layer is None else str(each.layer),
+        "loss": lambda each: decimal(each.score, 4),
+        "change": lambda each: signed(each.change, 4),
+        "±": lambda each: decimal(each.error, 4),
+    }
+    made = found.ablations
+    caption = "" if made is None else (
+        f"Nats per token, the mean over {made.items} documents; {made.score:.4f} with the whole patch. A rise means "
+        "that the adapters were of use; ± is the standard error of the paired difference."
+    )  # fmt: skip
+    return _table("without", "Without one layer's adapters", made.without if made else (), columns, caption)
+
+
+def _training(found: Inspection) -> doc.Table:
+    moved, gradients = defaultdict(list), defaultdict(list)
+    for movement in found.movement:
+        moved[tensor_group(movement.tensor)].append(movement)
+    for each in found.gradients:
+        gradients[tensor_group(each.tensor)].append(each.gradient)
+    kept = found.run.update_survival if found.run else {}
+    weights = {group: sum(each.weights for each in tensors) for group, tensors in moved.items()}
+    unmoved = {group: sum(each.unmoved for each in tensors) for group, tensors in moved.items()}
+    shares = {group: f"{count(unmoved[group])} ({unmoved[group] / weights[group]:.1%})" for group in weights}
+    columns: Columns = {
+        "tensor": str,
+        "weights": lambda group: count(weights.get(group)),
+        "never moved": lambda group: shares.get(group, NOTHING),
+        "‖moved‖": lambda group: _norm(each.distance for each in moved[group]),
+        "‖at start‖": lambda group: _norm(each.before for each in moved[group]),
+        "‖gradient‖": lambda group: _norm(gradients[group]),
+        "updates kept": lambda group: f"{kept[group]:.1%}" if group in kept else NOTHING,
+    }
+    caption = (
+        "By kind of tensor, all layers together. Never moved: the same, bit for bit, as at initialisation. Gradient: "
+        "of the loss on the text at the weights as they are. Updates kept: the share of weights with a gradient that "
+        "an optimiser step really changed, as the run recorded it."
+    )
+    return _table("training", "Training", list(moved or gradients), columns, caption)
+
+
+def _reparametrisation(found: Inspection) -> doc.Table:
+    columns: Columns = {
+        "layer": lambda each: str(each.layer),
+        "error, random Θ": lambda each: _number(each.invariance_error, 2),
+        "error, Θ = W_Q": lambda each: each.obstacle or _number(each.elimination_error, 2),
+        "parameters removed": lambda each: count(each.removed),
+        "condition of W_Q": lambda each: _number(each.query_condition),
+        "norm's error": lambda each: _number(each.norm_error),
+        "not orthogonal": lambda each: _number(each.orthogonal_distance),
+    }
+    caption = (
+        "In fp64, relative to the output's largest value: the attention on XΘ with Θ⁻¹W_Q, Θ⁻¹W_K, Θ⁻¹W_V for a random "
+        "Θ; and with Θ = W_Q, which leaves Q = X'. What prevents converting the model: ‖norm(hΘ) − "
+        "norm(h)Θ‖/‖norm(h)Θ‖ and W_Q's distance from orthogonal. " + WHY_NOT
+    )
+    return _table("reparametrisation", "Reparametrisation", found.reparametrisation, columns, caption)
+
+
+def _by_layer(items: Iterable[Any]) -> Mapping[int, list[Any]]:
+    """Group what was found by its layer; a layer of which nothing was found has an empty list."""
+    grouped = defaultdict(list)
+    for each in sorted(items, key=lambda each: each.layer):
+        grouped[each.layer].append(each)
+    return grouped
+
+
+def _spread(values: Iterable[float], digits: int = 2) -> str:
+    """Return ``mean [least, most]`` of the finite values."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return NOTHING
+    return f"{decimal(sum(finite) / len(finite), digits)} {interval(min(finite), max(finite), digits)}"
+
+
+def _norm(norms: Iterable[float]) -> str:
+    """Return the norm of several tensors together, from that of each."""
+    squares = [norm**2 for norm in norms]
+    return _number(math.sqrt(sum(squares)) if squares else None)
+
+
+def _joined(cells: Iterable[str]) -> str:
+    return ", ".join(cells) or NOTHING
+
+
+def _of_target(target: str, value: float) -> str:
+    return _number(value) if target == "query" else f"{target} {_number(value)}"
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return NOTHING if value is None or not math.isfinite(value) else significant(value, digits)

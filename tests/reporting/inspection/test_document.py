@@ -1,0 +1,219 @@
+"""The document of an inspection: its tables, its page and what a terminal shows of it."""
+
+import base64
+import hashlib
+import json
+import math
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import unquote
+
+import pytest
+
+from hfpatch.analysis.ablation import Ablation, Ablations
+from hfpatch.analysis.gradients import GradientNorm
+from hfpatch.analysis.inspection import Inspection, Text
+from hfpatch.analysis.linearised import Linearised
+from hfpatch.analysis.movement import Movement, RunRecord
+from hfpatch.analysis.norms import PreProjectionSize, QuerySize, SkipNorm, SkipSize
+from hfpatch.analysis.relation import HeadRelation, Relation
+from hfpatch.analysis.reparametrisation import LayerReparametrisation
+from hfpatch.reporting.document import Table
+from hfpatch.reporting.html import html
+from hfpatch.reporting.inspection.document import inspection_document
+from hfpatch.reporting.inspection.figures import figures
+from hfpatch.reporting.terminal import print_document
+from hfpatch.surgery.bases import Base
+from hfpatch.surgery.patch import PatchSummary
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def site(layer):
+    projections = {"query": SimpleNamespace(path="q_proj")} if layer else {}
+    path = f"layers.{layer}.attention"
+    return SimpleNamespace(
+        layer=layer, family="llama", path=path, exit_path=path if layer else "norm", projections=projections
+    )
+
+
+def relation(layer, head, symmetric):
+    offsets = {offset: Relation(1.0 + offset, symmetric, 8, 8 - layer, 0.5, 12.5) for offset in (0, 1)}
+    return HeadRelation(layer, head, head // 2, offsets)
+
+
+def inspection(**found):
+    model = SimpleNamespace(config=SimpleNamespace(model_type="llama"))
+    base = Base("small/llama", None, model, None, "0123456789abcdef" * 4)
+    sites = [site(0), site(1)]
+    return Inspection(base, found.pop("patch", None), sites, PatchSummary(5, 40, 1600, {0: 30, 1: 10}), **found)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return inspection(
+        patch=Path(HOSTILE) / "patch",
+        text=Text("stories", 6, 2059),
+        relations=[relation(0, 0, 0.25), relation(0, 1, 0.75), relation(1, 0, 0.5), relation(1, 1, math.nan)],
+        relations_patched=[relation(0, 0, 0.5), relation(0, 1, 0.5)],
+        gauge=4e-15,
+        skip_norms=[SkipNorm(0, "default", 2.5512, 0.0128), SkipNorm(0, "other", 3.0, 0.0128)],
+        skip_sizes=[SkipSize(0, 0.224)],
+        pre_projection_sizes=[PreProjectionSize(1, 0.5)],
+        query_sizes=[
+            QuerySize(1, "default", "query", 0.0197, 0.1, (0.1, 0.2), (0.1, 0.2), (0.3,), (0.1,)),
+            QuerySize(1, "default", "key", 0.5, -0.25, (0.1, 0.2), (0.1, 0.2), (0.3,), (0.1,)),
+        ],
+        linearised=[Linearised(1, None, (0.9, 0.8), (None, 0.5), 1152)],
+        ablations=Ablations(0.9, 6, [Ablation(1, 1.0, 0.1, 0.02), Ablation(None, 0.8, -0.1, 0.03)]),
+        gradients=[GradientNorm(layer, "a.preproj_up.x.weight", 3.0 + layer, 1.0) for layer in (0, 1)],
+        movement=[
+            Movement(0, "a.preproj_up.x.weight", 1000, 10, 3.0, 1.0, 1.0),
+            Movement(1, "b.preproj_up.x.weight", 1000, 10, 4.0, 1.0, 1.0),
+            Movement(1, "b.other.x.weight", 4, 4, 0.0, 2.0, 2.0),
+        ],
+        run=RunRecord(steps=5, update_survival={"preproj_up": 0.75, "all": 0.5}),
+        reparametrisation=[
+            LayerReparametrisation(0, 10.0, 2.7e-15, 1937.2, 2.1e-14, "", 16384, 0.25, math.inf),
+            LayerReparametrisation(1, 10.0, None, None, None, "W_Q is not square", 16384, None, None),
+        ],
+        notes=["Something: not shown; & why."],
+    )  # fmt: skip
+
+
+def tables_of(found):
+    """The cells of each table by its title."""
+    tables = [block for block in inspection_document(found).summary if isinstance(block, Table)]
+    return {table.title: [row.cells for row in table.rows] for table in tables}
+
+
+def test_tables_show_what_was_found(found):
+    assert tables_of(found) == {
+        "Attention branches": [
+            ("0", "llama", "layers.0.attention", "–", "norm", "30"),
+            ("1", "llama", "layers.1.attention", "q_proj", "itself", "10"),
+        ],
+        "What the patch adds": [
+            ("0", "–", "2.55, 3.00", "0.0128", "0.224", "–", "–"),
+            ("1", "0.500", "–", "–", "–", "0.0197, key 0.500", "0.100, key −0.250"),
+        ],
+        "Q-K relation": [
+            ("0", "2/1", "0.50 [0.25, 0.75]", "0.50 [0.50, 0.50]", "(8, 8)", "12.5 [12.5, 12.5]"),
+            ("1", "2/1", "0.50 [0.50, 0.50]", "0.50 [0.50, 0.50]", "(8, 7)", "12.5 [12.5, 12.5]"),
+        ],
+        "Q-K relation with the patch": [
+            ("0", "2/1", "0.50 [0.50, 0.50]", "0.50 [0.50, 0.50]", "(8, 8)", "12.5 [12.5, 12.5]"),
+        ],
+        "Q-K relation by relative offset, patched": [("0", "0.50", "0.50")],
+        "Linear stand-in": [("1", "0.850 [0.800, 0.900]", "0.500 [0.500, 0.500]", "1,152")],
+        "Without one layer's adapters": [
+            ("1", "1.0000", "+0.1000", "0.0200"),
+            ("all", "0.8000", "−0.1000", "0.0300"),
+        ],
+        "Training": [
+            ("preproj_up", "2,000", "20 (1.0%)", "5.00", "1.41", "5.00", "75.0%"),
+            ("other", "4", "4 (100.0%)", "0", "2.00", "–", "–"),
+        ],
+        "Reparametrisation": [
+            ("0", "2.7e−15", "2.1e−14", "16,384", "1,937", "0.250", "–"),
+            ("1", "–", "W_Q is not square", "16,384", "–", "–", "–"),
+        ],
+    }
+
+
+def test_columns_of_numbers_are_marked_so_that_they_sort_as_numbers(found):
+    tables = {block.title: block for block in inspection_document(found).summary if isinstance(block, Table)}
+    assert [column.number for column in tables["Attention branches"].columns] == [True, *[False] * 4, True]
+    assert [column.number for column in tables["Reparametrisation"].columns][:4] == [True, True, False, True]
+
+
+def test_what_was_not_found_is_left_out():
+    found = inspection(relations=[relation(0, 0, 0.25)])
+    document = inspection_document(found, figures(found))
+    assert list(tables_of(found)) == ["Attention branches", "Q-K relation", "Q-K relation by relative offset"]
+    assert [section.name for section in document.parts[0].sections] == ["model", "relation"]
+    assert list(document.parts[0].figures) == ["relation", "offsets"]
+    own = inspection(query_sizes=[QuerySize(1, "own", "query", 0.0197, 0.1, (0.1, 0.2), (0.1, 0.2), (0.3,), (0.1,))])
+    assert list(tables_of(own)) == ["Attention branches", "What f adds to its anchor"]
+
+
+def test_the_terminal_shows_what_was_looked_at_and_what_is_not_shown(found, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    document = inspection_document(found)
+    assert document.parts[0].figures == {}
+    print_document(document)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [
+        "Model: small/llama, llama, SHA-256 0123456789ab",
+        f"Patch: {HOSTILE}/patch, 2.50% of the base's parameters",
+        "Measured on: stories, 2,059 tokens of 6 documents",
+        "Parameters: 1,600 of the base, 40 added, 5 trainable",
+    ]
+    assert lines[-1] == "· Something: not shown; & why."
+    assert any("0.9000 with the whole patch" in line for line in lines)
+
+
+class Page(HTMLParser):
+    """Collects what a browser would act on."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.ids, self.links = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        values = dict(attrs)
+        if "id" in values:
+            self.ids.append(values["id"])
+        self.links += [values[name] for name in ("href", "src", "xlink:href") if name in values]
+
+
+def page_of(found):
+    return html(inspection_document(found, figures(found)))
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_it_shows(found):
+    text = page_of(found)
+    page = Page(text)
+    assert page.tags.count("script") == 1
+    script = text.split("<script>")[1].split("</script>")[0]
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'" in text
+    assert "&lt;script&gt;" in text
+    assert page.tags.count("svg") == 7
+    assert len(page.ids) == len(set(page.ids))
+    (download,) = (link for link in page.links if not link.startswith("#"))
+    head, _, data = download.partition(",")
+    assert head == "data:application/json;charset=utf-8"
+    assert json.loads(unquote(data)) == found.to_json()
+    assert "url(http" not in text
+    assert page.tags.count("h1") == 1
+    assert page_of(found) == text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_page_on_a_phone_without_a_request_or_an_error(found, tmp_path, scheme):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on the path")
+    (path := tmp_path / "page.html").write_text(page_of(found), encoding="utf-8")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme=scheme)
+        noise = []
+        page.on("console", lambda message: noise.append(message.text))
+        page.on("pageerror", lambda error: noise.append(str(error)))
+        page.on("request", lambda request: None if request.is_navigation_request() else noise.append(request.url))
+        page.goto(path.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+        with page.expect_download() as downloading:
+            page.get_by_text("All numbers as JSON").click()
+        assert json.loads(downloading.value.path().read_text()) == found.to_json()
+        browser.close()
+    assert noise == []

@@ -1,0 +1,115 @@
+"""The report of an evaluation: what a terminal shows of it, and its files."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+
+from hfpatch import HfpatchError
+from hfpatch.reporting.document import Table
+from hfpatch.reporting.evaluation import evaluation_document, write_evaluation
+from hfpatch.reporting.terminal import print_document
+from hfpatch.results import Comparison, EvaluationResults, TaskResult, load_results
+from hfpatch.results.schema import EvaluatedVariant
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def score(acc, **more):
+    metrics = {"acc": acc, "perplexity": 2_500_000.5}
+    given = {"n": 1234, "primary": "acc", "higher_is_better": True, "num_fewshot": 2, "version": "1.0"}
+    return TaskResult(task="cloze", metrics=metrics, stderr={"acc": 0.0123}, data_sha256="d" * 64, **given, **more)
+
+
+def comparison(method, **more):
+    given = {"reference": "base", "task": "cloze", "metric": "acc", "n": 1234, "seeds": 1, "test": "McNemar exact"}
+    return Comparison(method=method, **given, **more)
+
+
+@pytest.fixture
+def results():
+    return EvaluationResults(
+        model={"name": "small/llama", "revision": None, "sha256": "ab" * 32, "dtype": "float32", "model_type": "llama"},
+        settings={"tasks": ["cloze"], "limit": 1234, "include_path": None},
+        variants={
+            "base": EvaluatedVariant(scores={"cloze": score(0.5, reused=8)}),
+            "one": EvaluatedVariant(patch=f"{HOSTILE}/one", added=1200, scores={"cloze": score(0.25)}),
+        },
+        comparisons=[
+            comparison(
+                "one", difference=-0.25, low=-0.3, high=-0.2, p_holm=4e-5, smallest_visible=0.051, verdict="worse"
+            ),
+            comparison("two", difference=0.1, verdict="too few documents"),
+        ],
+        warnings=["The base is odd."],
+        provenance={"commit": "c" * 40, "wall_s": 61.0},
+    )  # fmt: skip
+
+
+def cells(table):
+    return [tuple(map(str, row.cells)) for row in table.rows]
+
+
+def test_tables_have_every_score_and_every_comparison(results):
+    tables = [block for block in evaluation_document(results).summary if isinstance(block, Table)]
+    assert [table.title for table in tables] == [
+        "small/llama", f"small/llama with {HOSTILE}/one", "Differences from the base",
+    ]  # fmt: skip
+    assert cells(tables[1]) == [
+        ("cloze", "acc", "0.2500", "0.0123", "1,234"),
+        ("cloze", "perplexity", "2,500,000", "–", "1,234"),
+    ]
+    assert cells(tables[2]) == [
+        ("one", "cloze\nacc, n = 1,234", "−0.2500\n[−0.3000, −0.2000]", "< 0.0001", "0.051", "worse"),
+        ("two", "cloze\nacc, n = 1,234", "+0.1000\n", "–", "–", "too few documents"),
+    ]
+
+
+def test_a_terminal_shows_what_was_reused_and_the_warnings_last(results, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    print_document(evaluation_document(results))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "small/llama"
+    assert lines[-2:] == ["· 8 answers were kept from an earlier call and not scored again", "· The base is odd."]
+
+
+def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(results, tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(results.to_json()))
+    loaded = load_results(tmp_path)
+    assert loaded == results
+    report = write_evaluation(loaded, tmp_path / "report")
+    before = [path.read_bytes() for path in report.paths]
+    page, text = report.html.read_text(encoding="utf-8"), report.markdown.read_text(encoding="utf-8")
+    assert page.count("<script>") == 1
+    assert "<title>small/llama: hfpatch evaluation</title>" in page
+    for shown in (
+        "The base is odd.",
+        "1,200 parameters added",
+        "few-shot examples 2",
+        "dddddddddddddddd…",
+        "limit 1234",
+    ):
+        assert shown in page
+        assert shown in text
+    assert "answers were kept" not in text  # how the results were obtained is not in them
+    rows = list(csv.DictReader(io.StringIO(report.csv.read_text(encoding="utf-8"))))
+    assert [(row["model"], row["added"], row["metric"], row["value"], row["stderr"]) for row in rows] == [
+        ("base", "0", "acc", "0.5", "0.0123"),
+        ("base", "0", "perplexity", "2500000.5", ""),
+        ("one", "1200", "acc", "0.25", "0.0123"),
+        ("one", "1200", "perplexity", "2500000.5", ""),
+    ]
+    write_evaluation(loaded, tmp_path / "report")
+    assert [path.read_bytes() for path in report.paths] == before
+
+
+def test_results_that_are_damaged_are_refused(results, tmp_path):
+    raw = results.to_json()
+    assert raw["comparisons"][1]["low"] is None
+    assert math.isinf(results.comparisons[1].low)
+    del raw["variants"]["one"]["scores"]["cloze"]["n"]
+    (tmp_path / "results.json").write_text(json.dumps(raw))
+    with pytest.raises(HfpatchError, match=r"variants\.one\.scores\.cloze\.n"):
+        load_results(tmp_path)
