@@ -8,6 +8,7 @@ import json
 import lzma
 import re
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,14 @@ def read_documents(path: Path, *, text_column: str) -> Iterator[str]:
     """
     if path.stat().st_size == 0:
         raise HfpatchError(f"{path}: the file is empty")
-    reader = {".jsonl": _read_jsonl, ".txt": _read_text, ".parquet": _read_parquet}[_kind(path)]
-    yield from reader(path, text_column)
+    kind = _kind(path)
+    if kind == ".jsonl":
+        yield from texts_of(read_json_lines(path), text_column, str(path))
+    else:
+        yield from _read_text(path) if kind == ".txt" else _read_parquet(path, text_column)
 
 
-def texts_of(rows: Iterable[tuple[str, Any]], text_column: str, source: str) -> Iterator[str]:
+def texts_of(rows: Iterable[tuple[str, dict[str, Any]]], text_column: str, source: str) -> Iterator[str]:
     """Yield the text of each row; rows whose text is null are left out, with a warning.
 
     Args:
@@ -50,8 +54,7 @@ def texts_of(rows: Iterable[tuple[str, Any]], text_column: str, source: str) -> 
         source: the name of the source, for messages.
 
     Raises:
-        HfpatchError: if a row is no object, or its column is missing or no text, with the place; or if every row's text
-            is null.
+        HfpatchError: if the column of a row is missing or no text, with the place; or if every row's text is null.
     """
     found, skipped = False, 0
     try:
@@ -68,9 +71,7 @@ def texts_of(rows: Iterable[tuple[str, Any]], text_column: str, source: str) -> 
         raise HfpatchError(f"{source}: column {text_column!r} is null in every row; set data.text_column")
 
 
-def _text_of(row: Any, text_column: str, place: str) -> str | None:
-    if not isinstance(row, dict):
-        raise HfpatchError(f"{place}: is a JSON {type(row).__name__}; each line must be one JSON object")
+def _text_of(row: dict[str, Any], text_column: str, place: str) -> str | None:
     if text_column not in row:
         raise missing_column(place, text_column, list(row))
     text = row[text_column]
@@ -110,26 +111,29 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, text
     except UnicodeDecodeError as error:
         raise HfpatchError(f"{path}:{number}: not UTF-8 ({error.reason}); convert the file to UTF-8") from error
-    except (lzma.LZMAError, EOFError, OSError) as error:
+    except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         raise HfpatchError(f"{path}: cannot be read ({error})") from error
 
 
-def _read_jsonl(path: Path, text_column: str) -> Iterator[str]:
-    def rows() -> Iterator[tuple[str, Any]]:
-        for number, line in _lines(path):
-            try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                reason = getattr(error, "msg", "nested too deeply")
-                raise HfpatchError(
-                    f"{path}:{number}: not valid JSON ({reason}); each line must be one JSON object"
-                ) from error
-            yield f"{path}:{number}", row
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place (path:line, for messages) and the object of each line of a .jsonl file, compressed or not.
 
-    return texts_of(rows(), text_column, str(path))
+    Raises:
+        HfpatchError: if the file cannot be read, or a line is not UTF-8 or not one JSON object.
+    """
+    for number, line in _lines(path):
+        place = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            reason = getattr(error, "msg", "nested too deeply")
+            raise HfpatchError(f"{place}: not valid JSON ({reason}); each line must be one JSON object") from error
+        if not isinstance(row, dict):
+            raise HfpatchError(f"{place}: is a JSON {type(row).__name__}; each line must be one JSON object")
+        yield place, row
 
 
-def _read_text(path: Path, text_column: str) -> Iterator[str]:
+def _read_text(path: Path) -> Iterator[str]:
     separated = any(_SEPARATOR.fullmatch(line.rstrip()) for _, line in _lines(path))
     document: list[str] = []
     last = 0

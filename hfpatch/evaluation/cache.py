@@ -24,7 +24,7 @@ from hfpatch.evaluation.scorer import Score, TokenRequest
 from hfpatch.nn.matmul import choose_library
 from hfpatch.support.files import sha256_file
 from hfpatch.support.provenance import installed_versions
-from hfpatch.surgery.bases import hash_weights
+from hfpatch.surgery.bases import hash_tensors, hash_weights
 from hfpatch.surgery.peft_registration import peft_is_imported
 
 FORMAT = 1
@@ -136,7 +136,7 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
     return {
         "base_sha256": base_sha256 or hash_weights(model),
         "adapters_sha256": _hash_adapters(model),
-        "buffers_sha256": _hash_tensors(dict(model.named_buffers())).hexdigest(),
+        "buffers_sha256": _hash_tensors(dict(model.named_buffers())),
         "modules_sha256": _hash_modules(model),
         "config_sha256": hashlib.sha256(model.config.to_json_string(use_diff=False).encode()).hexdigest(),
         "class": type(model).__name__,
@@ -176,17 +176,13 @@ def _hash_adapters(model: nn.Module) -> str | None:
         for name, module in model.named_modules()
         if isinstance(module, AdapterWrapper)
     ]
-    digest = _hash_tensors(parameters)
-    digest.update(json.dumps([configs, states], sort_keys=True, default=_json_value).encode())
-    return digest.hexdigest()
+    description = json.dumps([_hash_tensors(parameters), configs, states], sort_keys=True, default=_json_value)
+    return hashlib.sha256(description.encode()).hexdigest()
 
 
-def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> hashlib._Hash:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest
+def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 over the names, dtypes, shapes and bytes of tensors."""
+    return hash_tensors({f"{name} {tensor.dtype} {tuple(tensor.shape)}": tensor for name, tensor in tensors.items()})
 
 
 def _hash_modules(model: nn.Module) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hfpatch.data.readers import read_json_lines
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.strict import Section, read_yaml, validate
 from hfpatch.support.resources import eval_dir
@@ -87,31 +85,17 @@ def read_documents(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     """Return the documents of a ``.jsonl`` or ``.jsonl.gz`` file, reduced to ``fields``.
 
     Raises:
-        HfpatchError: if the file is missing, unreadable or empty, or a row is not UTF-8, not a JSON object or lacks a
-            field; the message has the row's number, counted from 1.
+        HfpatchError: if the file is missing, unreadable or empty, or a line is not UTF-8, not a JSON object or lacks a
+            field; the message has the line's number, counted from 1.
     """
     if not path.is_file():
         raise HfpatchError(f"{path}: no such data file; put it there or leave out the data folder to use the hub")
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            rows = [(row, line) for row, line in enumerate(stream, start=1) if line.strip()]
-    except (OSError, EOFError, zlib.error) as error:
-        raise HfpatchError(f"{path}: cannot be read ({error})") from error
-    if not rows:
+    documents = []
+    for place, row in read_json_lines(path):
+        missing = [field for field in fields if field not in row]
+        if missing:
+            raise HfpatchError(f"{place}: no field {missing[0]!r}; required fields: {', '.join(fields)}")
+        documents.append({field: row[field] for field in fields})
+    if not documents:
         raise HfpatchError(f"{path}: contains no documents; use a file with one JSON object per line")
-    return [_parse_document(line, fields, f"{path}, row {row}") for row, line in rows]
-
-
-def _parse_document(line: bytes, fields: Sequence[str], where: str) -> dict[str, Any]:
-    try:
-        document = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise HfpatchError(f"{where}: not UTF-8 text (byte {error.start}); save the file as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise HfpatchError(f"{where}: not valid JSON ({error}); write one JSON object per line") from None
-    if not isinstance(document, dict):
-        raise HfpatchError(f"{where}: is a JSON {type(document).__name__}; write one JSON object per line")
-    missing = [field for field in fields if field not in document]
-    if missing:
-        raise HfpatchError(f"{where}: no field {missing[0]!r}; required fields: {', '.join(fields)}")
-    return {field: document[field] for field in fields}
+    return documents

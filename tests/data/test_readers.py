@@ -110,6 +110,7 @@ def test_readable_names(tmp_path):
         ("a.txt", b"one\n\ntwo\n\xe9\n", "a.txt:4: not UTF-8"),
         ("a.txt.xz", b"no xz at all", "a.txt.xz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(jsonl({"text": "x" * 999}), mtime=0)[:-9], "a.jsonl.gz: cannot be read"),
+        ("a.txt.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 9, "a.txt.gz: cannot be read .*invalid block type"),
         ("a.parquet", b"no parquet", "a.parquet: not a parquet file"),
     ],
 )  # fmt: skip

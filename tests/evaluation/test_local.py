@@ -21,13 +21,13 @@ def test_reads_plain_and_compressed_rows_and_only_the_fields(tmp_path):
     [
         (b"", "contains no documents"),
         (b"\n \n", "contains no documents"),
-        (b'{"text": "x"}\n{"page": "y"}\n', "row 2: no field 'text'; required fields: text"),
-        (b'{"text": "x"}\n\n{"text": "\xff"}\n', r"row 3: not UTF-8 text \(byte 10\)"),
-        (b'{"text": "x"\n', "row 1: not valid JSON"),
-        (b'["text"]\n', "row 1: is a JSON list"),
+        (b'{"text": "x"}\n{"page": "y"}\n', "x.jsonl:2: no field 'text'; required fields: text"),
+        (b'{"text": "x"}\n\n{"text": "\xff"}\n', r"x.jsonl:3: not UTF-8"),
+        (b'{"text": "x"\n', "x.jsonl:1: not valid JSON"),
+        (b'["text"]\n', "x.jsonl:1: is a JSON list"),
     ],
 )
-def test_mistakes_are_named_with_their_row(tmp_path, content, message):
+def test_mistakes_are_named_with_their_line(tmp_path, content, message):
     path = tmp_path / "x.jsonl"
     path.write_bytes(content)
     with pytest.raises(HfpatchError, match=message):

@@ -127,8 +127,8 @@ def test_a_task_is_built_once_until_its_data_changes(own_data_dir):
     [
         ("lambada_openai", "lambada_openai/test.jsonl", None, "no such data file"),
         ("lambada_openai", "lambada_openai/test.jsonl", b"", "contains no documents"),
-        ("paper_hellaswag", "hellaswag/validation.jsonl.gz", PACKED, "row 1: no field 'ctx'"),
-        ("arc_easy", "ai2_arc/ARC-Easy/train.jsonl", b'{"question": "\xe9"}\n', "row 1: not UTF-8"),
+        ("paper_hellaswag", "hellaswag/validation.jsonl.gz", PACKED, "gz:1: no field 'ctx'"),
+        ("arc_easy", "ai2_arc/ARC-Easy/train.jsonl", b'{"question": "\xe9"}\n', "jsonl:1: not UTF-8"),
         ("paper_lambada", "lambada_openai/test.jsonl", b'{"text": "word"}\n', "task paper_lambada .* cannot be built"),
     ],
 )
