@@ -121,17 +121,19 @@ def without_sinks(model):
 
 
 @torch.no_grad()
-def moved_by_columns(model, site, columns, tokens, *, position, size=1.0):
+def moved_by_columns(model, site, columns, tokens, *, positions, size=1.0):
     """How far each position's attention output moves when columns of the query's projection are perturbed.
 
-    Row r of the batch perturbs the list ``columns[r]`` at ``position``; ``tokens`` are of one row. Returns (rows, seq).
+    Row r of the batch perturbs the list ``columns[r]`` at one of the ``positions``; ``tokens`` are of one row. Returns
+    (rows, seq) for each of them.
     """
-    outputs = []
+    outputs, perturbed = [], []
 
     def perturb(module, args, output):
         output = output.clone()
         for row, chosen in enumerate(columns):
-            output[row, position, chosen] += size * torch.linspace(1, 2, len(chosen))
+            for position in perturbed:
+                output[row, position, chosen] += size * torch.linspace(1, 2, len(chosen))
         return output
 
     def keep(module, args, output):
@@ -139,13 +141,14 @@ def moved_by_columns(model, site, columns, tokens, *, position, size=1.0):
 
     tokens = tokens.repeat(len(columns), 1)
     attention, query = model.get_submodule(site.path), model.get_submodule(site.query)
-    with hooked(attention.register_forward_hook(keep)):
-        logits_of(model, tokens)
-        plain = outputs[0]
-        outputs.clear()
-        with hooked(query.register_forward_hook(perturb)):
+    first_calls = []
+    with hooked(attention.register_forward_hook(keep), query.register_forward_hook(perturb)):
+        for chosen in ([], *([position] for position in positions)):
+            perturbed[:] = chosen
+            outputs.clear()
             logits_of(model, tokens)
-    return (outputs[0] - plain).abs().amax(-1)
+            first_calls.append(outputs[0])
+    return [(moved - first_calls[0]).abs().amax(-1) for moved in first_calls[1:]]
 
 
 def acts_as_query(model, site, columns, tokens, *, at, size):
@@ -153,7 +156,6 @@ def acts_as_query(model, site, columns, tokens, *, at, size):
 
     Over one key the softmax is 1 whatever the query is; a key moves later positions, a value or a gate the first, too.
     """
-    later = moved_by_columns(model, site, columns, tokens, position=at, size=size)
-    first = moved_by_columns(model, site, columns, tokens, position=0, size=size)
+    later, first = moved_by_columns(model, site, columns, tokens, positions=(at, 0), size=size)
     elsewhere = torch.cat([later[:, :at], later[:, at + 1 :], first], dim=1)
     return elsewhere.amax(1) < 1e-5, later[:, at] > 1e-5

@@ -31,13 +31,16 @@ def noise_in(model):
             p.data += 0.05 * torch.randn(p.shape, generator=generator).to(p)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("case", peft_methods.TARGETS)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+KINDS = [(case, dtype) for case in peft_methods.TARGETS for dtype in DTYPES if (case, dtype) != ("llama", "fp32")]
+
+
+@pytest.mark.parametrize(("case", "dtype"), KINDS)
 def test_saving_and_loading_is_the_identity(case, dtype, tmp_path):
-    """Every method that is not refused: every tensor in its own dtype, and the logits."""
+    """Every method that is not refused: every tensor in its own dtype, and the logits; Llama in fp32 is in the page."""
     done = set()
     for method in peft_methods.METHODS:
-        model = peft_methods.patched(method, case, "alone", dtype)
+        model = peft_methods.patched(method, case, "alone", DTYPES[dtype])
         if not isinstance(model, str):
             noise_in(model)
             peft_methods.reload(model, case, tmp_path / method)
