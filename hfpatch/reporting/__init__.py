@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hfpatch.reporting.report import default_out, write_joint_report, write_report
-    from hfpatch.reporting.written import Report
+    from hfpatch.reporting.report import Report, default_out, write_joint_report, write_report
 
 __all__ = ["Report", "default_out", "write_joint_report", "write_report"]
 
-_HOMES = {"Report": "written", "default_out": "report", "write_joint_report": "report", "write_report": "report"}
+_HOMES = {"Report": "report", "default_out": "report", "write_joint_report": "report", "write_report": "report"}
 
 __getattr__ = lazy_names(__name__, _HOMES)

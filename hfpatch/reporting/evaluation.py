@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
 from hfpatch.reporting.facts import digest, provenance_facts, settings_text
 from hfpatch.reporting.numbers import NOTHING, count, decimal, interval, p_text, signed, significant
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults
-
-if TYPE_CHECKING:
-    from hfpatch.reporting.written import Report
 
 
 def evaluation_document(results: EvaluationResults) -> Document:
@@ -42,14 +37,8 @@ def evaluation_document(results: EvaluationResults) -> Document:
     )
 
 
-def write_evaluation(results: EvaluationResults, out: Path) -> Report:
-    """Write the report of an evaluation to ``out``; its ``results.csv`` has a row for each model, task and metric.
-
-    Raises:
-        HfpatchError: if ``out`` cannot be written.
-    """
-    from hfpatch.reporting.written import write_document  # imports matplotlib, which printing a document does not need
-
+def evaluation_csv(results: EvaluationResults) -> str:
+    """Return every number of an evaluation: a row for each model, task and metric."""
     headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n")
     rows = (
         (label, variant.patch, variant.added, task, metric, value, score.stderr.get(metric), score.n)
@@ -57,7 +46,7 @@ def write_evaluation(results: EvaluationResults, out: Path) -> Report:
         for task, score in variant.scores.items()
         for metric, value in score.metrics.items()
     )
-    return write_document(evaluation_document(results), out, csv=csv_text(headings, rows))
+    return csv_text(headings, rows)
 
 
 def _protocol(results: EvaluationResults) -> Iterator[Fact]:

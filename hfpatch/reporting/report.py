@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import write_patch_cards
@@ -15,14 +17,35 @@ from hfpatch.reporting.comparison.figures import differences, figures
 from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
 from hfpatch.reporting.document import Document
-from hfpatch.reporting.evaluation import evaluation_document, write_evaluation
-from hfpatch.reporting.study.document import study_document, write_study
-from hfpatch.reporting.theme import report_style
-from hfpatch.reporting.written import Report, write_document
+from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document
+from hfpatch.reporting.html import html
+from hfpatch.reporting.markdown import markdown
+from hfpatch.reporting.study.data import study_csv
+from hfpatch.reporting.study.document import study_document
+from hfpatch.reporting.study.figures import differences as study_differences
+from hfpatch.reporting.study.figures import figures as study_figures
+from hfpatch.reporting.theme import to_png
 from hfpatch.results.folder import load_comparison, load_results, printable
-from hfpatch.results.schema import ComparisonResults, StudyResults
+from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
+from hfpatch.support.files import atomic_file, write_text
 
 _RUN_FILES = ("results.json", "recipe.yaml")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report as it was written: its files, and the document that they show."""
+
+    html: Path
+    markdown: Path
+    csv: Path
+    figures: tuple[Path, ...]
+    document: Document
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Every file of the report."""
+        return (self.html, self.markdown, self.csv, *self.figures)
 
 
 def document_of(folder: Path) -> Document:
@@ -50,13 +73,13 @@ def write_report(run_dir: Path, out: Path | None = None) -> Report:
     Raises:
         HfpatchError: if ``run_dir`` has no results that can be read, or ``out`` cannot be written.
     """
-    results = load_results(run_dir)
+    results, place = load_results(run_dir), out or run_dir
     if isinstance(results, StudyResults):
-        return write_study(results, out or run_dir)
-    if not isinstance(results, ComparisonResults):
-        return write_evaluation(results, out or run_dir)
-    material = read_material("", run_dir, results)
-    report = _write(out or run_dir, [material], ())
+        document, summary = study_document(results, study_figures(results)), study_differences(results, title=True)
+        return write_document(document, place, csv=study_csv(results), summary=summary)
+    if isinstance(results, EvaluationResults):
+        return write_document(evaluation_document(results), place, csv=evaluation_csv(results))
+    report = _write(place, [read_material("", run_dir, results)], ())
     if out is None:
         write_patch_cards(run_dir, results)
     return report
@@ -115,8 +138,36 @@ def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping
 
 
 def _write(out: Path, material: Sequence[Material], checks: Sequence[Check]) -> Report:
-    with report_style():
-        summary = differences(material[0].results, title=True) if len(material) == 1 else None
+    summary = differences(material[0].results, title=True) if len(material) == 1 else None
     csv = results_csv({each.title: each.results for each in material})
     material = [replace(each, drawn=figures(each.results, each.layers)) for each in material]
     return write_document(comparison_document(material, checks), out, csv=csv, summary=summary)
+
+
+def write_document(document: Document, out: Path, *, csv: str, summary: Figure | None = None) -> Report:
+    """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/``; the same document gives the same bytes.
+
+    Args:
+        document: the report.
+        out: the folder.
+        csv: the content of ``results.csv``.
+        summary: the figure that is understood by itself, in a README say; it becomes ``figures/summary.png``.
+
+    Raises:
+        HfpatchError: if ``out`` cannot be written.
+    """
+    figures: list[Path] = []
+    for part in document.parts:
+        for name, figure in part.figures.items():
+            for ending, text in (("svg", figure.svg), ("csv", figure.data)):
+                figures.append(out / "figures" / f"{name}.{ending}")
+                write_text(figures[-1], text)
+    if summary is not None:
+        figures.append(out / "figures" / "summary.png")
+        with atomic_file(figures[-1]) as temporary:
+            temporary.write_bytes(to_png(summary))
+    report = Report(out / "report.html", out / "report.md", out / "results.csv", tuple(figures), document)
+    write_text(report.csv, csv)
+    write_text(report.markdown, markdown(document))
+    write_text(report.html, html(document))
+    return report

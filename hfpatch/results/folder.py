@@ -59,7 +59,8 @@ def load_comparison(folder: Path) -> ComparisonResults:
     """
     results = load_results(folder)
     if not isinstance(results, ComparisonResults):
-        raise HfpatchError(f"{folder}: these are the results of a {results.kind}, not of hfpatch compare")
+        command = "pretrain" if results.kind == "pretraining" else "eval"
+        raise HfpatchError(f"{folder}: these are the results of hfpatch {command}, not of hfpatch compare")
     return results
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.reporting import write_report
-from hfpatch.runs.folder import RunFolder, RunPaths
-from hfpatch.runs.outcome import diverged_step
+from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.results import collect

@@ -16,8 +16,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import non_embedding_parameters
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.runs.corpus import Corpus, load_corpus
+from hfpatch.runs.folder import summarise
 from hfpatch.runs.identity import Identity, hash_values, identify_training, write_shared
-from hfpatch.runs.outcome import summarise
 from hfpatch.runs.plan import PlannedRun, plan_pretraining, planned_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs, resumed_clock

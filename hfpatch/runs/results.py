@@ -10,14 +10,11 @@ from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
 from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.results.curves import mean_curve
-from hfpatch.results.layers import mean_series, patch_norms
 from hfpatch.results.schema import ComparisonResults, Match, Method, Parameters, Run, Task
+from hfpatch.results.series import mean_curve, mean_series, patch_norms
 from hfpatch.runs.cautions import cautions, form_of, scores_of
-from hfpatch.runs.folder import RunFolder, RunPaths
-from hfpatch.runs.outcome import diverged_step
-from hfpatch.runs.plan import planned_runs
-from hfpatch.runs.references import references
+from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step
+from hfpatch.runs.plan import planned_runs, references
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock, provenance

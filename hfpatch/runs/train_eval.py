@@ -11,8 +11,7 @@ from accelerate import PartialState
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import check_comparable, evaluate
 from hfpatch.runs.cautions import known_score_surprises, scores_of
-from hfpatch.runs.folder import RunPaths
-from hfpatch.runs.outcome import diverged_step, summarise
+from hfpatch.runs.folder import RunPaths, diverged_step, summarise
 from hfpatch.runs.plan import PlannedRun, Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.results import aggregations

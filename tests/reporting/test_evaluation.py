@@ -8,8 +8,9 @@ import math
 import pytest
 
 from hfpatch import HfpatchError
+from hfpatch.reporting import write_report
 from hfpatch.reporting.document import Table
-from hfpatch.reporting.evaluation import evaluation_document, write_evaluation
+from hfpatch.reporting.evaluation import evaluation_document
 from hfpatch.reporting.terminal import print_document
 from hfpatch.results import Comparison, EvaluationResults, TaskResult, load_results
 from hfpatch.results.schema import EvaluatedVariant
@@ -79,7 +80,7 @@ def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(res
     (tmp_path / "results.json").write_text(json.dumps(results.to_json()))
     loaded = load_results(tmp_path)
     assert loaded == results
-    report = write_evaluation(loaded, tmp_path / "report")
+    report = write_report(tmp_path, tmp_path / "report")
     before = [path.read_bytes() for path in report.paths]
     page, text = report.html.read_text(encoding="utf-8"), report.markdown.read_text(encoding="utf-8")
     assert page.count("<script>") == 1
@@ -101,7 +102,7 @@ def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(res
         ("one", "1200", "acc", "0.25", "0.0123"),
         ("one", "1200", "perplexity", "2500000.5", ""),
     ]
-    write_evaluation(loaded, tmp_path / "report")
+    write_report(tmp_path, tmp_path / "report")
     assert [path.read_bytes() for path in report.paths] == before
 
 

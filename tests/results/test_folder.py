@@ -70,7 +70,7 @@ def test_a_study_is_no_comparison(tmp_path):
     study = {"schema": 2, "kind": "pretraining", "complete": False, "seeds": [0], "baseline": "a"}
     (tmp_path / "results.json").write_text(json.dumps({**study, "variants": {"a": {"parameters": parameters}}}))
     assert load_results(tmp_path).kind == "pretraining"
-    with pytest.raises(HfpatchError, match="results of a pretraining, not of hfpatch compare"):
+    with pytest.raises(HfpatchError, match="results of hfpatch pretrain, not of hfpatch compare"):
         load_comparison(tmp_path)
 
 

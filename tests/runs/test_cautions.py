@@ -7,7 +7,7 @@ import pytest
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.runs.cautions import cautions, form_of
-from hfpatch.runs.references import references
+from hfpatch.runs.plan import references
 
 SCORE = {
     "task": "cloze",

@@ -10,7 +10,6 @@ from typing import Any
 from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
 from hfpatch.reporting.comparison.merging import Check
-from hfpatch.reporting.comparison.missing import missing, unknown_runs
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
 from hfpatch.reporting.document import (
@@ -34,8 +33,9 @@ from hfpatch.reporting.document import (
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK, MOST_METHODS
-from hfpatch.results.layers import QUANTITIES, read_analyses
+from hfpatch.results.folder import printable
 from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.series import QUANTITIES, read_analyses
 
 _FIGURES = {
     "differences": (
@@ -243,3 +243,45 @@ def _listed(samples: Samples) -> dict[str, Any]:
             "changes": [[change.document, round(change.gained, 6), change.lost] for change in side.changes],
         }
     return {"methods": methods, "tasks": tasks, "sides": sides, "documents": samples.documents}
+
+
+def missing(results: ComparisonResults) -> list[str]:
+    """Name the runs, scores, curves and comparisons that are not there."""
+    return list(_missing(results))
+
+
+def _missing(results: ComparisonResults) -> Iterator[str]:
+    if not results.complete:
+        yield "The run is not complete: the same hfpatch compare with --resume finishes it."
+    if not results.methods:
+        yield "No method has a result."
+    if not results.tasks:
+        yield "No task has a result."
+    for name, method in results.methods.items():
+        if not method.runs:
+            yield f"{name}: no run is finished."
+            continue
+        for seed in results.seeds if method.parts else ():
+            if seed not in method.runs:
+                yield f"{name}: no finished run with seed {seed}."
+        for seed, run in sorted(method.runs.items()):
+            scored = {task: score.metrics for task, score in run.evaluation.items()}
+            tasks = [task for task, info in results.tasks.items() if info.primary not in scored.get(task, {})]
+            if tasks and run.diverged_step is None:
+                yield f"{name}, seed {seed}: no result on {', '.join(tasks)}."
+    if results.tasks and len(results.methods) > 1 and not results.comparisons:
+        yield "No paired comparison was made."
+    for name, method in results.methods.items():
+        if method.curve is None and any(run.train for run in method.runs.values()):
+            yield f"{name}: no training curve (metrics.jsonl)."
+
+
+def unknown_runs(run_dir: Path, results: ComparisonResults) -> list[str]:
+    """Name the runs in the folder that do not belong to the results."""
+    runs = run_dir / "runs"
+    names = sorted(printable(path.name) for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+    return [
+        f"runs/{name}: not a method of these results, so it is left out."
+        for name in names
+        if name not in results.methods
+    ]

@@ -1,9 +1,8 @@
-"""The report of a pretraining study as a document, and writing it."""
+"""The report of a pretraining study as a document."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -25,11 +24,9 @@ from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.reporting.study.answer import findings, headline
 from hfpatch.reporting.study.cautions import cautions, missing
 from hfpatch.reporting.study.data import figure_csv, study_csv
-from hfpatch.reporting.study.figures import differences, figures
 from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, terminal_table, variant_table
 from hfpatch.reporting.study.words import key_text, value_text
 from hfpatch.reporting.words import MOST_METHODS
-from hfpatch.reporting.written import Report, write_document
 from hfpatch.results.schema import StudyResults
 
 _FIGURES = {
@@ -62,19 +59,6 @@ _FIGURES = {
         "are left out.",
     ),
 }
-
-
-def write_study(study: StudyResults, out: Path) -> Report:
-    """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` of a study to ``out``.
-
-    The same results give the same bytes. An incomplete study is reported as far as it got, and what is missing is
-    named.
-
-    Raises:
-        HfpatchError: if ``out`` cannot be written.
-    """
-    document = study_document(study, figures(study))
-    return write_document(document, out, csv=study_csv(study), summary=differences(study, title=True))
 
 
 def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyType({})) -> Document:

@@ -212,13 +212,13 @@ def test_only_a_study_is_one(run_dir, tmp_path):
     comparison = write_run(tmp_path / "comparison", example())
     assert isinstance(load_results(run_dir), StudyResults)
     assert not isinstance(load_results(comparison), StudyResults)
-    with pytest.raises(HfpatchError, match="the results of a pretraining, not of hfpatch compare"):
+    with pytest.raises(HfpatchError, match="the results of hfpatch pretrain, not of hfpatch compare"):
         load_comparison(run_dir)
 
 
 def test_a_joint_report_of_studies_is_refused_and_of_one_is_its_own(run_dir, tmp_path):
     comparison = write_run(tmp_path / "comparison", example())
-    with pytest.raises(HfpatchError, match="study: these are the results of a pretraining, not of hfpatch compare"):
+    with pytest.raises(HfpatchError, match="study: these are the results of hfpatch pretrain, not of hfpatch compare"):
         write_joint_report([comparison, run_dir], tmp_path / "out")
     assert not (tmp_path / "out").exists()
     report = write_joint_report([run_dir], tmp_path / "out")

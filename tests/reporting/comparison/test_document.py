@@ -1,4 +1,4 @@
-from hfpatch.reporting.comparison.missing import missing, unknown_runs
+from hfpatch.reporting.comparison.document import missing, unknown_runs
 
 
 def test_a_complete_run_misses_nothing(results):
