@@ -98,8 +98,11 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sites = find_sites(self.model)
         handles = [site.attention.register_forward_pre_hook(self._stop) for site in sites]
         handles.append(self.site.attention.register_forward_pre_hook(self._start))
-        with hooked(handles), SoftmaxMode(attentions([self.site]), silence if silent else None), self:
-            logits(self.model, tokens)
+        with hooked(handles), SoftmaxMode(attentions([self.site]), silence if silent else None):
+            try:
+                logits(self.model, tokens)
+            finally:
+                self._stop()
         return self
 
     def nearest_difference(self, plain: AdditionTrace, silent: AdditionTrace, expected: Tensor) -> float:
@@ -125,7 +128,7 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return best
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name if self.tracing else ""
+        name = func._schema.name
         is_sum = SUM.search(name)
         # Before the call: a sum in place overwrites its operand.
         operands = tuple(a.detach().clone() for a in args if isinstance(a, Tensor)) if is_sum else ()
@@ -136,12 +139,15 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.steps.append(Step("matrix"))
         return out
 
-    def _start(self, module: nn.Module, args: Any) -> None:
-        self.tracing = not self.finished
+    def _start(self, *call: Any) -> None:
+        if not self.finished:
+            self.tracing = True
+            self.__enter__()  # type: ignore[no-untyped-call]  # for these operations alone: each costs time
 
-    def _stop(self, module: nn.Module, args: Any) -> None:
+    def _stop(self, *call: Any) -> None:
         if self.tracing:
             self.tracing, self.finished = False, True
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _joins(plain: Step, silent: Step, size: int) -> bool:
