@@ -197,7 +197,7 @@ def test_the_scheme_follows_the_reader_and_the_button(visit):
 def test_the_keyboard_reaches_and_works_everything(visit):
     page = visit("run")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to the answer"
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "content"
     heading = page.locator("#main thead th").nth(1)
