@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hfpatch.analysis.heads import head_size
 from hfpatch.analysis.means import TokenMeans, norm_ratio
 from hfpatch.analysis.running import Batch, block_of, hooked, run, surgery_layers
-from hfpatch.models.listening import Heard, listening
+from hfpatch.models.paths import PathOutput, observed
 from hfpatch.nn.skip import PAPER_SKIP_STD
 from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.tuners.hidden_state import hidden_argument
@@ -191,7 +191,7 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
                 means.add((index, adapter, target), _compared(f, anchor, head_sizes[index]))
                 projected = layer.query(adapter, target, x, projected)
 
-    def measure_own(heard: Heard) -> None:
+    def measure_own(heard: PathOutput) -> None:
         index = block_of(heard.at)
         means.add((index, OWN, heard.target), _compared(heard.f, heard.anchor, head_sizes[index]))
 
@@ -199,7 +199,7 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
         for target in layer.columns:
             hook = partial(measure, site.layer, layer, target)
             handles.append(site.projection_module(target).register_forward_hook(hook, prepend=True))
-    with hooked(handles), listening(model, measure_own):
+    with hooked(handles), observed(model, measure_own):
         run(model, batches, means.begin)
 
     found = []

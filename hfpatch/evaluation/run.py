@@ -59,7 +59,7 @@ def evaluate(
         answers_optional: continue without that cache if the folder cannot be written (the disk is full).
         base_sha256: the hash of the base's weights if it is known; it is part of the cache's key.
         on_task: called with each task's name before it is scored.
-        on_scored: called with a task's name, its scored requests and all of them, as scoring goes on.
+        on_scored: called with a task's name, its scored requests and all of them, while it is scored.
 
     Returns:
         The result of each task, in the order of ``settings.tasks``.

@@ -88,7 +88,7 @@ class HookedModule(nn.Module):
         CALLS.keep(self, name, value)
 
     def look(self, name: str) -> Tensor | None:
-        """Return what an earlier hook of this call kept, and go on keeping it."""
+        """Return what an earlier hook of this call kept, and keep it."""
         kept: Tensor | None = CALLS.look(self, name)
         return kept
 

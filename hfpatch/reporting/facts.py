@@ -89,7 +89,7 @@ def _model(model: Mapping[str, Any]) -> str:
 
 
 def data_text(data: Mapping[str, Any]) -> str:
-    """Return what :meth:`hfpatch.data.blocks.TokenBlocks.to_json` tells as one line."""
+    """Return the values of :meth:`hfpatch.data.blocks.TokenBlocks.to_json` as one line."""
     sizes = [f"{count(data[key])} {key}" for key in ("documents", "blocks", "tokens") if isinstance(data.get(key), int)]
     block = _labelled("blocks of", data.get("block_size"))
     parts = [

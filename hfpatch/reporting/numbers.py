@@ -16,7 +16,7 @@ _SHARES = ("acc", "exact_match", "f1", "em", "mcc")
 
 
 class Scale(Enum):
-    """How differences of a metric are told."""
+    """The unit in which differences of a metric are reported."""
 
     POINTS = "points"
     """The metric is a share: differences in percentage points."""
@@ -27,7 +27,7 @@ class Scale(Enum):
 
 
 def scale_of(metric: str, higher_is_better: bool) -> Scale:
-    """Return the scale on which differences of ``metric`` are told."""
+    """Return the unit in which differences of ``metric`` are reported."""
     if metric.split(",")[0].split("_")[0] in _SHARES or metric in _SHARES:
         return Scale.POINTS
     return Scale.RAW if higher_is_better else Scale.RELATIVE
@@ -47,7 +47,7 @@ class Change:
 def change(
     difference: float, low: float, high: float, smallest: float | None, *, scale: Scale, reference: float | None
 ) -> Change:
-    """Convert a difference in the metric's unit to the unit in which it is told.
+    """Convert a difference in the metric's unit to the unit in which it is reported.
 
     Args:
         difference: method minus reference.
@@ -55,7 +55,7 @@ def change(
         high: upper end of its interval.
         smallest: the smallest difference that the data can show.
         scale: the scale of the metric.
-        reference: the reference's own value; without it a relative change is told raw.
+        reference: the reference's own value; without it a relative change is reported in the metric's unit.
     """
     if scale is Scale.RELATIVE and not reference:
         scale = Scale.RAW
@@ -83,7 +83,7 @@ def decimal(value: float, digits: int) -> str:
 
 
 def digits_for(change: Change) -> int:
-    """Return how many decimals tell a change: enough for two digits of its interval's width."""
+    """Return how many decimals a change is shown with: enough for two digits of its interval's width."""
     span = change.high - change.low
     if not math.isfinite(span) or span <= 0:
         return 1
@@ -96,7 +96,7 @@ def interval(low: float, high: float, digits: int) -> str:
     return f"[{decimal(low, digits)}, {decimal(high, digits)}]"
 
 
-def told(change: Change, *, unit: bool = True) -> str:
+def change_text(change: Change, *, unit: bool = True) -> str:
     """Format a change with its interval, as ``+3.1 [1.2, 5.0] points``."""
     digits = digits_for(change)
     ending = f" {change.scale.value}" if unit and change.scale.value else ""
@@ -187,5 +187,5 @@ def listed(items: Sequence[str]) -> str:
 
 def diverged_text(diverged: Mapping[int, int]) -> str:
     """Return ``diverged at step 340 (seed 2) and 360 (seed 0)``, or nothing."""
-    told = [f"{step:,} (seed {seed})" for seed, step in sorted(diverged.items(), key=lambda item: (item[1], item[0]))]
-    return f"diverged at step {listed(told)}" if told else ""
+    steps = [f"{step:,} (seed {seed})" for seed, step in sorted(diverged.items(), key=lambda item: (item[1], item[0]))]
+    return f"diverged at step {listed(steps)}" if steps else ""

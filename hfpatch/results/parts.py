@@ -78,7 +78,7 @@ class TaskResult(Part):
         n: documents scored.
         metrics: each metric's value, as lm-eval defines it.
         stderr: the standard error over documents of each metric that has one.
-        primary: the metric that stands for the task in comparisons.
+        primary: the metric that comparisons use for the task.
         higher_is_better: the direction of the primary metric.
         num_fewshot: examples before each question.
         data_sha256: hash of the scored documents, in order.

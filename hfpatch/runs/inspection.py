@@ -21,7 +21,7 @@ from hfpatch.analysis.reparametrisation import reparametrise
 from hfpatch.analysis.text import batches_of, token_rows
 from hfpatch.data.corpora import documents
 from hfpatch.errors import HfpatchError
-from hfpatch.models.listening import paths_with_f
+from hfpatch.models.paths import query_paths_with_f
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.data import DataSettings
 from hfpatch.sites import find_sites, survey
@@ -61,7 +61,7 @@ def inspect(
         reparametrisation: verify the invariance (X, W) -> (XΘ, Θ⁻¹W) too.
 
     Raises:
-        HfpatchError: if the model, the patch or the text cannot be had, or the model's architecture is not declared.
+        HfpatchError: if the model, the patch or the text cannot be loaded, or the model's architecture is not declared.
     """
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     seen = survey(base.model)
@@ -76,7 +76,7 @@ def inspect(
     if patch is not None:
         load_patch(base.model, patch, allow_other_base=allow_other_base)
         found |= _of_the_patch(base, rows, notes)
-    elif paths_with_f(base.model):
+    elif query_paths_with_f(base.model):
         found |= _of_own_queries(base, rows, notes)
     base.model.eval()
     measured = Text(source, len(rows), sum(map(len, rows))) if rows else None
@@ -101,7 +101,7 @@ def _rows(
 
 
 def _try(notes: list[str], what: str, make: Callable[[], list[Found]]) -> list[Found]:
-    """Make one analysis; where the model does not allow it, note why and go on."""
+    """Make one analysis; where the model does not allow it, note why and continue."""
     try:
         return make()
     except HfpatchError as error:
@@ -164,7 +164,7 @@ def _of_the_patch(base: Base, rows: list[list[int]], notes: list[str]) -> dict[s
 
 def _of_own_queries(base: Base, rows: list[list[int]], notes: list[str]) -> dict[str, Any]:
     """Measure the f that a model was pretrained with."""
-    if any(not isinstance(each.path.f, nn.Linear) for each in paths_with_f(base.model)):
+    if any(not isinstance(each.path.f, nn.Linear) for each in query_paths_with_f(base.model)):
         notes.append("Q-K relation: the nonlinear f that the model was pretrained with counts as 0 there.")
     if not rows:
         notes.append("‖f‖/‖A‖: not shown; give text with --text.")

@@ -19,7 +19,7 @@ def load_plugins() -> None:
     An entry point names a :class:`Family` or an iterable of them.
 
     Raises:
-        HfpatchError: naming the entry point, if it cannot be loaded, holds something else, or repeats a model type.
+        HfpatchError: naming the entry point, if it cannot be loaded, is not a declaration, or repeats a model type.
     """
     for entry in entry_points(group=GROUP):
         where = f"entry point {entry.name!r} ({entry.value})"

@@ -13,7 +13,7 @@ from torch import nn
 from hfpatch.analysis.means import TokenMeans, norm_ratio
 from hfpatch.analysis.running import block_of
 from hfpatch.data.blocks import IGNORE, TokenBlocks
-from hfpatch.models.listening import Heard, listening
+from hfpatch.models.paths import PathOutput, observed
 from hfpatch.training.head import loss_in_forward
 from hfpatch.training.records import JsonLines, as_json
 from hfpatch.training.validation import mean_loss
@@ -73,7 +73,7 @@ def diagnose(
 ) -> list[QueryDiagnostic]:
     """Run a model on the first evaluation blocks and return what its query paths compute, first layer first.
 
-    Weights, mode and generators are left as they were, so training goes on as without it. Where weights lie in pieces
+    Weights, mode and generators are left as they were, so training continues as without it. Where weights lie in pieces
     on several processes, all of them must call it.
 
     Args:
@@ -90,12 +90,12 @@ def diagnose(
         predicted = (batch["labels"] != IGNORE).long()
         means.begin({**batch, "attention_mask": predicted.flip(-1).cummax(-1).values.flip(-1)})
 
-    def add(heard: Heard) -> None:
+    def add(heard: PathOutput) -> None:
         f, anchor = heard.f.float(), heard.anchor.float()
         numbers = [norm_ratio(f, anchor), F.cosine_similarity(f, anchor, dim=-1), norm_ratio(f, heard.x)]
         means.add((block_of(heard.at), heard.target), torch.stack(numbers, dim=-1))
 
-    with loss_in_forward(model), listening(model, add):  # the first runs the model too
+    with loss_in_forward(model), observed(model, add):  # the first runs the model too
         handle = model.register_forward_pre_hook(begin, with_kwargs=True)
         try:
             mean_loss(model, blocks.head(DIAGNOSED_BLOCKS), batch_size=batch_size, autocast=autocast)

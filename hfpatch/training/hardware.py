@@ -35,7 +35,7 @@ def reset_peak_memory() -> None:
 
 
 def resident_memory_bytes() -> int:
-    """Return what is held now, in bytes; 0 where the system does not tell."""
+    """Return the memory in use now, in bytes; 0 where the system does not report it."""
     if torch.cuda.is_available():
         return int(torch.cuda.memory_allocated())
     return _from_status("VmRSS") or 0

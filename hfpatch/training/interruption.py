@@ -31,7 +31,7 @@ class Terminated(SystemExit):
 def end_with_launcher() -> None:
     """End this process by SIGTERM once the launcher that started it is gone, which nothing else does.
 
-    Without this, the processes that a killed ``accelerate launch`` or ``torchrun`` leaves go on writing to the run's
+    Without this, the processes that a killed ``accelerate launch`` or ``torchrun`` leaves keep writing to the run's
     folder. It does nothing where no such launcher is at work.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:

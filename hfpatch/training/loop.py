@@ -125,7 +125,7 @@ class TrainingLoop:
     Args:
         model: what to train, within :func:`prepared`.
         run: the run, its folder opened.
-        speed_limit: the machine's, in tokens a second; trackers are told the share of it that a step reached.
+        speed_limit: the machine's, in tokens a second; trackers get the share of it that a step reached.
     """
 
     def __init__(self, model: PreTrainedModel, run: Run, speed_limit: float) -> None:

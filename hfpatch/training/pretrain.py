@@ -16,7 +16,7 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
 from hfpatch.models import inner_width
-from hfpatch.models.listening import paths_with_f
+from hfpatch.models.paths import query_paths_with_f
 from hfpatch.recipes.training import PretrainSettings
 from hfpatch.support.files import atomic_directory
 from hfpatch.training.loop import run_training
@@ -59,7 +59,7 @@ def pretrain(
         tokenizer: saved beside the model.
         seed: fixes the randomness of dropout.
         run_dir: the run's own folder.
-        resume: go on from the newest checkpoint in ``run_dir``; with none there, start again.
+        resume: continue from the newest checkpoint in ``run_dir``; without one, start again.
         on_step: called after each step, on the main process.
         origin: hashes of the tokenizer and of the architecture, kept in every checkpoint; a run only resumes with the
             same ones.
@@ -86,7 +86,7 @@ def pretrain(
         on_bad_loss="record",
         diverged_above=settings.diverged_above,
         evaluate_at_start=True,
-        diagnose_every=settings.diagnose_every if paths_with_f(model) else None,
+        diagnose_every=settings.diagnose_every if query_paths_with_f(model) else None,
     )
     result = run_training(model, run, resume=resume)
     if result.diverged_step is None and PartialState().is_main_process:
@@ -105,7 +105,7 @@ def scale_rates(settings: PretrainSettings, config: PreTrainedConfig) -> Pretrai
     trains at 1.5 times the rate.
 
     Raises:
-        HfpatchError: if the configuration does not tell w.
+        HfpatchError: if the configuration does not say what w is.
     """
     if settings.lr_scaling == "none":
         return settings

@@ -47,7 +47,7 @@ def train_probe(
         seed: fixes the randomness of dropout.
         run_dir: the run's own folder.
         held_out: blocks that are never trained on; the loss on all of them is recorded as ``eval_loss``.
-        resume: go on from the newest checkpoint in ``run_dir``; with none there, start again.
+        resume: continue from the newest checkpoint in ``run_dir``; without one, start again.
         on_step: called after each step, on the main process.
         origin: hashes of the base and of the method's settings, kept in every checkpoint; a run only resumes with the
             same ones. None takes the hash of what is frozen in ``model``.
@@ -63,7 +63,7 @@ def train_probe(
     low = sorted(dtypes - {"float32", "float64"})
     if low and PartialState().is_main_process:  # no loss curve shows it
         warnings.warn(
-            f"trained weights are kept in {', '.join(low)}, which loses small updates; update_survival tells how many",
+            f"trained weights are kept in {', '.join(low)}, which loses small updates; update_survival says how many",
             stacklevel=2,
         )
     frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}

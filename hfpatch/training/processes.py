@@ -40,9 +40,9 @@ def start_processes() -> PartialState:
 
 
 def runs_on_cpu() -> bool:
-    """Whether there is no accelerator, or the launcher was told to leave it alone (``accelerate launch --cpu``).
+    """Whether there is no accelerator, or the launcher was asked not to use it (``accelerate launch --cpu``).
 
     Without this, accelerate takes several processes on a machine without GPUs for as many runs of their own.
     """
-    told = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
-    return told or torch.accelerator.current_accelerator(check_available=True) is None
+    cpu_only = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    return cpu_only or torch.accelerator.current_accelerator(check_available=True) is None

@@ -16,7 +16,7 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.packing import packing_is_exact
 from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
-from hfpatch.models.listening import paths_with_f
+from hfpatch.models.paths import query_paths_with_f
 from hfpatch.nn.hidden import HiddenProjection
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
 from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_leftovers, remove_old
@@ -188,7 +188,7 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
     run.micro_batch(PartialState().num_processes)
     check_blocks(model, run.blocks, run.held_out)
     if settings.gradient_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
-        reads = any(isinstance(each.path.f, HiddenProjection) for each in paths_with_f(model))
+        reads = any(isinstance(each.path.f, HiddenProjection) for each in query_paths_with_f(model))
         why = "its query reads another block's MLP" if reads else f"{model.config.model_type} does not support it"
         raise HfpatchError(f"training.gradient_checkpointing: a block cannot be computed again, as {why}; leave it out")
 
@@ -240,7 +240,7 @@ def check_context(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBl
 
 
 def open_folder(run: Run, *, resume: bool) -> None:
-    """Find the checkpoint to go on from; the first process alone changes the folder, the others read what it left.
+    """Find the checkpoint to continue from; only the first process changes the folder, the others read what it left.
 
     Raises:
         HfpatchError: if it holds a run that is not to be resumed or is another one, or the processes see different

@@ -16,7 +16,6 @@ from hfpatch.reporting.numbers import (
     short_count,
     signed,
     significant,
-    told,
 )
 
 
@@ -62,14 +61,14 @@ def test_a_relative_change_without_a_reference_is_raw(reference):
         (4.0, 4.0, Scale.RAW, "+4.0 [4.0, 4.0]"),
     ],
 )
-def test_told(low, high, scale, text):
-    assert told(Change(4.0, low, high, None, scale)) == text
+def test_change_text(low, high, scale, text):
+    assert change_text(Change(4.0, low, high, None, scale)) == text
 
 
 def test_numbers_that_are_none():
     assert decimal(math.nan, 1) == "not a number"
     assert signed(-math.inf, 1) == "−∞"
-    assert told(Change(math.nan, math.nan, math.inf, None, Scale.POINTS)).startswith("not a number [")
+    assert change_text(Change(math.nan, math.nan, math.inf, None, Scale.POINTS)).startswith("not a number [")
     assert score(math.inf, Scale.RELATIVE) == "∞"
     assert score(None, Scale.POINTS) == "–"
 

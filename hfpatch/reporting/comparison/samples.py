@@ -199,9 +199,9 @@ def _metrics(results: ComparisonResults, task: str) -> set[str]:
 
 
 def _fields(record: Record, metrics: set[str]) -> dict[str, str]:
-    """Return what a record tells of its document, as text."""
-    told = {key: value for key, value in record.items() if key not in metrics and key not in _IDENTITY}
-    return {printable(str(key)): _text(value) for key, value in told.items()}
+    """Return what a record says of its document, as text."""
+    fields = {key: value for key, value in record.items() if key not in metrics and key not in _IDENTITY}
+    return {printable(str(key)): _text(value) for key, value in fields.items()}
 
 
 def _text(value: Any) -> str:

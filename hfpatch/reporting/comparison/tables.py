@@ -14,6 +14,7 @@ from hfpatch.reporting.numbers import (
     Change,
     Scale,
     change,
+    change_text,
     count,
     decimal,
     diverged_text,
@@ -24,7 +25,6 @@ from hfpatch.reporting.numbers import (
     score,
     signed,
     significant,
-    told,
 )
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
@@ -134,7 +134,7 @@ def cell_of(results: ComparisonResults, method: str, task: str) -> str | Cell:
     if comparison is None:
         diverged = results.methods[method].diverged
         return diverged_text(diverged) if diverged and value == NOTHING else value
-    difference = told(change_of(results, comparison), unit=False)
+    difference = change_text(change_of(results, comparison), unit=False)
     return Cell((value, difference, verdict_text(comparison)), comparison.verdict)
 
 
@@ -234,7 +234,7 @@ def _pair(results: ComparisonResults, comparison: Comparison) -> Row:
         comparison.task,
         comparison.metric,
         Cell((verdict_text(comparison),), comparison.verdict),
-        told(change),
+        change_text(change),
         _own_unit(comparison),
         p_text(comparison.p),
         p_text(comparison.p_holm),

@@ -7,13 +7,13 @@ from hfpatch.reporting.numbers import (
     NOTHING,
     Change,
     Scale,
+    change_text,
     decimal,
     diverged_text,
     listed,
     p_text,
     signed,
     size_text,
-    told,
 )
 from hfpatch.reporting.study.words import FEW_SEEDS, not_run_text, seeds_text, share_words
 from hfpatch.results.schema import Improvement, Row, StudyResults
@@ -60,7 +60,7 @@ def improvement_text(improvement: Improvement | None) -> str:
     if improvement is None:
         return NOTHING
     change = change_of(improvement)
-    return told(change, unit=False) if change else signed(100 * improvement.mean, 2)
+    return change_text(change, unit=False) if change else signed(100 * improvement.mean, 2)
 
 
 def share(study: StudyResults, variant: str) -> float:

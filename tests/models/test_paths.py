@@ -5,7 +5,7 @@ import torch
 from families import make_config, make_tokens
 
 from hfpatch.models import build_scratch
-from hfpatch.models.listening import listening, paths_with_f
+from hfpatch.models.paths import observed, query_paths_with_f
 from hfpatch.recipes.models import ScratchSettings
 
 
@@ -15,7 +15,7 @@ def build(case="gpt2", **query):
 
 def heard_in(model, tokens):
     heard = []
-    with torch.no_grad(), listening(model, heard.append):
+    with torch.no_grad(), observed(model, heard.append):
         model(tokens)
     return heard
 
@@ -24,7 +24,7 @@ def heard_in(model, tokens):
 @pytest.mark.parametrize("case", ["gpt2", "gpt_neox", "llama"])
 def test_x_f_and_anchor_make_the_query(case, anchor):
     model, tokens, queries = build(case, path="nonlinear", anchor=anchor), make_tokens(), []
-    paths = [each.path for each in paths_with_f(model)]
+    paths = [each.path for each in query_paths_with_f(model)]
     handles = [path.register_forward_hook(lambda _, args, output: queries.append((args[0], output))) for path in paths]
     heard = heard_in(model, tokens)
     assert [each.at.split(".")[2] for each in heard] == ["0", "1"]
@@ -47,11 +47,11 @@ def test_fused_or_not_it_hears_the_same():
 
 def test_every_forward_pass_is_told_and_errors_leave_no_hook():
     model, heard = build(path="residual"), []
-    with torch.no_grad(), listening(model, heard.append):
+    with torch.no_grad(), observed(model, heard.append):
         model(make_tokens())
         model(make_tokens()[:, :3])
     assert [each.f.shape[1] for each in heard] == [9, 9, 3, 3]
-    with pytest.raises(ZeroDivisionError), listening(model, lambda _: 1 / 0):
+    with pytest.raises(ZeroDivisionError), observed(model, lambda _: 1 / 0):
         model(make_tokens())
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -59,4 +59,4 @@ def test_every_forward_pass_is_told_and_errors_leave_no_hook():
 @pytest.mark.parametrize("query", [{}, {"path": "identity"}])
 def test_where_there_is_no_f_there_is_nothing_to_hear(query):
     model = build(**query)
-    assert paths_with_f(model) == heard_in(model, make_tokens()) == []
+    assert query_paths_with_f(model) == heard_in(model, make_tokens()) == []

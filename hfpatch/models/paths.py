@@ -14,7 +14,7 @@ from hfpatch.nn.mixed import MixedProjection
 
 
 @dataclass(frozen=True)
-class Heard:
+class PathOutput:
     """What one path of one layer computed in a forward pass.
 
     Attributes:
@@ -33,7 +33,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class HeardPath:
+class QueryPath:
     """One query path with an f.
 
     Attributes:
@@ -49,10 +49,10 @@ class HeardPath:
     path: IdentityAnchoredQuery | WeightAnchoredQuery
 
 
-def paths_with_f(model: nn.Module) -> list[HeardPath]:
+def query_paths_with_f(model: nn.Module) -> list[QueryPath]:
     """Return the query paths of a model from :func:`hfpatch.models.build_scratch` that have an f; others have none."""
     return [
-        HeardPath(name, target, module, path)
+        QueryPath(name, target, module, path)
         for name, module in model.named_modules()
         if isinstance(module, MixedProjection)
         for target, path in module.paths.items()
@@ -61,20 +61,20 @@ def paths_with_f(model: nn.Module) -> list[HeardPath]:
 
 
 @contextmanager
-def listening(model: nn.Module, tell: Callable[[Heard], None]) -> Iterator[None]:
-    """Call ``tell`` with what every path computes in every forward pass, as the model itself computes it, fused or not.
+def observed(model: nn.Module, observe: Callable[[PathOutput], None]) -> Iterator[None]:
+    """Call ``observe`` with what every path computes in every forward pass, fused or not.
 
     Args:
-        model: see :func:`paths_with_f`; left without hooks afterwards.
-        tell: called once for each path and forward pass.
+        model: see :func:`query_paths_with_f`; left without hooks afterwards.
+        observe: called once for each path and forward pass.
     """
     with ExitStack() as hooks:
-        for each in paths_with_f(model):
-            _listen(hooks, each, tell)
+        for each in query_paths_with_f(model):
+            _observe(hooks, each, observe)
         yield
 
 
-def _listen(hooks: ExitStack, each: HeardPath, tell: Callable[[Heard], None]) -> None:
+def _observe(hooks: ExitStack, each: QueryPath, observe: Callable[[PathOutput], None]) -> None:
     seen: dict[str, Tensor] = {}
 
     def remember(name: str) -> Callable[..., None]:
@@ -85,7 +85,7 @@ def _listen(hooks: ExitStack, each: HeardPath, tell: Callable[[Heard], None]) ->
 
     def done(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         x = args[0]
-        tell(Heard(each.at, each.target, x, seen.pop("f"), seen.pop("anchor", x)))
+        observe(PathOutput(each.at, each.target, x, seen.pop("f"), seen.pop("anchor", x)))
 
     hooks.callback(_last_of_f(each.path).register_forward_hook(remember("f")).remove)
     if isinstance(each.path, WeightAnchoredQuery):
