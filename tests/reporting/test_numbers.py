@@ -6,6 +6,7 @@ from hfpatch.reporting.numbers import (
     Change,
     Scale,
     change,
+    change_text,
     count,
     decimal,
     duration,
