@@ -167,7 +167,8 @@ def test_compare_writes_the_run_folder(straight):
 
 def test_results_name_everything_a_result_must_name(straight, model_folder):
     results = read_json(straight / "results.json")
-    assert results["schema"] == 1
+    assert results["schema"] == 2
+    assert results["kind"] == "comparison"
     assert results["complete"] is True
     assert {"commit", "dirty", "command", "started", "wall_s", "python", "platform", "device", "threads"} < set(
         results["provenance"]
