@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hfpatch.reporting.document import Fact
@@ -18,15 +18,24 @@ PROTOCOLS = {
 
 def protocol_facts(results: ComparisonResults) -> list[Fact]:
     """Return what was compared on what: protocol, model, data, batch plans, training and evaluation settings."""
-    facts = [
-        ("Protocol", PROTOCOLS.get(results.protocol, results.protocol)),
-        ("Model", _model(results.model)),
-        ("Data", data_text(results.data)),
-        *_plans(results.plan),
-        ("Training", settings_text(results.training)),
-        ("Evaluation", settings_text(results.evaluation)),
-        *((f"Task {name}", _task(info.version, info.data_sha256)) for name, info in results.tasks.items()),
-    ]
+    model, parameters = results.model, results.model.get("parameters")
+    described = _joined(
+        _text(model.get("name")),
+        _labelled("revision", model.get("revision")),
+        _text(model.get("model_type")),
+        f"{count(parameters)} parameters" if isinstance(parameters, int) else "",
+        _text(model.get("dtype")),
+        _labelled("SHA-256", digest(model.get("sha256"))),
+    )
+    facts = [("Protocol", PROTOCOLS.get(results.protocol, results.protocol)), ("Model", described)]
+    facts.append(("Data", data_text(results.data)))
+    for seed, plan in results.plan.items():
+        sizes = f"{plan.get('steps', '?')} steps of {plan.get('batch_size', '?')} blocks"
+        facts.append((f"Batch plan, seed {seed}", f"{sizes}, SHA-256 {digest(plan.get('sha256')) or 'unknown'}"))
+    facts += [("Training", settings_text(results.training)), ("Evaluation", settings_text(results.evaluation))]
+    for name, task in results.tasks.items():
+        version, documents = _labelled("version", task.version), _labelled("data SHA-256", digest(task.data_sha256))
+        facts.append((f"Task {name}", _joined(version, documents)))
     return [(label, value) for label, value in facts if value]
 
 
@@ -37,16 +46,18 @@ def environment_facts(results: ComparisonResults) -> list[Fact]:
 
 def provenance_facts(provenance: Mapping[str, Any]) -> list[Fact]:
     """Return what :func:`hfpatch.support.provenance.provenance` recorded."""
-    versions = provenance.get("versions")
+    commit, wall = _text(provenance.get("commit")), provenance.get("wall_s")
+    device, threads = _text(provenance.get("device")), provenance.get("threads")
+    uncommitted = ", with changes that were not committed" if commit and provenance.get("dirty") else ""
     facts = [
         ("Command", _text(provenance.get("command"))),
-        ("Commit", _commit(provenance)),
+        ("Commit", f"{commit or 'unknown'}{uncommitted}"),
         ("Started", _text(provenance.get("started"))),
-        ("Wall time", _seconds(provenance.get("wall_s"))),
-        ("Device", _device(provenance)),
+        ("Wall time", duration(wall) if isinstance(wall, int | float) else ""),
+        ("Device", f"{device}, {threads} threads" if device and threads else device),
         ("Platform", _text(provenance.get("platform"))),
         ("Python", _text(provenance.get("python"))),
-        ("Versions", settings_text(versions) if isinstance(versions, Mapping) else ""),
+        ("Versions", settings_text(provenance.get("versions") or {})),
     ]
     return [(label, value) for label, value in facts if value]
 
@@ -54,37 +65,10 @@ def provenance_facts(provenance: Mapping[str, Any]) -> list[Fact]:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
-    return str(value)
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _seconds(value: Any) -> str:
-    return duration(value) if isinstance(value, int | float) else ""
-
-
-def _commit(provenance: Mapping[str, Any]) -> str:
-    commit = _text(provenance.get("commit"))
-    if not commit:
-        return "unknown"
-    return f"{commit}, with changes that were not committed" if provenance.get("dirty") else commit
-
-
-def _device(provenance: Mapping[str, Any]) -> str:
-    device, threads = _text(provenance.get("device")), provenance.get("threads")
-    return f"{device}, {threads} threads" if device and threads else device
-
-
-def _model(model: Mapping[str, Any]) -> str:
-    parameters = model.get("parameters")
-    parts = [
-        _text(model.get("name")),
-        _labelled("revision", model.get("revision")),
-        _text(model.get("model_type")),
-        f"{count(parameters)} parameters" if isinstance(parameters, int) else "",
-        _text(model.get("dtype")),
-        _labelled("SHA-256", digest(model.get("sha256"))),
-    ]
+def _joined(*parts: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
@@ -92,27 +76,14 @@ def data_text(data: Mapping[str, Any]) -> str:
     """Return the values of :meth:`hfpatch.data.blocks.TokenBlocks.to_json` as one line."""
     sizes = [f"{count(data[key])} {key}" for key in ("documents", "blocks", "tokens") if isinstance(data.get(key), int)]
     block = _labelled("blocks of", data.get("block_size"))
-    parts = [
+    return _joined(
         _text(data.get("source")),
         _labelled("revision", data.get("revision")),
         *sizes,
         f"{block} tokens" if block else "",
         _labelled("layout", data.get("layout")),
         _labelled("SHA-256", digest(data.get("sha256"))),
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-def _plans(plans: Mapping[str, Any]) -> Iterator[Fact]:
-    for seed, plan in plans.items():
-        if isinstance(plan, Mapping):
-            sizes = f"{plan.get('steps', '?')} steps of {plan.get('batch_size', '?')} blocks"
-            yield f"Batch plan, seed {seed}", f"{sizes}, SHA-256 {digest(plan.get('sha256')) or 'unknown'}"
-
-
-def _task(version: object, sha256: str | None) -> str:
-    parts = [_labelled("version", version), _labelled("data SHA-256", digest(sha256))]
-    return ", ".join(part for part in parts if part)
+    )
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

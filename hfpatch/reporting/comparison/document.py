@@ -7,29 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hfpatch.reporting import document as doc
 from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
-from hfpatch.reporting.document import (
-    Block,
-    Browser,
-    Cell,
-    Column,
-    Document,
-    Download,
-    Fact,
-    Facts,
-    Figure,
-    Findings,
-    Part,
-    Row,
-    Section,
-    Sentences,
-    Table,
-    Text,
-)
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK, MOST_METHODS
@@ -116,7 +99,7 @@ def read_material(label: str, run_dir: Path, results: ComparisonResults) -> Mate
     return Material(label, results, layers, samples, absent, {label: results})
 
 
-def comparison_document(material: Sequence[Material], checks: Sequence[Check] = ()) -> Document:
+def comparison_document(material: Sequence[Material], checks: Sequence[Check] = ()) -> doc.Document:
     """Build the document of one comparison, or of several that share its tables or are reported side by side.
 
     Args:
@@ -131,8 +114,8 @@ def comparison_document(material: Sequence[Material], checks: Sequence[Check] = 
     for place, each in enumerate(material):
         answered, *sections = _sections(each)
         first_ones = [answered] if several else [answered, *compared]
-        parts.append(Part((*first_ones, *sections), each.title, f"run{place + 1}-" if several else ""))
-    return Document(
+        parts.append(doc.Part((*first_ones, *sections), each.title, f"run{place + 1}-" if several else ""))
+    return doc.Document(
         title=" and ".join(each.name or "Comparison" for each in results),
         description="Several runs, side by side." if several else first.results.description,
         complete=all(each.complete for each in results),
@@ -141,13 +124,13 @@ def comparison_document(material: Sequence[Material], checks: Sequence[Check] = 
         parts=tuple(parts),
         summary=(
             terminal_table(first.results),
-            Text(_LEGEND, "caption"),
-            Sentences((*first.results.warnings, *first.missing)),
+            doc.Text(_LEGEND, "caption"),
+            doc.Sentences((*first.results.warnings, *first.missing)),
         ),
     )
 
 
-def _glance(results: Sequence[ComparisonResults], sources: Sequence[ComparisonResults]) -> tuple[Fact, ...]:
+def _glance(results: Sequence[ComparisonResults], sources: Sequence[ComparisonResults]) -> tuple[doc.Fact, ...]:
     times = [each.provenance.get("wall_s") for each in sources]
     known = [time for time in times if isinstance(time, int | float)]
     return (
@@ -160,19 +143,23 @@ def _glance(results: Sequence[ComparisonResults], sources: Sequence[ComparisonRe
     )
 
 
-def _sections(material: Material) -> Iterator[Section]:
+def _sections(material: Material) -> Iterator[doc.Section]:
     results, samples = material.results, material.samples
     found = answer(results)
-    between = Findings(found.against_others, "Between methods", "comparisons")
-    yield Section(
+    between = doc.Findings(found.against_others, "Between methods", "comparisons")
+    yield doc.Section(
         "answer",
         "Answer",
-        (Text(found.headline, "headline"), Findings(found.against_baseline), *([between] if between.items else [])),
+        (
+            doc.Text(found.headline, "headline"),
+            doc.Findings(found.against_baseline),
+            *([between] if between.items else []),
+        ),
     )
-    yield Section("protocol", "Protocol and provenance", _labelled(material, protocol_facts), "Protocol")
-    yield Section("warnings", "Warnings", _warnings(material))
-    download = Download("results.csv", "every number of every run (CSV)", results_csv({"": results}))
-    yield Section("results", "Results", (main_table(results), download, method_table(results)))
+    yield doc.Section("protocol", "Protocol and provenance", _labelled(material, protocol_facts), "Protocol")
+    yield doc.Section("warnings", "Warnings", _warnings(material))
+    download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": results}))
+    yield doc.Section("results", "Results", (main_table(results), download, method_table(results)))
     others = len(results.others)
     left_out = (
         f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
@@ -181,34 +168,34 @@ def _sections(material: Material) -> Iterator[Section]:
     for name, svg in material.drawn.items():
         title, short, caption = _FIGURES[name]
         caption += left_out if others > MOST_METHODS else ""
-        figure = Figure(name, title, caption, svg, figure_csv(name, results, material.layers))
-        yield Section(name, title, (figure,), short)
+        figure = doc.Figure(name, title, caption, svg, figure_csv(name, results, material.layers))
+        yield doc.Section(name, title, (figure,), short)
     pairs = paired_table(results)
-    yield Section("paired", "Paired differences", (pairs if pairs.rows else Text("None was made."),))
+    yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
     if samples.sides:
-        blocks = (Text(_SAMPLES, "caption"), Browser(_listed(samples)), sides_table(samples.sides))
-        yield Section("samples", "What changed sides", blocks)
-    yield Section("environment", "Environment", _labelled(material, environment_facts))
+        blocks = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples)), sides_table(samples.sides))
+        yield doc.Section("samples", "What changed sides", blocks)
+    yield doc.Section("environment", "Environment", _labelled(material, environment_facts))
 
 
-def _labelled(material: Material, facts: Callable[[ComparisonResults], list[Fact]]) -> tuple[Block, ...]:
+def _labelled(material: Material, facts: Callable[[ComparisonResults], list[doc.Fact]]) -> tuple[doc.Block, ...]:
     """Return the facts of each run behind a part, with its label where there are several."""
     several = len(material.sources) > 1
-    return tuple(Facts(tuple(facts(each)), label if several else "") for label, each in material.sources.items())
+    return tuple(doc.Facts(tuple(facts(each)), label if several else "") for label, each in material.sources.items())
 
 
-def _warnings(material: Material) -> tuple[Block, ...]:
+def _warnings(material: Material) -> tuple[doc.Block, ...]:
     results = material.results
     none = "None." if results.complete else (
         "Not checked yet: whether parameters match, updates survive and the base is sound is checked once a run is "
         "complete."
     )  # fmt: skip
-    warned: Block = Sentences(tuple(results.warnings)) if results.warnings else Text(none)
-    absent = Sentences(tuple(material.missing), "What is missing")
+    warned: doc.Block = doc.Sentences(tuple(results.warnings)) if results.warnings else doc.Text(none)
+    absent = doc.Sentences(tuple(material.missing), "What is missing")
     return (warned, absent) if absent.items else (warned,)
 
 
-def _comparability(checks: Sequence[Check], labels: Sequence[str], *, joined: bool) -> Section:
+def _comparability(checks: Sequence[Check], labels: Sequence[str], *, joined: bool) -> doc.Section:
     """Build the section on what several runs have in common."""
     apart = [check.what.lower() for check in checks if check.decides and check.verdict != "same"]
     other = [check.what.lower() for check in checks if not check.decides and check.verdict != "same"]
@@ -223,11 +210,13 @@ def _comparability(checks: Sequence[Check], labels: Sequence[str], *, joined: bo
         )
     rows = []
     for check in checks:
-        tone = Cell((check.verdict,), "better" if check.verdict == "same" else "worse" if check.decides else "unknown")
-        rows.append(Row((check.what, tone, *check.values, check.consequence or NOTHING)))
-    columns = tuple(map(Column, ("of the runs", "verdict", *labels, "what follows")))
-    table = Table("common", "What the runs have in common", columns, tuple(rows), heading=False)
-    return Section("comparability", "Comparability", (Text(words), table))
+        tone = doc.Cell(
+            (check.verdict,), "better" if check.verdict == "same" else "worse" if check.decides else "unknown"
+        )
+        rows.append(doc.Row((check.what, tone, *check.values, check.consequence or NOTHING)))
+    columns = tuple(map(doc.Column, ("of the runs", "verdict", *labels, "what follows")))
+    table = doc.Table("common", "What the runs have in common", columns, tuple(rows), heading=False)
+    return doc.Section("comparability", "Comparability", (doc.Text(words), table))
 
 
 def _listed(samples: Samples) -> dict[str, Any]:

@@ -68,59 +68,47 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
     apart = "they are reported side by side; no table has both"
     trained = "a difference between methods of different runs may come from this"
     slower = "tokens/s and memory cannot be compared between runs"
-    model = [each.model for each in runs]
+    hashes = [_hash(each.model) for each in runs]
+    models = hashes if all(hashes) else [each.model.get("name") for each in runs]
+    tasks = [
+        "; ".join(
+            f"{name} {info.primary} n={info.n} {(info.data_sha256 or '')[:8]}"
+            for name, info in sorted(each.tasks.items())
+        )
+        for each in runs
+    ]
+    plans = [
+        "; ".join(f"seed {seed} {str(plan.get('sha256'))[:8]}" for seed, plan in sorted(each.plan.items()))
+        for each in runs
+    ]
+    training = [settings_text({key: value for key, value in each.training.items() if key != "seeds"}) for each in runs]
     rows: list[tuple[str, list[Any], bool, str]] = [
-        ("Frozen model", _alike([_hash(m) for m in model], [m.get("name") for m in model]), True, apart),
-        ("Its dtype", [m.get("dtype") for m in model], True, apart),
-        ("Tasks and their documents", [_tasks(each) for each in runs], True, apart),
+        ("Frozen model", models, True, apart),
+        ("Its dtype", [each.model.get("dtype") for each in runs], True, apart),
+        ("Tasks and their documents", tasks, True, apart),
         ("Training text", [_hash(each.data) or settings_text(each.data) for each in runs], False, trained),
-        ("Batch plans", [_plans(each) for each in runs], False, trained),
-        ("Training settings", [_without_seeds(each.training) for each in runs], False, trained),
+        ("Batch plans", plans, False, trained),
+        ("Training settings", training, False, trained),
         ("Seeds", [", ".join(map(str, each.seeds)) for each in runs], False, "intervals rest on different seeds"),
         ("Commit", [each.provenance.get("commit") for each in runs], False, "the code that measured differs"),
-        ("Versions", [_versions(each) for each in runs], False, "a library may compute differently"),
+        ("Versions", [settings_text(each.provenance.get("versions") or {}) for each in runs], False,
+         "a library may compute differently"),
         ("Device", [each.provenance.get("device") for each in runs], False, slower),
-    ]
-    return [_check(what, values, decides, consequence) for what, values, decides, consequence in rows]
-
-
-def _check(what: str, values: Sequence[Any], decides: bool, consequence: str) -> Check:
-    shown = tuple(str(value) if value else NOTHING for value in values)
-    if NOTHING in shown:
-        return Check(what, shown, UNKNOWN, decides, f"whether they agree is not known; {consequence}")
-    verdict = SAME if len(set(shown)) == 1 else DIFFERS
-    return Check(what, shown, verdict, decides, "" if verdict == SAME else consequence)
-
-
-def _alike(hashes: Sequence[str], names: Sequence[Any]) -> list[Any]:
-    """Return the hashes where every run has one, else the names."""
-    return list(hashes) if all(hashes) else list(names)
+    ]  # fmt: skip
+    checks = []
+    for what, values, decides, consequence in rows:
+        shown = tuple(str(value) if value else NOTHING for value in values)
+        if NOTHING in shown:
+            verdict, follows = UNKNOWN, f"whether they agree is not known; {consequence}"
+        else:
+            verdict, follows = (SAME, "") if len(set(shown)) == 1 else (DIFFERS, consequence)
+        checks.append(Check(what, shown, verdict, decides, follows))
+    return checks
 
 
 def _hash(section: Mapping[str, Any]) -> str:
     value = section.get("sha256")
     return f"SHA-256 {value[:16]}…" if isinstance(value, str) else ""
-
-
-def _tasks(results: ComparisonResults) -> str:
-    return "; ".join(
-        f"{name} {info.primary} n={info.n} {(info.data_sha256 or '')[:8]}"
-        for name, info in sorted(results.tasks.items())
-    )
-
-
-def _plans(results: ComparisonResults) -> str:
-    plans = {seed: plan for seed, plan in results.plan.items() if isinstance(plan, Mapping)}
-    return "; ".join(f"seed {seed} {str(plan.get('sha256'))[:8]}" for seed, plan in sorted(plans.items()))
-
-
-def _without_seeds(training: Mapping[str, Any]) -> str:
-    return settings_text({key: value for key, value in training.items() if key != "seeds"})
-
-
-def _versions(results: ComparisonResults) -> str:
-    versions = results.provenance.get("versions")
-    return settings_text(versions) if isinstance(versions, Mapping) else ""
 
 
 def _union(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,13 +86,16 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
     sides: list[Sides] = []
     documents: dict[str, dict[str, dict[str, str]]] = {}
     missing: list[str] = []
-    folders = _folders(run_dir)
+    runs = run_dir / "runs"
+    names = [path for path in sorted(runs.iterdir()) if path.is_dir()] if runs.is_dir() else []
+    folders = {path.name: sorted(path.glob("seed-*/evaluations")) for path in names}
     for task in results.tasks if results.baseline is not None and folders else ():
         base = next((read for path in folders.get(results.baseline or "", []) if (read := _read(path, task))), None)
         if base is None:
             missing.append(f"{task}: no record of the baseline's documents, so none that changed sides can be shown.")
             continue
-        metrics = _metrics(results, task)
+        scored = (run.evaluation.get(task) for method in results.methods.values() for run in method.runs.values())
+        metrics = {name for score in scored if score is not None for name in score.metrics}
         for method in others:
             found = _sides(method, task, results, base, [_read(path, task) for path in folders.get(method, [])], limit)
             if found is not None:
@@ -100,12 +104,6 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
                 for change in found.changes:
                     shown.setdefault(change.document, _fields(base[change.document], metrics))
     return Samples(tuple(sides), documents, tuple(missing))
-
-
-def _folders(run_dir: Path) -> dict[str, list[Path]]:
-    runs = run_dir / "runs"
-    names = [path for path in sorted(runs.iterdir()) if path.is_dir()] if runs.is_dir() else []
-    return {path.name: sorted(path.glob("seed-*/evaluations")) for path in names}
 
 
 def _read(folder: Path, task: str) -> dict[str, Record] | None:
@@ -117,20 +115,12 @@ def _read(folder: Path, task: str) -> dict[str, Record] | None:
     try:
         records = json.loads(f"[{','.join(lines)}]")  # much faster than line by line
     except json.JSONDecodeError:
-        records = [record for line in lines if (record := _parsed(line)) is not None]
-    found: dict[str, Record] = {_key(record): record for record in records if isinstance(record, dict)}
-    return found or None
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        return None
-
-
-def _key(record: Record) -> str:
-    return f"{record.get('doc_id')}/{str(record.get('doc_hash'))[:12]}"
+        records = []
+        for line in lines:
+            with suppress(json.JSONDecodeError):
+                records.append(json.loads(line))
+    known = (record for record in records if isinstance(record, dict))
+    return {f"{each.get('doc_id')}/{str(each.get('doc_hash'))[:12]}": each for each in known} or None
 
 
 def _sides(
@@ -151,7 +141,9 @@ def _sides(
     binary = all(value in (0.0, 1.0) for found in known.values() for value in found)
     changes = _flips(known) if binary else _moves(known)
     half = len(seeds) / 2
-    shown = changes[:limit] if binary else _both_ends(changes, limit)
+    shown = changes[:limit]
+    if not binary and len(changes) > limit:  # what rose most, and what fell most
+        shown = [*changes[: limit // 2], *changes[-(limit // 2) :]]
     return Sides(
         method=method,
         task=task,
@@ -173,6 +165,7 @@ def _value(record: Record, metric: str) -> float | None:
 
 
 def _flips(known: Mapping[str, Sequence[float]]) -> list[Change]:
+    """Return the documents that seeds turned from wrong to right or back, those of most seeds first."""
     found = []
     for key, (base, *seeds) in known.items():
         turned = sum(value != base for value in seeds)
@@ -187,24 +180,11 @@ def _moves(known: Mapping[str, Sequence[float]]) -> list[Change]:
     return sorted((move for move in moves if move.gained), key=lambda move: -move.gained)
 
 
-def _both_ends(changes: Sequence[Change], limit: int) -> list[Change]:
-    half = limit // 2
-    return list(changes) if len(changes) <= limit else [*changes[:half], *changes[-half:]]
-
-
-def _metrics(results: ComparisonResults, task: str) -> set[str]:
-    """Return the names that are metrics of a task, in any run."""
-    runs = (run for method in results.methods.values() for run in method.runs.values())
-    return {name for run in runs if task in run.evaluation for name in run.evaluation[task].metrics}
-
-
 def _fields(record: Record, metrics: set[str]) -> dict[str, str]:
     """Return what a record says of its document, as text."""
-    fields = {key: value for key, value in record.items() if key not in metrics and key not in _IDENTITY}
-    return {printable(str(key)): _text(value) for key, value in fields.items()}
-
-
-def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    line = printable(text)
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    fields = {}
+    for key, value in record.items():
+        if key not in metrics and key not in _IDENTITY:
+            text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            fields[printable(str(key))] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return fields
