@@ -18,7 +18,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
 from hfpatch.nn.hidden import HiddenProjection
-from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
+from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings, held_out_mistake
 from hfpatch.training.checkpoint import Checkpoint, newest_checkpoint, remove_leftovers, remove_old
 from hfpatch.training.diagnostics import DiagnosticsFile
 from hfpatch.training.records import LoopState, MetricsFile, StepRecord
@@ -176,15 +176,8 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
             f"the batch plan has {run.plan.steps} steps of {run.plan.batch_size} blocks, the settings ask for "
             f"{settings.steps} of {settings.batch_size}; start a new run or set steps and batch_size as planned"
         )
-    if run.held_out is None and (settings.patience or settings.keep_best):
-        raise HfpatchError(
-            "patience and keep_best need the loss on held-out text, and there is none; set data.held_out"
-        )
-    if run.held_out is None and run.diagnose_every is not None:
-        raise HfpatchError(
-            "training.diagnose_every measures on evaluation blocks, and there are none; set data.held_out or "
-            "evaluation_data"
-        )
+    if mistake := held_out_mistake(settings, measured=run.held_out is not None):
+        raise HfpatchError(mistake)
     run.micro_batch(PartialState().num_processes)
     check_blocks(model, run.blocks, run.held_out)
     if settings.gradient_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):

@@ -278,5 +278,5 @@ def test_deleted_metrics_are_refused_beside_a_checkpoint(tmp_path):
 
 
 def test_there_must_be_something_to_measure_on(tmp_path):
-    with pytest.raises(HfpatchError, match=r"diagnose_every measures on evaluation blocks, .* set data\.held_out"):
+    with pytest.raises(HfpatchError, match=r"diagnose_every needs held-out text, .* set data\.held_out"):
         run(nonlinear(), tmp_path, held_out=False, diagnose_every=2)
