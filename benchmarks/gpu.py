@@ -13,8 +13,9 @@ scoring      tokens a second and the share of the dense rate, against HFLM with 
 training     a step of a bf16 base with fp32 adapters, with and without torch.compile and (where installed) Liger: model
              FLOPs utilisation and peak memory, against LoRA of equal parameters under HF Trainer
 
-The dense rate is that of a large matrix product. ``OUT/gpu.json`` is written after each measurement, so that a run that
-is cut keeps what it has; one that fails is written down with its reason. On a GPU a table goes into results/README.md.
+The dense rate is that of a large matrix product; its share counts only operations that no exact scorer or step can
+avoid. ``OUT/gpu.json`` is written after each measurement, so that a run that is cut keeps what it has; one that fails
+is written down with its reason. On a GPU a table goes into results/README.md.
 """
 
 from __future__ import annotations
