@@ -34,6 +34,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -263,21 +264,32 @@ def wait_for_device() -> None:
 
 def measure(arguments: argparse.Namespace, data: Data) -> dict[str, list[float]]:
     """Return the seconds of every variant in every round that counts."""
-    clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
-    turns = Turns(list(VARIANTS), clock)
     steps = arguments.rounds + 2  # the first warms up, the last also writes hfpatch's checkpoint
     models = {name: make_model(arguments, method_of(name)) for name in VARIANTS}
+
+    def run(name: str, callback: TrainerCallback) -> None:
+        run_variant(name, models[name], arguments, data, steps, callback)
+
+    clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
+    return take_turns({name: partial(run, name) for name in VARIANTS}, clock)
+
+
+def take_turns(
+    variants: dict[str, Callable[[TrainerCallback], None]], clock: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Run variants that call back at each step, one step each in turn; return the seconds of all steps but the ends."""
+    turns = Turns(list(variants), clock)
 
     def work(name: str) -> None:
         turns.take(name)
         try:
-            run_variant(name, models[name], arguments, data, steps, TakeTurns(turns, name))
+            variants[name](TakeTurns(turns, name))
         except BaseException:
             turns.leave(name, failed=True)
             raise
         turns.leave(name, failed=False)
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in VARIANTS]
+    threads = [threading.Thread(target=work, args=(name,)) for name in variants]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -301,7 +313,7 @@ def run_variant(
     elif name == "lora":
         run_hf_trainer(model, data.packed, arguments.micro, steps, callback, gradient_checkpointing=False)
     else:
-        run_hfpatch(model, arguments, data.packed, steps, callback)
+        run_hfpatch(model, data.packed, arguments.micro, steps, callback)
 
 
 def run_forward(
@@ -343,10 +355,11 @@ def run_hf_trainer(
 
 
 def run_hfpatch(
-    model: PreTrainedModel, arguments: argparse.Namespace, blocks: TokenBlocks, steps: int, callback: TrainerCallback
+    model: PreTrainedModel, blocks: TokenBlocks, micro: int, steps: int, callback: TrainerCallback, **options: Any
 ) -> None:
     """Train in hfpatch's loop, with all its bookkeeping; the first step includes the preparations."""
-    settings = TrainingSettings(steps=steps, batch_size=len(blocks), micro_batch_size=arguments.micro, warmup_steps=1)
+    sizes = {"steps": steps, "batch_size": len(blocks), "micro_batch_size": micro, "warmup_steps": 1}
+    settings = TrainingSettings(**sizes, **options)
     every = np.tile(np.arange(len(blocks), dtype=np.int64), (steps, 1))
 
     def on_step(record: StepRecord) -> None:

@@ -121,3 +121,39 @@ def test_query_step_gives_a_ratio_for_every_query_path(tmp_path):
     assert rows["nonlinear"]["parameters"] == rows["nonlinear_fused"]["parameters"] == 12 * 32 * 32 + 5 * 32
     assert rows["identity"]["parameters"] == 11 * 32 * 32 + 3 * 32
     assert all(0 < row["lowest"] <= row["ratio"] <= row["highest"] for row in rows.values())
+
+
+@pytest.mark.slow
+def test_gpu_keeps_each_measurement_and_fills_its_place_in_the_readme(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- gpu: begin -->\nold\n<!-- gpu: end -->\nafter\n", encoding="utf-8")
+    options = ["--device", "cpu", "--shapes", "tiny,unknown", "--tasks", "arc_easy", "--requests", "8", "--rounds", "1"]
+    options += ["--rows", "1", "--micro", "1", "--threads", "1", "--no-compile", "--readme", str(readme)]
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(tmp_path / "out"), *options]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    written = json.loads((tmp_path / "out" / "gpu.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in written["measurements"]}
+    checks = {name.split()[1]: row for name, row in rows.items() if name.startswith("correctness")}
+    assert {name: row["passed"] for name, row in checks.items()} == dict.fromkeys(
+        ("noop", "formula", "attention", "checkpointing", "resume", "agreement"), True
+    )
+    training, scoring = rows["training tiny"], rows["scoring tiny arc_easy"]
+    assert training["trainable"]["pre_projection"] == 2 * (2 * 32 * 40 + 32 * 32)
+    assert abs(training["trainable"]["lora, HF Trainer"] / training["trainable"]["pre_projection"] - 1) < 0.05
+    assert 0 < training["mfu"]["pre_projection"] < 1
+    for name, (seconds,) in scoring["seconds"].items():
+        assert scoring["tokens_per_s"][name] == pytest.approx(scoring["tokens"] / seconds)
+    assert set(scoring["times_faster"]) == {"hflm-auto", "hflm-64"}
+    assert rows["scoring unknown arc_easy"]["failed"] == "KeyError: 'unknown'"
+    assert written["provenance"]["versions"]["torch"]
+    text = readme.read_text(encoding="utf-8")
+    assert (text.startswith("before\n<!--"), text.endswith("<!-- gpu: end -->\nafter\n"), "old" in text) == (
+        True,
+        True,
+        False,
+    )
+    assert "| tiny, arc_easy, hflm-auto |" in text
+    assert "Not measured: training unknown" in text
+    readme.write_text("before\n", encoding="utf-8")
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (refused.returncode, "<!-- gpu: begin -->" in refused.stderr) == (2, True)

@@ -1,0 +1,222 @@
+"""The scorer, the tuners and the training loop with tensors of a simulated GPU: see `simulated_device`."""
+
+import json
+import warnings
+from contextlib import nullcontext
+
+import pytest
+import torch
+from accelerate import PartialState
+from families import logits_of, make_model, make_tokens, perturb
+from peft import LoraConfig
+from simulated_device import CPU, CUDA, simulated_device
+from training_blocks import make_blocks
+
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
+from hfpatch.data.plan import draw_plan
+from hfpatch.evaluation.scorer import TokenRequest, scorer
+from hfpatch.evaluation.scorer.batching import BatchLimits
+from hfpatch.recipes.training import TrainingSettings
+from hfpatch.training import hardware, loss, processes
+from hfpatch.training.head import loss_in_forward
+from hfpatch.training.probe import train_probe
+from hfpatch.tuners.layer import SurgeryLayer
+
+FAMILIES = ["gpt_neox", "gpt2", "llama"]
+
+
+class Wrong(torch.autograd.Function):
+    """Its backward pass creates a tensor on the CPU."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.ones(len(g))
+
+
+MIXED = {
+    "a sum": lambda x, y: x + y,
+    "a product of matrices": lambda x, y: x[None] @ y[:, None],
+    "a look-up": lambda x, y: torch.nn.functional.embedding(torch.tensor([0]), x[None]),
+    "an index of the device into the CPU": lambda x, y: y[x.long()],
+    "a value put by an index": lambda x, y: x.index_put_((torch.tensor([0, 1, 2]),), y),
+    "a joint": lambda x, y: torch.cat([x, y]),
+    "a new tensor": lambda x, y: x + torch.arange(3),
+    "a scalar of the device": lambda x, y: y * x.sum(),
+    "a backward pass": lambda x, y: Wrong.apply(x.requires_grad_()).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
+def test_what_cuda_refuses_is_refused(mix):
+    with simulated_device():
+        x, y = torch.ones(3, device="cuda"), torch.ones(3)
+        assert (x.device, y.device, x.is_cuda) == (CUDA, CPU, True)
+        with pytest.raises(RuntimeError, match="same device"):
+            mix(x, y)
+        with pytest.raises(TypeError, match="numpy"):
+            x.detach().numpy()
+
+
+def test_what_cuda_takes_is_taken():
+    with simulated_device():
+        x, y = torch.ones(3).to("cuda").requires_grad_(), torch.ones(3)
+        (x * torch.tensor(2.0) * 2)[torch.tensor([0])].sum().backward()
+        assert x.grad.device == x.cpu().to(x).device == torch.zeros_like(x).device == x.new_ones(2).device == CUDA
+        assert x.grad.tolist() == [4, 0, 0]
+        assert y.copy_(x.detach()).device == x.cpu().device == x.to("cpu", torch.float64).device == CPU
+        with torch.device("cuda"):
+            assert torch.nn.Linear(2, 2).weight.device == CUDA
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)).to("cuda")
+        model(x[None]).sum().backward()
+        assert {value.grad.device for value in model.parameters()} == {CUDA}
+    assert x.device == CPU
+
+
+CONFIGS = {
+    "pre_projection": lambda: PreProjectionConfig(dropout=0.1),
+    "gated": lambda: PreProjectionConfig(gated=True),
+    "content_skip": lambda: PreProjectionConfig(content_skip=True, init="paper"),
+    "nonlinear_query": lambda: NonlinearQueryConfig(),
+    "literal": lambda: NonlinearQueryConfig(form="literal", activation="relu2", input_norm="layernorm"),
+    "identity": lambda: NonlinearQueryConfig(form="literal", anchor="identity", output_norm="rmsnorm"),
+    "key_value": lambda: NonlinearQueryConfig(targets=("key", "value"), output_norm="none"),
+    "lora_stack": lambda: [PreProjectionConfig(content_skip=True), LoraConfig(r=2, target_modules="all-linear")],
+}
+
+
+def patched(family, name, device, dtype=torch.float32):
+    """Return a model with adapters, all of whose tensors are off their initial values."""
+    model = make_model(family, dtype).to(device)
+    if name is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a branch in the key
+            patch(model, CONFIGS[name]())
+    perturb(model)
+    return model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_tuner_computes_on_the_device_as_on_the_cpu(family, name):
+    tokens = make_tokens()
+    expected = logits_of(patched(family, name, "cpu").eval(), tokens)
+    with simulated_device():
+        model = patched(family, name, "cuda")
+        assert {value.device for value in [*model.parameters(), *model.buffers()]} == {CUDA}
+        found = logits_of(model.eval(), tokens.to("cuda"))
+        model.train()
+        model(tokens.to("cuda"), labels=tokens.to("cuda"), use_cache=False).loss.backward()
+        gradients = [value.grad for value in model.parameters() if value.requires_grad]
+        assert {gradient.device for gradient in gradients} == {found.device} == {CUDA}
+    assert torch.equal(found, expected)
+
+
+def requests():
+    """Return requests of several endings each, and plain rows of other lengths."""
+    rows = make_tokens(6, 20).tolist()
+    shared = [TokenRequest.cut(rows[0][:9], rows[i][: 3 + i], 40) for i in range(4)]
+    return [*shared, *(TokenRequest.cut(row[:4], row[4 : 6 + i], 40) for i, row in enumerate(rows))]
+
+
+SCORED = [
+    *((family, "lora_stack", "sdpa") for family in FAMILIES),
+    ("gpt_neox", None, "eager"),
+    ("gemma2", None, "eager"),  # caps its logits
+]
+
+
+@pytest.mark.parametrize(("family", "name", "attention"), SCORED)
+def test_the_scorer_scores_on_the_device_as_on_the_cpu(family, name, attention):
+    def scores(device):
+        model = patched(family, name, device).eval()
+        model.set_attn_implementation(attention)
+        found = {}
+        made = scorer.Scorer(model, 40, BatchLimits(tokens=64, logits=1 << 12))
+        made.score(requests(), found.update)
+        return found, made.sharing, len(made.trimmable)
+
+    with simulated_device():
+        found = scores("cuda")
+    assert found == scores("cpu")
+
+
+@pytest.fixture
+def accelerate_on_device(monkeypatch):
+    """Let accelerate find the simulated device."""
+    monkeypatch.setattr(PartialState, "default_device", property(lambda self: CUDA))
+    monkeypatch.setattr(processes, "runs_on_cpu", lambda: False)
+    monkeypatch.setattr(hardware, "_SIDE", {"cuda": 64})
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    compared = torch.utils.checkpoint._allowed_determinism_checks_to_fns  # asked where torch has left the simulation
+    monkeypatch.setitem(compared, "default", lambda value: (value.shape, value.dtype))
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_trains_evaluates_and_resumes_on_the_device(tmp_path, accelerate_on_device, monkeypatch, resumed):
+    family, name, dtype = (
+        ("gpt_neox", "content_skip", torch.float32) if resumed else ("llama", "lora_stack", torch.bfloat16)
+    )
+    settings = TrainingSettings(
+        steps=2, batch_size=2, micro_batch_size=1, warmup_steps=1, lr=1e-2, evaluate_every=1, save_every=1,
+        gradient_checkpointing=resumed,
+    )  # fmt: skip
+    blocks = make_blocks(documents=12)
+    plan = draw_plan(blocks=len(blocks), steps=2, batch_size=2, seed=0)
+
+    def train(device, folder, **more):
+        model = patched(family, name, device, dtype)
+        run = {"settings": settings, "blocks": blocks, "plan": plan, "seed": 0, "held_out": blocks.head(1), **more}
+        train_probe(model, run_dir=tmp_path / folder, **run)
+        assert {value.device for value in model.parameters()} == {torch.device(device)}
+        return model
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with simulated_device():
+        whole = train("cuda:0", "whole")
+        if resumed:
+            with pytest.raises(KeyboardInterrupt):
+                train("cuda:0", "cut", on_step=stop)
+            model = train("cuda:0", "cut", resume=True)
+            assert all(torch.equal(*pair) for pair in zip(model.parameters(), whole.parameters(), strict=True))
+            assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    monkeypatch.setattr(PartialState, "default_device", property(lambda self: CPU))
+    train("cpu", "cpu")
+    assert losses(tmp_path / "cpu") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5 if resumed else 1e-2)
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line[key] for line in lines for key in ("loss", "eval_loss") if line.get(key) is not None]
+
+
+def of_labels(monkeypatch):
+    stock = loss.shifted
+    monkeypatch.setattr(loss, "shifted", lambda labels: stock(labels).cpu())
+
+
+def of_adapters(monkeypatch):
+    monkeypatch.setattr(SurgeryLayer, "_device", lambda self: CPU)
+
+
+def of_trees(monkeypatch):
+    stock = scorer.model_inputs
+    monkeypatch.setattr(scorer, "model_inputs", lambda *given: {key: x.cpu() for key, x in stock(*given).items()})
+
+
+@pytest.mark.parametrize("mistake", [None, of_labels, of_adapters, of_trees])
+def test_a_mistake_in_the_code_is_found(monkeypatch, mistake):
+    tokens = make_tokens()
+    with simulated_device():
+        if mistake is not None:
+            mistake(monkeypatch)
+        with pytest.raises(RuntimeError, match="same device") if mistake is not None else nullcontext():
+            model = patched("llama", "gated", "cuda").eval()
+            with loss_in_forward(model):
+                model(tokens.to("cuda"), labels=tokens.to("cuda")).loss.backward()
+            scorer.Scorer(model, 40).score(requests(), lambda scores: None)
