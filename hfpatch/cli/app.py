@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hfpatch.cli import options, sharing
+from hfpatch.cli.help import Group
 from hfpatch.cli.options import AsJson, DataDir, Out, Overrides, RecipeArgument, Resume
 from hfpatch.cli.quiet import quiet_libraries
 
@@ -23,9 +24,10 @@ _RESUME = "the same command with --resume continues in {}"
 
 app = typer.Typer(
     name="hfpatch",
+    cls=Group,
+    add_completion=False,
     help="Model surgery on the attention branch of causal language models, with honest measurements.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

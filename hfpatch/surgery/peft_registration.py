@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -29,7 +28,7 @@ def register_when_peft_is_imported() -> None:
         sys.meta_path.insert(0, _PeftFinder())
 
 
-class _PeftFinder(MetaPathFinder):
+class _PeftFinder:
     """Finds PEFT where the other finders find it, and lets the registration follow its import.
 
     It stays until PEFT is imported: programs may only check that PEFT is installed, as transformers does.
@@ -48,7 +47,7 @@ class _PeftFinder(MetaPathFinder):
         return spec
 
 
-class _RegisteringLoader(Loader):
+class _RegisteringLoader:
     """The loader that was found, which also registers hfpatch's methods; everything else is passed on to it."""
 
     def __init__(self, loader: Any) -> None:
