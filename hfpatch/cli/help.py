@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import typer
+from typing import Any
+
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
 
 class Group(TyperGroup):
     """The commands, and a help text that takes half of the time of typer's own."""
 
-    def format_help(self, ctx: typer.Context, formatter: object) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the usage, the description, the options and the commands."""
         from rich.console import Console
         from rich.padding import Padding
@@ -37,6 +38,8 @@ def prepare_completion() -> None:
     from typer import _completion_classes
 
     _completion_classes.completion_init()
-    _completion_classes._sanitize_help_text = str  # the summaries have no markup, for which it would import rich
+    _completion_classes._sanitize_help_text = lambda text: (
+        text
+    )  # rich is not needed: there is no markup
     for parameter in (TyperOption, TyperArgument):
         parameter.process_value = lambda self, ctx, value: value  # type: ignore[method-assign]

@@ -43,12 +43,15 @@ class _PeftFinder:
         found = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _RegisteringLoader(spec.loader)
+            spec.loader = _RegisteringLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
 
 class _RegisteringLoader:
-    """The loader that was found, which also registers hfpatch's methods; everything else is passed on to it."""
+    """The loader that was found, which also registers hfpatch's methods; everything else is passed on to it.
+
+    It has no base class: importing ``importlib.abc`` takes as long as the rest of ``import hfpatch``.
+    """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
