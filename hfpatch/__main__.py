@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 2 a mistake in what was given, 130 interrupted."""
     from hfpatch.cli.app import app
 
+    if os.environ.get("_HFPATCH_COMPLETE"):  # a shell asks for completions
+        from hfpatch.cli.help import prepare_completion
+
+        prepare_completion()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="hfpatch")
     except HfpatchError as error:

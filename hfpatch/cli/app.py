@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hfpatch.cli import options, sharing
+from hfpatch.cli.help import Group
 from hfpatch.cli.options import AsJson, DataDir, Out, Overrides, RecipeArgument, Resume
 from hfpatch.cli.quiet import quiet_libraries
+from hfpatch.support.lazy import collection_paused
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import ModelSettings
@@ -23,9 +25,10 @@ _RESUME = "the same command with --resume continues in {}"
 
 app = typer.Typer(
     name="hfpatch",
+    cls=Group,
+    add_completion=False,
     help="Model surgery on the attention branch of causal language models, with honest measurements.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -48,8 +51,9 @@ def compare(
     loaded = load_recipe(recipe, _overrides(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
-    from hfpatch.cli.progress import choose_progress
-    from hfpatch.runs import compare as run_compare
+    with collection_paused():
+        from hfpatch.cli.progress import choose_progress
+        from hfpatch.runs import compare as run_compare
 
     gc.freeze()  # collecting garbage then takes no time for what the libraries imported
     with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
@@ -78,12 +82,14 @@ def train(
     loaded = load_recipe(recipe, _overrides(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
-    from hfpatch.training.processes import start_processes
+    with collection_paused():
+        from hfpatch.training.processes import start_processes
 
     start_processes()  # before imports that take seconds, so that mistakes show at once
     from hfpatch.cli.progress import choose_progress, is_first_process
     from hfpatch.runs import train as run_train
 
+    gc.freeze()
     with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
         patches = run_train(loaded, method, folder, resume=resume, progress=progress)
     if is_first_process():
@@ -130,8 +136,10 @@ def evaluate(
     }
     settings = validate(given, EvaluationSettings, "hfpatch eval")
     quiet_libraries()
-    from hfpatch.cli.progress import choose_progress
-    from hfpatch.runs import evaluate as run_evaluate
+    with collection_paused():
+        from hfpatch.cli.progress import choose_progress
+        from hfpatch.runs import evaluate as run_evaluate
+    gc.freeze()
     from hfpatch.support.cache import cache_folder, is_writable
 
     base = _model_settings(model, revision, dtype)
@@ -215,8 +223,9 @@ def check(
     part = None if method is None else {**dict(read_override(option) for option in options or []), "type": method}
     base = _model_settings(model, revision, dtype)
     quiet_libraries()
-    from hfpatch.cli.progress import choose_progress
-    from hfpatch.runs import check as run_check
+    with collection_paused():
+        from hfpatch.cli.progress import choose_progress
+        from hfpatch.runs import check as run_check
     from hfpatch.runs.progress import Progress
 
     with nullcontext(Progress()) if as_json else choose_progress() as progress:
@@ -308,9 +317,10 @@ def pretrain(
     if isinstance(loaded, PretrainRecipe) and variant is not None:
         raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
     quiet_libraries()
-    from hfpatch.cli.progress import choose_progress, is_first_process
-    from hfpatch.runs import pretrain as run_pretrain
-    from hfpatch.runs import pretrain_study
+    with collection_paused():
+        from hfpatch.cli.progress import choose_progress, is_first_process
+        from hfpatch.runs import pretrain as run_pretrain
+        from hfpatch.runs import pretrain_study
 
     gc.freeze()
     with _interruptible(_RESUME.format(folder)), choose_progress() as progress:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -29,7 +28,7 @@ def register_when_peft_is_imported() -> None:
         sys.meta_path.insert(0, _PeftFinder())
 
 
-class _PeftFinder(MetaPathFinder):
+class _PeftFinder:
     """Finds PEFT where the other finders find it, and lets the registration follow its import.
 
     It stays until PEFT is imported: programs may only check that PEFT is installed, as transformers does.
@@ -44,12 +43,15 @@ class _PeftFinder(MetaPathFinder):
         found = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _RegisteringLoader(spec.loader)
+            spec.loader = _RegisteringLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
 
-class _RegisteringLoader(Loader):
-    """The loader that was found, which also registers hfpatch's methods; everything else is passed on to it."""
+class _RegisteringLoader:
+    """The loader that was found, which also registers hfpatch's methods; everything else is passed on to it.
+
+    It has no base class: importing ``importlib.abc`` takes as long as the rest of ``import hfpatch``.
+    """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
