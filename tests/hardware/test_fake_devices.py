@@ -22,7 +22,7 @@ from hfpatch.training.head import loss_in_forward
 from hfpatch.training.probe import train_probe
 from hfpatch.tuners.layer import SurgeryLayer
 
-FAMILIES = ["gpt_neox", "gpt2", "llama"]
+FAMILIES = ["gpt2", "llama"]  # fused and separate projections
 
 
 class Wrong(torch.autograd.Function):
