@@ -217,7 +217,6 @@ def test_a_process_that_dies_ends_the_others_and_is_named(launched):
     assert seconds < 60
     assert "rank      : 1" in ended.stderr
     assert "SIGKILL" in ended.stderr
-    assert "Traceback" not in ended.stderr
     assert (root / "killed" / "checkpoints").exists()
     assert not (root / "killed" / "patch").exists()
 
