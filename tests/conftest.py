@@ -3,6 +3,7 @@
 The processes that tests start inherit the environment, so that they compute with the same number of threads.
 """
 
+import gc
 import logging
 import os
 import tempfile
@@ -22,6 +23,21 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHE.name}/inductor"  # kept kernel
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a plugin may have imported torch before
 logging.getLogger("torch.__trace").propagate = False  # pytest would record each of its many lines
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the modules that have slow tests: other workers take over what is left at the end of the list.
+
+    So a slow module's fixtures are set up once, by the worker that begins, and the last tests take no time.
+    """
+    slow = {item.module for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.module not in slow)
+
+
+def pytest_collection_finish():
+    """Leave everything imported out of garbage collections, which would go through millions of objects each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,11 @@
 """A program that is killed again and again: prints how its runs compare with one that was never stopped.
 
-    python crash_run.py FOLDER KILLS SEED probe|pretrain
+    python crash_run.py FOLDER SEED '{"probe": KILLS, "pretrain": KILLS}'
 
 Each run is a process of its own (a fork, so that nothing is imported twice), resumed after every SIGKILL until it ends.
 """
 
+import gc
 import itertools
 import json
 import os
@@ -28,7 +29,7 @@ from hfpatch.recipes.training import PretrainSettings, TrainingSettings
 from hfpatch.training.pretrain import pretrain
 from hfpatch.training.probe import train_probe
 
-STEPS = 25
+STEPS = 16
 SETTINGS = {
     "steps": STEPS, "batch_size": 4, "micro_batch_size": 2, "lr": 1e-2, "warmup_steps": 2, "save_every": 1,
     "keep_checkpoints": 2, "evaluate_every": 5, "keep_best": True,
@@ -132,4 +133,9 @@ def main(root: Path, kills: int, seed: int, kind: str) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])))
+    root, kills = Path(sys.argv[1]), json.loads(sys.argv[3])
+    for kind in kills:  # what a first run imports, the forks need not import again
+        train(root / "first" / kind, kind)
+    gc.collect()
+    gc.freeze()  # what is imported: a run collects garbage when it ends
+    print(json.dumps({kind: main(root / kind, number, int(sys.argv[2]), kind) for kind, number in kills.items()}))

@@ -2,19 +2,35 @@
 
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SIZES = ["--hidden", "32", "--layers", "1", "--heads", "4", "--vocabulary", "64", "--rows", "1", "--length", "8"]
 
 
-def test_step_time_gives_a_ratio_for_every_method():
-    command = [sys.executable, str(BENCHMARKS / "step_time.py"), *SIZES, "--rounds", "2", "--json"]
-    printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+@pytest.fixture
+def start(monkeypatch, capsys):
+    """Run a benchmark as a program, in this process, which has imported everything; return what it prints."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setitem(sys.modules, "evaluation", None)  # absent again after the test
+    threads = torch.get_num_threads()
+
+    def run(name, *options):
+        sys.modules.pop("evaluation", None)  # agreement.py imports evaluation.py
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, options)])
+        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+def test_step_time_gives_a_ratio_for_every_method(start):
+    printed = json.loads(start("step_time", *SIZES, "--rounds", "2", "--json"))
     rows = {row["method"]: row for row in printed["rows"]}
     assert rows["lora"]["ratio"] == 1
     assert rows["pre_projection"]["trainable"] == 2 * 32 * 40
@@ -23,11 +39,10 @@ def test_step_time_gives_a_ratio_for_every_method():
 
 
 @pytest.mark.slow
-def test_evaluation_compares_time_memory_and_answers(tmp_path):
+def test_evaluation_compares_time_memory_and_answers(start, tmp_path):
     out = tmp_path / "speed.json"
     options = ["--shapes", "tiny", "--tasks", "tinyworld_endings", "--tokenizer", "tinyworld", "--requests", "6"]
-    command = [sys.executable, str(BENCHMARKS / "evaluation.py"), *options, "--rounds", "2", "--no-start"]
-    printed = subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, text=True).stdout
+    printed = start("evaluation", *options, "--rounds", "2", "--no-start", "--out", out)
     assert "tinyworld_endings" in printed
     written = json.loads(out.read_text(encoding="utf-8"))
     (row,) = written["scoring"]
@@ -45,7 +60,7 @@ def test_evaluation_compares_time_memory_and_answers(tmp_path):
     assert set(row["peak_bytes"]) == {"hfpatch", "hflm-8"}
 
 
-def test_agreement_counts_differences_of_every_family(tmp_path):
+def test_agreement_counts_differences_of_every_family(start, tmp_path):
     out = tmp_path / "agreement.json"
     options = [
         "--tasks",
@@ -57,23 +72,21 @@ def test_agreement_counts_differences_of_every_family(tmp_path):
         "--families",
         "gpt2,falcon_h1",
     ]
-    command = [sys.executable, str(BENCHMARKS / "agreement.py"), *options, "--out", str(out)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    start("agreement", *options, "--out", out)
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
     assert [(row["family"], row["patched"]) for row in rows] == [
         ("gpt2", False), ("gpt2", True), ("falcon_h1", False), ("falcon_h1", True),
     ]  # fmt: skip
     assert all(row["largest_excess"] <= 0 and row["other_choices"] == 0 for row in rows)
     written = out.read_bytes()
-    again = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert (again.stdout, out.read_bytes()) == ("", written)
+    again = start("agreement", *options, "--out", out)
+    assert (again, out.read_bytes()) == ("", written)
 
 
 @pytest.mark.slow
-def test_training_gives_every_ratio_with_its_facts(tmp_path):
-    script, out = Path(__file__).parent.parent / "benchmarks" / "training.py", tmp_path / "out.json"
-    command = [sys.executable, str(script), "--shape", "tiny", "--rounds", "2", "--rows", "2", "--no-memory"]
-    printed = subprocess.run([*command, "--json", str(out)], check=True, capture_output=True, text=True).stdout
+def test_training_gives_every_ratio_with_its_facts(start, tmp_path):
+    out = tmp_path / "out.json"
+    printed = start("training", "--shape", "tiny", "--rounds", "2", "--rows", "2", "--no-memory", "--json", out)
     told = json.loads(out.read_text())
     assert printed.count("[") == 4
     assert {name: len(seconds) for name, seconds in told["seconds"].items()} == dict.fromkeys(
@@ -108,11 +121,9 @@ def test_precision_makes_a_row_for_each_method_and_dtype():
 
 
 @pytest.mark.slow
-def test_query_step_gives_a_ratio_for_every_query_path(tmp_path):
-    script = Path(__file__).parent.parent / "benchmarks" / "query_step.py"
+def test_query_step_gives_a_ratio_for_every_query_path(start, tmp_path):
     out = tmp_path / "step.json"
-    command = [sys.executable, str(script), *SIZES, "--rounds", "2", "--threads", "1", "--out", str(out)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    start("query_step", *SIZES, "--rounds", "2", "--threads", "1", "--out", out)
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["provenance"]["threads"] == found["settings"]["threads"] == 1
     rows = {row["variant"]: row for row in found["rows"]}

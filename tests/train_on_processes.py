@@ -7,6 +7,7 @@ the last process ends itself by SIGKILL in its N-th forward pass. With ``query``
 pretrained instead; ``spoil: N`` makes the last process's N-th forward pass return NaN there.
 """
 
+import gc
 import json
 import os
 import signal
@@ -118,5 +119,6 @@ def observer(kinds: set, kill: int | None = None):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # what is imported: each run collects garbage when it ends
     for name, scenario in json.loads(sys.argv[2]).items():
         train(Path(sys.argv[1]) / name, scenario)

@@ -66,6 +66,7 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
             loop.train(sigterm)
             loop.accelerator.free_memory()
     if run.settings.keep_best and run.state.best_step is not None:
+        PartialState().wait_for_everyone()  # the first process may still be writing the checkpoint
         load_trainables(checkpoint_at(run.checkpoints, run.state.best_step), trainable_parameters(model))
     return summarise(
         run.records,

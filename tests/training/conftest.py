@@ -1,4 +1,3 @@
-import gc
 from collections.abc import Callable
 
 import pytest
@@ -10,15 +9,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from hfpatch.data.blocks import TokenBlocks
 
 VOCABULARY = 64
-
-
-@pytest.fixture(scope="session", autouse=True)
-def small_heap():
-    """Each Trainer collects garbage several times, which is quick once the libraries' objects are left out."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def make_base(kind: str = "gpt_neox", dtype: torch.dtype = torch.float32) -> PreTrainedModel:

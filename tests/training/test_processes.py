@@ -61,8 +61,12 @@ SCRATCH = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Train with one process and each accumulation here, then everything that needs two processes in one launch."""
+def launched(tmp_path_factory):
+    """Train with one process and each accumulation here, then everything that needs two processes in one launch.
+
+    Return the folder of all runs, how the launch ended, and its seconds after the last whole step of the last scenario,
+    in which a process dies.
+    """
     root = tmp_path_factory.mktemp("processes")
     with pytest.MonkeyPatch.context() as patched:
         for name in ("ACCELERATE_USE_FSDP", "FSDP_VERSION", "FSDP_AUTO_WRAP_POLICY", "FSDP_RESHARD_AFTER_FORWARD"):
@@ -90,13 +94,21 @@ def runs(tmp_path_factory):
         for name in ("ddp-resumed", "fsdp-resumed"):  # begun by one process, which got as far as step 3
             shutil.copytree(root / "one-4", root / name)
             shutil.rmtree(root / name / "checkpoints" / "step-00000006")
-        done = launch(root, scenarios)
-        assert done.returncode == 0, done.stderr[-4000:]
+        scenarios["killed"] = {"kill": 3, "save_every": 1}  # the last one, since it ends the launch
+        ended = launch(root, scenarios)
+        last = root / "killed" / "metrics.jsonl"
+        assert last.exists(), ended.stderr[-4000:]  # every other scenario came to its end
+        seconds = time.time() - last.stat().st_mtime
         for name in ("ddp-1", "fsdp-2"):  # and the other way about
             shutil.copytree(root / name, root / f"{name}-one")
             shutil.rmtree(root / f"{name}-one" / "checkpoints" / "step-00000006")
             train(root / f"{name}-one", {"resume": True, "save_every": 3})
-    return root
+    return root, ended, seconds
+
+
+@pytest.fixture(scope="module")
+def runs(launched):
+    return launched[0]
 
 
 RUNS = [
@@ -199,14 +211,14 @@ def test_a_loss_that_is_nan_on_one_process_ends_the_run_on_all(runs, name):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_ends_the_others_and_is_named(tmp_path):
-    done = launch(tmp_path, {"killed": {"kill": 3, "save_every": 1}})
-    assert done.returncode != 0
-    assert time.time() - (tmp_path / "killed" / "metrics.jsonl").stat().st_mtime < 60  # since the last whole step
-    assert "rank      : 1" in done.stderr
-    assert "SIGKILL" in done.stderr
-    assert (tmp_path / "killed" / "checkpoints").exists()
-    assert not (tmp_path / "killed" / "patch").exists()
+def test_a_process_that_dies_ends_the_others_and_is_named(launched):
+    root, ended, seconds = launched
+    assert ended.returncode != 0
+    assert seconds < 60
+    assert "rank      : 1" in ended.stderr
+    assert "SIGKILL" in ended.stderr
+    assert (root / "killed" / "checkpoints").exists()
+    assert not (root / "killed" / "patch").exists()
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path):

@@ -87,23 +87,31 @@ for saved in sorted(folder.iterdir()):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["hfpatch", "peft"])
-def test_a_new_process_loads_what_was_saved_whichever_package_comes_first(first, tmp_path):
-    expected = {}
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Every method on every family as PEFT writes it, with the model's logits."""
+    root, expected = tmp_path_factory.mktemp("adapters"), {}
     for case in FAMILIES:
         for method in METHODS:
             model = trained(case, method)
-            folder = tmp_path / f"{case}-{method}"
-            model.save_pretrained(folder)
-            expected[folder] = logits_of(model, make_tokens())
+            model.save_pretrained(root / f"{case}-{method}")
+            expected[root / f"{case}-{method}"] = logits_of(model, make_tokens())
+    return root, expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["hfpatch", "peft"])
+def test_a_new_process_loads_what_was_saved_whichever_package_comes_first(first, written):
+    root, expected = written
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", NEW_PROCESS, first, str(tmp_path)],
+        [sys.executable, "-W", "ignore", "-c", NEW_PROCESS, first, str(root)],
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
     )
     for folder, logits in expected.items():
-        assert torch.equal(torch.load(folder / "logits.pt"), logits), folder.name
+        found = folder / "logits.pt"
+        assert torch.equal(torch.load(found), logits), folder.name
+        found.unlink()
 
 
 @BOTH
