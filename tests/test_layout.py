@@ -1,3 +1,4 @@
+import ast
 import re
 from pathlib import Path
 
@@ -26,3 +27,14 @@ def test_every_place_in_the_guide_is_there():
 
 def test_few_modules_are_at_the_top_level():
     assert {path.name for path in (ROOT / "hfpatch").glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
+
+
+def test_files_and_functions_are_short_enough_to_read():
+    long = []
+    for path in sorted((ROOT / "hfpatch").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        long += [path.name] if len(text.splitlines()) > 400 else []
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 80:
+                long.append(f"{path.name}: {node.name}")
+    assert long == []

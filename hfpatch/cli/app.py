@@ -8,18 +8,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hfpatch.cli import options, sharing
 from hfpatch.cli.help import Group
-from hfpatch.cli.options import AsJson, DataDir, Out, Overrides, RecipeArgument, Resume
+from hfpatch.cli.options import (
+    AsJson,
+    DataDir,
+    Out,
+    Overrides,
+    RecipeArgument,
+    Resume,
+    model_settings,
+    with_data_dir,
+)
 from hfpatch.cli.quiet import quiet_libraries
 from hfpatch.support.lazy import collection_paused
-
-if TYPE_CHECKING:
-    from hfpatch.recipes.comparison import ModelSettings
 
 _RESUME = "the same command with --resume continues in {}"
 
@@ -48,7 +54,7 @@ def compare(
     """
     from hfpatch.recipes.comparison import load_recipe
 
-    loaded = load_recipe(recipe, _overrides(overrides, data_dir))
+    loaded = load_recipe(recipe, with_data_dir(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
     with collection_paused():
@@ -79,7 +85,7 @@ def train(
     """
     from hfpatch.recipes.comparison import load_recipe
 
-    loaded = load_recipe(recipe, _overrides(overrides, data_dir))
+    loaded = load_recipe(recipe, with_data_dir(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
     with collection_paused():
@@ -142,7 +148,7 @@ def evaluate(
     gc.freeze()
     from hfpatch.support.cache import cache_folder, is_writable
 
-    base = _model_settings(model, revision, dtype)
+    base = model_settings(model, revision, dtype)
     answers = cache_folder("answers")
     kept = answers if cache and output is None and is_writable(answers, "the answers") else None
     folder = output or kept
@@ -221,7 +227,7 @@ def check(
     if options and method is None:
         raise HfpatchError(f"{options[0]}: options belong to a method; name it, as in --method pre_projection")
     part = None if method is None else {**dict(read_override(option) for option in options or []), "type": method}
-    base = _model_settings(model, revision, dtype)
+    base = model_settings(model, revision, dtype)
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress
@@ -261,7 +267,7 @@ def inspect(
 
     Example: hfpatch inspect tinyworld/gpt-neox --patch runs/quickstart/runs/pre_projection/seed-0/patch --html
     """
-    base = _model_settings(model, revision, dtype)
+    base = model_settings(model, revision, dtype)
     quiet_libraries()
     from hfpatch.runs import inspect as run_inspect
 
@@ -312,7 +318,7 @@ def pretrain(
     from hfpatch.errors import HfpatchError
     from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_or_study
 
-    loaded = load_pretrain_or_study(recipe, _overrides(overrides, data_dir))
+    loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     if isinstance(loaded, PretrainRecipe) and variant is not None:
         raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
@@ -354,7 +360,7 @@ def tokenize(
     """
     from hfpatch.recipes.pretraining import load_pretrain_or_study
 
-    loaded = load_pretrain_or_study(recipe, _overrides(overrides, data_dir))
+    loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
     quiet_libraries()
     from hfpatch.cli.progress import TokensSoFar
     from hfpatch.runs import tokenize as run_tokenize
@@ -366,18 +372,6 @@ def tokenize(
 
 app.command()(sharing.push)
 app.command()(sharing.export)
-
-
-def _overrides(overrides: list[str] | None, data_dir: Path | None) -> list[str]:
-    """Return the overrides of a recipe, with ``--data-dir`` as one of them."""
-    return [*(overrides or []), *([f"data_dir={json.dumps(str(data_dir))}"] if data_dir else [])]
-
-
-def _model_settings(name: str, revision: str | None, dtype: str) -> ModelSettings:
-    from hfpatch.recipes.comparison import ModelSettings
-    from hfpatch.recipes.strict import validate
-
-    return validate({"name": name, "revision": revision, "dtype": dtype}, ModelSettings, "hfpatch")
 
 
 def _print_report(folder: Path) -> None:

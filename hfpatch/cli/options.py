@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from hfpatch.recipes.comparison import ModelSettings
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or a name such as quickstart.")]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")]
@@ -49,3 +53,20 @@ Cache = Annotated[
 AllowUnknownBase = Annotated[
     bool, typer.Option("--allow-unknown-base", help="Continue if the base does not have its published score.")
 ]
+
+
+def with_data_dir(overrides: list[str] | None, data_dir: Path | None) -> list[str]:
+    """Return the overrides of a recipe, with ``--data-dir`` as one of them."""
+    return [*(overrides or []), *([f"data_dir={json.dumps(str(data_dir))}"] if data_dir else [])]
+
+
+def model_settings(name: str, revision: str | None, dtype: str) -> ModelSettings:
+    """Return the options that choose a model as a recipe's section.
+
+    Raises:
+        HfpatchError: if there is no such dtype.
+    """
+    from hfpatch.recipes.comparison import ModelSettings
+    from hfpatch.recipes.strict import validate
+
+    return validate({"name": name, "revision": revision, "dtype": dtype}, ModelSettings, "hfpatch")
