@@ -81,7 +81,7 @@ def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[No
         if renewer.ident is not None:
             renewer.join()
         for path in held:
-            _remove(path, holder)
+            _release(path, holder)
         with suppress(OSError):  # others may hold theirs
             (out / FOLDER).rmdir()
             if made:
@@ -117,7 +117,7 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
         except OSError as error:
             raise HfpatchError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error
         if other is not None and _is_gone(path, other):
-            _remove(path, other)
+            _remove_stale(path, other)
         elif other is not None and time.monotonic() >= deadline:
             what, who = _locked(path), _describe(other)
             raise HfpatchError(f"{what} is in use by {who}; wait for it or end it, or choose another --out")
@@ -162,17 +162,33 @@ def _read(path: Path) -> Holder | None:
     return value if isinstance(value, dict) else {}
 
 
-def _remove(path: Path, holder: Holder) -> None:
-    """Remove a lock if it is still that of ``holder``: another process may have removed it and taken its own."""
-    aside = path.with_name(f".{uuid.uuid4().hex}")
-    try:
-        path.rename(aside)
-    except OSError:
-        return
+def _release(path: Path, holder: Holder) -> None:
+    """Remove a lock if it is still that of ``holder``."""
     with suppress(OSError):
-        if (_read(aside) or {}).get("token") != holder.get("token"):
-            os.link(aside, path)
-    aside.unlink(missing_ok=True)
+        if (_read(path) or {}).get("token") == holder["token"]:
+            path.unlink()
+
+
+def _remove_stale(path: Path, holder: Holder) -> None:
+    """Remove the lock of a holder that is gone, unless another process does so or has taken a lock of its own since.
+
+    A file that is created exclusively admits one process at a time, which looks again before it removes anything.
+    """
+    guard = path.with_name(f".{path.name}.stale")
+    try:
+        guard.open("x").close()
+    except FileExistsError:
+        if _is_gone(guard, {}):  # left by a crash
+            guard.unlink(missing_ok=True)
+        return
+    except OSError:
+        return  # the folder was removed meanwhile, or cannot be written, which creating the lock reports
+    try:
+        current = _read(path)
+        if current is not None and current.get("token") == holder.get("token") and _is_gone(path, current):
+            path.unlink(missing_ok=True)
+    finally:
+        guard.unlink(missing_ok=True)
 
 
 def _is_gone(path: Path, holder: Holder) -> bool:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from accelerate import PartialState
+from accelerate.state import AcceleratorState
 from families import logits_of, make_model, make_tokens, perturb
 from peft import LoraConfig
 from simulated_device import CPU, CUDA, simulated_device
@@ -147,12 +148,15 @@ def test_the_scorer_scores_on_the_device_as_on_the_cpu(family, name, attention):
 @pytest.fixture
 def accelerate_on_device(monkeypatch):
     """Let accelerate find the simulated device."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # another test may have chosen the CPU
     monkeypatch.setattr(PartialState, "default_device", property(lambda self: CUDA))
     monkeypatch.setattr(processes, "runs_on_cpu", lambda: False)
     monkeypatch.setattr(hardware, "_SIDE", {"cuda": 64})
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     compared = torch.utils.checkpoint._allowed_determinism_checks_to_fns  # asked where torch has left the simulation
     monkeypatch.setitem(compared, "default", lambda value: (value.shape, value.dtype))
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -185,6 +189,7 @@ def test_a_run_trains_evaluates_and_resumes_on_the_device(tmp_path, accelerate_o
             model = train("cuda:0", "cut", resume=True)
             assert all(torch.equal(*pair) for pair in zip(model.parameters(), whole.parameters(), strict=True))
             assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    AcceleratorState._reset_state(reset_partial_state=True)
     monkeypatch.setattr(PartialState, "default_device", property(lambda self: CPU))
     train("cpu", "cpu")
     assert losses(tmp_path / "cpu") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5 if resumed else 1e-2)
