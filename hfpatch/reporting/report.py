@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.comparison.data import results_csv
-from hfpatch.reporting.comparison.document import Material, comparison_document, read_material
+from hfpatch.reporting.comparison.document import Material, comparison_document, missing, read_material
 from hfpatch.reporting.comparison.figures import differences, figures
 from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
@@ -49,14 +49,15 @@ class Report:
 
 
 def document_of(folder: Path) -> Document:
-    """Return the report of a folder as a document without figures, whose summary a terminal shows.
+    """Return the report of a folder as a document for its summary in a terminal: without figures and samples.
 
     Raises:
         HfpatchError: if the folder has no results that can be read.
     """
     results = load_results(folder)
     if isinstance(results, ComparisonResults):
-        return comparison_document([read_material("", folder, results)])
+        nothing = Samples((), {}, ())
+        return comparison_document([Material("", results, (), nothing, missing(results), {"": results})])
     return study_document(results) if isinstance(results, StudyResults) else evaluation_document(results)
 
 

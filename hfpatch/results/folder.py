@@ -18,7 +18,7 @@ _KINDS: dict[str, type[Results]] = {
     "pretraining": StudyResults,
     "evaluation": EvaluationResults,
 }
-_NOT_YET = "{}: this run has no results yet (no results.json); run the same command with --resume to continue it"
+_NOT_YET = "{}: no results yet (no results.json); hfpatch compare, or pretrain, with --resume completes this run"
 
 
 def load_results(folder: str | Path) -> Results:

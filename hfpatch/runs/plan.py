@@ -172,8 +172,8 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
     """Return what each method is compared with: the baseline first, then the controls made for it.
 
     The controls of a method are the LoRAs that match its parameters (``match:``) and, where the method is one nonlinear
-    query, the linear one (``activation: identity``); where there are none, the method named ``lora``. Controls are held
-    against the baseline alone.
+    query, the linear one (``activation: identity``); where there are none, the method named ``lora``. Controls are
+    compared with the baseline alone.
     """
     return {name: [recipe.baseline, *_controls(recipe, name)] for name in recipe.methods if name != recipe.baseline}
 

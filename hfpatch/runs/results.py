@@ -10,8 +10,8 @@ from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
 from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.results.schema import ComparisonResults, Match, Method, Parameters, Run, Task
-from hfpatch.results.series import mean_curve, mean_series, patch_norms
+from hfpatch.results.schema import ComparisonResults, LayerSeries, Match, Method, Parameters, Run, Task
+from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.runs.cautions import cautions, form_of, scores_of
 from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step
 from hfpatch.runs.plan import planned_runs, references
@@ -59,15 +59,17 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
 def _method(setup: ComparisonSetup, folder: RunFolder, name: str) -> Method:
     size, match = setup.sizes[name], setup.methods[name].match
     planned = [run for run in planned_runs(setup.recipe, folder.root) if run.variant == name]
-    done = {run.seed: RunPaths(run.folder) for run in planned if run.result.is_file()}
+    paths = {run.seed: RunPaths(run.folder) for run in planned if run.result.is_file()}
+    done = {seed: read_json(path.result) for seed, path in paths.items()}
+    layers = (LayerSeries.model_validate(series) for result in done.values() for series in result["layers"])
     return Method(
         parts=setup.recipe.methods[name],
         parameters=Parameters(trainable=size.trainable, added=size.added, base=size.base),
         match=Match.model_validate(match.to_json()) if match else None,
         form=form_of(setup.recipe.methods[name]),
-        runs={seed: Run.model_validate(read_json(path.result)) for seed, path in done.items()},
-        curve=mean_curve(path.metrics for path in done.values()),
-        layers=mean_series(series for path in done.values() for series in patch_norms(path.patch)),
+        runs={seed: Run.model_validate(result) for seed, result in done.items()},
+        curve=mean_curve(path.metrics for path in paths.values()),
+        layers=mean_series(layers),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate import PartialState
 
-from hfpatch import evaluation
+from hfpatch import evaluation  # its comparisons, which import scipy, are loaded where patches are compared
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import check_known_scores, load_tasks, unknown_base
 from hfpatch.evaluation import evaluate as run_tasks
@@ -219,7 +219,7 @@ def _check_base(
     if not compared:
         return surprises
     if surprises and not settings.allow_unknown_base:
-        raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates the patches all the same")
+        raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates the patches anyway")
     evaluation.check_comparable(records, scores, evaluation.primary_aggregations(tasks, scores))
     unknown = unknown_base(model.name, model.revision, model.dtype, scores)
     return [*surprises, unknown] if unknown else surprises

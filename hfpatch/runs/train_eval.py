@@ -10,6 +10,7 @@ from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import check_comparable, evaluate
+from hfpatch.results.series import patch_norms
 from hfpatch.runs.cautions import known_score_surprises, scores_of
 from hfpatch.runs.folder import RunPaths, diverged_step, summarise
 from hfpatch.runs.plan import PlannedRun, Unit
@@ -109,6 +110,7 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
         "identity": setup.identify(run),
         "train": trained and {key: value for key, value in trained.items() if key != "identity"},
         "evaluation": {task: score.to_json() for task, score in scores.items()},
+        "layers": [series.to_json() for series in patch_norms(paths.patch)],
     }
     write_json(paths.result, result)
     shutil.rmtree(paths.answers, ignore_errors=True)  # they are of use to an interrupted evaluation only
