@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hfpatch.results.parts import SCHEMA, Comparison, Number, Part, TaskResult, TrainOutcome, Values
+from hfpatch.results.parts import SCHEMA, Comparison, Number, Part, TaskResult, TrainResult, Values
 
 
 class Curve(Part):
@@ -46,7 +46,7 @@ class Run(Part):
     """One method with one seed; ``train`` is None where nothing is trained."""
 
     commit: str | None = None
-    train: TrainOutcome | None = None
+    train: TrainResult | None = None
     evaluation: dict[str, TaskResult] = Field(default_factory=dict)
 
     @property

@@ -21,8 +21,8 @@ def _numbers(value: Any) -> Any:
     return {key: item for key, item in value.items() if isinstance(item, int | float) and not isinstance(item, bool)}
 
 
-def _or_null(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _or_null(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 Numbers = Annotated[dict[str, float], BeforeValidator(_numbers)]
@@ -38,6 +38,8 @@ Number = Annotated[
     float, BeforeValidator(lambda value: math.nan if value is None else value), PlainSerializer(_or_null, float | None)
 ]
 """A measured value, NaN where it was not finite."""
+Measured = Annotated[float | None, PlainSerializer(_or_null, float | None)]
+"""A value that is None where it was not measured."""
 
 
 class Part(BaseModel):
@@ -50,8 +52,30 @@ class Part(BaseModel):
         return self.model_dump(mode="json", by_alias=True)
 
 
-class TrainOutcome(Part):
-    """What one training took; see :class:`hfpatch.training.records.TrainResult` for the fields."""
+class TrainResult(Part):
+    """What a finished run reports.
+
+    Attributes:
+        steps: optimiser steps, the one at which a run diverged included.
+        final_loss: the last finite loss of a step, in nats per token.
+        tokens: tokens seen, padding not counted.
+        wall_s: seconds of all steps together, those before a resumption included.
+        tokens_per_s: ``tokens / wall_s``.
+        peak_memory_bytes: CUDA's peak, or the process's resident peak; of the last session only.
+        update_survival: share of weights that an optimiser step really changed, by group and for ``all``;
+            see :class:`hfpatch.training.survival.UpdateSurvival`.
+        final_eval_loss: nats per token on the evaluation blocks at the end, where there are any.
+        best_eval_loss: the lowest of all evaluations, where there were any.
+        best_step: the step after which it was measured.
+        skipped_steps: how many updates were left out because loss or gradient were not finite.
+        stopped_early: whether early stopping ended the run before the plan did.
+        diverged_step: the step that ended a run which diverged: its loss or gradient was not finite, or its loss or
+            that of the evaluation blocks after it was above pretraining's bound. Its update was left out unless the
+            loss after it said so.
+        mfu: the share of the measured rate of a large matrix product that the steps reached; a lower bound, see
+            :func:`hfpatch.training.hardware.flops_per_token`.
+        matmul: the library of the matrix products on the CPU, see :mod:`hfpatch.nn.matmul`.
+    """
 
     steps: int
     final_loss: Number
@@ -60,13 +84,13 @@ class TrainOutcome(Part):
     tokens_per_s: float
     peak_memory_bytes: int
     update_survival: Numbers = Field(default_factory=dict)
-    final_eval_loss: float | None = None
-    best_eval_loss: float | None = None
+    final_eval_loss: Measured = None
+    best_eval_loss: Measured = None
     best_step: int | None = None
     skipped_steps: int = 0
     stopped_early: bool = False
     diverged_step: int | None = None
-    mfu: float | None = None
+    mfu: Measured = None
     matmul: str | None = None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hfpatch.results.parts import SCHEMA, Part, TrainOutcome, Values
+from hfpatch.results.parts import SCHEMA, Part, TrainResult, Values
 
 Count = Annotated[int, Field(gt=0)]
 Point = Values
@@ -102,7 +102,7 @@ class StudyRun(Part):
     diverged_step: int | None = None
     commit: str | None = None
     seconds_per_step: float | None = None
-    train: TrainOutcome | None = None
+    train: TrainResult | None = None
     evaluation: list[tuple[int, float | None]] = Field(default_factory=list)
     diagnostics: list[Diagnostic] = Field(default_factory=list)
 

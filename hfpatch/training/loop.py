@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from hfpatch.data.collate import collate
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import choose_library, fast_matmul, pinned_library
+from hfpatch.results.parts import TrainResult
 from hfpatch.training.checkpoint import checkpoint_at, load_optimizer, load_trainables, save_checkpoint
 from hfpatch.training.diagnostics import diagnose
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
@@ -32,7 +33,7 @@ from hfpatch.training.head import loss_in_forward
 from hfpatch.training.interruption import SigtermWatch, Terminated
 from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr, trainable_parameters
 from hfpatch.training.processes import start_processes
-from hfpatch.training.records import StepRecord, TrainResult, summarise
+from hfpatch.training.records import StepRecord, summarise
 from hfpatch.training.run import Run, check_deepspeed, check_run, open_folder
 from hfpatch.training.sharding import configure_deepspeed, shard_on_cpus, whole, whole_afterwards
 from hfpatch.training.survival import UpdateSurvival, survival_steps

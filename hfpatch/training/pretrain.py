@@ -18,10 +18,11 @@ from hfpatch.errors import HfpatchError
 from hfpatch.models import inner_width
 from hfpatch.models.paths import query_paths_with_f
 from hfpatch.recipes.training import PretrainSettings
+from hfpatch.results.parts import TrainResult
 from hfpatch.support.files import atomic_directory
 from hfpatch.training.loop import run_training
 from hfpatch.training.optim import cast_trainables
-from hfpatch.training.records import StepRecord, TrainResult
+from hfpatch.training.records import StepRecord
 from hfpatch.training.run import Run
 from hfpatch.training.trackers import check_trackers
 

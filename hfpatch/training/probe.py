@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import BatchPlan
 from hfpatch.recipes.training import TrainingSettings
+from hfpatch.results.parts import TrainResult
 from hfpatch.surgery.bases import hash_tensors
 from hfpatch.training.loop import run_training
 from hfpatch.training.optim import cast_trainables, trainable_parameters
-from hfpatch.training.records import StepRecord, TrainResult
+from hfpatch.training.records import StepRecord
 from hfpatch.training.run import Run
 
 

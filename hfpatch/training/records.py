@@ -13,6 +13,7 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import MatmulLibrary
+from hfpatch.results.parts import TrainResult
 from hfpatch.support.files import write_text
 
 
@@ -89,53 +90,6 @@ class LoopState:
         """Read a state back."""
         survival = {group: (changed, moved) for group, (changed, moved) in value["survival"].items()}
         return cls(**{**value, "survival": survival})
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a finished run reports.
-
-    Attributes:
-        steps: optimiser steps, the one at which a run diverged included.
-        final_loss: the last finite loss of a step, in nats per token.
-        tokens: tokens seen, padding not counted.
-        wall_s: seconds of all steps together, those before a resumption included.
-        tokens_per_s: ``tokens / wall_s``.
-        peak_memory_bytes: CUDA's peak, or the process's resident peak; of the last session only.
-        update_survival: share of weights that an optimiser step really changed, by group and for ``all``;
-            see :class:`hfpatch.training.survival.UpdateSurvival`.
-        final_eval_loss: nats per token on the evaluation blocks at the end, where there are any.
-        best_eval_loss: the lowest of all evaluations, where there were any.
-        best_step: the step after which it was measured.
-        skipped_steps: how many updates were left out because loss or gradient were not finite.
-        stopped_early: whether early stopping ended the run before the plan did.
-        diverged_step: the step that ended a run which diverged: its loss or gradient was not finite, or its loss or
-            that of the evaluation blocks after it was above pretraining's bound. Its update was left out unless the
-            loss after it said so.
-        mfu: the share of the measured rate of a large matrix product that the steps reached; a lower bound, see
-            :func:`hfpatch.training.hardware.flops_per_token`.
-        matmul: the library of the matrix products on the CPU, see :mod:`hfpatch.nn.matmul`.
-    """
-
-    steps: int
-    final_loss: float
-    tokens: int
-    wall_s: float
-    tokens_per_s: float
-    peak_memory_bytes: int
-    update_survival: dict[str, float]
-    final_eval_loss: float | None = None
-    best_eval_loss: float | None = None
-    best_step: int | None = None
-    skipped_steps: int = 0
-    stopped_early: bool = False
-    diverged_step: int | None = None
-    mfu: float | None = None
-    matmul: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values; a loss that is not finite is null."""
-        return as_json(asdict(self))
 
 
 def summarise(
