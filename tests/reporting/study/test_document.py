@@ -204,7 +204,7 @@ def test_half_a_file_and_no_file_are_one_line(run_dir):
     with pytest.raises(HfpatchError, match=r"results\.json: cannot be read as JSON"):
         write_report(run_dir)
     path.unlink()
-    with pytest.raises(HfpatchError, match=r"this run has no results yet .* --resume to continue it"):
+    with pytest.raises(HfpatchError, match=r"no results yet .* --resume completes this run"):
         write_report(run_dir)
 
 
