@@ -15,6 +15,7 @@ given, by wall time and by processor time. Also measured:
   than the bound is possible;
 - peak memory above the loaded model, each method in a process of its own, which gives back at once what it frees:
   otherwise what the allocator happens to keep makes half of it;
+- with ``--profile``, where the time goes: each kind of operator as a share of the bound;
 - the time to start, against ``import torch``;
 - whether the two scorers agree, and how far lm-eval's own is from itself at another batch size.
 """
@@ -51,6 +52,14 @@ STARTS = {
     "sys.argv = 'hfpatch eval --model tinyworld/gpt-neox --tasks tinyworld_cloze --limit 1 --no-cache'.split(); main()",
 }
 GIVING_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}  # of glibc
+KINDS = {
+    "matrix products": ("linear", "addmm", "aten::mm"),
+    "attention": ("scaled_dot_product",),
+    "activations": ("gelu", "silu"),
+    "logits to probabilities": ("exp", "amax", "sub_", "aten::sum", "aten::log"),
+    "norms": ("norm",),
+    "copies": ("cat", "copy_", "index", "clone", "contiguous"),
+}
 Times = dict[str, list[float]]
 
 
@@ -89,6 +98,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="a JSON file")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave peak memory out")
     parser.add_argument("--no-start", dest="start", action="store_false", help="leave the time to start out")
+    parser.add_argument("--profile", action="store_true", help="add each kind of operator's time over the bound")
     parser.add_argument("--peak", help=argparse.SUPPRESS)  # one method's peak memory, in a process of its own
     arguments = parser.parse_args()
     arguments.peers = arguments.peers or PEERS[arguments.device]
@@ -120,6 +130,9 @@ def measure(arguments: argparse.Namespace, shape: str, task: str) -> dict[str, A
         "agreement": agreement(answers[OWN], answers[peers[0]]),
         "agreement_of_peers": agreement(answers[peers[-1]], answers[peers[0]]),
     }
+    if arguments.profile:
+        least = operations / result["cpu"]["matrix_rate"]
+        result["profile"] = {kind: taken / least for kind, taken in profile(scorers[OWN], requests).items()}
     if arguments.memory:
         result["peak_bytes"] = {
             name: peak_in_own_process(arguments, shape, task, name) for name in (OWN, peer_name(PEER_OF_MEMORY))
@@ -202,6 +215,21 @@ def take(seconds: Times, run: Callable[[], object]) -> None:
     finish()
     for clock, read in CLOCKS.items():
         seconds[clock].append(read() - before[clock])
+
+
+def profile(scorer: Callable[[list[Any]], object], requests: list[Any]) -> dict[str, float]:
+    """Return the seconds that one call spends in each kind of operator, in other operators, and between operators."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as run:
+        begin = time.perf_counter()
+        scorer(requests)
+        seconds = time.perf_counter() - begin
+    found = dict.fromkeys((*KINDS, "other operators"), 0.0)
+    for event in run.key_averages():
+        matching = (kind for kind, names in KINDS.items() if any(name in event.key for name in names))
+        found[next(matching, "other operators")] += event.self_cpu_time_total / 1e6
+    return {**found, "between operators": max(0.0, seconds - sum(found.values()))}
 
 
 def matrix_rate(model: Any, repeats: int = 40) -> dict[str, float]:
@@ -336,6 +364,8 @@ def report(found: dict[str, Any]) -> None:
             ratio = f"{figures['times_faster']:.2f} [{figures['lowest']:.2f}, {figures['highest']:.2f}]"
             print(f"{row['shape']:<6}{row['task']:<18}{clock:<6}{figures['best_peer']:<10}{ratio:>24}"
                   f"{figures['ratio_to_bound']:>9.2f}{memory(row):>22}")  # fmt: skip
+        if "profile" in row:
+            print("      over the bound:", ", ".join(f"{kind} {part:.3f}" for kind, part in row["profile"].items()))
         print(f"      agreement: {row['agreement']}; of lm-eval's with itself: {row['agreement_of_peers']}")
     for row in found["start"]:
         print(f"{row['what']:<42}{row['seconds']:>7.2f} s {row['ratio']:>6.2f} x import torch")

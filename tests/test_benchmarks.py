@@ -43,12 +43,15 @@ def test_step_time_gives_a_ratio_for_every_method(start):
 def test_evaluation_compares_time_memory_and_answers(start, tmp_path):
     out = tmp_path / "speed.json"
     options = ["--shapes", "tiny", "--tasks", "tinyworld_endings", "--tokenizer", "tinyworld", "--requests", "6"]
-    printed = start("evaluation", *options, "--rounds", "2", "--no-start", "--out", out)
+    printed = start("evaluation", *options, "--rounds", "2", "--no-start", "--profile", "--out", out)
     assert "tinyworld_endings" in printed
     written = json.loads(out.read_text(encoding="utf-8"))
     (row,) = written["scoring"]
     assert written["provenance"]["versions"]["torch"]
     assert row["requests"] % 4 == 0
+    assert row["profile"]["matrix products"] > 0
+    assert row["profile"]["attention"] > 0
+    assert f"attention {row['profile']['attention']:.3f}" in printed
     assert row["agreement"]["largest_excess"] <= 0
     assert row["agreement"]["other_greedy_decisions"] == 0
     for clock in ("wall", "cpu"):

@@ -121,11 +121,12 @@ class HfpatchLM(HFLM):
         """Return the log-likelihood of each whole text, in windows of the longest row, each token predicted once."""
         owners: list[int] = []
         windows: list[tuple[list[int], list[int]]] = []
+        longest = self.max_length
         for index, request in enumerate(requests):
             made = get_rolling_token_windows(
                 token_list=self.tok_encode(*request.args),
                 prefix_token=self.prefix_token_id,
-                max_seq_len=self.max_length,
+                max_seq_len=longest,
                 context_len=1,
             )
             windows += [make_disjoint_window(window) for window in made]
@@ -154,10 +155,10 @@ class HfpatchLM(HFLM):
         A request's arguments are ``(text, tokens)``: the text is truncated to so many tokens, or to the model's longest
         row if that is shorter. No token is added before the first one, which is not predicted.
         """
-        encoded = []
+        encoded, most = [], self.max_length
         for request in requests:
             text, longest = request.args
-            tokens = self.tok_encode(text)[: min(longest, self.max_length)]
+            tokens = self.tok_encode(text)[: min(longest, most)]
             if len(tokens) < 2:
                 raise _named(request, "has fewer than two tokens, so there is nothing to predict")
             encoded.append(((text, ""), tokens[:1], tokens[1:]))
@@ -243,25 +244,26 @@ class HfpatchLM(HFLM):
     def _cut(self, requests: Sequence[Encoded]) -> list[TokenRequest]:
         """Return what is scored for each request, truncated to the longest row; warn if contexts are truncated."""
         words = self.model.get_input_embeddings().weight.shape[0]
+        longest = self.max_length  # found in the configuration each time, which takes a while
         long = 0
         for index, (_, context, targets) in enumerate(requests):
             if not context or not targets:
                 raise RequestError(index, "its context or its continuation has no token of its own")
-            if len(targets) > self.max_length:
+            if len(targets) > longest:
                 raise RequestError(
-                    index, f"its continuation has {len(targets)} tokens and the model's longest row {self.max_length}"
+                    index, f"its continuation has {len(targets)} tokens and the model's longest row {longest}"
                 )
             if (largest := max(*context, *targets)) >= words:
                 raise RequestError(
                     index, f"token {largest} is not among the model's {words} embeddings; use the model's own tokenizer"
                 )
-            long += len(context) + len(targets) > self.max_length + 1
+            long += len(context) + len(targets) > longest + 1
         if long:
             logger.warning(
                 "%s of %s requests have more than %s tokens; their contexts are truncated from the left, as in lm-eval",
-                long, len(requests), self.max_length,
+                long, len(requests), longest,
             )  # fmt: skip
-        return [TokenRequest.cut(context, targets, self.max_length) for _, context, targets in requests]
+        return [TokenRequest.cut(context, targets, longest) for _, context, targets in requests]
 
 
 @torch.no_grad()
