@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from hfpatch.recipes.sizes import size_name
 from hfpatch.results.parts import SCHEMA, Comparison, Number, Part, TaskResult, TrainResult, Values
 
 
@@ -64,13 +65,31 @@ class Parameters(Part):
 
 
 class Match(Part):
-    """The LoRA rank solved for another method's parameter count; ``difference`` is relative."""
+    """The size of a tuner solved for another method's parameter count.
+
+    Attributes:
+        to: the other method.
+        size: the option that is the tuner's size, such as ``r`` or ``block_size``.
+        value: its value; in results of earlier versions, which have LoRAs alone, only ``rank`` is there.
+        rank: the value where the size is a rank.
+        parameters: the part's own count.
+        target_parameters: the other method's count.
+        difference: the relative difference of the two counts.
+    """
 
     to: str
-    rank: int
+    size: str = "r"
+    value: int | float | None = None
+    rank: int | None = None
     parameters: int
     target_parameters: int
     difference: float | None = None
+
+    @property
+    def words(self) -> str:
+        """The size in words: ``rank 320``, ``block size 64``."""
+        value = self.rank if self.value is None else self.value
+        return f"{size_name(self.size)} {value:g}" if isinstance(value, float) else f"{size_name(self.size)} {value}"
 
 
 class Method(Part):
