@@ -132,9 +132,7 @@ SIZES: dict[str, Size] = {
         smallest=lambda part: 2,
     ),
     "osf": Size("effective_rank", lambda part, widths: [range(_widest_rank(widths) - 1, 0, -1)]),
-    "pre_projection": Size(
-        "expansion", lambda part, widths: [_Expansions(max(widths)[0])], smallest=lambda part: 1.0
-    ),
+    "pre_projection": Size("expansion", lambda part, widths: [_Expansions(max(widths)[0])], smallest=lambda part: 1.0),
     "psoft": Size("r", _up_to(_narrowest)),
     "randlora": Size("r", _randlora, smallest=lambda part: 32),
     "shira": Size("r", _up_to(lambda widths: min(n * m // (n + m) for n, m in widths))),

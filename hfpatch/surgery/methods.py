@@ -80,7 +80,7 @@ def validate_methods(methods: Methods) -> None:
         for number, part in enumerate(parts):
             where = f"methods.{name}[{number}]"
             _check_keys(where, part, methods, name)
-            if "match" in part:
+            if "match" in part and part["type"] in SIZES:
                 part = _sized(part, SIZES[part["type"]].smallest(part))
             if part.get("target_modules") in SHORTHANDS or part["type"] == LORA:
                 part = {**part, "target_modules": ["any"]}
