@@ -81,7 +81,7 @@ def _butterflies(part: Part, widths: Widths) -> Runs:
 
 
 def _lokr(part: Part, widths: Widths) -> Runs:
-    """A factor whose larger side is n becomes a whole matrix at r = n / 2, which can be fewer parameters than before."""
+    """A factor whose larger side is n becomes a whole matrix at r = n / 2, which can have fewer parameters."""
     sides = {side for pair in widths for width in pair for side in _divisors([width])}
     starts = sorted({max(1, -(-side // 2)) for side in sides})
     return [range(start, end) for start, end in zip(starts, [*starts[1:], starts[-1] + 1], strict=True)]

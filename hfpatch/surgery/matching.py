@@ -10,9 +10,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.sizes import Part, Size, Widths
 from hfpatch.sites import features, find_sites, unwrapped
 from hfpatch.surgery.budget import Trial
-from hfpatch.recipes.sizes import Part, Size, Widths
 from hfpatch.tuners.config import SurgeryConfig
 
 Count = Callable[[Any], int]

@@ -14,9 +14,9 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import match_mistake
+from hfpatch.recipes.sizes import SIZES, size_name
 from hfpatch.surgery.budget import count_added
 from hfpatch.surgery.matching import match_size
-from hfpatch.recipes.sizes import SIZES, size_name
 from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
 from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import SurgeryConfig
