@@ -128,8 +128,9 @@ def time_batch(
     if not asked.encoded:
         return 0.0
     with quiet():
-        options = {"max_length": settings.max_length, "token_budget": settings.token_budget}
-        scorer = HfpatchLM(model, tokenizer=tokenizer, **options)
+        scorer = HfpatchLM(
+            model, tokenizer=tokenizer, max_length=settings.max_length, token_budget=settings.token_budget
+        )
         chosen = asked.first(_BATCHES * scorer._scorer().limits.tokens)
         for _ in range(2):
             start = time.perf_counter()

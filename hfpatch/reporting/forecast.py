@@ -44,10 +44,10 @@ def _headline(found: Forecast) -> str:
 
 
 def _table(
-    name: str, title: str, headings: dict[str, bool], rows: Iterator[tuple[str | Cell, ...]], **more: str
+    name: str, title: str, headings: dict[str, bool], rows: Iterator[tuple[str | Cell, ...]], caption: str = ""
 ) -> Table:
     columns = tuple(Column(heading, number=number) for heading, number in headings.items())
-    return Table(name, title, columns, tuple(map(Row, rows)), **more)
+    return Table(name, title, columns, tuple(map(Row, rows)), caption)
 
 
 def _work(found: Forecast) -> Table:
@@ -61,7 +61,7 @@ def _work(found: Forecast) -> Table:
             count(work.requests) if work.requests else NOTHING,
             duration(work.seconds),
         )
-        for action, work in found.work.items()
+        for action, work in sorted(found.work.items(), key=lambda item: list(_ACTIONS).index(item[0]))
     )
     return _table("work", "What will be run", headings, rows)
 
@@ -83,20 +83,18 @@ def _methods(found: Forecast) -> Table:
 
 
 def _kinds(found: Forecast) -> Table:
-    headings = {"kind": False, "measured on": False, "step": True, "training memory": True, "evaluation": True}
-    headings["evaluation memory"] = True
+    headings = {"kind": False, "a step": True, "memory": True, "an evaluation": True, "memory ": True}
     rows: Iterator[tuple[str | Cell, ...]] = (
         (
-            kind,
-            each.method,
-            NOTHING if each.step_s is None else f"{significant(each.step_s, 3)} s",
+            kind if kind in (each.method, "base") else Cell((kind, f"on {each.method}")),
+            NOTHING if each.step_s is None else duration(each.step_s),
             memory(each.training_memory_bytes),
             duration(sum(each.evaluation_s.values())),
             memory(each.evaluation_memory_bytes),
         )
         for kind, each in found.kinds.items()
     )
-    caption = "One optimiser step, and one evaluation on all tasks in proportion to the measured batches."
+    caption = "One optimiser step; one evaluation on all tasks, in proportion to the measured batches; peak memory."
     return _table("kinds", "Measured", headings, rows, caption=caption)
 
 

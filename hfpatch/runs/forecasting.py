@@ -229,21 +229,25 @@ def _work(
     return found
 
 
+def _is_trial(unit: Unit) -> bool:
+    action: str = unit.action
+    return action == "tune"
+
+
 def _steps(recipe: Recipe, unit: Unit) -> int:
     """Return the steps of a training; trials of tuning may have their own number."""
-    tuning = getattr(recipe, "tuning", None)
-    return (getattr(tuning, "steps", None) if unit.action == "tune" else None) or recipe.training.steps
+    own = getattr(getattr(recipe, "tuning", None), "steps", None) if _is_trial(unit) else None
+    return own or recipe.training.steps
 
 
 def _held_out_steps(setup: ComparisonSetup, unit: Unit, steps: int) -> float:
     """Return how many steps take as long as measuring the loss on held-out text does."""
-    held_out: TokenBlocks | None = setup.held_out
-    if unit.action == "tune":
-        held_out = getattr(setup, "tuning_text", None) or held_out
+    trial = _is_trial(unit)
+    held_out: TokenBlocks | None = getattr(setup, "tuning_text", None) if trial else setup.held_out
     if held_out is None:
         return 0.0
-    every = setup.recipe.training.evaluate_every
-    times = 1 + ((steps - 1) // every if every and unit.action != "tune" else 0)
+    every = None if trial else setup.recipe.training.evaluate_every
+    times = 1 + ((steps - 1) // every if every else 0)
     return times * len(held_out) / setup.recipe.training.batch_size * _FORWARD
 
 
@@ -272,8 +276,8 @@ def _assumed(change: str, accuracy: bool) -> str:
     assumed = ASSUMED[change][accuracy]
     shift = f", and a seed shifts all by {assumed.shift:.0%} of a difference's deviation" if assumed.shift else ""
     return (
-        f"a method that changes the base {change} is assumed to correlate {assumed.correlation:g} with it, seeds sharing "
-        f"{assumed.shared:.0%} of the differences' variance{shift}"
+        f"a method that changes the base {change} is assumed to correlate {assumed.correlation:g} with it, seeds "
+        f"sharing {assumed.shared:.0%} of the differences' variance{shift}"
     )
 
 

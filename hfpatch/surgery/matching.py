@@ -13,6 +13,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.sizes import Part, Size, Widths
 from hfpatch.sites import features, find_sites, unwrapped
 from hfpatch.surgery.budget import Trial
+from hfpatch.surgery.patch import stack
 from hfpatch.tuners.config import SurgeryConfig
 
 Count = Callable[[Any], int]
@@ -55,10 +56,9 @@ def match_size(
 
 def adapted_widths(model: nn.Module) -> Widths:
     """Return the widths of what a patch adapts: of PEFT's modules, else of the attention's hidden state."""
-    adapted = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    if all(isinstance(config, SurgeryConfig) for config in model.peft_config.values()):  # type: ignore[union-attr, operator]
+    if all(isinstance(config, SurgeryConfig) for config in stack(model).values()):
         return [(site.hidden_size, site.hidden_size) for site in find_sites(model)]
-    bases = (unwrapped(layer) for layer in adapted)
+    bases = (unwrapped(module) for module in model.modules() if isinstance(module, BaseTunerLayer))
     return [features(base) for base in bases if any(hasattr(base, name) for name in ("in_features", "nx"))]
 
 
