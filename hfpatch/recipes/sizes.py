@@ -158,8 +158,3 @@ def size_mistake(part: Part) -> str | None:
         return f".match: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave match out"
     key = SIZES[kind].key if kind in SIZES else None  # types that cannot be injected are refused for that
     return f" has both {key} and match; match finds {key}" if key in part else None
-
-
-def size_name(key: str) -> str:
-    """Return how reports call a size: ``rank`` for LoRA's r, ``block size`` for ``block_size``."""
-    return "rank" if key == "r" else key.replace("_", " ")

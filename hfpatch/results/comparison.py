@@ -7,7 +7,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from hfpatch.recipes.sizes import size_name
 from hfpatch.results.parts import SCHEMA, Comparison, Number, Part, TaskResult, TrainResult, Values
 
 
@@ -64,32 +63,41 @@ class Parameters(Part):
     base: int
 
 
-class Match(Part):
-    """The size of a tuner solved for another method's parameter count.
-
-    Attributes:
-        to: the other method.
-        size: the option that is the tuner's size, such as ``r`` or ``block_size``.
-        value: its value; in results of earlier versions, which have LoRAs alone, only ``rank`` is there.
-        rank: the value where the size is a rank.
-        parameters: the part's own count.
-        target_parameters: the other method's count.
-        difference: the relative difference of the two counts.
-    """
+class _Matched(Part):
+    """How near a part's parameter count is to that of another method; ``difference`` is relative."""
 
     to: str
-    size: str = "r"
-    value: int | float | None = None
-    rank: int | None = None
     parameters: int
     target_parameters: int
     difference: float | None = None
 
+
+class Match(_Matched):
+    """The rank solved for another method's parameter count."""
+
+    rank: int
+
     @property
     def words(self) -> str:
-        """The size in words: ``rank 320``, ``block size 64``."""
-        value = self.rank if self.value is None else self.value
-        return f"{size_name(self.size)} {value:g}" if isinstance(value, float) else f"{size_name(self.size)} {value}"
+        """The size in words: ``rank 320``."""
+        return f"rank {self.rank}"
+
+
+class SizeMatch(_Matched):
+    """A size other than a rank, solved for another method's parameter count: the option and its value."""
+
+    size: str
+    value: int | float
+
+    @property
+    def words(self) -> str:
+        """The size in words: ``block size 64``."""
+        return f"{self.size.replace('_', ' ')} {self.value:g}"
+
+
+def read_match(values: Values) -> Match | SizeMatch:
+    """Return a match from its JSON values."""
+    return Match.model_validate(values) if "rank" in values else SizeMatch.model_validate(values)
 
 
 class Method(Part):
@@ -97,7 +105,7 @@ class Method(Part):
 
     parts: list[Values] = Field(default_factory=list)
     parameters: Parameters
-    match: Match | None = None
+    match: Match | SizeMatch | None = None
     form: str | None = None
     runs: dict[int, Run] = Field(default_factory=dict)
     curve: Curve | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from hfpatch.results.comparison import Match
+from hfpatch.results.comparison import Match, SizeMatch
 from hfpatch.results.parts import Part, Values
 
 
@@ -13,7 +13,7 @@ class PlannedMethod(Part):
 
     kind: str
     trainable: int
-    match: Match | None = None
+    match: Match | SizeMatch | None = None
 
 
 class MeasuredKind(Part):

@@ -16,7 +16,7 @@ from hfpatch.evaluation.sizing import Spread, TaskRequests, base_spread, collect
 from hfpatch.evaluation.stats import ALPHA, POWER
 from hfpatch.nn.matmul import pinned_library
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.results.comparison import Match
+from hfpatch.results.comparison import read_match
 from hfpatch.results.forecast import Detectable, Forecast, MeasuredKind, PlannedMethod, PlannedTask, Work
 from hfpatch.runs.plan import Unit, plan_comparison
 from hfpatch.runs.progress import Progress
@@ -109,7 +109,7 @@ def _method(setup: ComparisonSetup, name: str) -> PlannedMethod:
     return PlannedMethod(
         kind=_kind(setup.methods[name]),
         trainable=setup.sizes[name].trainable,
-        match=Match.model_validate(match.to_json()) if match else None,
+        match=read_match(match.to_json()) if match else None,
     )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import match_mistake
-from hfpatch.recipes.sizes import SIZES, size_name
+from hfpatch.recipes.sizes import SIZES
 from hfpatch.surgery.budget import count_added
 from hfpatch.surgery.matching import match_size
 from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
@@ -49,7 +49,7 @@ class Match:
     @property
     def rank(self) -> int | None:
         """The value where the size is a rank, else None."""
-        return int(self.value) if size_name(self.size) == "rank" else None
+        return int(self.value) if self.size in ("r", "rank") else None
 
     @property
     def difference(self) -> float:
@@ -57,8 +57,10 @@ class Match:
         return self.parameters / self.target_parameters - 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields, the rank and the difference as a JSON object."""
-        return {**dataclasses.asdict(self), "rank": self.rank, "difference": self.difference}
+        """Return the counts and their difference, with the rank, or the size and its value, as a JSON object."""
+        size = {"size": self.size, "value": self.value} if self.rank is None else {"rank": self.rank}
+        counts = {"parameters": self.parameters, "target_parameters": self.target_parameters}
+        return {"to": self.to, **size, **counts, "difference": self.difference}
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def test_match_gives_the_nearest_rank_and_both_counts(model):
     assert abs(match.parameters - match.target_parameters) <= per_rank / 2
     assert match.difference == pytest.approx(match.parameters / match.target_parameters - 1)
     assert json.loads(json.dumps(match.to_json())) == {
-        "to": "pre_projection", "size": "r", "value": match.rank, "rank": match.rank, "parameters": match.parameters,
+        "to": "pre_projection", "rank": match.rank, "parameters": match.parameters,
         "target_parameters": match.target_parameters, "difference": match.difference,
     }  # fmt: skip
 
