@@ -12,9 +12,10 @@ from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
+from hfpatch.recipes.sizes import SIZES
 
 FILE = Path(__file__).parents[1] / "docs" / "peft-methods.md"
-COLUMNS = ("method", "alone", "in a stack", "on Conv1D", "starts as the base", "why not")
+COLUMNS = ("method", "alone", "in a stack", "on Conv1D", "starts as the base", "size", "why not")
 TARGETS = {
     "llama": ["q_proj", "v_proj"],  # grouped queries: v_proj is 32 -> 16
     "gpt_neox": ["query_key_value", "attention.dense"],
@@ -169,7 +170,8 @@ def row_of(method, folder):
     why = next((value for value in (alone, before) if isinstance(value, str)), "")
     why = why.removeprefix(f"{method.lower()} ").removesuffix(", so it cannot be injected; use peft.get_peft_model")
     kind, _, variant = method.partition(", ")
-    return dict(zip(COLUMNS, (f"`{kind.lower()}`{variant and f', {variant}'}", *texts, start, why), strict=True))
+    size = f"`{SIZES[kind.lower()].key}`" if kind.lower() in SIZES else "-"
+    return dict(zip(COLUMNS, (f"`{kind.lower()}`{variant and f', {variant}'}", *texts, start, size, why), strict=True))
 
 
 HEADER = """# PEFT's methods
@@ -183,6 +185,7 @@ what happens.
   and leaves the model as it was; `peft.get_peft_model` takes these methods.
 - **on Conv1D**: `patch` on GPT-2's projections; many of PEFT's layers take `torch.nn.Linear` alone.
 - **starts as the base**: whether PEFT's default initialisation leaves the logits as they were, to 1e-4.
+- **size**: the option that [`match`](recipes.md#matching-parameters) solves for in a recipe.
 
 """
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from hfpatch.cli import options, sharing
+from hfpatch.cli import options, planning, sharing
 from hfpatch.cli.help import Group
 from hfpatch.cli.options import (
     AsJson,
@@ -370,6 +370,7 @@ def tokenize(
     print(f"to train on them: {' '.join(made.overrides)}")
 
 
+app.command()(planning.plan)
 app.command()(sharing.push)
 app.command()(sharing.export)
 

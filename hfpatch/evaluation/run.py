@@ -94,7 +94,12 @@ def evaluate(
         model.train(training)
 
 
-def _run(scorer: HfpatchLM, name: str, task: Any, limit: int | None) -> Mapping[str, Any]:
+def run_task(scorer: HfpatchLM, name: str, task: Any, limit: int | None) -> Mapping[str, Any]:
+    """Let lm-eval run one task, and return its output.
+
+    Raises:
+        HfpatchError: if the task has no documents, or its templates fail on one.
+    """
     if not len(task.eval_docs):
         raise HfpatchError(f"task {name}: has no documents; its data or its filter is empty")
     try:
@@ -127,7 +132,7 @@ def _first_failing_document(task: Any, limit: int | None) -> tuple[int, Exceptio
 
 
 def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_dir: Path | None) -> TaskResult:
-    output = _run(scorer, name, task, limit)
+    output = run_task(scorer, name, task, limit)
     records = _records(output["samples"][name])
     if records_dir is not None:
         lines = (json.dumps(record, default=handle_non_serializable, ensure_ascii=False) for record in records)

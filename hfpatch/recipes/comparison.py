@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from hfpatch.errors import nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.recipes.sizes import size_mistake
 from hfpatch.recipes.strict import Dtype, Section, load_as, write_yaml
 from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
 
@@ -137,8 +138,8 @@ def match_mistake(name: str, part: Mapping[str, Any], methods: Mapping[str, Sequ
     if "match" not in part:
         return None
     target, others = part["match"], [other for other, parts in methods.items() if parts and other != name]
-    if "r" in part:
-        return " has both r and match; match finds r"
+    if mistake := size_mistake(part):
+        return mistake
     if target not in methods:
         return f".match is {target!r}, which is not among methods{nearest(str(target), others)}"
     if target not in others:

@@ -63,14 +63,41 @@ class Parameters(Part):
     base: int
 
 
-class Match(Part):
-    """The LoRA rank solved for another method's parameter count; ``difference`` is relative."""
+class _Matched(Part):
+    """How near a part's parameter count is to that of another method; ``difference`` is relative."""
 
     to: str
-    rank: int
     parameters: int
     target_parameters: int
     difference: float | None = None
+
+
+class Match(_Matched):
+    """The rank solved for another method's parameter count."""
+
+    rank: int
+
+    @property
+    def words(self) -> str:
+        """The size in words: ``rank 320``."""
+        return f"rank {self.rank}"
+
+
+class SizeMatch(_Matched):
+    """A size other than a rank, solved for another method's parameter count: the option and its value."""
+
+    size: str
+    value: int | float
+
+    @property
+    def words(self) -> str:
+        """The size in words: ``block size 64``."""
+        return f"{self.size.replace('_', ' ')} {self.value:g}"
+
+
+def read_match(values: Values) -> Match | SizeMatch:
+    """Return a match from its JSON values."""
+    return Match.model_validate(values) if "rank" in values else SizeMatch.model_validate(values)
 
 
 class Method(Part):
@@ -78,7 +105,7 @@ class Method(Part):
 
     parts: list[Values] = Field(default_factory=list)
     parameters: Parameters
-    match: Match | None = None
+    match: Match | SizeMatch | None = None
     form: str | None = None
     runs: dict[int, Run] = Field(default_factory=dict)
     curve: Curve | None = None

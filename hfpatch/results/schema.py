@@ -19,6 +19,7 @@ from hfpatch.results.comparison import (
     Method,
     Parameters,
     Run,
+    SizeMatch,
     Task,
 )
 from hfpatch.results.parts import SCHEMA, Comparison, Part, TaskResult, TrainResult, Values, Verdict
@@ -39,8 +40,8 @@ from hfpatch.results.study import (
 __all__ = [
     "SCHEMA", "AtStep", "ByStep", "Comparison", "ComparisonResults", "Curve", "Diagnostic", "EvaluatedVariant",
     "EvaluationResults", "Improvement", "LayerSeries", "Loss", "Match", "Method", "Parameters", "Point", "Results",
-    "Row", "Run", "StudyResults", "StudyRun", "Task", "TaskResult", "TrainResult", "Variant", "VariantParameters",
-    "Verdict", "json_schema",
+    "Row", "Run", "SizeMatch", "StudyResults", "StudyRun", "Task", "TaskResult", "TrainResult", "Variant",
+    "VariantParameters", "Verdict", "json_schema",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from hfpatch.support.lazy import lazy_names
 if TYPE_CHECKING:
     from hfpatch.runs.checking import check
     from hfpatch.runs.comparison import compare, train
+    from hfpatch.runs.forecasting import forecast
     from hfpatch.runs.inspection import inspect
     from hfpatch.runs.pretraining import pretrain
     from hfpatch.runs.progress import Progress
@@ -16,13 +17,25 @@ if TYPE_CHECKING:
     from hfpatch.runs.study import pretrain_study
     from hfpatch.runs.tokens import tokenize
 
-__all__ = ["Progress", "check", "compare", "evaluate", "inspect", "pretrain", "pretrain_study", "tokenize", "train"]
+__all__ = [
+    "Progress",
+    "check",
+    "compare",
+    "evaluate",
+    "forecast",
+    "inspect",
+    "pretrain",
+    "pretrain_study",
+    "tokenize",
+    "train",
+]
 
 _HOMES = {
     "Progress": "progress",
     "check": "checking",
     "compare": "comparison",
     "evaluate": "scoring",
+    "forecast": "forecasting",
     "inspect": "inspection",
     "pretrain": "pretraining",
     "pretrain_study": "study",

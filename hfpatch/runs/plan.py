@@ -171,16 +171,16 @@ def _check_known(kind: str, name: str, known: Collection[str]) -> None:
 def references(recipe: Recipe) -> dict[str, list[str]]:
     """Return what each method is compared with: the baseline first, then the controls made for it.
 
-    The controls of a method are the LoRAs that match its parameters (``match:``) and, where the method is one nonlinear
-    query, the linear one (``activation: identity``); where there are none, the method named ``lora``. Controls are
-    compared with the baseline alone.
+    The controls of a method are those that match its parameters (``match:``) and, where the method is one nonlinear
+    query, the linear one (``activation: identity``); where there are none, the method named ``lora``. Controls, and
+    LoRAs, are compared with the baseline alone.
     """
     return {name: [recipe.baseline, *_controls(recipe, name)] for name in recipe.methods if name != recipe.baseline}
 
 
 def _controls(recipe: Recipe, name: str) -> list[str]:
     parts = recipe.methods[name]
-    if all(part["type"] == "lora" for part in parts) or _is_linear_query(parts):
+    if all(part["type"] == "lora" or "match" in part for part in parts) or _is_linear_query(parts):
         return []
     made = [*_matching(recipe, name), *_linear_controls(recipe, name)]
     return made or (["lora"] if "lora" in recipe.methods else [])

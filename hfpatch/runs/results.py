@@ -10,7 +10,8 @@ from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
 from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.results.schema import ComparisonResults, LayerSeries, Match, Method, Parameters, Run, Task
+from hfpatch.results.comparison import read_match
+from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.runs.cautions import cautions, form_of, scores_of
 from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step
@@ -65,7 +66,7 @@ def _method(setup: ComparisonSetup, folder: RunFolder, name: str) -> Method:
     return Method(
         parts=setup.recipe.methods[name],
         parameters=Parameters(trainable=size.trainable, added=size.added, base=size.base),
-        match=Match.model_validate(match.to_json()) if match else None,
+        match=read_match(match.to_json()) if match else None,
         form=form_of(setup.recipe.methods[name]),
         runs={seed: Run.model_validate(result) for seed, result in done.items()},
         curve=mean_curve(path.metrics for path in paths.values()),

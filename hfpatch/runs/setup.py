@@ -21,9 +21,9 @@ from hfpatch.runs.plan import PlannedRun
 from hfpatch.support.cache import cache_folder
 from hfpatch.support.files import check_data_dir
 from hfpatch.surgery.bases import Base, hash_weights, load_base
-from hfpatch.surgery.budget import meta_twin
+from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.methods import Method, build_method, validate_methods
-from hfpatch.surgery.patch import PatchSummary, patch, patch_summary, unpatch
+from hfpatch.surgery.patch import PatchSummary, patch_summary, unpatch
 from hfpatch.training.run import check_blocks
 from hfpatch.training.sharding import cuts_tensors
 from hfpatch.training.trackers import check_trackers
@@ -128,6 +128,7 @@ def _measure(base: Base, method: Method) -> PatchSummary:
     if not method.configs:
         return replace(patch_summary(base.model), trainable=0)
     try:
-        return patch_summary(patch(meta_twin(base.model), method.configs))
+        counts: PatchSummary = Trial(base.model)(method.configs)
+        return counts
     except HfpatchError as error:
         raise HfpatchError(f"methods.{method.name}: {error}") from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from peft import PeftConfig
@@ -12,15 +13,56 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError, whole_number
 from hfpatch.sites import base_model, features, find_sites, require_matrix, select_sites, survey, unwrapped
-from hfpatch.surgery.patch import patch, patch_summary
+from hfpatch.surgery.patch import patch, patch_summary, unpatch
+from hfpatch.tuners.adapters import has_adapters
 
 
 def count_added(model: nn.Module, configs: Sequence[PeftConfig]) -> int:
     """Return how many parameters the configurations would add to the model, which stays as it is.
 
-    The count is exact: the configurations are injected into a twin of the model on the meta device.
+    The count is exact: the configurations are injected into a twin of the model.
     """
-    return patch_summary(patch(meta_twin(model), list(configs))).added if configs else 0
+    return Trial(model)(configs).added if configs else 0
+
+
+class Trial:
+    """Tries configurations on a twin of a model, which stays as it is.
+
+    The twin is on the meta device; for the few tuners whose tensors depend on the values of the weights (ShiRA,
+    AdaMSS) it is a copy of the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.twin = meta_twin(model)
+
+    def __call__(self, configs: Sequence[PeftConfig], *, look: Callable[[nn.Module], Any] = patch_summary) -> Any:
+        """Return what ``look`` finds in the twin with the configurations in it: by default its parameter counts.
+
+        Raises:
+            HfpatchError: as `patch`.
+        """
+        try:
+            patch(self.twin, list(configs))
+        except HfpatchError as error:
+            if not isinstance(error.__cause__, NotImplementedError) or not _is_meta(self.twin):
+                raise
+            self.twin = _copy(self.model)
+            return self(configs, look=look)
+        try:
+            return look(self.twin)
+        finally:
+            unpatch(self.twin)
+
+
+def _is_meta(model: nn.Module) -> bool:
+    return all(parameter.is_meta for parameter in model.parameters())
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the base of a model, with its values."""
+    copied: nn.Module = copy.deepcopy(base_model(model))
+    return unpatch(copied) if has_adapters(copied) else copied
 
 
 def meta_twin(model: nn.Module) -> nn.Module:

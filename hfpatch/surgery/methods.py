@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftConfig
@@ -13,33 +14,42 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import match_mistake
-from hfpatch.surgery.budget import attention_modules, count_added, lora_parameters_per_rank, match_lora_rank
-from hfpatch.tuners.checks import require_injectable, targeted_modules
+from hfpatch.recipes.sizes import SIZES
+from hfpatch.surgery.budget import count_added
+from hfpatch.surgery.matching import match_size
+from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
+from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import SurgeryConfig
 
 Part = Mapping[str, Any]
 Methods = Mapping[str, Sequence[Part]]
 
 LORA = "lora"
-ATTENTION = "attention"
 _INTERNAL_KEYS = {"peft_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 
 
 @dataclass(frozen=True)
 class Match:
-    """How near a LoRA's parameter count is to that of the method that it is matched to.
+    """How near a part's parameter count is to that of the method that it is matched to.
 
     Args:
         to: name of that method.
-        rank: the rank that was solved for.
-        parameters: the LoRA's own count.
+        size: the option that was solved for, such as LoRA's ``r``.
+        value: its value.
+        parameters: the part's own count.
         target_parameters: the other method's count.
     """
 
     to: str
-    rank: int
+    size: str
+    value: Any
     parameters: int
     target_parameters: int
+
+    @property
+    def rank(self) -> int | None:
+        """The value where the size is a rank, else None."""
+        return int(self.value) if self.size in ("r", "rank") else None
 
     @property
     def difference(self) -> float:
@@ -47,8 +57,10 @@ class Match:
         return self.parameters / self.target_parameters - 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields and the difference as a JSON object."""
-        return {**dataclasses.asdict(self), "difference": self.difference}
+        """Return the counts and their difference, with the rank, or the size and its value, as a JSON object."""
+        size = {"size": self.size, "value": self.value} if self.rank is None else {"rank": self.rank}
+        counts = {"parameters": self.parameters, "target_parameters": self.target_parameters}
+        return {"to": self.to, **size, **counts, "difference": self.difference}
 
 
 @dataclass(frozen=True)
@@ -70,15 +82,20 @@ def validate_methods(methods: Methods) -> None:
         for number, part in enumerate(parts):
             where = f"methods.{name}[{number}]"
             _check_keys(where, part, methods, name)
-            _config(where, {**part, "r": part.get("r", 1)} if "match" in part else part, target_modules=["any"])
+            if "match" in part and part["type"] in SIZES:
+                part = _sized(part, SIZES[part["type"]].smallest(part))
+            if part.get("target_modules") in SHORTHANDS or part["type"] == LORA:
+                part = {**part, "target_modules": ["any"]}
+            _config(where, part)
 
 
 def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     """Return the configurations of one method for a model.
 
-    ``target_modules: attention`` (the default for LoRA) means the QKV projection(s) and the output projection;
-    ``match: NAME`` solves for the rank whose trainable count is nearest to that of another method. LoRA defaults to
-    alpha = 2r and no dropout, as in the published comparison.
+    ``target_modules`` may be ``attention`` (the default for LoRA), ``mlp`` or ``all-linear``, see
+    `hfpatch.surgery.targets`; ``match: NAME`` solves for the part's size (see `hfpatch.recipes.sizes`) whose trainable
+    count is nearest to that of another method. LoRA defaults to alpha = 2r and no dropout, as in the published
+    comparison.
 
     Raises:
         HfpatchError: if the method or one of its parts is not valid.
@@ -89,21 +106,39 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     configs: list[PeftConfig] = []
     match = None
     for number, part in enumerate(methods[name]):
-        where, fields, targets = f"methods.{name}[{number}]", dict(part), None
-        if fields["type"] == LORA:
-            targets = fields.get("target_modules", ATTENTION)
-            if targets == ATTENTION:  # full names, so that the layers need no other option
-                layers, pattern = fields.pop("layers_to_transform", None), fields.pop("layers_pattern", None)
-                targets = attention_modules(model, layers=layers, pattern=pattern)
+        where, fields = f"methods.{name}[{number}]", _targeted(model, part)
         if "match" in fields:
-            other = str(fields["match"])
-            target_parameters = count_added(model, build_method(model, methods, other).configs)
-            trained = targeted_modules(model, _config(where, {**fields, "r": 1}, target_modules=targets))
-            rank = match_lora_rank(model, budget=target_parameters, target_modules=trained)
-            match = Match(other, rank, rank * lora_parameters_per_rank(model, trained), target_parameters)
-            fields["r"] = rank
-        configs.append(_config(where, fields, target_modules=targets))
+            other, size = str(fields["match"]), SIZES[fields["type"]]
+            budget = count_added(model, build_method(model, methods, other).configs)
+            build = partial(_sized_config, where, fields)
+            try:
+                value, count = match_size(model, size, fields, build, budget=budget)
+            except HfpatchError as error:
+                raise HfpatchError(f"{where}.match: {error}") from error
+            match = Match(other, size.key, value, count, budget)
+            fields = _sized(fields, value)
+        configs.append(_config(where, fields))
     return Method(name=name, configs=configs, match=match)
+
+
+def _targeted(model: nn.Module, part: Part) -> dict[str, Any]:
+    """Return a part with the full names of its modules where it gives a shorthand, and of its layers alone."""
+    fields = dict(part)
+    if fields["type"] == LORA:
+        fields.setdefault("target_modules", ATTENTION)
+    if (shorthand := fields.get("target_modules")) in SHORTHANDS:  # full names, so that the layers need no other option
+        layers, pattern = fields.pop("layers_to_transform", None), fields.pop("layers_pattern", None)
+        fields["target_modules"] = target_names(model, shorthand, layers=layers, pattern=pattern)
+    return fields
+
+
+def _sized(part: Part, value: Any) -> dict[str, Any]:
+    """Return a part with its size in the place of ``match``."""
+    return {**{key: item for key, item in part.items() if key != "match"}, SIZES[part["type"]].key: value}
+
+
+def _sized_config(where: str, part: Part, value: Any) -> PeftConfig:
+    return _config(where, _sized(part, value))
 
 
 def method_types() -> list[str]:
@@ -122,7 +157,7 @@ def _check_keys(where: str, part: Part, methods: Methods, name: str) -> None:
     cls = _config_class(kind)
     internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, SurgeryConfig) else set())
     options = [field.name for field in dataclasses.fields(cls) if field.name not in internal]
-    known = [*options, "type", *(["match"] if kind == LORA else [])]
+    known = [*options, "type", "match"]
     for key in part:
         if key not in known:
             raise HfpatchError(f"{where}: {kind} has no option {key!r}{nearest(str(key), known)}")
@@ -130,13 +165,13 @@ def _check_keys(where: str, part: Part, methods: Methods, name: str) -> None:
         raise HfpatchError(where + mistake)
 
 
-def _config(where: str, part: Part, *, target_modules: str | Sequence[str] | None) -> PeftConfig:
+def _config(where: str, part: Part) -> PeftConfig:
     kind = str(part["type"])
     fields = {key: value for key, value in part.items() if key not in ("type", "match")}
     try:
         if kind == LORA:
-            targets = target_modules or []
-            fields["target_modules"] = [targets] if isinstance(targets, str) else list(targets)
+            if isinstance(targets := fields.get("target_modules") or [], str):
+                fields["target_modules"] = [targets]
             fields.setdefault("lora_alpha", 2 * int(fields.get("r", 8)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -28,7 +28,7 @@ from hfpatch.runs import Progress
 from hfpatch.training.interruption import Terminated
 from hfpatch.training.records import StepRecord
 
-COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain", "tokenize", "push", "export"]
+COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain", "tokenize", "plan", "push", "export"]
 RECIPE = """\
 name: small
 data: {block_size: 32, max_documents: 60}

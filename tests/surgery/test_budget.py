@@ -8,7 +8,9 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, match_lora_rank
+from hfpatch.recipes.comparison import load_recipe
 from hfpatch.surgery.budget import attention_modules, count_added, lora_parameters_per_rank, meta_twin
+from hfpatch.surgery.methods import build_method
 
 PYTHIA = {
     "160m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
@@ -139,3 +141,16 @@ def test_one_target_may_be_given_as_a_string():
     assert match_lora_rank(model, budget=1000, target_modules="q_proj") == match_lora_rank(
         model, budget=1000, target_modules=["q_proj"]
     )
+
+
+def test_the_recipe_s_loras_have_the_parameters_of_the_pre_projection():
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(GPTNeoXConfig(vocab_size=50304, **PYTHIA["160m"]))
+    methods = load_recipe("pythia-160m").methods
+    matches = {name: build_method(model, methods, name).match for name in ("lora", "lora_all_linear", "dora", "rslora")}
+    # 55,296 for each rank on attention, 147,456 on all linear projections; DoRA's magnitudes are 36,864 more
+    assert {name: match.rank for name, match in matches.items()} == {
+        "lora": 320, "lora_all_linear": 120, "dora": 319, "rslora": 320,
+    }  # fmt: skip
+    assert matches["dora"].parameters == 319 * 55_296 + 36_864
+    assert all(abs(match.difference) < 0.002 for match in matches.values())

@@ -198,7 +198,12 @@ BAD = {
         [{"type": "lora", "match": "matched"}],
         "match is 'matched', which matches another method itself",
     ),
-    "match of another type": ([{"type": "ia3", "match": "other"}], "ia3 has no option 'match'"),
+    "size and match": ([{"type": "c3a", "block_size": 4, "match": "other"}], "has both block_size and match; match"),
+    "match without a size": (
+        [{"type": "ia3", "match": "other"}],
+        r"methods\.m\[0\]\.match: ia3 has no size to solve for: it trains one vector per module; leave match out",
+    ),
+    "match of what is not injected": ([{"type": "vera", "match": "other"}], "vera keeps tensors that its layers share"),
     "not injected": (
         [{"type": "prompt_tuning", "num_virtual_tokens": 2}],
         r"methods\.m\[0\]: prompt_tuning puts virtual tokens before the input",

@@ -196,7 +196,7 @@ def _matched(method: Method) -> str:
     if match is None:
         return NOTHING
     share = match.parameters / match.target_parameters - 1 if match.target_parameters else 0.0
-    return f"{match.to}: rank {match.rank}, {count(match.target_parameters)} asked ({signed(100 * share, 1)} %)"
+    return f"{match.to}: {match.words}, {count(match.target_parameters)} asked ({signed(100 * share, 1)} %)"
 
 
 def paired_table(results: ComparisonResults) -> Table:

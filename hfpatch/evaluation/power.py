@@ -1,0 +1,136 @@
+"""What a comparison can find before it is run: its power, by the tests that `compare` uses.
+
+The model: on document i with seed s the difference of a method and its reference is
+
+    d[s, i] = θ + u[i] + v[s, i] + w[s]        Var(u) = σ²·κ,  Var(v) = σ²·(1 - κ),  Var(w) = τ²
+
+θ is the true difference, σ the standard deviation of a document's difference in one run, κ the share of its variance
+that all seeds have in common, and τ what a seed shifts all documents by. With n documents and S seeds the mean has the
+variance ``(σ²κ + σ²(1 - κ)/S)/n + τ²/S``. Tests estimate its parts as `hfpatch.evaluation.stats` does: over documents
+``e₂² = σ²(κ + (1 - κ)/S)/n``, over seeds ``e₁² = (σ²(1 - κ)/n + τ²)/S`` times a chi-square with S - 1 degrees of
+freedom over S - 1, and find a difference where it is larger than their reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import binom, chi2, norm
+
+from hfpatch.evaluation.stats import ALPHA, POWER, Estimate, Part
+
+MOST_DOCUMENTS = 10**8
+MOST_SEEDS = 1000
+_FEWEST_DOCUMENTS = 20  # as `comparison.FEWEST_DOCUMENTS`: fewer are not tested
+_POINTS = 400  # of the distribution of what seeds are found to vary
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """How much a method's documents differ from its reference's, relative to how much the reference's vary.
+
+    Attributes:
+        correlation: of a document's score under the method and under the reference; σ² = 2·(1 - correlation) times the
+            variance of the reference's scores.
+        shared: κ, the share of the differences' variance that seeds have in common.
+        shift: τ over σ.
+    """
+
+    correlation: float
+    shared: float
+    shift: float
+
+    def differences(self, reference_sd: float, *, accuracy: bool) -> Differences:
+        """Return the model of the differences, from the standard deviation of the reference's documents."""
+        sd = reference_sd * np.sqrt(2 * (1 - self.correlation))
+        return Differences(float(sd), shared=self.shared, shift=float(self.shift * sd), accuracy=accuracy)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """The model of the differences between a method and its reference.
+
+    Attributes:
+        sd: σ, in the unit of the ratio (see `hfpatch.evaluation.metrics`).
+        shared: κ.
+        shift: τ.
+        accuracy: differences are those of right and wrong answers: σ² is the discordance, the share of documents whose
+            answer changes, so at least the difference itself.
+    """
+
+    sd: float
+    shared: float
+    shift: float = 0.0
+    accuracy: bool = False
+
+    def power(self, effect: float, documents: int, seeds: int, *, alpha: float = ALPHA) -> float:
+        """Return the probability of finding a true difference at the level ``alpha``."""
+        if self.accuracy and seeds == 1:
+            return self._mcnemar(effect, documents, alpha)
+        variance = self._variance(effect)
+        of_documents = variance * (self.shared + (1 - self.shared) / seeds) / documents
+        of_seeds = (variance * (1 - self.shared) / documents + self.shift**2) / seeds
+        found = of_documents
+        if self.accuracy:  # one document gained and one lost are added
+            found = (of_documents * documents**2 + 2) / ((documents + 1) * (documents + 2))
+        parts: tuple[Part, ...] = (Part(np.sqrt(found), documents - 1),)
+        if seeds > 1:
+            quantiles = chi2.ppf((np.arange(_POINTS) + 0.5) / _POINTS, seeds - 1) / (seeds - 1)
+            parts += (Part(np.sqrt(of_seeds * quantiles), seeds - 1),)
+        reach = Estimate(0.0, parts).reach(alpha)
+        error = max(np.sqrt(of_documents + self.shift**2 / seeds), np.finfo(float).tiny)  # none if every answer changes
+        return float(np.mean(norm.cdf((effect - reach) / error) + norm.cdf((-effect - reach) / error)))
+
+    def smallest_effect(self, documents: int, seeds: int, *, alpha: float = ALPHA) -> float | None:
+        """Return the difference that is found in 80 % of cases; None if no difference is, as with too few documents."""
+        largest = 1.0 if self.accuracy else 100 * (self.sd + self.shift)
+        if documents < _FEWEST_DOCUMENTS or self.power(largest, documents, seeds, alpha=alpha) < POWER:
+            return None
+        return float(brentq(lambda effect: self.power(effect, documents, seeds, alpha=alpha) - POWER, 0.0, largest))
+
+    def documents_for(self, effect: float, seeds: int) -> int | None:
+        """Return how many documents find a difference in 80 % of cases; None if no number does."""
+        return _first(
+            lambda documents: self.power(effect, documents, seeds) >= POWER, _FEWEST_DOCUMENTS, MOST_DOCUMENTS
+        )
+
+    def seeds_for(self, effect: float, documents: int) -> int | None:
+        """Return how many seeds find a difference in 80 % of cases, at least two; None if no number does."""
+        return _first(lambda seeds: self.power(effect, documents, seeds) >= POWER, 2, MOST_SEEDS)
+
+    def _variance(self, effect: float) -> float:
+        return max(self.sd**2, abs(effect)) - effect**2 if self.accuracy else self.sd**2
+
+    def _mcnemar(self, effect: float, documents: int, alpha: float) -> float:
+        """Return the power of McNemar's exact test: over the numbers of changed answers that are likely."""
+        discordance = max(self.sd**2, abs(effect))
+        low, high = binom.ppf([1e-9, 1 - 1e-9], documents, min(discordance, 1.0)).astype(int)
+        changed = np.unique(np.linspace(low, high, min(high - low + 1, 2000)).astype(int))
+        weights = binom.pmf(changed, documents, min(discordance, 1.0))
+        gained = (1 + effect / discordance) / 2 if discordance else 0.5
+        most = binom.ppf(alpha / 2, changed, 0.5)  # rejected with so few answers lost, or gained
+        most = np.where(binom.cdf(most, changed, 0.5) <= alpha / 2, most, most - 1)
+        rejected = binom.cdf(most, changed, gained) + binom.cdf(most, changed, 1 - gained)
+        return float((weights * rejected).sum() / weights.sum())
+
+
+ASSUMED: dict[str, dict[bool, Assumed]] = {
+    "much": {True: Assumed(0.45, shared=0.5, shift=0.0), False: Assumed(0.7, shared=0.7, shift=0.03)},
+    "little": {True: Assumed(0.85, shared=0.75, shift=0.0), False: Assumed(0.97, shared=0.9, shift=0.03)},
+}
+"""How much a method changes the base -> accuracy or not -> what is assumed. Measured with two seeds on the quickstart's
+four tasks: ``much`` is how pre-projections and LoRA change the embedded model, ``little`` how the nonlinear query does.
+"""
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int | None:
+    """Return the least number from ``low`` to ``high`` that ``holds``, which all above it do; None if none does."""
+    if not holds(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low

@@ -1,0 +1,133 @@
+"""What ``hfpatch plan`` finds: a comparison's size, its time, and what it could show."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from hfpatch.results.comparison import Match, SizeMatch
+from hfpatch.results.parts import Part, Values
+
+
+class PlannedMethod(Part):
+    """A method: what it trains, and the kind that its times are those of."""
+
+    kind: str
+    trainable: int
+    match: Match | SizeMatch | None = None
+
+
+class MeasuredKind(Part):
+    """What one step and one batch of a kind of method took on this machine.
+
+    Attributes:
+        method: the method that was measured, the largest of its kind.
+        step_s: seconds of an optimiser step; None for the base, which is not trained.
+        training_memory_bytes: the peak during that step.
+        evaluation_s: seconds of each task's evaluation, in proportion to the measured batch.
+        evaluation_memory_bytes: the peak during those batches.
+    """
+
+    method: str
+    step_s: float | None = None
+    training_memory_bytes: int | None = None
+    evaluation_s: dict[str, float] = Field(default_factory=dict)
+    evaluation_memory_bytes: int | None = None
+
+
+class Detectable(Part):
+    """What a task can show of a method that changes the base as much as assumed.
+
+    Attributes:
+        sd: the standard deviation of a document's difference in one run that is assumed.
+        smallest: the difference that is found in 80 % of cases, before correction; None if none is.
+        smallest_corrected: the same if Holm's correction leaves it the strictest level.
+        documents: how many documents would find the effect that was asked for; None if no number does.
+        seeds: how many seeds would; None if no number does.
+    """
+
+    sd: float
+    smallest: float | None
+    smallest_corrected: float | None
+    documents: int | None = None
+    seeds: int | None = None
+
+
+class PlannedTask(Part):
+    """A task: what is scored, how the base did on a sample, and what differences it can show.
+
+    Attributes:
+        metric: the primary metric; None where its differences cannot be planned for.
+        documents: how many it has.
+        requests: log-likelihoods that are asked for.
+        tokens: of their contexts and continuations.
+        generated: texts to generate, whose time is not estimated.
+        sampled: documents that the base was scored on.
+        score: the base's score on them.
+        sd: the standard deviation of a document's score under the base.
+        unit: the unit of differences: ``share`` of right answers, ``log`` of the score, or ``score``.
+        detectable: by how much a method changes the base.
+    """
+
+    metric: str | None
+    documents: int
+    requests: int
+    tokens: int
+    generated: int = 0
+    sampled: int = 0
+    score: float | None = None
+    sd: float | None = None
+    unit: str = "score"
+    detectable: dict[str, Detectable] = Field(default_factory=dict)
+
+
+class Work(Part):
+    """All units of one action: how many, their steps, tokens and seconds."""
+
+    units: int = 0
+    steps: int = 0
+    tokens: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+
+
+class Forecast(Part):
+    """What ``hfpatch plan`` found.
+
+    Attributes:
+        name: the recipe's name.
+        model: the base: name, revision, hash, dtype, size.
+        seeds: the seeds.
+        methods: every method but the baseline.
+        kinds: what was measured; ``base`` is the base itself.
+        tasks: the tasks.
+        work: by action: ``tune``, ``train``, ``evaluate``.
+        comparisons: tests with the base, over which Holm's correction goes.
+        effect: the difference that was asked about.
+        assumptions: what the estimates rest on.
+        warnings: what a reader must know before starting.
+        provenance: the machine and the versions.
+    """
+
+    name: str
+    model: Values
+    seeds: list[int]
+    methods: dict[str, PlannedMethod]
+    kinds: dict[str, MeasuredKind]
+    tasks: dict[str, PlannedTask]
+    work: dict[str, Work]
+    comparisons: int
+    effect: float | None = None
+    assumptions: list[str] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
+    provenance: Values = Field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """The estimated time of everything."""
+        return sum(work.seconds for work in self.work.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """The largest peak that was measured."""
+        peaks = ((kind.training_memory_bytes or 0, kind.evaluation_memory_bytes or 0) for kind in self.kinds.values())
+        return max((peak for pair in peaks for peak in pair), default=0)

@@ -1,0 +1,100 @@
+"""Planned sizes find the planned effect in 80 % of cases, by the very test that comparisons use."""
+
+import numpy as np
+import pytest
+
+from hfpatch.evaluation.comparison import _Pairing, _Table, _test_ratio
+from hfpatch.evaluation.metrics import Metric
+from hfpatch.evaluation.power import Assumed, Differences
+
+FOUND = pytest.approx(0.80, abs=0.05)
+
+
+def changes(rng, model, effect, documents, seeds):
+    """Draw answers won (1) and lost (-1): in a share κ of the documents all seeds change alike, else each by itself."""
+    discordance = max(model.sd**2, effect)
+    gain, lose = (discordance + effect) / 2, (discordance - effect) / 2
+    uniform = rng.random((seeds, documents))
+    alike = rng.random(documents) < model.shared
+    uniform[:, alike] = uniform[0, alike]
+    return np.where(uniform < gain, 1.0, np.where(uniform < gain + lose, -1.0, 0.0))
+
+
+def table(rng, model, effect, documents, seeds):
+    """Draw the terms of a comparison whose differences follow the model."""
+    weights = np.ones(documents)
+    if model.accuracy:
+        drawn = changes(rng, model, effect, documents, seeds)
+        reference = (drawn < 0).astype(float)  # the answers themselves do not matter, only their differences
+        return _Table(reference + drawn, reference, weights)
+    own = rng.normal(size=(seeds, documents)) * np.sqrt(1 - model.shared)
+    common = rng.normal(size=documents) * np.sqrt(model.shared)
+    shift = rng.normal(size=(seeds, 1)) * model.shift
+    reference = np.broadcast_to(rng.normal(size=documents), (seeds, documents))
+    return _Table(reference + effect + model.sd * (own + common) + shift, reference, weights)
+
+
+def share_found(model, effect, documents, seeds, *, cases):
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(cases):
+        drawn = table(rng, model, effect, documents, seeds)
+        runs = _Pairing([None] * seeds, [None] * seeds)
+        found += _test_ratio(drawn, Metric(), runs).p < 0.05
+    return found / cases
+
+
+ACCURACY = Differences(np.sqrt(0.1), shared=0.5, accuracy=True)
+LIKELIHOOD = Differences(0.3, shared=0.5, shift=0.0)
+SHIFTED = Differences(0.3, shared=0.8, shift=0.01)
+CASES = {
+    "McNemar": (ACCURACY, 500, 1, 1000),
+    "permutation": (LIKELIHOOD, 60, 1, 500),
+    "accuracy, 2 seeds": (ACCURACY, 500, 2, 1000),
+    "accuracy, 3 seeds": (ACCURACY, 800, 3, 1000),
+    "accuracy, 5 seeds": (ACCURACY, 400, 5, 1000),
+    "likelihood, 3 seeds": (LIKELIHOOD, 300, 3, 1000),
+    "likelihood, 3 seeds that shift": (SHIFTED, 1000, 3, 1000),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_smallest_effect_is_found_in_80_percent_of_cases(name):
+    model, documents, seeds, cases = CASES[name]
+    effect = model.smallest_effect(documents, seeds)
+    assert share_found(model, effect, documents, seeds, cases=cases) == FOUND
+
+
+@pytest.mark.parametrize("name", ["McNemar", "accuracy, 3 seeds"])
+def test_the_planned_documents_find_the_planned_effect(name):
+    model, _, seeds, cases = CASES[name]
+    documents = model.documents_for(0.04, seeds)
+    assert share_found(model, 0.04, documents, seeds, cases=cases) == FOUND
+    assert model.power(0.04, documents - 1, seeds) < 0.8
+
+
+def test_the_planned_seeds_find_the_planned_effect():
+    seeds = LIKELIHOOD.seeds_for(0.05, 300)
+    assert LIKELIHOOD.power(0.05, 300, seeds) >= 0.8 > LIKELIHOOD.power(0.05, 300, seeds - 1)
+    found = share_found(LIKELIHOOD, 0.05, 300, seeds, cases=1000)
+    assert 0.75 <= found <= 1.0  # a whole number of seeds is as a rule a little more than needed
+
+
+def test_a_difference_of_nothing_is_found_no_more_often_than_the_level():
+    for model, documents, seeds, _ in CASES.values():
+        assert model.power(0.0, documents, seeds) <= 0.0501
+
+
+def test_what_no_number_can_find():
+    assert SHIFTED.documents_for(0.005, 3) is None  # seeds alone shift by more
+    assert ACCURACY.smallest_effect(19, 3) is None  # too few documents are not tested
+    assert LIKELIHOOD.seeds_for(0.0, 300) is None
+
+
+def test_stricter_levels_need_larger_effects():
+    assert ACCURACY.smallest_effect(500, 3, alpha=0.05 / 20) > ACCURACY.smallest_effect(500, 3)
+
+
+def test_the_assumptions_scale_the_reference():
+    # two scores of variance 1/4 with correlation 0.8 differ with variance 2 (1 - 0.8) / 4
+    made = Assumed(correlation=0.8, shared=0.5, shift=0.1).differences(0.5, accuracy=True)
+    assert (made.sd, made.shift) == (pytest.approx(np.sqrt(0.1)), pytest.approx(0.1 * np.sqrt(0.1)))

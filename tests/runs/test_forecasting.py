@@ -1,0 +1,144 @@
+"""What `hfpatch plan` says before a comparison is run."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hfpatch.evaluation.sizing
+import hfpatch.runs.forecasting
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import evaluate
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.reporting.forecast import forecast_document
+from hfpatch.reporting.terminal import print_document
+from hfpatch.results.forecast import Forecast
+from hfpatch.runs import forecast
+from hfpatch.runs.plan import plan_comparison
+from hfpatch.surgery.bases import load_base
+
+MODEL, DOCUMENTS = "tinyworld/gpt-neox", 24
+METHODS = {
+    "baseline": [],
+    "pre_projection": [{"type": "pre_projection"}],
+    "pre_projection_skip": [{"type": "pre_projection", "content_skip": True}],
+    "c3a": [{"type": "c3a", "match": "pre_projection", "target_modules": "all-linear"}],
+}
+
+
+def make_recipe(**changes):
+    sections = {
+        "name": "small",
+        "model": {"name": MODEL},
+        "data": {"block_size": 32, "max_documents": 30, "held_out": 4},
+        "training": {"steps": 7, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]},
+        "evaluation": {"tasks": ["tinyworld_cloze", "tinyworld_text"], "limit": DOCUMENTS},
+        "methods": METHODS,
+    }
+    return Recipe.model_validate({**sections, **changes})
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    return tmp_path_factory.mktemp("empty")
+
+
+@pytest.fixture(scope="module")
+def found(empty):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(empty)
+        patched.setattr(hfpatch.evaluation.sizing, "_BATCHES", 1)
+        return forecast(make_recipe(), effect=0.1)
+
+
+def test_it_counts_the_units_of_the_plan(found):
+    units = Counter(unit.action for unit in plan_comparison(make_recipe(), Path("out")).units)
+    assert {action: work.units for action, work in found.work.items()} == {"train": units["train"], "evaluate": 7}
+    assert found.work["train"].steps == 3 * 2 * 7
+    assert found.work["train"].tokens == 3 * 2 * 7 * 4 * 32
+    assert found.work["evaluate"].requests == 7 * 2 * DOCUMENTS
+
+
+def test_the_tokens_are_those_of_the_requests(found):
+    tokenizer = load_base(MODEL).tokenizer
+    from hfpatch.evaluation import load_tasks
+
+    documents = list(load_tasks(["tinyworld_text"])["tinyworld_text"].eval_docs)[:DOCUMENTS]
+    texts = [
+        tokenizer(document["page"] if "page" in document else document["text"]).input_ids for document in documents
+    ]
+    assert found.tasks["tinyworld_text"].tokens == sum(len(tokens) + 1 for tokens in texts)  # after one start token
+    assert found.work["evaluate"].tokens == 7 * sum(task.tokens for task in found.tasks.values())
+
+
+def test_one_method_of_each_kind_is_measured(found):
+    methods = {kind: each.method for kind, each in found.kinds.items()}
+    assert methods == {"base": "baseline", "pre_projection": "pre_projection_skip", "c3a": "c3a"}
+    assert found.kinds["base"].step_s is None
+    assert all(each.step_s > 0 for kind, each in found.kinds.items() if kind != "base")
+    assert all(min(each.evaluation_s.values()) > 0 for each in found.kinds.values())
+    assert found.memory_bytes >= max(each.evaluation_memory_bytes for each in found.kinds.values()) > 0
+
+
+def test_the_time_is_that_of_the_units(found):
+    steps = {name: found.kinds[method.kind].step_s for name, method in found.methods.items()}
+    held_out = hfpatch.runs.forecasting._FORWARD  # at most: a few blocks once, in steps of four blocks
+    assert 14 * sum(steps.values()) < found.work["train"].seconds < 14 * sum(steps.values()) * (1 + 8 * held_out)
+    scored = {kind: sum(each.evaluation_s.values()) for kind, each in found.kinds.items()}
+    kinds = ["base", *(method.kind for method in found.methods.values() for _ in range(2))]
+    assert found.work["evaluate"].seconds == pytest.approx(sum(scored[kind] for kind in kinds))
+
+
+def test_methods_have_their_counts_and_matches(found):
+    assert found.methods["pre_projection"].trainable == found.methods["c3a"].match.target_parameters
+    assert found.methods["c3a"].match.size == "block_size"
+    assert found.methods["c3a"].match.parameters == found.methods["c3a"].trainable
+
+
+def test_the_spread_is_that_of_the_base_s_documents(found, tmp_path):
+    base, recipe = load_base(MODEL), make_recipe()
+    evaluate(base.model, base.tokenizer, settings=recipe.evaluation, records_dir=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "tinyworld_cloze.jsonl").read_text().splitlines()]
+    right = (sum(row["acc"] for row in rows) + 1) / (DOCUMENTS + 2)
+    cloze = found.tasks["tinyworld_cloze"]
+    assert (cloze.sampled, cloze.unit) == (DOCUMENTS, "share")
+    assert cloze.sd == pytest.approx(np.sqrt(right * (1 - right)))
+
+    rows = [json.loads(line) for line in (tmp_path / "tinyworld_text.jsonl").read_text().splitlines()]
+    logs, words = np.array([row["word_perplexity"] for row in rows]).T
+    residuals = (-logs - (-logs.sum() / words.sum()) * words) / words.mean()
+    text = found.tasks["tinyworld_text"]
+    assert text.unit == "log"
+    assert text.sd == pytest.approx(residuals.std(ddof=1), rel=1e-4)
+    assert 0 < text.detectable["little"].smallest < text.detectable["much"].smallest
+    assert text.detectable["much"].documents > text.detectable["little"].documents
+
+
+def test_it_is_shown_and_read_back(found, capsys):
+    print_document(forecast_document(found))
+    shown = capsys.readouterr().out
+    for part in ("small on tinyworld/gpt-neox", "What will be run", "block size", "What an effect of 0.1 needs"):
+        assert part in shown
+    assert Forecast.model_validate(found.to_json()) == found
+
+
+def test_nothing_is_written(found, empty):
+    assert list(empty.iterdir()) == []
+
+
+@pytest.mark.parametrize("effect", [0.0, -0.1, 1.0, float("nan")])
+def test_an_effect_that_is_none(effect):
+    with pytest.raises(HfpatchError, match=r"--effect .* between 0 and 1"):
+        forecast(make_recipe(), effect=effect)
+
+
+@pytest.mark.skipif("tuning" not in Recipe.model_fields, reason="recipes have no tuning")
+def test_trials_of_tuning_are_counted():
+    tuning = {"learning_rates": [1e-3, 1e-2], "steps": 3, "held_out": 4, "extend": 0}
+    methods = {name: METHODS[name] for name in ("baseline", "pre_projection")}
+    evaluation = {"tasks": ["tinyworld_cloze"], "limit": 4}
+    data = {"block_size": 32, "max_documents": 30}
+    found = forecast(make_recipe(tuning=tuning, methods=methods, evaluation=evaluation, data=data))
+    assert (found.work["tune"].units, found.work["tune"].steps) == (2, 6)
