@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from hfpatch.analysis.running import evaluating
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import MixedProjection
-from hfpatch.sites import AttentionSite, base_model, features, find_sites, submodule, unwrapped
+from hfpatch.sites import AttentionSite, features, find_sites, submodule, unwrapped
 from hfpatch.tuners.layer import surgery_layer
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
 
@@ -67,7 +66,7 @@ def each_layers_weights(model: nn.Module, *, patched: bool = True) -> Iterator[H
 
 def layer_weights(model: nn.Module, site: AttentionSite, *, patched: bool) -> HeadWeights:
     """Return the matrices of one layer; see :func:`head_weights`."""
-    size = head_size(model, site)
+    size = head_size(site)
     query, key = (split_heads(_matrix(site, target, patched=patched), size) for target in ("query", "key"))
     if len(query) % len(key):
         raise HfpatchError(f"layer {site.layer}: {len(query)} query heads do not share {len(key)} key heads evenly")
@@ -79,15 +78,15 @@ def split_heads(matrix: Tensor, size: int) -> Tensor:
     return matrix.reshape(len(matrix), -1, size).movedim(1, 0)
 
 
-def head_size(model: nn.Module, site: AttentionSite) -> int:
-    """Return the width of one head: the attention module's own, else that of the config."""
-    width = site.projections["query"].columns.size
-    for name in ("head_dim", "head_size"):
-        own = getattr(site.attention, name, None)
-        if isinstance(own, int) and width % own == 0:
-            return own
-    config: Any = base_model(model).config
-    return width // int(config.get_text_config().num_attention_heads)
+def head_size(site: AttentionSite) -> int:
+    """Return the width of one head.
+
+    Raises:
+        HfpatchError: if no projection computes the query.
+    """
+    if site.heads is None:
+        raise HfpatchError(f"layer {site.layer}: no projection computes the query alone")
+    return site.projections["query"].columns.size // site.heads.count
 
 
 def weight_matrix(module: nn.Module) -> Tensor:
