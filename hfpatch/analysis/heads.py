@@ -14,6 +14,7 @@ from hfpatch.nn import MixedProjection
 from hfpatch.sites import AttentionSite, features, find_sites, submodule, unwrapped
 from hfpatch.tuners.layer import surgery_layer
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
+from hfpatch.tuners.query_temperature.layer import QueryTemperatureLayer
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
 
     Args:
         model: patched or not.
-        patched: take linear adapters (such as LoRA) into account, and of a nonlinear query what is left of its
-            anchor where f = 0; False gives the base's matrices.
+        patched: take linear adapters (such as LoRA) and temperatures into account, and of a nonlinear query what is
+            left of its anchor where f = 0; False gives the base's matrices.
 
     Raises:
         HfpatchError: if a layer has no query and key matrix that read the hidden state (latent attention).
@@ -122,10 +123,23 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
         if target in config.targets and config.form == "literal":  # (A + 0)/2, while the preserving form is (2A + 0)/2
             anchor = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
             matrix = anchor / 2
+    factor = _temperature(site, target)
+    behind_norm = site.heads is not None and site.heads.norm is not None
+    matrix = matrix if behind_norm else matrix * factor
     wrapper = submodule(site.attention, site.projections[target].path, of=site.family)
     if wrapper is not module:  # what a linear adapter adds: the difference of the images of the identity
         matrix = matrix + columns.read(_image(wrapper, site.hidden_size) - _image(module, site.hidden_size))
-    return matrix
+    return matrix * factor if behind_norm else matrix
+
+
+def _temperature(site: AttentionSite, target: str) -> Tensor:
+    """Return what temperatures multiply the columns of a target with, fp64 ``(columns,)`` or one number."""
+    layer, factor = surgery_layer(site, QueryTemperatureLayer), torch.ones(1, dtype=torch.float64)
+    if layer is None or target != "query":
+        return factor
+    for name in layer.working_adapters():
+        factor = factor * (1 + layer.tau(name).detach().cpu().double())
+    return factor.repeat_interleave(head_size(site)) if len(factor) > 1 else factor
 
 
 @torch.no_grad()

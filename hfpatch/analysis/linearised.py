@@ -82,7 +82,7 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
 def is_nonlinear(site: AttentionSite) -> bool:
     """Return whether a working patch makes the layer's query or key other than linear in the attention's input."""
     pre, query = surgery_layer(site, PreProjectionLayer), surgery_layer(site, NonlinearQueryLayer)
-    if pre is not None and pre.working_adapters():
+    if pre is not None and pre.moving_adapters():
         return True
     return query is not None and any({"query", "key"} & {*query.configs[a].targets} for a in query.working_adapters())
 

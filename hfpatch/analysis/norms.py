@@ -160,6 +160,8 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Pre
         means.add(index, norm_ratio(layer.project(x) - x, x)[..., None])
 
     for site, layer in surgery_layers(model, PreProjectionLayer):
+        if not layer.moving_adapters():  # a skip alone
+            continue
         hook = partial(measure, site.layer, layer)
         handles.append(site.attention.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
     with hooked(handles):

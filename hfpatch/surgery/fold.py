@@ -100,13 +100,20 @@ def _readers(site: AttentionSite) -> dict[str, nn.Module]:
             not name.startswith(PreProjectionLayer.child_name)
             and module not in projections.values()
             and joined(site.path, name) != site.output_path
-            and any(p is not None and p.dim() > 1 for p in module._parameters.values())
+            and any(_could_read(p, site.hidden_size) for p in module._parameters.values())
         ):
             raise HfpatchError(
                 f"{site.path}: {name or 'the attention itself'} may read the hidden state besides query, key and "
                 "value, so the pre-projection cannot be folded"
             )
     return projections
+
+
+def _could_read(parameter: Tensor | None, hidden_size: int) -> bool:
+    """Return whether a parameter may be a matrix that hidden states are multiplied with; packed ones have any shape."""
+    if parameter is None or parameter.dim() < 2:
+        return False
+    return hidden_size in parameter.shape or not parameter.is_floating_point()
 
 
 def _plain_weight(module: nn.Module, at: str, uses: Counter[int]) -> nn.Parameter:
@@ -137,4 +144,5 @@ def _is_product(module: nn.Module, weight: Tensor) -> bool:
     expected = x @ (weight if hasattr(module, "nx") else weight.T)
     bias: Any = getattr(module, "bias", None)
     expected = expected if bias is None else expected + bias
-    return bool((module(x) - expected).abs().max() <= 100 * torch.finfo(weight.dtype).eps * expected.abs().max())
+    found = module.forward(x)  # without hooks: the patch may have one here
+    return bool((found - expected).abs().max() <= 100 * torch.finfo(weight.dtype).eps * expected.abs().max())

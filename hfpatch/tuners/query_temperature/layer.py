@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -38,10 +37,15 @@ class QueryTemperatureLayer(SurgeryLayer):
         """Return τ."""
         return {"temperature_query": QueryTemperature(heads=self.heads.count)}
 
+    def tau(self, adapter_name: str) -> Tensor:
+        """Return τ ``(heads,)`` of an adapter."""
+        return cast("Tensor", self.held("temperature_query")[adapter_name].weight)
+
     def scale(self, query: Tensor, axis: int) -> Tensor:
         """Scale the heads along an axis (-1: of the last one together) by every working adapter."""
-        taus = [cast("Tensor", self.held("temperature_query")[name].weight) for name in self.working_adapters()]
-        return reduce(lambda scaled, tau: scale_heads(scaled, tau, axis), taus, query)
+        for name in self.working_adapters():
+            query = scale_heads(query, self.tau(name), axis)
+        return query
 
     def _scale_projected(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
