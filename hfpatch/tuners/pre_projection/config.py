@@ -59,7 +59,10 @@ class PreProjectionConfig(SurgeryConfig):
             check_expansion(self.expansion)
             return
         if not self.content_skip:
-            raise HfpatchError("expansion=0 leaves the content skip alone; set content_skip=True, or raise expansion")
+            raise HfpatchError(
+                f"expansion={self.expansion} must be above 0 without a content skip; with content_skip=True it is the "
+                "skip alone"
+            )
         for name in ("gated", "dropout"):
             if getattr(self, name):
                 raise HfpatchError(
