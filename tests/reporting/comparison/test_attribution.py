@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from reporting.conftest import document_of
 
 from hfpatch.reporting.comparison.attribution import Gains, Measure, attribution, measures, share
 
@@ -135,7 +136,7 @@ def test_held_out_text_is_measured_over_seeds(controlled, raw, build):
     assert share(build(raw), SKIP, "skip_alone", Measure()) is None  # one seed has no spread
 
 
-def test_the_table_groups_a_method_with_its_controls(controlled, document_of):
+def test_the_table_groups_a_method_with_its_controls(controlled):
     results = controlled((SKIP, CLOZE, 0.05, 0.01, "better"), ("skip_alone", CLOZE, 0.04, 0.01, "better"))
     sections = {each.name: each for each in document_of(results).parts[0].sections}
     table = sections["attribution"].blocks[-1]
