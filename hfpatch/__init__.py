@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from hfpatch.results import load_results
     from hfpatch.sites import AttentionSite, Family, find_sites, register_family
     from hfpatch.surgery.budget import match_lora_rank
+    from hfpatch.surgery.fold import fold
     from hfpatch.surgery.folder import load_patch, save_patch
     from hfpatch.surgery.patch import patch, patch_summary, unpatch
-    from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig
+    from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 
 _HOMES = {
     "AttentionSite": "sites",
     "Family": "sites",
     "NonlinearQueryConfig": "tuners",
     "PreProjectionConfig": "tuners",
+    "QueryTemperatureConfig": "tuners",
     "check": "promises",
     "fast_matmul": "nn.matmul",
     "find_sites": "sites",
+    "fold": "surgery.fold",
     "load_patch": "surgery.folder",
     "load_results": "results",
     "match_lora_rank": "surgery.budget",
@@ -47,10 +50,12 @@ __all__ = [
     "HfpatchError",
     "NonlinearQueryConfig",
     "PreProjectionConfig",
+    "QueryTemperatureConfig",
     "__version__",
     "check",
     "fast_matmul",
     "find_sites",
+    "fold",
     "load_patch",
     "load_results",
     "match_lora_rank",

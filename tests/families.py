@@ -129,7 +129,7 @@ def perturb(model: torch.nn.Module, *, std: float = 0.1, seed: int = 0) -> dict[
     """
     moved = {}
     for name, parameter in model.named_parameters():
-        if any(prefix in name for prefix in ("preproj_", "nonlinear_", "lora_", "ia3_")):
+        if any(prefix in name for prefix in ("preproj_", "nonlinear_", "temperature_", "lora_", "ia3_")):
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
             parameter += std * torch.randn(parameter.shape, generator=generator).to(parameter)
             moved[name] = parameter

@@ -8,7 +8,8 @@ from peft import PeftConfig
 import hfpatch
 
 NAMES = [
-    "PreProjectionConfig", "NonlinearQueryConfig", "patch", "unpatch", "patch_summary", "save_patch", "load_patch",
+    "PreProjectionConfig", "NonlinearQueryConfig", "QueryTemperatureConfig", "fold",
+    "patch", "unpatch", "patch_summary", "save_patch", "load_patch",
     "find_sites", "match_lora_rank", "check", "AttentionSite", "Family", "register_family", "HfpatchError",
     "fast_matmul",
 ]  # fmt: skip

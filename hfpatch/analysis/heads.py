@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +11,10 @@ from torch import Tensor, nn
 from hfpatch.analysis.running import evaluating
 from hfpatch.errors import HfpatchError
 from hfpatch.nn import MixedProjection
-from hfpatch.sites import AttentionSite, base_model, features, find_sites, submodule, unwrapped
+from hfpatch.sites import AttentionSite, features, find_sites, submodule, unwrapped
 from hfpatch.tuners.layer import surgery_layer
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
+from hfpatch.tuners.query_temperature.layer import QueryTemperatureLayer
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
 
     Args:
         model: patched or not.
-        patched: take linear adapters (such as LoRA) into account, and of a nonlinear query what is left of its
-            anchor where f = 0; False gives the base's matrices.
+        patched: take linear adapters (such as LoRA) and temperatures into account, and of a nonlinear query what is
+            left of its anchor where f = 0; False gives the base's matrices.
 
     Raises:
         HfpatchError: if a layer has no query and key matrix that read the hidden state (latent attention).
@@ -67,7 +67,7 @@ def each_layers_weights(model: nn.Module, *, patched: bool = True) -> Iterator[H
 
 def layer_weights(model: nn.Module, site: AttentionSite, *, patched: bool) -> HeadWeights:
     """Return the matrices of one layer; see :func:`head_weights`."""
-    size = head_size(model, site)
+    size = head_size(site)
     query, key = (split_heads(_matrix(site, target, patched=patched), size) for target in ("query", "key"))
     if len(query) % len(key):
         raise HfpatchError(f"layer {site.layer}: {len(query)} query heads do not share {len(key)} key heads evenly")
@@ -79,15 +79,15 @@ def split_heads(matrix: Tensor, size: int) -> Tensor:
     return matrix.reshape(len(matrix), -1, size).movedim(1, 0)
 
 
-def head_size(model: nn.Module, site: AttentionSite) -> int:
-    """Return the width of one head: the attention module's own, else that of the config."""
-    width = site.projections["query"].columns.size
-    for name in ("head_dim", "head_size"):
-        own = getattr(site.attention, name, None)
-        if isinstance(own, int) and width % own == 0:
-            return own
-    config: Any = base_model(model).config
-    return width // int(config.get_text_config().num_attention_heads)
+def head_size(site: AttentionSite) -> int:
+    """Return the width of one head.
+
+    Raises:
+        HfpatchError: if no projection computes the query.
+    """
+    if site.heads is None:
+        raise HfpatchError(f"layer {site.layer}: no projection computes the query alone")
+    return site.projections["query"].columns.size // site.heads.count
 
 
 def weight_matrix(module: nn.Module) -> Tensor:
@@ -123,10 +123,23 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
         if target in config.targets and config.form == "literal":  # (A + 0)/2, while the preserving form is (2A + 0)/2
             anchor = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
             matrix = anchor / 2
+    factor = _temperature(site, target)
+    behind_norm = site.heads is not None and site.heads.norm is not None
+    matrix = matrix if behind_norm else matrix * factor
     wrapper = submodule(site.attention, site.projections[target].path, of=site.family)
     if wrapper is not module:  # what a linear adapter adds: the difference of the images of the identity
         matrix = matrix + columns.read(_image(wrapper, site.hidden_size) - _image(module, site.hidden_size))
-    return matrix
+    return matrix * factor if behind_norm else matrix
+
+
+def _temperature(site: AttentionSite, target: str) -> Tensor:
+    """Return what temperatures multiply the columns of a target with, fp64 ``(columns,)`` or one number."""
+    layer, factor = surgery_layer(site, QueryTemperatureLayer), torch.ones(1, dtype=torch.float64)
+    if layer is None or target != "query":
+        return factor
+    for name in layer.working_adapters():
+        factor = factor * (1 + layer.tau(name).detach().cpu().double())
+    return factor.repeat_interleave(head_size(site)) if len(factor) > 1 else factor
 
 
 @torch.no_grad()

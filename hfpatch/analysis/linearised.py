@@ -82,7 +82,7 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
 def is_nonlinear(site: AttentionSite) -> bool:
     """Return whether a working patch makes the layer's query or key other than linear in the attention's input."""
     pre, query = surgery_layer(site, PreProjectionLayer), surgery_layer(site, NonlinearQueryLayer)
-    if pre is not None and pre.working_adapters():
+    if pre is not None and pre.moving_adapters():
         return True
     return query is not None and any({"query", "key"} & {*query.configs[a].targets} for a in query.working_adapters())
 
@@ -125,7 +125,7 @@ class _Layer:
 def _read_layer(model: nn.Module, site: AttentionSite) -> _Layer:
     with evaluating(model):
         base, known = (layer_weights(model, site, patched=patched) for patched in (False, True))
-    size, biases = head_size(model, site), []
+    size, biases = head_size(site), []
     for target in ("query", "key"):
         module, columns = site.projection_module(target), site.projections[target].columns
         bias = getattr(module, "bias", None)

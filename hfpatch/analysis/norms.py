@@ -160,6 +160,8 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Pre
         means.add(index, norm_ratio(layer.project(x) - x, x)[..., None])
 
     for site, layer in surgery_layers(model, PreProjectionLayer):
+        if not layer.moving_adapters():  # a skip alone
+            continue
         hook = partial(measure, site.layer, layer)
         handles.append(site.attention.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
     with hooked(handles):
@@ -178,7 +180,7 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
         batches: see :data:`hfpatch.analysis.running.Batch`.
     """
     means, handles = TokenMeans[tuple[int, str, str]](), []
-    head_sizes = {site.layer: head_size(model, site) for site in find_sites(model)}
+    head_sizes = {site.layer: head_size(site) for site in find_sites(model) if site.heads is not None}
 
     def measure(
         index: int, layer: NonlinearQueryLayer, target: str, module: nn.Module, args: tuple[Any, ...], output: Tensor
@@ -188,7 +190,7 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
             if target in layer.configs[adapter].targets:
                 anchor = x if layer.configs[adapter].anchor == "identity" else projected
                 f = layer.nonlinear(adapter, target, x)
-                means.add((index, adapter, target), _compared(f, anchor, head_sizes[index]))
+                means.add((index, adapter, target), _compared(f, anchor, head_sizes.get(index, f.shape[-1])))
                 projected = layer.query(adapter, target, x, projected)
 
     def measure_own(heard: PathOutput) -> None:

@@ -14,9 +14,11 @@ from hfpatch.errors import HfpatchError
 from hfpatch.nn.nonlinear import bottleneck_rank
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.sites.site import joined
+from hfpatch.surgery.patch import stack
 from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
 from hfpatch.tuners.nonlinear_query.layer import PARTS, NonlinearQueryLayer
 from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
+from hfpatch.tuners.query_temperature.layer import QueryTemperatureLayer
 
 Description = list[dict[str, Any]]
 Tensors = dict[str, Tensor]
@@ -31,12 +33,22 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
     _require_plain_parts(model)
     found: Description = []
     tensors: Tensors = {}
+    stacked = list(stack(model))
+
+    def injected(layer: SurgeryLayer) -> int:
+        return min(stacked.index(name) for name in layer.configs)
+
     for site in find_sites(model):
-        pre, query = surgery_layer(site, PreProjectionLayer), surgery_layer(site, NonlinearQueryLayer)
+        pre = surgery_layer(site, PreProjectionLayer)
         if pre is not None and pre.working_adapters():
             found.append(_pre_projections(site, pre, tensors))
-        if query is not None:
-            found += _queries(site, query, tensors)
+        query, scale = surgery_layer(site, NonlinearQueryLayer), surgery_layer(site, QueryTemperatureLayer)
+        made = [_queries(site, query, tensors)] if query is not None else []
+        if scale is not None and scale.working_adapters():
+            item = _temperatures(site, scale, tensors)
+            first = query is None or injected(scale) < injected(query)  # of two hooks on one projection
+            made.insert(0 if first else 1, [item])
+        found += [item for items in made for item in items]
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
             found.append(_lora(name, module, tensors))
@@ -56,8 +68,7 @@ def _require_plain_parts(model: nn.Module) -> None:
             continue
         if not isinstance(module, LoraLayer):
             raise HfpatchError(
-                f"{name}: a {type(module).__name__} adapter cannot be exported; pre_projection, nonlinear_query and "
-                "lora can"
+                f"{name}: a {type(module).__name__} adapter cannot be exported; hfpatch's own methods and lora can"
             )
         if module.lora_variant or module.lora_embedding_A:
             raise HfpatchError(f"{name}: only plain LoRA on a linear projection can be exported; no DoRA, no embedding")
@@ -72,12 +83,13 @@ def _pre_projections(site: AttentionSite, layer: PreProjectionLayer, tensors: Te
     parts, name = [], f"hfpatch_pre_{site.name.replace('.', '_')}"
     for index, adapter in enumerate(layer.working_adapters()):
         config = layer.configs[adapter]
-        kinds = ["up", "down", *(["gate"] if config.gated else []), *(["skip"] if config.content_skip else [])]
+        kinds = ["up", "down"] if config.expansion else []
+        kinds += [*(["gate"] if config.gated else []), *(["skip"] if config.content_skip else [])]
         for kind in kinds:
             weight = layer.linear(f"preproj_{kind}", adapter).weight
             tensors[joined(site.host_path, f"{name}.parts.{index}.{kind}.weight")] = weight
-        up = layer.linear("preproj_up", adapter)
-        part = {"hidden": up.in_features, "inner": up.out_features, "activation": config.activation}
+        inner = layer.linear("preproj_up", adapter).out_features if config.expansion else 0
+        part = {"hidden": site.hidden_size, "inner": inner, "activation": config.activation}
         parts.append({**part, "gated": config.gated, "skip": config.content_skip})
     at = [site.path, site.exit_path]
     return _item("hfpatch_pre", name, site, at, {"parts": parts, "factor": site.exit_factor})
@@ -110,6 +122,20 @@ def _queries(site: AttentionSite, layer: NonlinearQueryLayer, tensors: Tensors) 
                 }
             )
     return list(items.values())
+
+
+def _temperatures(site: AttentionSite, layer: QueryTemperatureLayer, tensors: Tensors) -> dict[str, Any]:
+    name, adapters = f"hfpatch_temperatures_{site.name.replace('.', '_')}", layer.working_adapters()
+    for index, adapter in enumerate(adapters):
+        tensors[joined(site.host_path, f"{name}.taus.{index}")] = layer.tau(adapter)
+    columns, heads = layer.columns, layer.heads
+    options = {
+        "count": len(adapters),
+        "heads": [heads.count, heads.norm, heads.heads_first],
+        "columns": [columns.groups, columns.width, columns.start, columns.length],
+    }
+    at = joined(site.path, heads.norm or site.projections["query"].path)
+    return _item("hfpatch_temperatures", name, site, [at], options)
 
 
 def _item(kind: str, name: str, site: AttentionSite, at: list[str], options: dict[str, Any]) -> dict[str, Any]:

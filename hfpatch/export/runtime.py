@@ -21,7 +21,9 @@ from hfpatch.nn.nonlinear import nonlinear_map
 from hfpatch.nn.norms import NORMS
 from hfpatch.nn.preprojection import pre_project
 from hfpatch.nn.skip import add_skip
+from hfpatch.nn.temperature import scale_heads
 from hfpatch.sites.columns import Columns
+from hfpatch.sites.heads import QueryHeads
 from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
 
 
@@ -43,15 +45,15 @@ class PreProjectionPart(nn.Module):
 
     def __init__(self, hidden: int, inner: int, activation: str, gated: bool, skip: bool) -> None:
         super().__init__()
-        self.up: Any = Matrix(hidden, inner)
+        self.up: Any = Matrix(hidden, inner) if inner else None
         self.gate: Any = Matrix(hidden, inner) if gated else None
-        self.down: Any = Matrix(inner, hidden)
+        self.down: Any = Matrix(inner, hidden) if inner else None
         self.skip: Any = Matrix(hidden, hidden) if skip else None
         self.act = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x to x~, both ``(batch, seq, hidden)``."""
-        return pre_project(x, up=self.up, down=self.down, gate=self.gate, act=self.act)
+        """Map x to x~, both ``(batch, seq, hidden)``; x itself where the skip is alone."""
+        return x if self.up is None else pre_project(x, up=self.up, down=self.down, gate=self.gate, act=self.act)
 
 
 class PreProjections(HookedModule):
@@ -150,6 +152,32 @@ class NonlinearQueries(HookedModule):
         return output
 
 
+class Temperatures(HookedModule):
+    """Scales the query of each head behind its norm, or in its projection's output; see ``QueryTemperature``.
+
+    ``heads`` (number, path of the norm or None, whether heads come before the sequence there) and ``columns`` (groups,
+    width, start, length) say where the heads are.
+    """
+
+    def __init__(self, count: int, heads: list[Any], columns: list[int]) -> None:
+        super().__init__()
+        self.heads, self.columns = QueryHeads(*heads), Columns(*columns)
+        self.taus = nn.ParameterList(nn.Parameter(torch.empty(self.heads.count)) for _ in range(count))
+
+    def register(self, module: nn.Module) -> None:
+        """Hook into the norm or the projection."""
+        self.after(module, Temperatures.change)
+
+    def change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        """Scale the heads by every τ."""
+        query, axis = self.columns.read(output) if self.heads.norm is None else output, -1
+        if self.heads.norm is not None:
+            axis = self.heads.axis(output, self.columns.size, at="query")
+        for tau in self.taus:
+            query = scale_heads(query, tau, axis)
+        return self.columns.write(output, query) if self.heads.norm is None else query
+
+
 class Lora(HookedModule):
     """y = xW + scaling · (x A) B for every part. Source: arXiv 2106.09685."""
 
@@ -175,6 +203,7 @@ class Lora(HookedModule):
 MADE: dict[str, Callable[..., HookedModule]] = {
     "hfpatch_pre": PreProjections,
     "hfpatch_queries": NonlinearQueries,
+    "hfpatch_temperatures": Temperatures,
     "hfpatch_lora": Lora,
 }
 

@@ -9,6 +9,7 @@ from hfpatch.nn.nonlinear import NonlinearProjection, nonlinear_map
 from hfpatch.nn.norms import NORMS, make_norm
 from hfpatch.nn.preprojection import PreProjection, inner_width, pre_project
 from hfpatch.nn.skip import ContentSkip
+from hfpatch.nn.temperature import QueryTemperature, scale_heads
 
 __all__ = [
     "ACTIVATIONS",
@@ -20,6 +21,7 @@ __all__ = [
     "MixedProjection",
     "NonlinearProjection",
     "PreProjection",
+    "QueryTemperature",
     "WeightAnchoredQuery",
     "activation",
     "anchor_preserving",
@@ -29,5 +31,6 @@ __all__ = [
     "nonlinear_map",
     "normal_",
     "pre_project",
+    "scale_heads",
     "seeded_generator",
 ]

@@ -11,7 +11,7 @@ from peft import PeftConfig
 from torch import nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.promises import behaviour, residual, site
+from hfpatch.promises import behaviour, residual, site, temperature
 from hfpatch.promises.common import Test, changed_by, example_tokens
 from hfpatch.surgery.bases import load_base, load_config
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
@@ -26,6 +26,7 @@ PROMISES: list[tuple[str, Test]] = [
     ("x~ reaches query, key and value", site.reach),
     ("the content skip reaches the residual", residual.arrival),
     ("projections are what they are taken for", site.query_columns),
+    ("temperatures scale their own heads", temperature.own_heads),
     ("causality", site.causality),
     ("generation with and without cache", behaviour.cache),
     ("left padding", behaviour.padding),

@@ -17,6 +17,7 @@ _MARKS: tuple[tuple[str, Group], ...] = (
     ("preproj_skip", "skip"),
     ("preproj_", "pre_projection"),
     ("nonlinear_", "query"),
+    ("temperature_", "query"),
     ("lora_", "lora"),
 )
 _Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -145,7 +146,7 @@ def group_of(name: str) -> Group:
     """Return the group of a parameter by its name in the model.
 
     ``skip`` is W_skip, ``pre_projection`` the pre-projection's other matrices, ``query`` everything of a nonlinear
-    query (also where its targets are keys or values), ``lora`` LoRA's matrices, ``other`` the rest.
+    query (also where its targets are keys or values) and temperatures, ``lora`` LoRA's matrices, ``other`` the rest.
     """
     parts = name.split(".")
     return next((group for mark, group in _MARKS if any(part.startswith(mark) for part in parts)), "other")

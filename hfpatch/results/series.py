@@ -27,6 +27,7 @@ _MATRICES = {
     "preproj_skip": "‖W_skip‖ of the content skip",
     "preproj_down": "‖W_down‖ of the pre-projection",
     "nonlinear_query_norm_out": "‖gain‖ behind the nonlinear query",
+    "temperature_query": "‖τ‖ of the query temperature",
     "lora_B": "‖B‖ of LoRA",
 }
 _MEASUREMENTS = {

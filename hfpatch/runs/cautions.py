@@ -7,6 +7,7 @@ from typing import Any
 
 from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.controls import controls_of
 from hfpatch.results.schema import ComparisonResults, Method
 
 UNMATCHED = 0.01
@@ -21,7 +22,7 @@ def cautions(recipe: Recipe, results: ComparisonResults, references: Mapping[str
     """Return every caution that applies to a complete comparison."""
     return [
         *_base(recipe, results),
-        *_sizes(results, references),
+        *_sizes(recipe, results, references),
         *_survival(results.methods),
         *_cut_short(results.methods),
         *_seeds(recipe),
@@ -56,11 +57,15 @@ def _base(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
             yield unknown
 
 
-def _sizes(results: ComparisonResults, references: Mapping[str, list[str]]) -> Iterator[str]:
+def _sizes(recipe: Recipe, results: ComparisonResults, references: Mapping[str, list[str]]) -> Iterator[str]:
+    own = controls_of(recipe.methods)
+    smaller = {(name, each.name) for name, controls in own.items() for each in controls if not each.has_its_size}
     sizes = {name: method.trainable for name, method in results.methods.items()}
     unmatched: dict[str, list[str]] = {}
     for name, controls in references.items():
         for control in controls:
+            if (name, control) in smaller:  # a part of the method, smaller by design
+                continue
             if control != results.baseline and abs(sizes[control] - sizes[name]) > UNMATCHED * sizes[name]:
                 ratio = f"{name} ({sizes[name]:,}, a ratio of {sizes[control] / sizes[name]:.2f})"
                 unmatched.setdefault(control, []).append(ratio)

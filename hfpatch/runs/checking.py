@@ -15,7 +15,11 @@ from hfpatch.surgery.bases import load_base, load_config
 from hfpatch.surgery.methods import Part, build_method, validate_methods
 from hfpatch.twins import twin
 
-EVERY_KIND: list[Part] = [{"type": "pre_projection", "content_skip": True}, {"type": "nonlinear_query"}]
+EVERY_KIND: list[Part] = [
+    {"type": "pre_projection", "content_skip": True},
+    {"type": "nonlinear_query"},
+    {"type": "query_temperature"},
+]
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,8 @@ def check(
 
     Args:
         model: the model.
-        part: a method's part, as a recipe writes it; None runs pre-projection with content skip and the nonlinear
-            query, and reports what the architecture refuses.
+        part: a method's part, as a recipe writes it; None runs pre-projection with content skip, the nonlinear
+            query and the query temperature, and reports what the architecture refuses.
         config_only: run them on a tiny random twin of the model's configuration, without its weights.
         progress: shown each promise before it is tested.
 

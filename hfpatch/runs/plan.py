@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.controls import LINEAR_QUERY, controls_of, is_control
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.locks import WHOLE, run_lock
@@ -171,34 +172,24 @@ def _check_known(kind: str, name: str, known: Collection[str]) -> None:
 def references(recipe: Recipe) -> dict[str, list[str]]:
     """Return what each method is compared with: the baseline first, then the controls made for it.
 
-    The controls of a method are those that match its parameters (``match:``) and, where the method is one nonlinear
-    query, the linear one (``activation: identity``); where there are none, the method named ``lora``. Controls, and
-    LoRAs, are compared with the baseline alone.
+    The controls of a method are those that match its parameters (``match:``), and the methods that keep one part of it
+    alone (:func:`hfpatch.recipes.controls.controls_of`). One that is compared with nothing of its own size is compared
+    with the method named ``lora``. Controls, and LoRAs, are compared with the baseline alone.
     """
     return {name: [recipe.baseline, *_controls(recipe, name)] for name in recipe.methods if name != recipe.baseline}
 
 
 def _controls(recipe: Recipe, name: str) -> list[str]:
     parts = recipe.methods[name]
-    if all(part["type"] == "lora" or "match" in part for part in parts) or _is_linear_query(parts):
+    if all(part["type"] == "lora" or "match" in part for part in parts) or is_control(parts):
         return []
-    made = [*_matching(recipe, name), *_linear_controls(recipe, name)]
-    return made or (["lora"] if "lora" in recipe.methods else [])
+    own = controls_of(recipe.methods).get(name, [])
+    linear_queries = [control.name for control in own if control.keeps == LINEAR_QUERY]
+    sized = [*_matching(recipe, name), *linear_queries]
+    if not sized and "lora" in recipe.methods:
+        sized = ["lora"]
+    return list(dict.fromkeys([*sized, *(control.name for control in own)]))
 
 
 def _matching(recipe: Recipe, name: str) -> list[str]:
     return [other for other, parts in recipe.methods.items() if any(part.get("match") == name for part in parts)]
-
-
-def _linear_controls(recipe: Recipe, name: str) -> list[str]:
-    if not _is_query(recipe.methods[name]):
-        return []
-    return [other for other, parts in recipe.methods.items() if _is_linear_query(parts)]
-
-
-def _is_query(parts: list[dict[str, Any]]) -> bool:
-    return len(parts) == 1 and parts[0]["type"] == "nonlinear_query"
-
-
-def _is_linear_query(parts: list[dict[str, Any]]) -> bool:
-    return _is_query(parts) and parts[0].get("activation") == "identity"

@@ -4,6 +4,7 @@ from hfpatch.sites import families  # importing it registers them
 from hfpatch.sites.columns import Columns
 from hfpatch.sites.discovery import Survey, find_sites, select_sites, survey
 from hfpatch.sites.family import Family, declared_model_types, family_of, register_family
+from hfpatch.sites.heads import QueryHeads
 from hfpatch.sites.layouts import TARGETS, Projection, concatenated, gated, latent, per_head, separate
 from hfpatch.sites.modules import features, require_matrix, submodule, unwrapped
 from hfpatch.sites.site import AttentionSite
@@ -15,6 +16,7 @@ __all__ = [
     "Columns",
     "Family",
     "Projection",
+    "QueryHeads",
     "Survey",
     "base_model",
     "concatenated",

@@ -10,6 +10,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family
+from hfpatch.sites.heads import QueryHeads, query_heads, temperature_refusals
 from hfpatch.sites.layouts import Projections
 from hfpatch.sites.modules import features, linear_paths, submodule, unwrapped
 
@@ -26,6 +27,7 @@ class AttentionSite:
         attention: the attention module; the hidden state enters here, normed already.
         hidden_size: d, the width of the hidden state.
         projections: where query, key and value are computed, by target; paths are relative to the attention.
+        heads: the query heads; None where no projection computes the query.
         output_path: path of the output projection, from the model.
         exit_path: path, from the model, of the module whose output is added to the residual stream.
         exit: that module; the attention itself where nothing is in between.
@@ -47,6 +49,7 @@ class AttentionSite:
     attention: nn.Module
     hidden_size: int
     projections: Projections
+    heads: QueryHeads | None
     output_path: str
     exit_path: str
     exit: nn.Module
@@ -107,7 +110,8 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         factor = 1.0 if family.factor is None else float(family.factor(block))
     except AttributeError as error:
         raise HfpatchError(f"{of}: the declared factor cannot be read: {error}") from error
-    refusals = family.refusals(attention) if callable(family.refusals) else family.refusals
+    declared = family.refusals(attention) if callable(family.refusals) else family.refusals
+    refusals = {**temperature_refusals(attention), **declared}
     return AttentionSite(
         layer=layer,
         name=f"layer.{layer}" + (f".{number}" if number else ""),
@@ -116,6 +120,7 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         attention=attention,
         hidden_size=features(reader)[0],
         projections=projections,
+        heads=query_heads(attention, config, projections),
         output_path=exit_path if family.output is None else joined(path, family.output),
         exit_path=exit_path,
         exit=attention if family.exit is None else submodule(block, family.exit, of=of),

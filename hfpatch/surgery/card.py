@@ -15,6 +15,7 @@ TAGS = ["hfpatch"]
 _METHODS = {
     "pre_projection": "Pre-projection and content skip (arXiv 2604.10791)",
     "nonlinear_query": "Anchored nonlinear query (arXiv 2603.13381)",
+    "query_temperature": "Query temperature, q_h (1 + τ_h)",
     "lora": "LoRA (arXiv 2106.09685)",
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

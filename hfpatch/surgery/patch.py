@@ -69,7 +69,7 @@ def patch(
     configs = [config] if isinstance(config, PeftConfig) else list(config)
     if seed is not None:
         seed = whole_number("seed", seed, at_least=0)
-    _require_plain(model)
+    require_plain(model)
     names = _adapter_names(model, configs, names)
     if has_adapters(model):
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first, or patch with one list")
@@ -100,7 +100,7 @@ def unpatch(model: Model) -> Model:
     Raises:
         HfpatchError: if an adapter is merged into the base weights.
     """
-    _require_plain(model)
+    require_plain(model)
     remove_adapters(model)
     disable_checkpoints(model)
     if hasattr(model, "peft_config"):
@@ -223,7 +223,8 @@ def _adapter_names(model: nn.Module, configs: Sequence[PeftConfig], names: Seque
     return list(names)
 
 
-def _require_plain(model: nn.Module) -> None:
+def require_plain(model: nn.Module) -> None:
+    """Raise :class:`HfpatchError` unless adapters can be put into the model itself."""
     if isinstance(model, PeftModel):
         raise HfpatchError(
             "the model is wrapped in a PeftModel; pass model.get_base_model(), or use PEFT's own add_adapter / unload"

@@ -2,6 +2,7 @@
 
 from hfpatch.tuners.nonlinear_query import NonlinearQueryConfig, NonlinearQueryLayer, NonlinearQueryModel
 from hfpatch.tuners.pre_projection import PreProjectionConfig, PreProjectionLayer, PreProjectionModel
+from hfpatch.tuners.query_temperature import QueryTemperatureConfig, QueryTemperatureLayer, QueryTemperatureModel
 
 __all__ = [
     "NonlinearQueryConfig",
@@ -10,4 +11,7 @@ __all__ = [
     "PreProjectionConfig",
     "PreProjectionLayer",
     "PreProjectionModel",
+    "QueryTemperatureConfig",
+    "QueryTemperatureLayer",
+    "QueryTemperatureModel",
 ]

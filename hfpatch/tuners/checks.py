@@ -17,8 +17,9 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, features, find_sites, require_matrix, submodule
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 from hfpatch.tuners.config import SurgeryConfig
-from hfpatch.tuners.layer import surgery_layer
+from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
 from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
+from hfpatch.tuners.query_temperature.layer import QueryTemperatureLayer
 
 _MUST_STAY = "which a patch must leave as they are"
 _NEEDS_MORE = {  # PEFT type -> what it needs beside modules in the model
@@ -159,43 +160,51 @@ def require_sound(model: nn.Module) -> None:
     if empty and any(hasattr(module, "_hf_hook") for module in model.modules()):  # a model on meta has no values either
         raise HfpatchError(
             f"{empty[0]}: the module that it adapts is offloaded, and PEFT gives its adapter no values there; load the "
-            "model without offloading, or adapt other modules (pre_projection and nonlinear_query work offloaded)"
+            "model without offloading, or adapt other modules (hfpatch's own methods work offloaded)"
         )
-    if any(isinstance(module, NonlinearQueryLayer) for module in model.modules()):
+    if any(isinstance(module, NonlinearQueryLayer | QueryTemperatureLayer) for module in model.modules()):
         for site in find_sites(model):
-            if (layer := surgery_layer(site, NonlinearQueryLayer)) is not None:
-                for target in {target for name in layer.working_adapters() for target in layer.configs[name].targets}:
-                    _require_effect(site, layer, target)
+            for target, layer in _changed_projections(site).items():
+                _require_effect(site, target, layer._device())
+
+
+def _changed_projections(site: AttentionSite) -> dict[str, SurgeryLayer]:
+    """Return the layers whose hooks change what a projection returns, by its target."""
+    changed: dict[str, SurgeryLayer] = {}
+    if (scale := surgery_layer(site, QueryTemperatureLayer)) is not None and scale.working_adapters():
+        changed |= {"query": scale} if scale.heads.norm is None else {}
+    if (query := surgery_layer(site, NonlinearQueryLayer)) is not None:
+        changed |= {target: query for name in query.working_adapters() for target in query.configs[name].targets}
+    return changed
 
 
 @torch.no_grad()
-def _require_effect(site: AttentionSite, layer: NonlinearQueryLayer, target: str) -> None:
-    """Refuse adapters that compute with a projection's weight instead of calling it: they would bypass the query.
+def _require_effect(site: AttentionSite, target: str, device: torch.device) -> None:
+    """Refuse adapters that compute with a projection's weight instead of calling it: they would bypass its hooks.
 
-    A wrapped projection is called on one token with two queries, whose difference has to come through.
+    A wrapped projection is called on one token, with and without a hook that shifts the projection's output.
     """
     path, inner = site.projections[target].path, site.projection_module(target)
     outer = submodule(site.attention, path, of=site.family)
-    device = layer._device()
     if outer is inner or device.type == "meta":
         return
     dtype = next((p.dtype for p in inner.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
     x, outputs = torch.zeros(1, 1, features(inner)[0], dtype=dtype, device=device), list[Tensor]()
-    try:
-        for shift in (0.0, 1.0):
-            layer.query = partial(_shifted, shift)  # type: ignore[method-assign]
+    for shift in (0.0, 1.0):
+        handle = inner.register_forward_hook(partial(_shifted, shift))
+        try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 outputs.append(outer(x))
-    finally:
-        del layer.query
+        finally:
+            handle.remove()
     if (outputs[1] - outputs[0]).abs().max() < 0.01:
         method = type(outer).__module__.split(".")[-2]
         raise HfpatchError(
-            f"{site.path}.{path}: {method} does not call the projection that it adapts, so the nonlinear {target} "
+            f"{site.path}.{path}: {method} does not call the projection that it adapts, so a changed {target} "
             "would not act; leave this projection out of one of the two"
         )
 
 
-def _shifted(shift: float, adapter_name: str, target: str, x: Tensor, projected: Tensor) -> Tensor:
-    return projected + shift
+def _shifted(shift: float, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output + shift

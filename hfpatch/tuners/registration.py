@@ -19,6 +19,7 @@ class SurgeryType(str, enum.Enum):
 
     PRE_PROJECTION = "PRE_PROJECTION"
     NONLINEAR_QUERY = "NONLINEAR_QUERY"
+    QUERY_TEMPERATURE = "QUERY_TEMPERATURE"
 
 
 def register_tuner(kind: SurgeryType, *, config: type[PeftConfig], model: type[BaseTuner]) -> None:

@@ -95,6 +95,22 @@ def test_an_identity_pre_projection_moves_nothing(batch):
     assert [size.size for size in pre_projection_sizes(model, [batch])] == [0.0, 0.0]
 
 
+def test_a_skip_alone_moves_no_input_and_has_a_size(batch):
+    model = patch(model_of("gpt_neox"), PreProjectionConfig(expansion=0, content_skip=True, init="paper"))
+    assert pre_projection_sizes(model, [batch]) == []
+    assert all(each.size > 0 for each in skip_sizes(model, [batch]))
+    assert len(skip_norms(model)) == len(find_sites(model))
+
+
+def test_a_model_without_a_projection_of_the_query_has_sizes_of_its_values(batch):
+    config = AutoConfig.for_model("jetmoe", vocab_size=96, hidden_size=32, num_hidden_layers=1, num_key_value_heads=2,
+                                  kv_channels=8, intermediate_size=48, num_local_experts=2)  # fmt: skip
+    model = patch(AutoModelForCausalLM.from_config(config), NonlinearQueryConfig(targets="value", form="literal"))
+    (found,) = query_sizes(model, [batch])
+    assert found.target == "value"
+    assert found.head_sizes == (found.size,)  # no query says how wide a head is
+
+
 def test_sizes_weight_tokens_not_batches(batch):
     model = patch(model_of("gpt_neox"), PreProjectionConfig(init="paper"))
     rows = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(2)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hfpatch import HfpatchError, NonlinearQueryConfig, find_sites, patch
+from hfpatch import HfpatchError, NonlinearQueryConfig, QueryTemperatureConfig, find_sites, patch
 from hfpatch.analysis.heads import head_weights
 from hfpatch.analysis.relation import (
     change_gauge,
@@ -275,6 +275,18 @@ def test_a_literal_query_halves_its_anchor_and_a_preserving_one_does_not():
     assert torch.equal(literal, before / 2)
     assert torch.equal(preserving, before)
     assert torch.equal(identity.movedim(0, 1).reshape(HIDDEN, HIDDEN), torch.eye(HIDDEN).double() / 2)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3"])  # qwen3 norms the query before it is scaled
+def test_a_temperature_multiplies_its_heads_relation(case):
+    model = patch(make_model(case), [QueryTemperatureConfig(), LoraConfig(r=2, target_modules=["q_proj"])])
+    tau = torch.tensor([0.5, -0.5, 0.0, 1.0])
+    for name, parameter in model.named_parameters():
+        if "temperature_query" in name:
+            parameter.data.copy_(tau)
+    for before, after in zip(head_weights(model, patched=False), head_weights(model), strict=True):
+        torch.testing.assert_close(after.query, before.query * (1 + tau.double())[:, None, None])
+        assert torch.equal(after.key, before.key)
 
 
 @pytest.mark.parametrize("offsets", [(), (-1, 2)])

@@ -10,7 +10,7 @@ EPS = 1e-5
 def tensors_of(model, method, adapter):
     """Return an adapter's parameters as {path of what holds them: {what: parameter}}, read from their names.
 
-    ``method`` is ``preproj`` or ``nonlinear_query``.
+    ``method`` is ``preproj``, ``nonlinear_query`` or ``temperature``.
     """
     pattern = re.compile(rf"^(.*)\.hfpatch_\w+\.{method}_(\w+)\.{adapter}\.weight$")
     found = {}
@@ -20,10 +20,12 @@ def tensors_of(model, method, adapter):
     return found
 
 
-def pre_projected(x, tensors):
-    """x~ = x + W_down SiLU(W_up x)"""
+def pre_projected(x, tensors, *, linear=False):
+    """x~ = x + W_down SiLU(W_up x), or x + W_down W_up x; x itself where there are no tensors for it."""
+    if "up" not in tensors:
+        return x
     up = x @ tensors["up"].T
-    return x + (up * torch.sigmoid(up)) @ tensors["down"].T
+    return x + (up if linear else up * torch.sigmoid(up)) @ tensors["down"].T
 
 
 def nonlinear(x, tensors):
@@ -73,9 +75,9 @@ def on_output(model, path, change):
     module.forward = lambda *args, **kwargs: with_first(forward(*args, **kwargs), change)
 
 
-def apply_pre_projection(model, site, tensors):
+def apply_pre_projection(model, site, tensors, *, linear=False):
     """Give a site the pre-projection, and the content skip where there are tensors for it."""
-    received = on_input(model, site, lambda x: pre_projected(x, tensors))
+    received = on_input(model, site, lambda x: pre_projected(x, tensors, linear=linear))
     if "skip" in tensors:
         on_output(model, site.exit, lambda out: out + received[-1] @ tensors["skip"].T / site.factor)
     return received
@@ -94,3 +96,18 @@ def apply_query(model, site, tensors, *, form):
 
     on_output(model, site.query, anchored)
     return received
+
+
+def apply_temperature(model, site, tensors):
+    """Give a site the temperatures, q_h (1 + τ_h), behind the query's norm where it has one; return the list of x."""
+    factor, size = 1 + tensors["query"], len(site.columns) // len(tensors["query"])
+
+    def scaled(out):
+        if site.norm and out.shape[-1] == size:
+            return out * (factor[:, None, None] if site.place.norm_reads == "heads" else factor[:, None])
+        columns, out = range(out.shape[-1]) if site.norm else site.columns, out.clone()
+        out[..., columns] = out[..., columns] * factor.repeat_interleave(size)
+        return out
+
+    on_output(model, site.norm or site.query, scaled)
+    return on_input(model, site, lambda x: x)

@@ -28,6 +28,8 @@ class Place:
     factor: Callable = lambda config, block, index: 1.0  # by what it is multiplied before
     residual: str = "post_attention_layernorm"  # whose input is the residual after the addition; "" the block's output
     argument: int = 0  # which of its positional arguments
+    norm: str = ""  # of the queries, from the attention; the norms of one head alone see them as in ``norm_reads``
+    norm_reads: str = "tokens"  # "tokens": (batch, seq, heads, size), "heads": (batch, heads, seq, size)
     refused: Mapping[str, str] = field(default_factory=dict)  # method -> why no layer takes it
     refused_in_some: Mapping[str, str] = field(default_factory=dict)  # method -> why some layers do not
 
@@ -196,8 +198,34 @@ PLACES = {
 }  # fmt: skip
 
 
+# The norm of the queries
+Q_NORM, Q_LAYERNORM = {"norm": "q_norm"}, {"norm": "q_layernorm"}
+HEADS = {"norm_reads": "heads"}
+SHARED_NORM = {"refused_in_some": {"query temperature": "one module norms queries and keys in layers with positions"}}
+NORMS = {
+    **dict.fromkeys(
+        ["afmoe", "beam", "cohere/query_norm", "doge", "dots1", "flex_olmo", "flint", "gemma3n_text", "gemma4",
+         "gemma4_text", "gemma4_unified", "gemma4_unified_text", "inkling_text", "laguna", "lfm3", "mellum",
+         "minimax_m2", "minimax_m3_vl_text", "moss_transcribe_diarize", "olmo2", "olmo3", "olmo_hybrid", "olmoe",
+         "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen4_exp",
+         "qwen4_exp_text"],
+        Q_NORM,
+    ),
+    **dict.fromkeys(
+        ["apertus", "exaone4", "exaone_moe", "gemma3", "gemma3_text", "hy_v3", "kolibri1", "nanochat"], Q_NORM | HEADS
+    ),
+    **dict.fromkeys(["fuyu", "lfm2", "lfm2_moe", "persimmon"], Q_LAYERNORM),
+    **dict.fromkeys(["phi/query_norm", "stablelm/query_norm"], Q_LAYERNORM | HEADS),
+    **dict.fromkeys(["hunyuan_v1_dense", "hunyuan_v1_moe"], {"norm": "query_layernorm"} | HEADS),
+    "deepseek_v4": {"norm": "q_b_norm"} | HEADS,
+    "persimmon/no_query_norm": {"norm": ""},
+    **dict.fromkeys(["llama4", "llama4_text"], SHARED_NORM),
+}  # fmt: skip
+
+
 def place_of(case):
-    return PLACES.get(case) or PLACES.get(model_type(case), LLAMA)
+    place = PLACES.get(case) or PLACES.get(model_type(case), LLAMA)
+    return replace(place, **(NORMS.get(case) or NORMS.get(model_type(case), {})))
 
 
 @dataclass(frozen=True)
@@ -213,7 +241,9 @@ class Site:
     factor: float | torch.Tensor
     residual: str
     columns: list[int]
+    norm: str
     has_one_input: bool
+    shares_its_norm: bool
 
 
 def join(*parts):
@@ -263,5 +293,7 @@ def _site(case, model, place, block_path, index, attention):
         factor=place.factor(config, block, index),
         residual=residual if "{i}" in place.residual else join(block_path, residual),
         columns=formula(model.get_submodule(join(path, query)), config) if query else [],
+        norm=join(path, place.norm) if place.norm else "",
+        shares_its_norm=hasattr(model.get_submodule(path), "qk_norm"),
         has_one_input=place.one_input in ("", type(model.get_submodule(path)).__name__),
     )

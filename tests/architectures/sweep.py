@@ -1,5 +1,6 @@
 """Everything that must hold of one method on one case; each check raises AssertionError."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +8,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 from architectures.catalogue import logits_of, make, model_type, settled, tokens_for
-from architectures.formulas import apply_pre_projection, apply_query, tensors_of
+from architectures.formulas import apply_pre_projection, apply_query, apply_temperature, tensors_of
 from architectures.measurements import first_output, logits_without_attention, residuals, without_sinks
 from architectures.places import place_of, sites_of
 from families import perturb
 
 import hfpatch
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.promises import residual
 from hfpatch.promises import site as site_promises
 from hfpatch.promises.common import example_tokens
@@ -21,28 +22,34 @@ from hfpatch.sites.discovery import survey
 
 ROUNDING = 1e-4  # of fp32, relative to the largest value
 VISIBLE = 1e-3
-METHODS = ("pre-projection", "content skip", "nonlinear query")
-PREFIX = {"pre-projection": "preproj", "content skip": "preproj", "nonlinear query": "nonlinear_query"}
+METHODS = ("pre-projection", "content skip", "nonlinear query", "query temperature")
+CONTROLS = ("skip alone", "linear pre-projection")  # of the same modules, so that less has to be shown
+PREFIX = {"nonlinear query": "nonlinear_query", "query temperature": "temperature"}  # the others: preproj
+AS = {"query temperature": "nonlinear query", "skip alone": "content skip", "linear pre-projection": "pre-projection"}
 NOT_CAUSAL = {"cpmant"}  # its prompt tokens see the whole text
 
 
 def configuration(method, form="preserving", **options):
     if method == "nonlinear query":
         return NonlinearQueryConfig(form=form, **options)
-    return PreProjectionConfig(content_skip=method == "content skip", **options)
+    if method == "query temperature":
+        return QueryTemperatureConfig(**options)
+    options |= {"skip alone": {"expansion": 0}, "linear pre-projection": {"activation": "identity"}}.get(method, {})
+    return PreProjectionConfig(content_skip=method in ("content skip", "skip alone"), **options)
 
 
 def refusal(case, method):
     """Why the method cannot be applied to any layer, or an empty string."""
     refused = place_of(case).refused
-    return refused.get(method) or refused.get("all", "")
+    return refused.get(method) or refused.get(AS.get(method)) or refused.get("all", "")
 
 
 def sites_for(case, model, method):
     """Return the sites that can take the method."""
-    return [
-        site for site in sites_of(case, model) if (site.query if method == "nonlinear query" else site.has_one_input)
-    ]
+    sites = sites_of(case, model)
+    if method == "query temperature":
+        return [site for site in sites if site.query and not site.shares_its_norm]
+    return [site for site in sites if (site.query if method == "nonlinear query" else site.has_one_input)]
 
 
 def close(a, b, *, rounding=ROUNDING):
@@ -83,7 +90,7 @@ class Bench:
 
     def tensors(self):
         """Return {path of the attention: {what: parameter}}; these stand at the attention or at a module around it."""
-        found = tensors_of(self.model, PREFIX[self.method], "a")
+        found = tensors_of(self.model, PREFIX.get(self.method, "preproj"), "a")
         paths = [site.path for site in self.sites]
         held = {holder: [path for path in paths if f"{path}.".startswith(f"{holder}.")] for holder in found}
         assert sorted(path for ps in held.values() for path in ps) == sorted(paths), "other layers were changed"
@@ -100,13 +107,12 @@ class Bench:
             path: {what: parameter.detach().clone().requires_grad_() for what, parameter in tensors.items()}
             for path, tensors in self.tensors().items()
         }
-        received = {
-            site.path: apply_query(twin, site, leaves[site.path], form=form)
-            if self.method == "nonlinear query"
-            else apply_pre_projection(twin, site, leaves[site.path])
-            for site in self.sites
-        }
-        return twin, leaves, received
+        apply = {
+            "nonlinear query": functools.partial(apply_query, form=form),
+            "query temperature": apply_temperature,
+            "linear pre-projection": functools.partial(apply_pre_projection, linear=True),
+        }.get(self.method, apply_pre_projection)
+        return twin, leaves, {site.path: apply(twin, site, leaves[site.path]) for site in self.sites}
 
 
 @functools.lru_cache(maxsize=1)
@@ -124,7 +130,7 @@ def patched(case, method, form="preserving"):
     hfpatch.patch(model, configuration(method, form), names=["a"])
     if form == "preserving":
         assert torch.equal(logits_of(model, tokens).view(torch.int32), plain.view(torch.int32)), "changes at init"
-    perturb(model, std=0.1)
+    perturb(model, std=1.0 if method == "query temperature" else 0.1)
     return Bench(case, method, base, model, tokens, plain, before=before)
 
 
@@ -278,9 +284,40 @@ def check(case, method):
     else:
         is_pure(bench)
     is_removed(bench)
+    if method == "query temperature":
+        acts_as_a_query(patched(case, method))
     if method == "nonlinear query":
         literal = patched(case, method, "literal")
         computes_the_formula(literal, "literal")
         acts_as_a_query(literal)
-    possible, found = len(bench.sites), len(sites_of(case, bench.base))
+    return reached(bench)
+
+
+def reached(bench):
+    possible, found = len(bench.sites), len(sites_of(bench.case, bench.base))
     return "yes" if possible == found else f"{possible} of {found} layers"
+
+
+def check_control(case, control):
+    """Run what is a control's own on one case: its formula, and folding where it folds; return the words for it."""
+    if refusal(case, control):
+        is_refused(case, control)
+        return "refused"
+    bench = patched(case, control)
+    expected = computes_the_formula(bench)
+    return reached(bench) if control == "skip alone" else f"{reached(bench)}, {folds(bench, expected)}"
+
+
+def folds(bench, expected):
+    """Folded weights compute the formula, in a model that is stock again; or the error leaves the patch as it is."""
+    with contextlib.suppress(HfpatchError):
+        hfpatch.fold(bench.model)
+    if hasattr(bench.model, "peft_config"):
+        with pytest.raises(HfpatchError, match=r"^[^\n]* cannot be folded[^\n]*$"):
+            hfpatch.fold(bench.model)
+        assert torch.equal(logits_of(bench.model, bench.tokens), expected), "a refused fold changes the model"
+        return "does not fold"
+    assert close(logits_of(bench.model, bench.tokens), expected), "folding changes what the model computes"
+    if model_type(bench.case) != "big_bird":  # it exchanges modules of its own
+        assert anatomy(bench.model) == bench.before, "fold leaves something"
+    return "folds"

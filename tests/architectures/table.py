@@ -11,7 +11,7 @@ from architectures.catalogue import CASES, NOT_TRIED, TYPES, WITHOUT_ATTENTION, 
 from architectures.places import place_of
 
 FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
-COLUMNS = ("type", "attention modules, in blocks", *sweep.METHODS, "all together", "why not")
+COLUMNS = ("type", "attention modules, in blocks", *sweep.METHODS, *sweep.CONTROLS, "all together", "why not")
 
 HEADER = """# Architectures
 
@@ -27,12 +27,16 @@ model by other means.
   no bit of the logits; that with every added tensor perturbed the logits equal the formula's to 1e-4, and the gradients
   of every added tensor to 1e-3, and no other tensor receives one; that later tokens act on no earlier ones; that
   `unpatch` restores the model. And that a pre-projection is invisible once the attention's output projection is
-  silenced, that x~·W_skip arrives in the residual stream as it is, and that a nonlinear query changes the query alone.
-  `refused` says that `patch` raises an error and leaves the model as it was.
+  silenced, that x~·W_skip arrives in the residual stream as it is, and that a nonlinear query or a temperature changes
+  the query alone. `refused` says that `patch` raises an error and leaves the model as it was.
+- **{controls}**: `yes` says the same of init and formula; `folds` that `hfpatch.fold` puts the linear
+  pre-projection into the weights, so that the stock model computes the formula. Where it `does not fold`, something
+  besides the projections reads the hidden state, or a weight is shared or no plain matrix; the error says which.
 - **all together**: what holds of all possible methods at once: a saved patch loads to equal logits; generation with and
   without key/value cache agree.
 
-Types whose pre-projection works: {totals[0]}; content skip: {totals[1]}; nonlinear query: {totals[2]}.
+Types whose pre-projection works: {totals[0]}; content skip: {totals[1]}; nonlinear query: {totals[2]}; query
+temperature: {totals[3]}; linear pre-projections that fold: {folding}.
 
 """
 
@@ -60,6 +64,7 @@ def failing(work, *args):
 def cells_of(case):
     """Run the sweep on a case."""
     methods = [failing(sweep.check, case, method) for method in sweep.METHODS]
+    methods += [failing(sweep.check_control, case, control) for control in sweep.CONTROLS]
     if set(methods) == {"refused"}:
         return ["-", *methods, "-"]
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +82,8 @@ def all_rows():
 
 def rows_without_cases():
     """Return the rows of the types that have no attention and of those that are not tried."""
-    refused, unknown = ("-", *("refused" for _ in sweep.METHODS), "-"), "-" * (len(COLUMNS) - 2)
+    every = (*sweep.METHODS, *sweep.CONTROLS)
+    refused, unknown = ("-", *("refused" for _ in every), "-"), "-" * (len(COLUMNS) - 2)
     lines = [(kind, *refused, why) for kind, why in WITHOUT_ATTENTION.items()]
     lines += [(kind, *unknown, f"not tried: {why}") for kind, why in NOT_TRIED.items()]
     return [dict(zip(COLUMNS, line, strict=True)) for line in lines]
@@ -89,6 +95,8 @@ def written(rows):
         types=len(TYPES),
         transformers=version("transformers"),
         methods="**, **".join(sweep.METHODS),
+        controls="**, **".join(sweep.CONTROLS),
+        folding=sum(row[sweep.CONTROLS[1]].endswith(" folds") for row in rows if row["type"] in TYPES),
         totals=[counted(rows, method) for method in sweep.METHODS],
     )
     lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]

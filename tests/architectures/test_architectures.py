@@ -29,6 +29,12 @@ def test_method(case, method):
     assert sweep.check(case, method) == PAGE[case][method]
 
 
+@pytest.mark.parametrize("control", sweep.CONTROLS)
+@pytest.mark.parametrize("case", CASES)
+def test_control(case, control):
+    assert sweep.check_control(case, control) == PAGE[case][control]
+
+
 @pytest.mark.parametrize("case", WITH_SITES)
 def test_all_methods_together(case, tmp_path):
     assert together.promises(case, tmp_path / "patch") == PAGE[case]["all together"]

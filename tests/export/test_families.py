@@ -16,23 +16,31 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MixtralConfig,
+    Qwen3Config,
     ReformerConfig,
 )
 
 import hfpatch
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.export import export_patch
 from hfpatch.export.folder import _imported
 from hfpatch.export.source import FILE
 from hfpatch.surgery.bases import load_base, locate_base
 from hfpatch.twins import random_model, shrink
 
-STACK = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)]
+STACK = [
+    PreProjectionConfig(content_skip=True),
+    PreProjectionConfig(expansion=0, content_skip=True),
+    QueryTemperatureConfig(),
+    NonlinearQueryConfig(rank=3),
+    QueryTemperatureConfig(),
+]
 CONFIGS = {
     "bert": BertConfig(is_decoder=True),
     "deepseek_v3": DeepseekV3Config(first_k_dense_replace=1),
     "gemma2": Gemma2Config(),
     "granite": GraniteConfig(residual_multiplier=0.3),
+    "qwen3": Qwen3Config(),  # norms the query of each head
 }
 
 

@@ -8,7 +8,7 @@ from families import FAMILIES, make_model
 from peft import LoraConfig
 
 import hfpatch
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.sites import survey
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
@@ -17,7 +17,8 @@ NAMES = [
     "no-op at init", "unpatch restores, base never changes", "attention is what it is taken for",
     "pure: only the attention sees the change",
     "x~ reaches query, key and value", "the content skip reaches the residual",
-    "projections are what they are taken for", "causality", "generation with and without cache", "left padding",
+    "projections are what they are taken for",
+    "temperatures scale their own heads", "causality", "generation with and without cache", "left padding",
     "gradient checkpointing", "torch.compile", "gradients reach what was added, only that", "save and load",
     "init independent of the rest", "fp32 trainables",
 ]  # fmt: skip
@@ -42,6 +43,8 @@ CONFIGS = {
     "gated": PreProjectionConfig(gated=True, dropout=0.2),
     "literal": NonlinearQueryConfig(form="literal", layers_to_transform=[1]),
     "query": NonlinearQueryConfig(),
+    "temperature": QueryTemperatureConfig(),
+    "skip alone": PreProjectionConfig(expansion=0, content_skip=True),
     "lora": LoraConfig(r=2, lora_dropout=0.2, target_modules="all-linear"),
 }
 

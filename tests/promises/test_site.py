@@ -10,7 +10,7 @@ from peft import LoraConfig
 from transformers import CONFIG_MAPPING, BertConfig, GraniteConfig
 
 import hfpatch
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.promises import run
 from hfpatch.sites import Columns, Family, discovery, find_sites, gated, separate
 from hfpatch.sites import family as registry
@@ -24,6 +24,7 @@ ATTENTION, PURE, REACHES, ARRIVES, COLUMNS = (
     "the content skip reaches the residual", "projections are what they are taken for",
 )  # fmt: skip
 QUERY = NonlinearQueryConfig()
+TEMPERATURE, HEADS = QueryTemperatureConfig(), "temperatures scale their own heads"
 LORA = LoraConfig(r=2, target_modules="all-linear")
 
 
@@ -190,6 +191,12 @@ first_half = columns(lambda c: replace(c, length=c.length // 2))
 every_second_column = columns(lambda c: Columns(c.size // 2, 2, 0, 1))
 half_of_the_heads = columns(lambda c: replace(c, groups=c.groups // 2, width=c.width * 2))
 shifted = columns(lambda c: replace(c, start=c.start + c.length // 2))
+
+
+def heads(**changes):
+    return lambda site, block: replace(site, heads=replace(site.heads, **changes))
+
+
 MLP = {"query": "gate_proj", "key": "gate_proj", "value": "up_proj"}
 
 WRONG = [
@@ -227,6 +234,9 @@ WRONG = [
     (shifted, "gpt_neox", QUERY, COLUMNS),
     (key_as_query, "qwen3", QUERY, COLUMNS),
     (key_as_query, "gpt_neox", QUERY, COLUMNS),
+    (heads(count=2), "llama", TEMPERATURE, HEADS),
+    (heads(count=8), "gpt_neox", TEMPERATURE, HEADS),
+    (heads(norm=None), "qwen3", TEMPERATURE, HEADS),
 ]  # fmt: skip
 
 
@@ -247,7 +257,7 @@ def test_one_wrong_site_is_seen_wherever_it_is(change, case, config, promise, bl
 
 @pytest.mark.parametrize("case", sorted({case for _, case, *_ in WRONG}))
 def test_the_models_of_the_wrong_sites_pass_with_the_right_ones(case, declare):
-    for config in (SKIP, QUERY, NonlinearQueryConfig(targets=("query", "key", "value"))):
+    for config in (SKIP, QUERY, TEMPERATURE, NonlinearQueryConfig(targets=("query", "key", "value"))):
         assert not failures(three_blocks(case), config)
 
 

@@ -22,11 +22,14 @@ QUICKSTART = {
     "baseline",
     "pre_projection",
     "pre_projection_skip",
+    "skip_alone",
+    "linear_pre_projection",
     "lora",
     "pre_projection_lora",
     "nonlinear_query",
     "nonlinear_query_literal",
     "linear_control",
+    "query_temperature",
 }
 
 

@@ -14,7 +14,15 @@ from peft.mapping import (
     PEFT_TYPE_TO_TUNER_MAPPING,
 )
 
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, patch, save_patch, tuners
+from hfpatch import (
+    HfpatchError,
+    NonlinearQueryConfig,
+    PreProjectionConfig,
+    QueryTemperatureConfig,
+    patch,
+    save_patch,
+    tuners,
+)
 
 
 def test_defaults_are_those_of_the_design():
@@ -35,6 +43,7 @@ def test_defaults_are_those_of_the_design():
     [
         ("PRE_PROJECTION", PreProjectionConfig, tuners.PreProjectionModel, "preproj_"),
         ("NONLINEAR_QUERY", NonlinearQueryConfig, tuners.NonlinearQueryModel, "nonlinear_"),
+        ("QUERY_TEMPERATURE", QueryTemperatureConfig, tuners.QueryTemperatureModel, "temperature_"),
     ],
 )
 def test_peft_knows_the_methods_by_the_string_in_the_file(name, config, model, prefix):
@@ -48,6 +57,8 @@ def test_peft_knows_the_methods_by_the_string_in_the_file(name, config, model, p
     [
         PreProjectionConfig(gated=True, content_skip=True, expansion=0.5, layers_to_transform=[1], seed=3),
         NonlinearQueryConfig(rank=4, form="literal", targets=("value", "query"), output_norm="none", seed=5),
+        PreProjectionConfig(expansion=0, content_skip=True),
+        QueryTemperatureConfig(layers_to_transform=1),
     ],
 )
 def test_a_config_survives_its_file(config, tmp_path):
@@ -80,6 +91,7 @@ OPTIONS = {
         "form": st.sampled_from(["preserving", "literal"]),
         "targets": st.sampled_from(["query", ("value",), ["key", "value"]]),
     },
+    QueryTemperatureConfig: SHARED,
 }
 WRONG = [
     "false",
@@ -178,7 +190,7 @@ def test_numpys_numbers_in_a_config_of_peft_are_saved(tmp_path):
     assert isinstance(config.r, np.int64)  # the caller's own is left alone
 
 
-@pytest.mark.parametrize("config", [PreProjectionConfig, NonlinearQueryConfig])
+@pytest.mark.parametrize("config", [PreProjectionConfig, NonlinearQueryConfig, QueryTemperatureConfig])
 def test_target_modules_are_not_chosen(config):
     model = make_model("llama")
     message = r"target_modules=\['q_proj'\] cannot be chosen .* choose layers with layers_to_transform"
@@ -207,6 +219,9 @@ def test_one_target_may_be_given_as_a_string():
     ("cls", "options", "message"),
     [
         (PreProjectionConfig, {"expansion": 0}, "expansion=0 must be above 0"),
+        (PreProjectionConfig, {"expansion": 0.0}, r"expansion=0\.0 must be above 0 without a content skip"),
+        (PreProjectionConfig, {"expansion": 0, "content_skip": True, "gated": True}, "gated=True has no effect"),
+        (PreProjectionConfig, {"expansion": 0, "content_skip": True, "dropout": 0.1}, r"dropout=0\.1 has no effect"),
         (PreProjectionConfig, {"expansion": -1.0}, r"expansion=-1\.0 must be above 0"),
         (PreProjectionConfig, {"dropout": 1.0}, r"dropout=1\.0 must be at least 0 and below 1"),
         (PreProjectionConfig, {"dropout": -0.1}, r"dropout=-0\.1 must be"),

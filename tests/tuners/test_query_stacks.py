@@ -19,7 +19,7 @@ SMALL = {  # what the methods need at a hidden size of 32
     "WAVEFT": {"n_frequency": 20},
 }
 BYPASS = {"HRA", "MISS bat", "GLORA", "SHIRA", "SUPERTUNING"}  # they compute with the projection's weight
-OURS = {"PRE_PROJECTION", "NONLINEAR_QUERY"}
+OURS = {"PRE_PROJECTION", "NONLINEAR_QUERY", "QUERY_TEMPERATURE"}
 ELSEWHERE = {"LN_TUNING", "TRAINABLE_TOKENS"}  # they are for norms and embeddings
 KINDS = sorted({str(kind.value) for kind in PEFT_TYPE_TO_CONFIG_MAPPING} - OURS - ELSEWHERE | {"MISS bat", "LORA dora"})
 

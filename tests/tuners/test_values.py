@@ -8,7 +8,7 @@ from families import FAMILIES, FEW, HIDDEN, PLACES, logits_of, make_model, make_
 from peft import get_peft_model
 from reference import twin_of
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 
 TOLERANCE = 1e-10  # fp64, relative and absolute; logits are of the order of 1 to 10
 SQUARE = [case for case in FAMILIES if case not in ("gemma", "gemma2")]  # d_q = d; 4 heads of 12 are not 32
@@ -99,6 +99,7 @@ NO_OPS = [
     PreProjectionConfig,
     lambda: PreProjectionConfig(gated=True, content_skip=True),
     NonlinearQueryConfig,
+    QueryTemperatureConfig,
     lambda: config_of(NonlinearQueryConfig, {"targets": ("query", "key", "value"), "output_norm": "none"}),
 ]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hfpatch.reporting import document as doc
 from hfpatch.reporting.comparison.answer import answer
+from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.samples import Samples, read_samples
@@ -160,6 +161,7 @@ def _sections(material: Material) -> Iterator[doc.Section]:
     yield doc.Section("warnings", "Warnings", _warnings(material))
     download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": results}))
     yield doc.Section("results", "Results", (main_table(results), download, method_table(results)))
+    yield from attribution(results)
     others = len(results.others)
     left_out = (
         f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hfpatch.nn import ContentSkip, PreProjection, activation, pre_project
@@ -39,19 +40,24 @@ class PreProjectionLayer(SurgeryLayer):
         self.after(site.exit, PreProjectionLayer._add_skip, outside)
 
     def build(self, config: PreProjectionConfig, name: str) -> dict[str, nn.Module]:
-        """Return W_up, W_down and, where asked for, W_gate and W_skip."""
+        """Return W_up and W_down, unless the skip is alone, and where asked for W_gate and W_skip."""
         drawn: dict[str, Any] = {"init": config.init, "seed": config.seed, "name": f"{name}.preproj"}
-        pre = PreProjection(hidden_size=self.hidden_size, expansion=config.expansion, gated=config.gated, **drawn)
-        modules: dict[str, nn.Module] = {"preproj_up": pre.up, "preproj_down": pre.down}
-        if pre.gate is not None:
-            modules["preproj_gate"] = pre.gate
+        modules: dict[str, nn.Module] = {}
+        if config.expansion:
+            pre = PreProjection(hidden_size=self.hidden_size, expansion=config.expansion, gated=config.gated, **drawn)
+            modules |= {"preproj_up": pre.up, "preproj_down": pre.down}
+            modules |= {} if pre.gate is None else {"preproj_gate": pre.gate}
         if config.content_skip:
             modules["preproj_skip"] = ContentSkip(hidden_size=self.hidden_size, **drawn).skip
         return modules
 
+    def moving_adapters(self) -> list[str]:
+        """Return the working adapters that have a pre-projection, and not the skip alone."""
+        return [name for name in self.working_adapters() if self.configs[name].expansion]
+
     def project(self, x: Tensor) -> Tensor:
         """Map x to x~, both ``(batch, seq, hidden)``, through every working adapter."""
-        for name in self.working_adapters():
+        for name in self.moving_adapters():
             config = self.configs[name]
             x = pre_project(
                 x,
@@ -63,6 +69,23 @@ class PreProjectionLayer(SurgeryLayer):
                 training=self.training,
             )
         return x
+
+    @torch.no_grad()
+    def linear_map(self) -> Tensor:
+        """Return the M of x~ = x M (row vectors) of the working adapters, fp64 ``(hidden, hidden)``; linear ones alone.
+
+        One adapter has M = 1 + W_up W_down.
+        """
+        result = torch.eye(self.hidden_size, dtype=torch.float64, device=self._device())
+        for name in self.moving_adapters():
+            up, down = (self.linear(f"preproj_{kind}", name).weight.double() for kind in ("up", "down"))
+            result = result + (result @ up.T) @ down.T
+        return result
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether x~ is a matrix product of x."""
+        return all(self.configs[name].is_linear for name in self.working_adapters())
 
     def skip(self, branch: Tensor, x: Tensor) -> Tensor:
         """Return ``branch`` plus x~ W_skip of every working adapter that has one; all ``(batch, seq, hidden)``.
@@ -77,7 +100,7 @@ class PreProjectionLayer(SurgeryLayer):
     def _replace_input(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self.working_adapters():
+        if not self.moving_adapters():
             return None
         return replace_hidden(module, args, kwargs, self.project(hidden_argument(args, kwargs)))
 

@@ -23,4 +23,5 @@ class PreProjectionModel(SurgeryTuner):
 
     def check_site(self, site: AttentionSite, config: PreProjectionConfig) -> None:
         """Refuse an expansion that leaves no inner width."""
-        inner_width(site.hidden_size, config.expansion)
+        if config.expansion:
+            inner_width(site.hidden_size, config.expansion)

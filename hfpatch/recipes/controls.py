@@ -1,0 +1,88 @@
+"""Which methods of a comparison keep one part of another method alone, and so say where its effect comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Parts = Sequence[Mapping[str, Any]]
+
+SKIP_ALONE = "the skip alone"
+LINEAR_PRE_PROJECTION = "the linear pre-projection"
+LINEAR_QUERY = "the linear query"
+QUERY_TEMPERATURE = "the query temperature"
+NO_SKIP = "the pre-projection without the skip"
+
+
+@dataclass(frozen=True)
+class Control:
+    """A method beside another one.
+
+    Attributes:
+        name: its name in the recipe.
+        keeps: what it keeps of the other method, in words.
+    """
+
+    name: str
+    keeps: str
+
+    @property
+    def has_its_size(self) -> bool:
+        """Whether it is meant to have as many parameters as the method that it belongs to."""
+        return self.keeps in (LINEAR_PRE_PROJECTION, LINEAR_QUERY)
+
+
+def is_control(parts: Parts) -> bool:
+    """Return whether a method is a control by its form: the skip alone, what has no nonlinearity, a temperature."""
+    return _kind(parts) in (SKIP_ALONE, LINEAR_PRE_PROJECTION, LINEAR_QUERY, QUERY_TEMPERATURE)
+
+
+def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
+    """Return the controls of every method that has some, in the order of the methods.
+
+    ====================================  ==========================================================================
+    a method that is one                  its controls
+    ====================================  ==========================================================================
+    nonlinear pre-projection              a linear one (``activation: identity``), with a skip only if it has one
+    the same with a content skip          also the skip alone (``expansion: 0``) and the one without the skip
+    nonlinear query                       a linear one (``activation: identity``), the query temperature
+    ====================================  ==========================================================================
+
+    Args:
+        methods: the parts of each method, by its name.
+    """
+    found = {name: [*_controls(parts, methods)] for name, parts in methods.items() if not is_control(parts)}
+    return {name: controls for name, controls in found.items() if controls}
+
+
+def _controls(parts: Parts, methods: Mapping[str, Parts]) -> Iterator[Control]:
+    own = _kind(parts)
+    with_skip = own == "pre_projection" and bool(parts[0].get("content_skip"))
+    for name, other in methods.items():
+        kind = _kind(other)
+        if own == "nonlinear_query" and kind in (LINEAR_QUERY, QUERY_TEMPERATURE):
+            yield Control(name, kind)
+        elif own == "pre_projection" and kind in (SKIP_ALONE, LINEAR_PRE_PROJECTION):
+            if with_skip or not other[0].get("content_skip"):
+                yield Control(name, kind)
+        elif with_skip and kind == own and _without_skip(other[0]) == other[0] == _without_skip(parts[0]):
+            yield Control(name, NO_SKIP)
+
+
+def _without_skip(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "content_skip"}
+
+
+def _kind(parts: Parts) -> str | None:
+    """Return what a method of one part is: its type, or what it keeps where it is a control; None for a stack."""
+    if len(parts) != 1:
+        return None
+    part, kind = parts[0], str(parts[0].get("type"))
+    is_linear = part.get("activation") == "identity" and not part.get("gated")
+    if kind == "pre_projection" and part.get("expansion") == 0:
+        return SKIP_ALONE
+    if kind == "query_temperature":
+        return QUERY_TEMPERATURE
+    linear = {"pre_projection": LINEAR_PRE_PROJECTION, "nonlinear_query": LINEAR_QUERY}
+    return linear.get(kind, kind) if is_linear else kind

@@ -1,0 +1,227 @@
+"""Which part of a method carries its effect: each method beside the controls that keep one part of it alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+from hfpatch.recipes.controls import Control, controls_of
+from hfpatch.reporting.comparison.tables import change_of
+from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
+from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, decimal, listed, scale_of, significant
+from hfpatch.results.schema import Comparison, ComparisonResults
+
+BITS_PER_BYTE = "bits_per_byte"
+HELD_OUT = "held-out text"
+_HALF = 0.5
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the normal one is taken."""
+_Z = 1.96
+_CAPTION = (
+    "The first line of a group is the gain of the method over the baseline; below it, the share of that gain that each "
+    "of its controls reaches, with a 95 % interval (Fieller's, which knows that both gains are measured on the same "
+    "documents and seeds; of a perplexity, from its logarithm). A share is given only where the method itself is "
+    "significantly better than the baseline. Each part was trained without the others, so shares need not add up."
+)
+_RULE = (
+    "The sentence speaks of the first measure, from the left of the table, on which the method is significantly "
+    "better. A part carries most of the effect where the whole interval of its share is above 50 %."
+)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a gain is measured by: a task's metric, or the loss on held-out text where there is no task."""
+
+    task: str = ""
+    metric: str = "nats per token"
+
+    def __str__(self) -> str:
+        return f"{self.task} ({self.metric.replace('_', ' ')})" if self.task else HELD_OUT
+
+
+@dataclass(frozen=True)
+class Share:
+    """What share of a method's gain a control reaches, with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        value, low, high = (decimal(100 * each, 0) for each in (self.value, self.low, self.high))
+        return f"{value} % [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class Gains:
+    """The gains of a method and of its control over the baseline, their variances and covariance.
+
+    ``quantile`` is that of the distribution that the 95 % intervals come from.
+    """
+
+    method: float
+    control: float
+    method_variance: float
+    control_variance: float
+    covariance: float
+    quantile: float = _Z
+
+    def share(self) -> Share | None:
+        """Return control / method with Fieller's interval: all r with (c - r m)² <= z² var(c - r m).
+
+        Returns:
+            The share; None where the interval is not bounded, as the method's gain may be 0, or the gain is a loss.
+        """
+        squared = self.quantile**2
+        a = self.method**2 - squared * self.method_variance
+        b = self.method * self.control - squared * self.covariance
+        c = self.control**2 - squared * self.control_variance
+        if not (a > 0 and self.method > 0 and math.isfinite(b) and math.isfinite(c)):
+            return None
+        root = math.sqrt(max(0.0, b * b - a * c))
+        return Share(self.control / self.method, (b - root) / a, (b + root) / a)
+
+
+def attribution(results: ComparisonResults) -> Iterator[Section]:
+    """Yield a section with every method that has controls; nothing where none has, or nothing was compared."""
+    groups = controls_of({name: method.parts for name, method in results.methods.items()})
+    if groups and results.comparisons:
+        findings = Findings(tuple(_finding(results, name, controls) for name, controls in groups.items()))
+        blocks = (findings, Text(_RULE, "caption"), _table(results, groups))
+        yield Section("attribution", "Which part carries the effect", blocks, "Attribution")
+
+
+def measures(results: ComparisonResults) -> list[Measure]:
+    """Return what gains are measured by: held-out text, then text tasks, then the others; bits per byte if there."""
+    found = dict.fromkeys((each.task, each.metric) for each in _all(results) if each.task in results.tasks)
+    chosen: dict[str, Measure] = {}
+    for task, info in results.tasks.items():
+        metric = BITS_PER_BYTE if (task, BITS_PER_BYTE) in found else info.primary
+        if (task, metric) in found:
+            chosen[task] = Measure(task, metric)
+    text = [each for task, each in chosen.items() if not results.tasks[task].higher_is_better]
+    others = [each for each in chosen.values() if each not in text]
+    return [*([Measure()] if _base_loss(results) is not None else []), *text, *others]
+
+
+def share(results: ComparisonResults, method: str, control: str, measure: Measure) -> Share | None:
+    """Return what share of a method's gain a control reaches; None where that cannot be told."""
+    gains = _on_task(results, method, control, measure) if measure.task else _held_out(results, method, control)
+    return None if gains is None else gains.share()
+
+
+def _on_task(results: ComparisonResults, method: str, control: str, measure: Measure) -> Gains | None:
+    """Return the gains on a task, if the method's is significant after correction.
+
+    The variances are those of the three paired intervals; that between the two methods gives the covariance:
+    var(m - c) = var(m) + var(c) - 2 cov. Where it is missing, the gains are taken as independent.
+    """
+    pairs = [(method, results.baseline), (control, results.baseline), (method, control)]
+    made = [_compared(results, *pair, measure) for pair in pairs]
+    if made[0] is None or made[1] is None or made[0].verdict != "better":
+        return None
+    (m, m_variance), (c, c_variance), between = (_estimate(results, each) for each in made)
+    covariance = (m_variance + c_variance - between[1]) / 2 if made[2] is not None else 0.0
+    most = math.sqrt(m_variance * c_variance)
+    return Gains(m, c, m_variance, c_variance, min(most, max(-most, covariance)))
+
+
+def _held_out(results: ComparisonResults, method: str, control: str) -> Gains | None:
+    """Return the gains in the loss on held-out text, over the seeds that both have; None where that is one."""
+    base = _base_loss(results)
+    losses = [_final_losses(results, name) for name in (method, control)]
+    seeds = losses[0].keys() & losses[1].keys()
+    if base is None or len(seeds) < 2:
+        return None
+    m, c = ([base - each[seed] for seed in sorted(seeds)] for each in losses)
+    n, (m_mean, c_mean) = len(seeds), (fmean(m), fmean(c))
+    covariance = sum((x - m_mean) * (y - c_mean) for x, y in zip(m, c, strict=True)) / (n - 1) / n
+    quantile = _T[n - 2] if n - 2 < len(_T) else _Z
+    return Gains(m_mean, c_mean, variance(m) / n, variance(c) / n, covariance, quantile)
+
+
+def _estimate(results: ComparisonResults, made: Comparison | None) -> tuple[float, float]:
+    """Return a gain, larger is better, and its variance; of a perplexity those of its logarithm."""
+    if made is None:
+        return 0.0, 0.0
+    info, values = results.tasks[made.task], results.values(made.reference, made.task, made.metric)
+    ends = [made.difference, made.low, made.high]
+    higher = info.higher_is_better if made.metric == info.primary else made.metric != BITS_PER_BYTE
+    if values and made.metric != BITS_PER_BYTE and scale_of(made.metric, info.higher_is_better) is Scale.RELATIVE:
+        ends = [math.log1p(end / fmean(values)) if end > -fmean(values) else -math.inf for end in ends]
+    value, low, high = ends
+    return (value if higher else -value), ((high - low) / (2 * _Z)) ** 2
+
+
+def _all(results: ComparisonResults) -> Sequence[Comparison]:
+    return [*results.comparisons, *getattr(results, "low_noise", ())]
+
+
+def _compared(results: ComparisonResults, method: str, reference: str | None, measure: Measure) -> Comparison | None:
+    wanted = (method, reference, measure.task, measure.metric)
+    return next((c for c in _all(results) if (c.method, c.reference, c.task, c.metric) == wanted), None)
+
+
+def _base_loss(results: ComparisonResults) -> float | None:
+    """Return the base's loss on the text that is held out of the training text, in nats per token."""
+    loss = (results.data.get("held_out") or {}).get("base_loss")
+    return loss if isinstance(loss, int | float) else None
+
+
+def _final_losses(results: ComparisonResults, name: str) -> dict[int, float]:
+    trained = {seed: run.train for seed, run in results.methods[name].runs.items() if run.train is not None}
+    losses = {seed: each.final_eval_loss for seed, each in trained.items() if each.diverged_step is None}
+    return {seed: loss for seed, loss in losses.items() if loss is not None}
+
+
+def _finding(results: ComparisonResults, name: str, controls: Sequence[Control]) -> Finding:
+    """Say in one sentence which part of a method carries its effect, or that it cannot be told."""
+    for measure in measures(results):
+        shares = {each: share(results, name, each.name, measure) for each in controls}
+        known = {each: found for each, found in shares.items() if found is not None}
+        if known:
+            parts = [f"{each.keeps} ({each.name}) reaches {found}" for each, found in known.items()]
+            conclusion, tone = _conclusion(known)
+            return Finding(name, f"gains on {measure}; of that, {listed(parts)}: {conclusion}.", tone)
+    why = f"has no significant gain over {results.baseline} that can be compared with that of its controls"
+    return Finding(name, f"{why}, so which part carries it cannot be told.", "unknown")
+
+
+def _conclusion(shares: Mapping[Control, Share]) -> tuple[str, Tone]:
+    most = [each.keeps for each, found in shares.items() if found.low > _HALF]
+    if most:
+        verb = "carries" if len(most) == 1 else "each carry"
+        return f"{listed(most)} {verb} most of the effect", "better"
+    if all(found.high < _HALF for found in shares.values()):
+        return "no part alone carries half of the effect", "mixed"
+    return "whether a part alone carries most of the effect cannot be told", "unknown"
+
+
+def _table(results: ComparisonResults, groups: Mapping[str, Sequence[Control]]) -> Table:
+    shown = measures(results)
+    notes = [(each.metric.replace("_", " "),) for each in shown]
+    columns = [Column("method"), Column("what it keeps"), Column("trainable", number=True)]
+    columns += [Column(each.task or HELD_OUT, note, number=True) for each, note in zip(shown, notes, strict=True)]
+    rows = []
+    for name, controls in groups.items():
+        cells = [_whole(results, name, measure) for measure in shown]
+        rows.append(Row((name, "all", count(results.methods[name].trainable), *cells), strong=True))
+        for each in controls:
+            shares = [share(results, name, each.name, measure) for measure in shown]
+            cells = [NOTHING if found is None else str(found) for found in shares]
+            rows.append(Row((each.name, each.keeps, count(results.methods[each.name].trainable), *cells)))
+    return Table("shares", "Methods and their controls", tuple(columns), tuple(rows), caption=_CAPTION, heading=False)
+
+
+def _whole(results: ComparisonResults, name: str, measure: Measure) -> str:
+    """Return a method's own difference to the baseline."""
+    made = _compared(results, name, results.baseline, measure)
+    if made is not None:
+        return change_text(change_of(results, made))
+    base, losses = _base_loss(results), _final_losses(results, name)
+    if measure.task or base is None or not losses:
+        return NOTHING
+    return f"{significant(fmean(losses.values()) - base, 3)}"

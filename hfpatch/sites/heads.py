@@ -1,0 +1,100 @@
+"""Where the query of each head can be scaled: at the projection, or behind the norm that the query passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.sites.layouts import Projection
+from hfpatch.sites.modules import has_module, submodule
+
+QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "q_b_norm")
+SHARED_NORM = "qk_norm"
+NORMED_WITH_HEADS_FIRST = {  # attention classes whose query norm reads (batch, heads, seq, size)
+    "ApertusAttention",
+    "DeepseekV4Attention",
+    "Exaone4Attention",
+    "ExaoneMoeAttention",
+    "Gemma3Attention",
+    "HYV3Attention",
+    "HunYuanDenseV1Attention",
+    "HunYuanMoEV1Attention",
+    "Kolibri1Attention",
+    "NanoChatAttention",
+    "PhiAttention",
+    "StableLmAttention",
+}
+
+
+@dataclass(frozen=True)
+class QueryHeads:
+    """The query heads of an attention module.
+
+    A norm of the query removes what its input is multiplied with, so a scale has to go behind it; a rotation keeps it.
+
+    Args:
+        count: number of query heads.
+        norm: path, from the attention module, of the norm that the query passes; None where there is none.
+        heads_first: whether that norm reads ``(batch, heads, seq, size)`` instead of ``(batch, seq, heads, size)``;
+            norms of all heads together read ``(batch, seq, heads·size)``.
+    """
+
+    count: int
+    norm: str | None = None
+    heads_first: bool = False
+
+    def axis(self, normed: Tensor, width: int, *, at: str) -> int:
+        """Return the axis of the heads in what the norm returns; -1 where they share the last one.
+
+        Args:
+            normed: the norm's output.
+            width: columns of all heads together.
+            at: path of the attention module, for the message.
+
+        Raises:
+            HfpatchError: if there is no such axis.
+        """
+        if normed.shape[-1] == width:
+            return -1
+        axis = normed.dim() - (3 if self.heads_first else 2)
+        if normed.shape[axis] != self.count:
+            raise HfpatchError(
+                f"{at}: {self.norm} returns {tuple(normed.shape)}, which has no {self.count} heads at axis {axis}; "
+                "list the attention class in hfpatch/sites/heads.py if its heads come before the sequence"
+            )
+        return axis
+
+
+def query_heads(attention: nn.Module, config: Any, projections: Mapping[str, Projection]) -> QueryHeads | None:
+    """Return the query heads of an attention module; None where no projection computes the query of whole heads."""
+    width = projections["query"].columns.size if "query" in projections else 0
+    count = _head_count(attention, config, width)
+    if not width or not count or width % count:
+        return None
+    norm = next((name for name in QUERY_NORMS if _acts(attention, name)), None)
+    return QueryHeads(count, norm, type(attention).__name__ in NORMED_WITH_HEADS_FIRST)
+
+
+def temperature_refusals(attention: nn.Module) -> dict[str, str]:
+    """Return why the queries of an attention module cannot be scaled, if so."""
+    if not _acts(attention, SHARED_NORM):
+        return {}
+    return {"temperature": f"{SHARED_NORM} norms queries and keys alike, so that the query has no place of its own"}
+
+
+def _acts(attention: nn.Module, name: str) -> bool:
+    return has_module(attention, name) and not isinstance(submodule(attention, name, of=name), nn.Identity)
+
+
+def _head_count(attention: nn.Module, config: Any, width: int) -> int | None:
+    """Return the number of heads that the attention module says, by their size or number, else the config's."""
+    for name in ("head_dim", "head_size"):
+        size = getattr(attention, name, None)
+        if isinstance(size, int) and width % size == 0:
+            return width // size
+    own = getattr(attention, "num_heads", None)
+    return own if isinstance(own, int) else getattr(config, "num_attention_heads", None)

@@ -1,0 +1,38 @@
+from hfpatch.recipes.comparison import load_recipe
+from hfpatch.recipes.controls import (
+    LINEAR_PRE_PROJECTION,
+    LINEAR_QUERY,
+    NO_SKIP,
+    QUERY_TEMPERATURE,
+    SKIP_ALONE,
+    controls_of,
+    is_control,
+)
+
+
+def named(methods):
+    return {name: [(each.name, each.keeps) for each in controls] for name, controls in controls_of(methods).items()}
+
+
+def test_the_quickstarts_methods_have_their_controls():
+    linear, query = ("linear_pre_projection", LINEAR_PRE_PROJECTION), [("linear_control", LINEAR_QUERY)]
+    query.append(("query_temperature", QUERY_TEMPERATURE))
+    skipped = [("pre_projection", NO_SKIP), ("skip_alone", SKIP_ALONE), linear]
+    assert named(load_recipe("quickstart").methods) == {
+        "pre_projection": [linear],
+        "pre_projection_skip": skipped,
+        "nonlinear_query": query,
+        "nonlinear_query_literal": query,
+    }
+
+
+def test_a_linear_one_with_a_skip_is_no_part_of_one_without():
+    pre, linear = {"type": "pre_projection"}, {"type": "pre_projection", "activation": "identity"}
+    methods = {"a": [pre], "b": [{**pre, "content_skip": True}], "c": [{**linear, "content_skip": True}]}
+    assert named(methods) == {"b": [("a", NO_SKIP), ("c", LINEAR_PRE_PROJECTION)]}
+    assert named({"a": [{**pre, "expansion": 2}], "b": [{**pre, "content_skip": True}]}) == {}
+    assert named({"a": [pre, {"type": "lora"}], "c": [linear]}) == {}
+    assert not is_control([{**linear, "gated": True}])
+    assert is_control([{**pre, "expansion": 0.0, "content_skip": True}])
+    assert not is_control([pre])
+    assert not is_control([])

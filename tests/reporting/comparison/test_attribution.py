@@ -1,0 +1,151 @@
+"""Shares against Fieller's interval computed by a search, and the sentences that may be said of them."""
+
+import math
+
+import pytest
+from reporting.conftest import document_of
+
+from hfpatch.reporting.comparison.attribution import Gains, Measure, attribution, measures, share
+
+SKIP, TEXT, CLOZE = "pre_projection_skip", "tinyworld_text", "tinyworld_cloze"
+ALONE = {"type": "pre_projection", "expansion": 0, "content_skip": True}
+LINEAR = {"type": "pre_projection", "activation": "identity"}
+
+
+@pytest.fixture
+def controlled(raw, build, compared):
+    """Build results in which pre_projection_skip has controls, from the comparisons that a test gives."""
+
+    def make(*comparisons, controls=("skip_alone",)):
+        for name in controls:
+            raw["methods"][name] = raw["methods"][SKIP] | {"parts": [ALONE if name == "skip_alone" else LINEAR]}
+        raw["comparisons"] = [
+            compared(*each[:5], p_holm=0.001, reference=(*each, "baseline")[5]) for each in comparisons
+        ]
+        return build(raw)
+
+    return make
+
+
+def sentence(results):
+    (section,) = attribution(results)
+    (finding,) = section.blocks[0].items
+    return str(finding), finding.tone
+
+
+def test_the_interval_is_fiellers():
+    gains = Gains(2.0, 1.5, 0.04, 0.05, 0.03)
+    found = gains.share()
+    assert found.value == 0.75
+
+    def inside(r):
+        return (1.5 - r * 2.0) ** 2 <= 1.96**2 * (0.05 - 2 * r * 0.03 + r * r * 0.04)
+
+    steps = [place / 10_000 for place in range(-20_000, 30_000)]
+    held = [r for r in steps if inside(r)]
+    assert (found.low, found.high) == pytest.approx((held[0], held[-1]), abs=2e-4)
+    assert Gains(0.1, 1.5, 0.04, 0.05, 0.03).share() is None  # the method's gain may be 0: any share is possible
+    assert Gains(-2.0, 1.5, 0.04, 0.05, 0.03).share() is None
+    assert Gains(2.0, 1.5, math.inf, 0.05, 0.0).share() is None
+
+
+def test_a_part_that_carries_most_of_a_perplexitys_gain(controlled):
+    results = controlled(
+        (SKIP, TEXT, -2.4, 0.2, "better"),
+        ("skip_alone", TEXT, -2.2, 0.2, "better"),
+        (SKIP, TEXT, -0.25, 0.1, "better", "skip_alone"),
+    )
+    found = share(results, SKIP, "skip_alone", Measure(TEXT, "word_perplexity"))
+    assert found.value == pytest.approx(math.log(1 - 2.2 / 20) / math.log(1 - 2.4 / 20))
+    assert 0.85 < found.low < found.value < found.high < 1
+    words, tone = sentence(results)
+    assert words == (
+        "pre_projection_skip gains on tinyworld_text (word perplexity); of that, the skip alone (skip_alone) reaches "
+        f"{found}: the skip alone carries most of the effect."
+    )
+    assert tone == "better"
+
+
+def test_points_are_compared_as_they_are_and_pairing_narrows_the_interval(controlled):
+    both = [(SKIP, CLOZE, 0.05, 0.02, "better"), ("skip_alone", CLOZE, 0.03, 0.02, "better")]
+    alone = share(controlled(*both), SKIP, "skip_alone", Measure(CLOZE, "acc"))
+    paired = share(controlled(*both, (SKIP, CLOZE, 0.02, 0.01, "better", "skip_alone")), SKIP, "skip_alone",
+                   Measure(CLOZE, "acc"))  # fmt: skip
+    assert alone.value == paired.value == pytest.approx(0.6)
+    assert alone.low < paired.low < paired.high < alone.high
+
+
+@pytest.mark.parametrize(
+    ("comparisons", "ending", "tone"),
+    [
+        ([(SKIP, CLOZE, 0.05, 0.06, "within noise"), ("skip_alone", CLOZE, 0.05, 0.01, "better")], "cannot be told.",
+         "unknown"),
+        ([(SKIP, CLOZE, -0.05, 0.01, "worse"), ("skip_alone", CLOZE, 0.05, 0.01, "better")], "cannot be told.",
+         "unknown"),
+        ([(SKIP, CLOZE, 0.05, 0.01, "better")], "which part carries it cannot be told.", "unknown"),
+        ([(SKIP, CLOZE, 0.05, 0.01, "better"), ("skip_alone", CLOZE, 0.025, 0.02, "better")],
+         "whether a part alone carries most of the effect cannot be told.", "unknown"),
+        ([(SKIP, CLOZE, 0.05, 0.01, "better"), ("skip_alone", CLOZE, 0.002, 0.01, "within noise")],
+         "no part alone carries half of the effect.", "mixed"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_told_is_said(controlled, comparisons, ending, tone):
+    words, found = sentence(controlled(*comparisons))
+    assert words.endswith(ending)
+    assert found == tone
+
+
+def test_several_parts_may_each_carry_it(controlled):
+    words, _ = sentence(
+        controlled(
+            (SKIP, CLOZE, 0.05, 0.01, "better"),
+            ("skip_alone", CLOZE, 0.048, 0.01, "better"),
+            ("linear", CLOZE, 0.047, 0.01, "better"),
+            controls=("skip_alone", "linear"),
+        )
+    )
+    assert words.endswith("the skip alone and the linear pre-projection each carry most of the effect.")
+
+
+def test_text_comes_first_then_tasks_on_which_there_is_a_gain(controlled):
+    results = controlled(
+        (SKIP, CLOZE, 0.05, 0.01, "better"),
+        ("skip_alone", CLOZE, 0.05, 0.01, "better"),
+        (SKIP, TEXT, -0.4, 0.6, "within noise"),
+        ("skip_alone", TEXT, -0.4, 0.6, "within noise"),
+    )
+    assert [str(each) for each in measures(results)] == ["tinyworld_text (word perplexity)", "tinyworld_cloze (acc)"]
+    assert "gains on tinyworld_cloze (acc)" in sentence(results)[0]
+
+
+def test_held_out_text_is_measured_over_seeds(controlled, raw, build):
+    controlled((SKIP, CLOZE, 0.05, 0.01, "better"))
+    raw["data"]["held_out"] = {"base_loss": 3.0}
+    for name, losses in {SKIP: [2.50, 2.52], "skip_alone": [2.55, 2.57]}.items():
+        runs = {}
+        for seed, loss in enumerate(losses):
+            run = raw["methods"][name]["runs"][str(seed)]
+            runs[str(seed)] = run | {"train": run["train"] | {"final_eval_loss": loss}}
+        raw["methods"][name] = raw["methods"][name] | {"runs": runs}
+    results = build(raw)
+    found = share(results, SKIP, "skip_alone", Measure())
+    assert found.value == pytest.approx(0.44 / 0.49)
+    assert found.low < found.value < found.high
+    assert sentence(results)[0].startswith("pre_projection_skip gains on held-out text; of that, the skip alone")
+    del raw["methods"][SKIP]["runs"]["1"]
+    assert share(build(raw), SKIP, "skip_alone", Measure()) is None  # one seed has no spread
+
+
+def test_the_table_groups_a_method_with_its_controls(controlled):
+    results = controlled((SKIP, CLOZE, 0.05, 0.01, "better"), ("skip_alone", CLOZE, 0.04, 0.01, "better"))
+    sections = {each.name: each for each in document_of(results).parts[0].sections}
+    table = sections["attribution"].blocks[-1]
+    assert [row.cells[:2] for row in table.rows] == [(SKIP, "all"), ("skip_alone", "the skip alone")]
+    assert table.rows[0].strong
+    assert table.rows[0].cells[3].startswith("+5.0 [4.0, 6.0] points")
+    assert table.rows[1].cells[3].startswith("80 % [")
+
+
+def test_nothing_is_shown_without_controls_or_comparisons(results, controlled):
+    assert list(attribution(results)) == []
+    assert list(attribution(controlled())) == []

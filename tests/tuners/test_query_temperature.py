@@ -1,0 +1,116 @@
+"""The query temperature in PEFT's and transformers' calls, and beside other methods on the same query."""
+
+import pytest
+import torch
+from families import CASES, logits_of, make_model, make_tokens, perturb
+from peft import HRAConfig, LoraConfig, PeftModel, get_peft_model
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
+
+MANY = ["gpt_neox", "gpt2", "phi3", "qwen3", "falcon_new_decoder"]  # per head; Conv1D; concatenated; normed; grouped
+HEADS = 4
+
+
+def temperatures(model):
+    return [p for name, p in model.named_parameters() if "temperature_query" in name]
+
+
+def trained(case, **options):
+    model = get_peft_model(make_model(case), QueryTemperatureConfig(**options)).eval()
+    perturb(model, std=0.5)
+    return model
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_save_and_load_by_peft_and_transformers(case, tmp_path):
+    model, tokens = trained(case), make_tokens()
+    model.save_pretrained(tmp_path)
+    by_transformers = make_model(case)
+    by_transformers.load_adapter(str(tmp_path))
+    expected = logits_of(model, tokens)
+    assert torch.equal(logits_of(PeftModel.from_pretrained(make_model(case), tmp_path), tokens), expected)
+    assert torch.equal(logits_of(by_transformers, tokens), expected)
+    assert (expected - logits_of(make_model(case), tokens)).abs().max() > 1e-3
+    with model.disable_adapter():
+        assert torch.equal(logits_of(model, tokens), logits_of(make_model(case), tokens))
+    with pytest.raises(ValueError, match="query temperature cannot be merged"):
+        model.merge_and_unload()
+    assert torch.equal(logits_of(model.unload(), tokens), logits_of(make_model(case), tokens))
+
+
+def test_one_number_a_head_in_fp32_and_chosen_layers_alone():
+    model = hfpatch.patch(make_model("gemma2", torch.bfloat16), QueryTemperatureConfig(layers_to_transform=[1]))
+    (tau,) = temperatures(model)
+    assert (tau.dtype, tau.shape) == (torch.float32, (HEADS,))
+    assert hfpatch.patch_summary(model).per_layer == {1: HEADS}
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_adapters_multiply(case):
+    tokens, values = make_tokens(), torch.tensor([0.5, -0.5, 1.0, 0.0])
+    once, twice = (hfpatch.patch(make_model(case), [QueryTemperatureConfig()] * n) for n in (1, 2))
+    for tau in temperatures(once):
+        tau.data.copy_((1 + values) * (1 + values.flip(0)) - 1)
+    for place, tau in enumerate(temperatures(twice)):
+        tau.data.copy_(values.flip(0) if place % 2 else values)
+    torch.testing.assert_close(logits_of(twice, tokens), logits_of(once, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_minus_one_half_is_the_literal_form_without_f():
+    tokens, query = make_tokens(), NonlinearQueryConfig(form="literal", output_norm="none")
+    halved, literal = hfpatch.patch(make_model("llama"), QueryTemperatureConfig()), make_model("llama")
+    for tau in temperatures(halved):
+        tau.data.fill_(-0.5)
+    hfpatch.patch(literal, query)
+    for name, parameter in literal.named_parameters():
+        if "nonlinear_query_down" in name:
+            parameter.data.zero_()
+    torch.testing.assert_close(logits_of(halved, tokens), logits_of(literal, tokens), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@torch.no_grad()
+def test_lora_is_added_to_the_scaled_query_in_either_order(order):
+    configs = [QueryTemperatureConfig(), LoraConfig(r=2, target_modules=["q_proj"])]
+    model = hfpatch.patch(make_model("llama"), configs[::order], names=["a", "b"][::order])
+    perturb(model, std=0.3)
+    query, tau = model.model.layers[0].self_attn.q_proj, temperatures(model)[0]
+    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    scaled = (x @ query.get_base_layer().weight.T).reshape(2, 3, HEADS, -1) * (1 + tau)[:, None]
+    added = x @ query.lora_A["b"].weight.T @ query.lora_B["b"].weight.T
+    torch.testing.assert_close(query(x), scaled.flatten(2) + added, rtol=1e-5, atol=1e-5)
+
+
+def test_a_method_that_bypasses_the_projection_is_refused_unless_a_norm_follows():
+    bypass = HRAConfig(r=2, target_modules=["q_proj"])
+    with pytest.raises(HfpatchError, match="hra does not call the projection that it adapts, so a changed query"):
+        hfpatch.patch(make_model("llama"), [QueryTemperatureConfig(), bypass])
+    assert hfpatch.patch_summary(hfpatch.patch(make_model("qwen3"), [bypass, QueryTemperatureConfig()])).added > 0
+
+
+def test_a_norm_of_another_shape_is_an_error_and_no_wrong_result(monkeypatch):
+    from hfpatch.sites import heads
+
+    monkeypatch.setattr(heads, "NORMED_WITH_HEADS_FIRST", {"Qwen3Attention"})
+    model = hfpatch.patch(make_model("qwen3"), QueryTemperatureConfig())
+    with pytest.raises(HfpatchError, match=r"q_norm returns \(2, 9, 4, 8\), which has no 4 heads at axis 1") as error:
+        logits_of(model, make_tokens())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("gpt_neox", "gemma2", "bloom"))])
+def test_the_skip_alone_adds_x_w_skip_and_nothing_else(case):
+    """Beside a pre-projection it reads the final x~, as a skip does; alone it is the formula of the sweep."""
+    tokens = make_tokens()
+    skip, pre = PreProjectionConfig(expansion=0, content_skip=True), PreProjectionConfig(init="paper")
+    both = hfpatch.patch(make_model(case), [pre, skip], names=["a", "b"])
+    one = hfpatch.patch(make_model(case), PreProjectionConfig(init="paper", content_skip=True), names=["a"])
+    assert hfpatch.patch_summary(both).added == hfpatch.patch_summary(one).added
+    values = dict(both.named_parameters())
+    for name, parameter in one.named_parameters():
+        if "preproj_" in name:
+            other = values[name.replace(".a.", ".b.") if "preproj_skip" in name else name]
+            parameter.data.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+            other.data.copy_(parameter)
+    assert torch.equal(logits_of(both, tokens), logits_of(one, tokens))
