@@ -107,6 +107,7 @@ def evaluate(
     model: Annotated[str, typer.Option(help="A hub id, a local folder, or tinyworld/gpt-neox.")],
     tasks: options.Tasks,
     include_path: options.IncludePath = None,
+    cluster: options.Cluster = None,
     patch: options.Patches = None,
     baseline: options.Baseline = False,
     limit: options.Limit = None,
@@ -139,6 +140,7 @@ def evaluate(
         "token_budget": token_budget,
         "batch_size": batch_size,
         "allow_unknown_base": allow_unknown_base,
+        "cluster": options.read_clusters(cluster),
     }
     settings = validate(given, EvaluationSettings, "hfpatch eval")
     quiet_libraries()

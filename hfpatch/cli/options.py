@@ -37,6 +37,14 @@ Patches = Annotated[
 Baseline = Annotated[
     bool, typer.Option("--baseline", help="Evaluate the bare model too, and compare every patch with it.")
 ]
+Cluster = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TASK=COLUMN",
+        help="The column that says which documents of a task belong together, as questions on one passage; may be "
+        "repeated. TASK= for none.",
+    ),
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first documents of each task.")]
 NumFewshot = Annotated[int | None, typer.Option(min=0, help="Examples before each question.")]
 MaxLength = Annotated[int | None, typer.Option(min=1, help="Longest row in tokens; the model's limit if not given.")]
@@ -58,6 +66,21 @@ AllowUnknownBase = Annotated[
 def with_data_dir(overrides: list[str] | None, data_dir: Path | None) -> list[str]:
     """Return the overrides of a recipe, with ``--data-dir`` as one of them."""
     return [*(overrides or []), *([f"data_dir={json.dumps(str(data_dir))}"] if data_dir else [])]
+
+
+def read_clusters(given: list[str] | None) -> dict[str, str | None]:
+    """Return the column of each task that ``--cluster TASK=COLUMN`` names.
+
+    Raises:
+        HfpatchError: if one is written otherwise.
+    """
+    from hfpatch.errors import HfpatchError
+
+    pairs = {each: [part.strip() for part in each.partition("=")] for each in given or ()}
+    for each, (task, equals, _) in pairs.items():
+        if not task or not equals:
+            raise HfpatchError(f"--cluster {each}: write it as TASK=COLUMN, such as boolq=passage")
+    return {task: column or None for task, _, column in pairs.values()}
 
 
 def model_settings(name: str, revision: str | None, dtype: str) -> ModelSettings:

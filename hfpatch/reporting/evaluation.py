@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
 from hfpatch.reporting.facts import digest, provenance_facts, settings_text
-from hfpatch.reporting.numbers import NOTHING, count, decimal, interval, p_text, signed, significant
+from hfpatch.reporting.numbers import NOTHING, count, decimal, documents_text, interval, p_text, signed, significant
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults
+from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 
 
 def evaluation_document(results: EvaluationResults) -> Document:
@@ -39,14 +39,18 @@ def evaluation_document(results: EvaluationResults) -> Document:
 
 def evaluation_csv(results: EvaluationResults) -> str:
     """Return every number of an evaluation: a row for each model, task and metric."""
-    headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n")
+    headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n", "groups", "grouped_by")
     rows = (
-        (label, variant.patch, variant.added, task, metric, value, score.stderr.get(metric), score.n)
+        (label, variant.patch, variant.added, task, metric, value, score.stderr.get(metric), score.n, *_groups(score))
         for label, variant in results.variants.items()
         for task, score in variant.scores.items()
         for metric, value in score.metrics.items()
     )
     return csv_text(headings, rows)
+
+
+def _groups(score: TaskResult) -> tuple[int | None, str | None]:
+    return (None, None) if score.clusters is None else (score.clusters.groups, score.clusters.column)
 
 
 def _protocol(results: EvaluationResults) -> Iterator[Fact]:
@@ -65,7 +69,7 @@ def _scores(results: EvaluationResults, place: int, variant: EvaluatedVariant) -
     """Return every metric of every task as lm-eval defines it."""
     headings = {"task": False, "metric": False, "value": True, "± standard error": True, "n": True}
     rows = (
-        (task, metric, _value(value), _value(score.stderr.get(metric)), count(score.n))
+        (task, metric, _value(value), _value(score.stderr.get(metric)), documents_text(score.n, score.clusters))
         for task, score in variant.scores.items()
         for metric, value in score.metrics.items()
     )
@@ -93,7 +97,7 @@ def _comparisons(comparisons: Sequence[Comparison]) -> Table:
     rows = (
         (
             each.method,
-            Cell((each.task, f"{each.metric}, n = {count(each.n)}")),
+            Cell((each.task, f"{each.metric}, n = {documents_text(each.n, each.clusters)}")),
             Cell((signed(each.difference, 4), interval(each.low, each.high, 4) if math.isfinite(each.low) else "")),
             p_text(each.p_holm),
             NOTHING if each.smallest_visible is None else significant(each.smallest_visible, 2),

@@ -21,7 +21,7 @@ from hfpatch.results.comparison import (
     Run,
     Task,
 )
-from hfpatch.results.parts import SCHEMA, Comparison, Part, TaskResult, TrainResult, Values, Verdict
+from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Part, TaskResult, TrainResult, Values, Verdict
 from hfpatch.results.study import (
     AtStep,
     ByStep,
@@ -37,10 +37,10 @@ from hfpatch.results.study import (
 )
 
 __all__ = [
-    "SCHEMA", "AtStep", "ByStep", "Comparison", "ComparisonResults", "Curve", "Diagnostic", "EvaluatedVariant",
-    "EvaluationResults", "Improvement", "LayerSeries", "Loss", "Match", "Method", "Parameters", "Point", "Results",
-    "Row", "Run", "StudyResults", "StudyRun", "Task", "TaskResult", "TrainResult", "Variant", "VariantParameters",
-    "Verdict", "json_schema",
+    "SCHEMA", "AtStep", "ByStep", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
+    "EvaluatedVariant", "EvaluationResults", "Improvement", "LayerSeries", "Loss", "Match", "Method", "Parameters",
+    "Point", "Results", "Row", "Run", "StudyResults", "StudyRun", "Task", "TaskResult", "TrainResult", "Variant",
+    "VariantParameters", "Verdict", "json_schema",
 ]  # fmt: skip
 
 

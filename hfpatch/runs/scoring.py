@@ -16,6 +16,7 @@ from hfpatch import evaluation  # its comparisons, which import scipy, are loade
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import check_known_scores, load_tasks, unknown_base
 from hfpatch.evaluation import evaluate as run_tasks
+from hfpatch.evaluation.clusters import cluster_columns
 from hfpatch.nn.matmul import choose_library, pinned_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -70,6 +71,7 @@ def evaluate(
     _check_output(output, identity)
     clock, listener = Clock(), progress or Progress()
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
+    cluster_columns(tasks, settings.cluster)
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     base.model.to(PartialState().device)
     for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored

@@ -375,6 +375,10 @@ def test_models_and_patches_that_cannot_be_had_are_one_line(capsys, tmp_path, mo
     arguments = ["eval", "--model", "tinyworld/gpt-neox"]
     assert "did you mean 'tinyworld_cloze'" in refused(capsys, *arguments, "--tasks", "tinyworld_close")
     assert "tasks" in refused(capsys, *arguments, "--tasks", ",")
+    arguments += ["--tasks", "tinyworld_questions", "--cluster"]
+    assert "no column 'pasage' to be the cluster" in refused(capsys, *arguments, "tinyworld_questions=pasage")
+    assert "cluster names 'boolq', which is not among tasks" in refused(capsys, *arguments, "boolq=passage")
+    assert "--cluster kind: write it as TASK=COLUMN" in refused(capsys, *arguments, "kind")
 
 
 def test_eval_prints_a_table_or_json(capsys):
