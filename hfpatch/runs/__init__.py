@@ -10,19 +10,32 @@ if TYPE_CHECKING:
     from hfpatch.runs.checking import check
     from hfpatch.runs.comparison import compare, train
     from hfpatch.runs.inspection import inspect
+    from hfpatch.runs.models import evaluate_models
     from hfpatch.runs.pretraining import pretrain
     from hfpatch.runs.progress import Progress
     from hfpatch.runs.scoring import evaluate
     from hfpatch.runs.study import pretrain_study
     from hfpatch.runs.tokens import tokenize
 
-__all__ = ["Progress", "check", "compare", "evaluate", "inspect", "pretrain", "pretrain_study", "tokenize", "train"]
+__all__ = [
+    "Progress",
+    "check",
+    "compare",
+    "evaluate",
+    "evaluate_models",
+    "inspect",
+    "pretrain",
+    "pretrain_study",
+    "tokenize",
+    "train",
+]
 
 _HOMES = {
     "Progress": "progress",
     "check": "checking",
     "compare": "comparison",
     "evaluate": "scoring",
+    "evaluate_models": "models",
     "inspect": "inspection",
     "pretrain": "pretraining",
     "pretrain_study": "study",

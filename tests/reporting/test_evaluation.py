@@ -69,6 +69,21 @@ def test_tables_have_every_score_and_every_comparison(results):
     ]
 
 
+def test_several_models_have_their_names_and_what_each_is_compared_with(results):
+    models = {label: {**results.model, "name": f"small/{label}", "tokenizer_sha256": "e" * 64} for label in ("x", "y")}
+    variants = {label: EvaluatedVariant(model=model, scores={"cloze": score(0.5)}) for label, model in models.items()}
+    compared = [comparison("y", difference=0.0, verdict="within noise").model_copy(update={"reference": "x"})]
+    document = evaluation_document(results.model_copy(update={"variants": variants, "comparisons": compared}))
+    tables = [block for block in document.summary if isinstance(block, Table)]
+    assert document.title == "x and y"
+    assert document.glance[0] == ("Models", "2")
+    assert [table.title for table in tables] == ["small/x", "small/y", "Differences between the models"]
+    assert cells(tables[2])[0][:3] == ("y", "x", "cloze\nacc, n = 1,234")
+    protocol = dict(next(section for section in document.parts[0].sections if section.name == "protocol").blocks[0].items)
+    assert protocol["Model y"].startswith("small/y, dtype float32, model_type llama, SHA-256 abab")
+    assert protocol["Model y"].endswith("tokenizer SHA-256 eeeeeeeeeeeeeeee…")
+
+
 def test_a_terminal_shows_what_was_reused_and_the_warnings_last(results, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     print_document(evaluation_document(results))
