@@ -131,10 +131,10 @@ def test_intervals_cover_at_their_rate(kind, together, seeds):
         covered.append(abs(estimate.difference) <= estimate.reach(0.05))
         alone = Estimate(mean.mean(), (stats.over_documents(mean, weights), *parts))
         naive.append(abs(alone.difference) <= alone.reach(0.05))
-    assert np.mean(covered) > (0.91 if kind == "one large" else 0.925)
+    assert np.mean(covered) > 0.92
     if seeds == 1:
         assert np.mean(covered) < 0.985
-        assert together == 0 or np.mean(naive) < 0.85  # what documents taken as independent give
+        assert together == 0 or np.mean(naive) < 0.8  # what documents taken as independent give
 
 
 def test_equal_models_differ_in_five_percent_of_simulations(tmp_path):
