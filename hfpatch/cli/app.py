@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -157,14 +157,14 @@ def evaluate(
     folder = output or kept
     advice = f"the same command continues from what is in {folder}" if folder else "nothing is kept with --no-cache"
     with _interruptible(advice), choose_progress() as progress:
-        common = {"settings": settings, "data_dir": data_dir, "output": output, "cache_dir": kept, "progress": progress}
+        common: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "output": output, "cache_dir": kept}
+        of_one: dict[str, Any] = {"patches": patch or [], "allow_other_base": allow_other_base, "baseline": baseline}
         if len(models) > 1:
             from hfpatch.runs import evaluate_models
 
-            found = evaluate_models(models, **common)
+            found = evaluate_models(models, progress=progress, **common)
         else:
-            of_patches = {"patches": patch or [], "allow_other_base": allow_other_base, "baseline": baseline}
-            found = run_evaluate(models[0], **of_patches, **common)
+            found = run_evaluate(models[0], progress=progress, **of_one, **common)
     from hfpatch.reporting.evaluation import evaluation_document
     from hfpatch.reporting.terminal import print_document
 

@@ -79,7 +79,9 @@ def test_several_models_have_their_names_and_what_each_is_compared_with(results)
     assert document.glance[0] == ("Models", "2")
     assert [table.title for table in tables] == ["small/x", "small/y", "Differences between the models"]
     assert cells(tables[2])[0][:3] == ("y", "x", "cloze\nacc, n = 1,234")
-    protocol = dict(next(section for section in document.parts[0].sections if section.name == "protocol").blocks[0].items)
+    protocol = dict(
+        next(section for section in document.parts[0].sections if section.name == "protocol").blocks[0].items
+    )
     assert protocol["Model y"].startswith("small/y, dtype float32, model_type llama, SHA-256 abab")
     assert protocol["Model y"].endswith("tokenizer SHA-256 eeeeeeeeeeeeeeee…")
 
