@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -104,9 +104,10 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    model: Annotated[str, typer.Option(help="A hub id, a local folder, or tinyworld/gpt-neox.")],
+    model: options.Models,
     tasks: options.Tasks,
     include_path: options.IncludePath = None,
+    cluster: options.Cluster = None,
     patch: options.Patches = None,
     baseline: options.Baseline = False,
     limit: options.Limit = None,
@@ -123,7 +124,7 @@ def evaluate(
     dtype: options.DtypeOption = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a model, bare or with each of several patches, on lm-eval tasks.
+    """Evaluate a model, bare or with each of several patches, on lm-eval tasks; or compare several whole models.
 
     Example: hfpatch eval --model EleutherAI/pythia-160m --tasks lambada_openai,arc_easy --limit 100
     """
@@ -139,8 +140,11 @@ def evaluate(
         "token_budget": token_budget,
         "batch_size": batch_size,
         "allow_unknown_base": allow_unknown_base,
+        "cluster": options.read_clusters(cluster),
     }
     settings = validate(given, EvaluationSettings, "hfpatch eval")
+    options.check_patches_go_with(model, patches=bool(patch), baseline=baseline)
+    models = options.read_models(model, revision, dtype)
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress
@@ -148,23 +152,19 @@ def evaluate(
     gc.freeze()
     from hfpatch.support.cache import cache_folder, is_writable
 
-    base = model_settings(model, revision, dtype)
     answers = cache_folder("answers")
     kept = answers if cache and output is None and is_writable(answers, "the answers") else None
     folder = output or kept
     advice = f"the same command continues from what is in {folder}" if folder else "nothing is kept with --no-cache"
     with _interruptible(advice), choose_progress() as progress:
-        found = run_evaluate(
-            base,
-            patches=patch or [],
-            allow_other_base=allow_other_base,
-            baseline=baseline,
-            settings=settings,
-            data_dir=data_dir,
-            output=output,
-            cache_dir=kept,
-            progress=progress,
-        )
+        common: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "output": output, "cache_dir": kept}
+        of_one: dict[str, Any] = {"patches": patch or [], "allow_other_base": allow_other_base, "baseline": baseline}
+        if len(models) > 1:
+            from hfpatch.runs import evaluate_models
+
+            found = evaluate_models(models, progress=progress, **common)
+        else:
+            found = run_evaluate(models[0], progress=progress, **of_one, **common)
     from hfpatch.reporting.evaluation import evaluation_document
     from hfpatch.reporting.terminal import print_document
 

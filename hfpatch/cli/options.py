@@ -28,6 +28,14 @@ AllowOtherBase = Annotated[
 ]
 
 # of `hfpatch eval`
+Models = Annotated[
+    list[str],
+    typer.Option(
+        "--model",
+        help="A hub id, a local folder, or tinyworld/gpt-neox; ID@REVISION for a hub revision. Repeated: whole models "
+        "are compared pairwise.",
+    ),
+]
 Tasks = Annotated[str, typer.Option(help="lm-eval task names, separated by commas.")]
 IncludePath = Annotated[Path | None, typer.Option(help="A folder with more task files; code that they name is run.")]
 Patches = Annotated[
@@ -36,6 +44,14 @@ Patches = Annotated[
 ]
 Baseline = Annotated[
     bool, typer.Option("--baseline", help="Evaluate the bare model too, and compare every patch with it.")
+]
+Cluster = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TASK=COLUMN",
+        help="The column that says which documents of a task belong together, as questions on one passage; may be "
+        "repeated. TASK= for none.",
+    ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first documents of each task.")]
 NumFewshot = Annotated[int | None, typer.Option(min=0, help="Examples before each question.")]
@@ -58,6 +74,55 @@ AllowUnknownBase = Annotated[
 def with_data_dir(overrides: list[str] | None, data_dir: Path | None) -> list[str]:
     """Return the overrides of a recipe, with ``--data-dir`` as one of them."""
     return [*(overrides or []), *([f"data_dir={json.dumps(str(data_dir))}"] if data_dir else [])]
+
+
+def read_clusters(given: list[str] | None) -> dict[str, str | None]:
+    """Return the column of each task that ``--cluster TASK=COLUMN`` names.
+
+    Raises:
+        HfpatchError: if one is written otherwise.
+    """
+    from hfpatch.errors import HfpatchError
+
+    pairs = {each: [part.strip() for part in each.partition("=")] for each in given or ()}
+    for each, (task, equals, _) in pairs.items():
+        if not task or not equals:
+            raise HfpatchError(f"--cluster {each}: write it as TASK=COLUMN, such as boolq=passage")
+    return {task: column or None for task, _, column in pairs.values()}
+
+
+def read_models(given: list[str], revision: str | None, dtype: str) -> list[ModelSettings]:
+    """Return the models that ``--model`` names, each with the revision after its ``@``.
+
+    Raises:
+        HfpatchError: if revisions contradict, or there is no such dtype.
+    """
+    from hfpatch.errors import HfpatchError
+
+    models = []
+    for text in given:
+        name, at, own = (text, "", "") if Path(text).exists() else text.partition("@")
+        if at and not own:
+            raise HfpatchError(f"--model {text}: no revision after the @; write ID@REVISION, or the id alone")
+        if revision is not None and (own or len(given) > 1):
+            raise HfpatchError(f"--revision {revision}: write the revision of each model as --model {name}@{revision}")
+        models.append(model_settings(name, own or revision, dtype))
+    return models
+
+
+def check_patches_go_with(models: list[str], *, patches: bool, baseline: bool) -> None:
+    """Refuse options that are about the patches of one base where several models are compared.
+
+    Raises:
+        HfpatchError: naming the option.
+    """
+    from hfpatch.errors import HfpatchError
+
+    if len(models) > 1 and (patches or baseline):
+        raise HfpatchError(
+            f"{'--patch' if patches else '--baseline'}: goes with one --model, not with {len(models)}; compare patches "
+            "with their base and whole models with each other in two commands"
+        )
 
 
 def model_settings(name: str, revision: str | None, dtype: str) -> ModelSettings:

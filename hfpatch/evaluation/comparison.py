@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.clusters import Groups, count_groups, grouped
 from hfpatch.evaluation.metrics import Aggregation, Array, Metric, metric_named
 from hfpatch.evaluation.stats import (
     ALPHA,
@@ -27,7 +29,7 @@ from hfpatch.evaluation.stats import (
 from hfpatch.results.schema import Comparison, TaskResult, Verdict
 
 FEWEST_DOCUMENTS = 20
-"""With fewer documents no difference is tested: below this the intervals have no known coverage."""
+"""With fewer documents, or groups of them, no difference is tested: below this the intervals have no known coverage."""
 RESAMPLES = 200
 CORRECTION = "methods and tasks"
 """What Holm's correction covers; results name it, because earlier versions corrected over tasks alone."""
@@ -63,11 +65,12 @@ class _Pairing:
 
 @dataclass(frozen=True)
 class _Table:
-    """Both models' terms, each (seeds, documents), and the documents' weights (documents,)."""
+    """Both models' terms, each (seeds, documents), the documents' weights (documents,), and their groups if any."""
 
     method: Array
     reference: Array
     weights: Array
+    groups: Groups | None = None
 
     @property
     def difference(self) -> Array:
@@ -119,13 +122,13 @@ def compare(
         HfpatchError: if a record is missing or broken, or two runs were not scored on the same documents.
     """
     metrics = {task: _metric(result, (aggregations or {}).get(task)) for task, result in tasks.items()}
-    resampled = _Resampled()
+    resampled = {task: _Resampled() for task in tasks}  # each task its own: two may share a function
     found = []
     pairs = [(method, reference) for method, others in references.items() for reference in others]
     for method, reference in pairs:
         if records.get(method) and records.get(reference):
             runs = _paired(records, method, reference, untrained=reference == baseline)
-            found += [_compare(method, reference, tasks[task], metrics[task], runs, resampled) for task in tasks]
+            found += [_compare(method, reference, tasks[task], metrics[task], runs, resampled[task]) for task in tasks]
     for family in (True, False):
         places = [i for i, one in enumerate(found) if (one.reference == baseline) == family and one.p is not None]
         for place, p in zip(places, holm([found[place].p or 0.0 for place in places]), strict=True):
@@ -182,45 +185,54 @@ def _compare(
     """Return the comparison on one task, not yet corrected."""
     values = _read_runs(result, metric, [*runs.method, *runs.reference])
     documents = len(values[runs.method[0]])
-    enough = documents >= FEWEST_DOCUMENTS
+    groups = _read_groups(runs.method[0], result)
+    few = "documents" if groups is None else "groups"
+    enough = (documents if groups is None else count_groups(groups)) >= FEWEST_DOCUMENTS
     if metric.aggregate is None:
         terms = {run: metric.ratio_terms(found) for run, found in values.items()}
         ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (runs.method, runs.reference))
-        table = _Table(ours, theirs, terms[runs.method[0]][1])
+        table = _Table(ours, theirs, terms[runs.method[0]][1], groups)
         base, difference = table.reference_ratio, float(table.difference.sum() / table.weights.sum())
         tested = _test_ratio(table, metric, runs) if enough else None
     else:
         scores = [np.array([metric.aggregate(values[run]) for run in side]) for side in (runs.method, runs.reference)]
         base, difference = 0.0, float(scores[0].mean() - scores[1].mean())
-        tested = _test_aggregate(metric.aggregate, values, runs, scores, resampled) if enough else None
+        tested = _test_aggregate(metric.aggregate, values, runs, scores, resampled, groups) if enough else None
     comparison = Comparison(
         method=method,
         reference=reference,
         task=result.task,
         metric=result.primary,
         n=documents,
+        clusters=result.clusters,
         seeds=len(runs.method),
         difference=metric.shift(base, difference),
-        test="none (too few documents)",
+        test=f"none (too few {few})",
         verdict="too few documents",
     )
     if tested is None:
         return comparison
     low, high = (metric.shift(base, end) for end in tested.interval)
     visible = None if tested.visible is None else metric.shift(base, tested.visible)
-    found = {"low": low, "high": high, "p": tested.p, "test": tested.test, "smallest_visible": visible}
+    test = tested.test if groups is None else tested.test.replace("documents", "groups of documents")
+    found = {"low": low, "high": high, "p": tested.p, "test": test, "smallest_visible": visible}
     return comparison.model_copy(update=found)
 
 
 def _test_ratio(table: _Table, metric: Metric, runs: _Pairing) -> _Tested:
-    """Test a ratio: over seeds and documents, or over documents alone by McNemar's test or by permutation."""
+    """Test a ratio: over seeds and documents, or over documents alone by McNemar's test or by permutation.
+
+    Where documents come in groups, groups take the place of documents, in Student's t even with one seed.
+    """
     difference, weights = table.difference, table.weights
-    documents = over_documents(difference, weights, shares=table.is_accuracy)
+    documents = over_documents(difference, weights, shares=table.is_accuracy, groups=table.groups)
     seeds = over_seeds(table.ratios(table.method), table.ratios(table.reference), paired=runs.paired)
     estimate = Estimate(float(difference.sum() / weights.sum()), (documents, *([seeds] if seeds else [])))
     visible = estimate.smallest_visible
     if seeds is not None:
         p, interval, test = estimate.p, estimate.interval, runs.test("")
+    elif table.groups is not None:
+        p, interval, test = estimate.p, estimate.interval, "paired t over documents"
     elif table.is_accuracy:
         p, interval = paired_accuracies(table.method[0], table.reference[0])
         test, visible = "McNemar exact", max(visible, _FEWEST_DISCORDANT / len(difference))
@@ -239,17 +251,19 @@ def _test_aggregate(
     runs: _Pairing,
     scores: Sequence[Array],
     resampled: _Resampled,
+    groups: Groups | None,
 ) -> _Tested | None:
     """Test a score that is no ratio, with its standard error over documents by bootstrap; None if it has none."""
     replicates = [
-        np.mean([resampled.scores(aggregate, run, values[run]) for run in side], axis=0)
+        np.mean([resampled.scores(aggregate, run, values[run], groups) for run in side], axis=0)
         for side in (runs.method, runs.reference)
     ]
     differences = replicates[0] - replicates[1]
     unchanged = bool((differences == differences[0]).all())
     if not np.isfinite(differences).all() or (unchanged and differences[0] != 0):
         return None  # the draws do not show how much the difference varies
-    documents = Part(float(differences.std(ddof=1)), min(len(values[runs.method[0]]), RESAMPLES) - 1)
+    units = len(values[runs.method[0]]) if groups is None else count_groups(groups)
+    documents = Part(float(differences.std(ddof=1)), min(units, RESAMPLES) - 1)
     seeds = over_seeds(scores[0], scores[1], paired=runs.paired)
     estimate = Estimate(float(scores[0].mean() - scores[1].mean()), (documents, *([seeds] if seeds else [])))
     test = runs.test("paired bootstrap t over documents", "bootstrap t")
@@ -257,20 +271,33 @@ def _test_aggregate(
 
 
 class _Resampled:
-    """Scores of runs on documents drawn with replacement, with the same draws for every run, computed once per run."""
+    """Scores of a task's runs on documents, or whole groups of them, drawn with replacement.
+
+    The draws are the same for every run, and the scores computed once per run.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[Path, int], Array] = {}
 
-    def scores(self, aggregate: Aggregation, run: Path, values: Sequence[Any]) -> Array:
+    def scores(self, aggregate: Aggregation, run: Path, values: Sequence[Any], groups: Groups | None) -> Array:
         """Return the scores, (resamples,)."""
         key = (run, id(aggregate))
         if key not in self._found:
-            draws = np.random.default_rng(0).integers(0, len(values), size=(RESAMPLES, len(values)))
+            draws = _draws(np.random.default_rng(0), len(values), groups)
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")  # a draw may lack a class
                 self._found[key] = np.array([aggregate([values[i] for i in draw]) for draw in draws], dtype=np.float64)
         return self._found[key]
+
+
+def _draws(rng: np.random.Generator, documents: int, groups: Groups | None) -> Iterable[NDArray[np.int64]]:
+    """Return the documents of each resample: as many drawn as there are, or all those of as many groups."""
+    units = documents if groups is None else count_groups(groups)
+    draws = rng.integers(0, units, size=(RESAMPLES, units))
+    if groups is None:
+        return draws
+    members = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
+    return (np.concatenate([members[group] for group in draw]) for draw in draws)
 
 
 def _judged(comparison: Comparison, p_holm: float, higher_is_better: bool) -> Comparison:
@@ -291,6 +318,15 @@ def _read_runs(result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict
         if not same:
             raise HfpatchError(f"{run} and {first}: {result.task} was scored on other documents; evaluate both again")
     return {run: found for run, (_, found) in read.items()}
+
+
+def _read_groups(run: Path, result: TaskResult) -> Groups | None:
+    """Return the group of each document; None where there are no groups of several documents."""
+    if result.clusters is None:
+        return None
+    names = _read(run / f"{result.task}.jsonl", "cluster")[1]
+    groups = grouped([name if isinstance(name, str) else None for name in names])
+    return groups if count_groups(groups) < len(groups) else None
 
 
 def _read(path: Path, metric: str) -> tuple[list[str], list[Any]]:

@@ -133,8 +133,7 @@ def unknown_base(model_name: str, revision: str | None, dtype: str, results: Map
         return None
     where = f" (revision {revision})" if revision else ""
     return (
-        f"hfpatch knows no published score of {model_name}{where} on these tasks, so the scores of the base could not "
-        "be checked."
+        f"hfpatch knows no published score of {model_name}{where} on these tasks, so its scores could not be checked."
     )
 
 

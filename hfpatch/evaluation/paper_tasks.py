@@ -61,6 +61,11 @@ class _TokenTask(ConfigurableTask):
         return requests
 
 
+def counts_tokens(task: object) -> bool:
+    """Return whether a task's scores are per token, so that they depend on the tokenizer."""
+    return isinstance(task, _TokenTask)
+
+
 class PerTokenChoice(_TokenTask):
     """A choice by the highest mean log-probability per token: ``argmaxⱼ log p(endingⱼ | context) / |endingⱼ|``."""
 

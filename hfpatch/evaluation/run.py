@@ -18,12 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import model_key, open_cache
+from hfpatch.evaluation.clusters import Groups, cluster_columns, cluster_of, clustered_error, count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
-from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric, ratio_error
+from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.tasks import load_tasks
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.results.schema import TaskResult
+from hfpatch.results.schema import Clusters, TaskResult
 from hfpatch.support.files import write_text
 
 Record = dict[str, Any]
@@ -52,7 +53,8 @@ def evaluate(
         settings: which tasks, and how.
         data_dir: a folder with local copies of hub data; None takes the hub.
         records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
-            ``doc_hash``, ``target``, ``doc`` and each metric's value, a number or a pair (log-likelihood, count).
+            ``doc_hash``, ``target``, ``doc``, the ``cluster`` it belongs to where the task's documents come in groups,
+            and each metric's value, a number or a pair (log-likelihood, count).
         answers_dir: the folder of the cache of log-likelihoods, which are saved as they come. What is there is not
             scored again, from an interrupted evaluation or from one with a smaller limit; see
             `hfpatch.evaluation.cache`.
@@ -79,6 +81,7 @@ def evaluate(
                 token_budget=settings.token_budget,
             )
             tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)
+            clusters = cluster_columns(tasks, settings.cluster)
             key = model_key(model, base_sha256) if answers_dir is not None else {}
             results = {}
             for name, task in tasks.items():
@@ -88,7 +91,7 @@ def evaluate(
                     scorer.score_cache = open_cache(answers_dir, name, key, optional=answers_optional)
                 scorer.reused = 0
                 scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
-                results[name] = _score(scorer, name, task, settings.limit, records_dir)
+                results[name] = _score(scorer, name, task, settings.limit, records_dir, clusters.get(name))
             return results
     finally:
         model.train(training)
@@ -131,9 +134,12 @@ def _first_failing_document(task: Any, limit: int | None) -> tuple[int, Exceptio
     return None
 
 
-def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_dir: Path | None) -> TaskResult:
+def _score(
+    scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_dir: Path | None, cluster: str | None
+) -> TaskResult:
     output = run_task(scorer, name, task, limit)
-    records = _records(output["samples"][name])
+    records = _records(output["samples"][name], cluster)
+    groups = grouped([record["cluster"] for record in records]) if cluster is not None else None
     if records_dir is not None:
         lines = (json.dumps(record, default=handle_non_serializable, ensure_ascii=False) for record in records)
         write_text(records_dir / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
@@ -150,12 +156,13 @@ def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_d
         task=name,
         n=len(records),
         metrics=metrics,
-        stderr=_errors(metrics, records, task.aggregation()),
+        stderr=_errors(metrics, records, task.aggregation(), groups),
         primary=primary,
         higher_is_better=bool(task.higher_is_better().get(primary.partition(",")[0], True)),
         num_fewshot=task.get_config("num_fewshot") or 0,
         data_sha256=hashlib.sha256("\n".join(record["doc_hash"] for record in records).encode()).hexdigest(),
         version=str(task.VERSION),
+        clusters=None if groups is None else Clusters(column=str(cluster), groups=count_groups(groups)),
         reused=scorer.reused,
     )
 
@@ -170,11 +177,13 @@ def primary_aggregations(tasks: Mapping[str, Any], results: Mapping[str, TaskRes
     return {name: task.aggregation()[results[name].primary.partition(",")[0]] for name, task in tasks.items()}
 
 
-def _records(samples: Sequence[Mapping[str, Any]]) -> list[Record]:
+def _records(samples: Sequence[Mapping[str, Any]], cluster: str | None) -> list[Record]:
     """Return one record per document; lm-eval has one sample for each document and answer filter."""
     records: dict[int, Record] = {}
     for sample in samples:
         identity = {key: sample[key] for key in ("doc_id", "doc_hash", "target", "doc")}
+        if cluster is not None:
+            identity["cluster"] = cluster_of(sample["doc"].get(cluster))
         record = records.setdefault(sample["doc_id"], identity)
         suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
         record.update({f"{metric}{suffix}": _finite(sample[metric]) for metric in sample["metrics"]})
@@ -191,13 +200,17 @@ def _finite(value: Any) -> Any:
 
 
 def _errors(
-    metrics: Mapping[str, float], records: Sequence[Record], functions: Mapping[str, Aggregation]
+    metrics: Mapping[str, float],
+    records: Sequence[Record],
+    functions: Mapping[str, Aggregation],
+    groups: Groups | None,
 ) -> dict[str, float]:
-    """Return the standard error over documents of each metric that is a ratio of sums."""
+    """Return the standard error over documents, or over their groups, of each metric that is a ratio of sums."""
     errors = {}
-    for name, value in metrics.items() if len(records) > 1 else ():
+    units = len(records) if groups is None else count_groups(groups)
+    for name, value in metrics.items() if units > 1 else ():
         metric = metric_named(name, aggregation=functions.get(name.partition(",")[0]))
         if metric.aggregate is None:
-            error = ratio_error(*metric.ratio_terms([record[name] for record in records]))
+            error = clustered_error(*metric.ratio_terms([record[name] for record in records]), groups)
             errors[name] = value * error if metric.exponential else error
     return errors

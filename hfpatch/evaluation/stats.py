@@ -15,6 +15,7 @@ from scipy.optimize import brentq
 from scipy.special import stdtrit
 from scipy.stats import binomtest
 
+from hfpatch.evaluation.clusters import Groups, group_sums, jackknife_error
 from hfpatch.evaluation.metrics import Array, ratio_error
 
 LEVEL = 0.95
@@ -84,7 +85,7 @@ class Estimate:
         return float(self.reach(ALPHA) + self.reach(2 * (1 - POWER)))
 
 
-def over_documents(differences: Array, weights: Array, *, shares: bool = False) -> Part:
+def over_documents(differences: Array, weights: Array, *, shares: bool = False, groups: Groups | None = None) -> Part:
     """Return the part of documents in ``Σ d / Σ c``, both (documents,), where seeds are averaged in ``d``.
 
     Args:
@@ -92,11 +93,18 @@ def over_documents(differences: Array, weights: Array, *, shares: bool = False) 
         weights: ``c``.
         shares: differences are between -1 and 1, as those of right and wrong answers are. Then one document gained
             and one lost are added (Bonett & Price 2012, J. Educ. Behav. Stat. 37, 479), without which few documents
-            that all agree would have no variation.
+            that all agree would have no variation. Of groups, one gained and one lost are added, as large as the sums
+            of those that changed are in the root mean square.
+        groups: the group of each document, where they come in groups; then groups vary, not documents.
     """
+    if groups is not None:
+        differences, weights = group_sums(differences, groups), group_sums(weights, groups)
     if shares:
-        differences, weights = np.append(differences, [1.0, -1.0]), np.append(weights, [1.0, 1.0])
-    return Part(ratio_error(differences, weights), len(differences) - 1)
+        changed = differences[differences != 0]
+        size = max(1.0, float(np.sqrt((changed**2).mean()))) if len(changed) else 1.0
+        differences, weights = np.append(differences, [size, -size]), np.append(weights, [size, size])
+    error = ratio_error if groups is None else jackknife_error
+    return Part(error(differences, weights), len(differences) - 1)
 
 
 def over_seeds(method: Array, reference: Array, *, paired: bool) -> Part | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from hfpatch.errors import nearest
 from hfpatch.recipes.strict import Section
 
 
@@ -29,6 +30,16 @@ class EvaluationSettings(Section):
     """Longest row in tokens; None takes the model's own."""
     allow_unknown_base: bool = False
     """Continue where the base scores outside its published known score."""
+    cluster: dict[str, str | None] = Field(default_factory=dict)
+    """By task the column of its documents that says which belong together, as questions on one passage do; null for
+    none. A task that is not named takes the ``cluster`` in its file's ``metadata``, or that of lm-eval's known ones."""
+
+    @model_validator(mode="after")
+    def _clusters_are_of_tasks(self) -> EvaluationSettings:
+        for task in self.cluster:
+            if task not in self.tasks:
+                raise ValueError(f"cluster names {task!r}, which is not among tasks{nearest(task, self.tasks)}")
+        return self
 
     @property
     def task_options(self) -> dict[str, Any]:

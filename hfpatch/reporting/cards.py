@@ -9,7 +9,7 @@ from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.tables import cell_of, scale_of_task, terminal_table, unit_of
 from hfpatch.reporting.document import Cell
 from hfpatch.reporting.facts import protocol_facts
-from hfpatch.reporting.numbers import NOTHING, count, part_text, score
+from hfpatch.reporting.numbers import NOTHING, count, documents_text, part_text, score
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import read_json, write_text
 from hfpatch.support.markdown import block, escape, table
@@ -89,7 +89,7 @@ def _result(results: ComparisonResults, name: str, seed: int, task: str) -> list
     return [
         task,
         info.primary,
-        count(info.n),
+        documents_text(info.n, info.clusters),
         score(base, scale),
         score(run.metrics.get(info.primary), scale) if run is not None else NOTHING,
         f"{difference} {unit_of(results, task)}" if difference else NOTHING,

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
 from hfpatch.reporting.facts import digest, provenance_facts, settings_text
-from hfpatch.reporting.numbers import NOTHING, count, decimal, interval, p_text, signed, significant
+from hfpatch.reporting.numbers import (
+    NOTHING,
+    count,
+    decimal,
+    documents_text,
+    interval,
+    listed,
+    p_text,
+    signed,
+    significant,
+)
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults
+from hfpatch.results.schema import EvaluatedVariant, EvaluationResults, TaskResult
 
 
 def evaluation_document(results: EvaluationResults) -> Document:
-    """Return the scores of every model, the differences from the base, the warnings and how it was measured."""
+    """Return the scores of every model, the differences between them, the warnings and how it was measured."""
     scores = tuple(_scores(results, place, each) for place, each in enumerate(results.variants.values()))
-    compared = (_comparisons(results.comparisons),) if results.comparisons else ()
+    compared = (_comparisons(results),) if results.comparisons else ()
     reused = sum(score.reused for variant in results.variants.values() for score in variant.scores.values())
     notes = [f"{count(reused)} answers were kept from an earlier call and not scored again"] if reused else []
     sections = (
@@ -24,11 +35,12 @@ def evaluation_document(results: EvaluationResults) -> Document:
         Section("protocol", "Protocol", (Facts(tuple(_protocol(results))),)),
         Section("environment", "Environment", (Facts(tuple(provenance_facts(results.provenance))),)),
     )
+    patches = sum(variant.patch is not None for variant in results.variants.values())
     return Document(
-        title=results.model["name"],
+        title=listed(list(results.variants)) if results.of_models else results.model["name"],
         kind="evaluation",
         glance=(
-            ("Patches", count(sum(variant.patch is not None for variant in results.variants.values()))),
+            ("Models", count(len(results.variants))) if results.of_models else ("Patches", count(patches)),
             ("Tasks", count(len(results.settings["tasks"]))),
             ("Weights", str(results.model["dtype"])),
         ),
@@ -39,9 +51,9 @@ def evaluation_document(results: EvaluationResults) -> Document:
 
 def evaluation_csv(results: EvaluationResults) -> str:
     """Return every number of an evaluation: a row for each model, task and metric."""
-    headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n")
+    headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n", "groups", "grouped_by")
     rows = (
-        (label, variant.patch, variant.added, task, metric, value, score.stderr.get(metric), score.n)
+        (label, variant.patch, variant.added, task, metric, value, score.stderr.get(metric), score.n, *_groups(score))
         for label, variant in results.variants.items()
         for task, score in variant.scores.items()
         for metric, value in score.metrics.items()
@@ -49,10 +61,16 @@ def evaluation_csv(results: EvaluationResults) -> str:
     return csv_text(headings, rows)
 
 
+def _groups(score: TaskResult) -> tuple[int | None, str | None]:
+    return (None, None) if score.clusters is None else (score.clusters.groups, score.clusters.column)
+
+
 def _protocol(results: EvaluationResults) -> Iterator[Fact]:
-    model = {key: value for key, value in results.model.items() if key not in ("name", "sha256")}
-    yield "Model", f"{results.model['name']}, {settings_text(model)}, SHA-256 {digest(results.model['sha256'])}"
+    if not results.of_models:
+        yield "Model", _model_text(results.model)
     for label, variant in results.variants.items():
+        if variant.model is not None:
+            yield f"Model {label}", _model_text(variant.model)
         if variant.patch is not None:
             yield f"Patch {label}", f"{variant.patch}, {count(variant.added)} parameters added"
     yield "Evaluation", settings_text(results.settings)
@@ -61,15 +79,21 @@ def _protocol(results: EvaluationResults) -> Iterator[Fact]:
         yield f"Task {task}", f"{settings}, data SHA-256 {digest(score.data_sha256)}"
 
 
+def _model_text(model: Mapping[str, Any]) -> str:
+    tokenizer = f", tokenizer SHA-256 {digest(model['tokenizer_sha256'])}" if "tokenizer_sha256" in model else ""
+    others = {key: value for key, value in model.items() if key != "name" and "sha256" not in key}
+    return f"{model['name']}, {settings_text(others)}, SHA-256 {digest(model['sha256'])}{tokenizer}"
+
+
 def _scores(results: EvaluationResults, place: int, variant: EvaluatedVariant) -> Table:
     """Return every metric of every task as lm-eval defines it."""
     headings = {"task": False, "metric": False, "value": True, "± standard error": True, "n": True}
     rows = (
-        (task, metric, _value(value), _value(score.stderr.get(metric)), count(score.n))
+        (task, metric, _value(value), _value(score.stderr.get(metric)), documents_text(score.n, score.clusters))
         for task, score in variant.scores.items()
         for metric, value in score.metrics.items()
     )
-    name = results.model["name"]
+    name = (variant.model or results.model)["name"]
     title = f"{name} with {variant.patch}" if variant.patch else name
     columns = tuple(Column(heading, number=number) for heading, number in headings.items())
     return Table(f"scores-{place}", title, columns, tuple(map(Row, rows)))
@@ -81,9 +105,10 @@ def _value(value: float | None) -> str:
     return decimal(value, 4) if abs(value) < 1e6 else significant(value, 4)
 
 
-def _comparisons(comparisons: Sequence[Comparison]) -> Table:
+def _comparisons(results: EvaluationResults) -> Table:
+    several = results.of_models
     headings = {
-        "patch": False,
+        **({"model": False, "compared with": False} if several else {"patch": False}),
         "task": False,
         "difference": True,
         "p (Holm)": True,
@@ -92,19 +117,21 @@ def _comparisons(comparisons: Sequence[Comparison]) -> Table:
     }
     rows = (
         (
-            each.method,
-            Cell((each.task, f"{each.metric}, n = {count(each.n)}")),
+            *((each.method, each.reference) if several else (each.method,)),
+            Cell((each.task, f"{each.metric}, n = {documents_text(each.n, each.clusters)}")),
             Cell((signed(each.difference, 4), interval(each.low, each.high, 4) if math.isfinite(each.low) else "")),
             p_text(each.p_holm),
             NOTHING if each.smallest_visible is None else significant(each.smallest_visible, 2),
             Cell((each.verdict,), each.verdict),
         )
-        for each in comparisons
+        for each in results.comparisons
     )
     caption = (
-        "Patch minus base in the metric's own unit with its 95 % interval, paired by document; p after Holm's "
-        "correction over patches and tasks. Detectable: the true difference that had about four chances in five to be "
-        "found, before correction."
+        f"{'Model minus the one it is compared with' if several else 'Patch minus base'} in the metric's own unit with "
+        "its 95 % interval, paired by document; p after Holm's correction over "
+        f"{'all pairs' if several else 'patches'} and tasks. Detectable: the true difference that had about four "
+        "chances in five to be found, before correction."
     )
     columns = tuple(Column(heading, number=number) for heading, number in headings.items())
-    return Table("differences", "Differences from the base", columns, tuple(map(Row, rows)), caption)
+    title = "Differences between the models" if several else "Differences from the base"
+    return Table("differences", title, columns, tuple(map(Row, rows)), caption)

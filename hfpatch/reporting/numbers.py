@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from hfpatch.results.schema import Clusters
+
 MINUS = "−"
 NOTHING = "–"
 """What stands where there is no number."""
@@ -134,6 +136,11 @@ def significant(value: float, digits: int) -> str:
 def count(value: float | None) -> str:
     """Format a whole number with thousands separators."""
     return NOTHING if value is None else f"{value:,.0f}"
+
+
+def documents_text(n: int, clusters: Clusters | None) -> str:
+    """Format a number of documents, as ``1,200`` or ``1,200 in 300 groups of passage``."""
+    return count(n) if clusters is None else f"{count(n)} in {count(clusters.groups)} groups of {clusters.column}"
 
 
 def p_text(value: float | None) -> str:

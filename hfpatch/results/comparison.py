@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hfpatch.results.parts import SCHEMA, Comparison, Number, Part, TaskResult, TrainResult, Values
+from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
 
 
 class Curve(Part):
@@ -126,11 +126,14 @@ class Method(Part):
 class Task(Part):
     """What a task measures."""
 
+    written_if_set = frozenset({"clusters"})
+
     primary: str
     higher_is_better: bool
     n: int
     data_sha256: str | None = None
     version: str | int | float | None = None
+    clusters: Clusters | None = None
 
 
 class ComparisonResults(Part):

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 SCHEMA: Literal[2] = 2
 """The version of the layout; a file of another one is refused."""
@@ -46,6 +54,15 @@ class Part(BaseModel):
     """A part of the results; keys of a later minor addition are ignored, so that older versions can read the rest."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    written_if_set: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are left out of the file where they are None, as in files of versions that did not have them."""
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        # A return type would be the JSON schema of every part.
+        values = write(self)
+        return {key: value for key, value in values.items() if value is not None or key not in self.written_if_set}
 
     def to_json(self) -> dict[str, Any]:
         """Return the part as JSON values."""
@@ -94,6 +111,18 @@ class TrainResult(Part):
     matmul: str | None = None
 
 
+class Clusters(Part):
+    """The groups that a task's documents come in, such as several questions on one passage.
+
+    Attributes:
+        column: the column of the documents whose value makes them one group.
+        groups: how many groups there are; standard errors, intervals and tests take these as independent.
+    """
+
+    column: str
+    groups: int
+
+
 class TaskResult(Part):
     """The scores of one model on one task.
 
@@ -107,9 +136,12 @@ class TaskResult(Part):
         num_fewshot: examples before each question.
         data_sha256: hash of the scored documents, in order.
         version: the task definition's version.
+        clusters: the groups that the documents come in; None where they are taken as independent.
         reused: requests whose answers were kept from an earlier evaluation and not scored again. It says how the result
             was obtained and is neither written nor compared: a resumed run ends with equal results.
     """
+
+    written_if_set = frozenset({"clusters"})
 
     task: str
     n: int
@@ -120,6 +152,7 @@ class TaskResult(Part):
     num_fewshot: int
     data_sha256: str
     version: str
+    clusters: Clusters | None = None
     reused: int = Field(default=0, exclude=True)
 
     def __eq__(self, other: object) -> bool:
@@ -138,6 +171,7 @@ class Comparison(Part):
         task: the task.
         metric: the task's primary metric.
         n: documents.
+        clusters: the groups that they come in; None where they are taken as independent.
         seeds: seeds of the method.
         difference: method minus reference; for a perplexity ``reference · (exp(mean log ratio) - 1)``.
         low: lower end of the 95 % interval; -inf where there are too few documents for one.
@@ -151,11 +185,14 @@ class Comparison(Part):
         verdict: whether the difference is significant after correction, and which way it goes.
     """
 
+    written_if_set = frozenset({"clusters"})
+
     method: str
     reference: str
     task: str
     metric: str
     n: int
+    clusters: Clusters | None = None
     seeds: int
     difference: Number
     low: Low = -math.inf

@@ -22,7 +22,7 @@ from hfpatch.results.comparison import (
     SizeMatch,
     Task,
 )
-from hfpatch.results.parts import SCHEMA, Comparison, Part, TaskResult, TrainResult, Values, Verdict
+from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Part, TaskResult, TrainResult, Values, Verdict
 from hfpatch.results.study import (
     AtStep,
     ByStep,
@@ -38,22 +38,27 @@ from hfpatch.results.study import (
 )
 
 __all__ = [
-    "SCHEMA", "AtStep", "ByStep", "Comparison", "ComparisonResults", "Curve", "Diagnostic", "EvaluatedVariant",
-    "EvaluationResults", "Improvement", "LayerSeries", "Loss", "Match", "Method", "Parameters", "Point", "Results",
-    "Row", "Run", "SizeMatch", "StudyResults", "StudyRun", "Task", "TaskResult", "TrainResult", "Variant",
+    "SCHEMA", "AtStep", "ByStep", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
+    "EvaluatedVariant", "EvaluationResults", "Improvement", "LayerSeries", "Loss", "Match", "Method", "Parameters",
+    "Point", "Results", "Row", "Run", "SizeMatch", "StudyResults", "StudyRun", "Task", "TaskResult", "TrainResult",
+    "Variant",
     "VariantParameters", "Verdict", "json_schema",
 ]  # fmt: skip
 
 
 class EvaluatedVariant(Part):
-    """The base, or the base with a patch.
+    """The base, the base with a patch, or one of several whole models.
 
     Attributes:
+        model: one of several models: name, revision, hashes, dtype, size and longest row; None is the base.
         patch: the patch's folder; None is the bare base.
         added: parameters that the patch added.
         scores: the result of each task.
     """
 
+    written_if_set = frozenset({"model"})
+
+    model: Values | None = None
     patch: str | None = None
     added: int = 0
     scores: dict[str, TaskResult]
@@ -65,10 +70,11 @@ class EvaluationResults(Part):
     Attributes:
         schema_version: :data:`SCHEMA`, as ``schema`` in the file.
         kind: what sort of results these are.
-        model: the base: name, revision, hash, dtype.
+        model: the base, or the first of several models: name, revision, hash, dtype.
         settings: the tasks and how they were run.
         variants: what was evaluated, by label; the bare base is ``base``.
-        comparisons: each patch compared with the base, where the base was evaluated too.
+        comparisons: each patch compared with the base, where the base was evaluated too; of several models each
+            compared with all before it.
         warnings: what a reader must know before believing the scores.
         provenance: where the numbers come from.
     """
@@ -81,6 +87,11 @@ class EvaluationResults(Part):
     comparisons: list[Comparison] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
     provenance: Values = Field(default_factory=dict)
+
+    @property
+    def of_models(self) -> bool:
+        """Whether several whole models were evaluated, instead of one base and its patches."""
+        return any(variant.model is not None for variant in self.variants.values())
 
 
 Results = ComparisonResults | StudyResults | EvaluationResults

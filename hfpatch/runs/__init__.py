@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hfpatch.runs.comparison import compare, train
     from hfpatch.runs.forecasting import forecast
     from hfpatch.runs.inspection import inspect
+    from hfpatch.runs.models import evaluate_models
     from hfpatch.runs.pretraining import pretrain
     from hfpatch.runs.progress import Progress
     from hfpatch.runs.scoring import evaluate
@@ -22,6 +23,7 @@ __all__ = [
     "check",
     "compare",
     "evaluate",
+    "evaluate_models",
     "forecast",
     "inspect",
     "pretrain",
@@ -35,6 +37,7 @@ _HOMES = {
     "check": "checking",
     "compare": "comparison",
     "evaluate": "scoring",
+    "evaluate_models": "models",
     "forecast": "forecasting",
     "inspect": "inspection",
     "pretrain": "pretraining",

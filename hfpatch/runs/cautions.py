@@ -110,16 +110,23 @@ def _seeds(recipe: Recipe) -> Iterator[str]:
 
 
 def _documents(results: ComparisonResults) -> Iterator[str]:
-    untested = [each.task for each in results.comparisons if each.verdict == "too few documents"]
+    untested = [
+        each.task if each.clusters is None else f"{each.task} ({each.clusters.groups} groups of {each.clusters.column})"
+        for each in results.comparisons
+        if each.verdict == "too few documents"
+    ]
     if untested:
         yield f"Too few documents to test any difference: {', '.join(dict.fromkeys(untested))}."
     limits = []
     for task, info in results.tasks.items():
         sizes = [each.smallest_visible for each in results.comparisons if each.task == task]
         known = [size for size in sizes if size is not None]
-        if info.n < FEW_DOCUMENTS and known:
+        groups = None if info.clusters is None else info.clusters.groups
+        if (info.n if groups is None else groups) < FEW_DOCUMENTS and known:
             largest = f"{max(known):.2g}" if max(known) < 100 else f"{max(known):,.0f}"
-            limits.append(f"{largest} ({task}, {info.primary}, {info.n} documents)")
+            limits.append(
+                f"{largest} ({task}, {info.primary}, {info.n} documents{f' in {groups} groups' if groups else ''})"
+            )
     if limits:
         yield f"Few documents: differences below about {', '.join(limits)} cannot be distinguished from noise."
 

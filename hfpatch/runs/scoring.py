@@ -16,6 +16,7 @@ from hfpatch import evaluation  # its comparisons, which import scipy, are loade
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import check_known_scores, load_tasks, unknown_base
 from hfpatch.evaluation import evaluate as run_tasks
+from hfpatch.evaluation.clusters import cluster_columns
 from hfpatch.nn.matmul import choose_library, pinned_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -67,9 +68,10 @@ def evaluate(
     """
     labels = _labels(patches, baseline=baseline)
     identity = _identity(model, settings, labels)
-    _check_output(output, identity)
+    check_output(output, identity)
     clock, listener = Clock(), progress or Progress()
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
+    cluster_columns(tasks, settings.cluster)
     base = load_base(model.name, revision=model.revision, dtype=model.dtype)
     base.model.to(PartialState().device)
     for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
@@ -77,7 +79,7 @@ def evaluate(
             pass
     if output is not None:
         identity["model"]["sha256"] = base.sha256
-        _check_output(output, identity)
+        check_output(output, identity)
         write_json(output / IDENTITY, identity)
     given: dict[str, Any] = {"settings": settings, "data_dir": data_dir}
     given |= {"answers_dir": cache_dir if output is None else output / ANSWERS, "answers_optional": output is None}
@@ -93,8 +95,8 @@ def evaluate(
             )
             listener.finished(label, "")
             if patch is None:
-                scores, compared = variants[label].scores, len(labels) > 1
-                warnings = _check_base(model, settings, scores, records / label, tasks, compared=compared)
+                scores, compared = variants[label].scores, "the patches" if len(labels) > 1 else ""
+                warnings = check_base(model, settings, scores, records / label, tasks, compared=compared)
         comparisons = _compare(records, variants, tasks)
     found = EvaluationResults(
         model={
@@ -122,14 +124,22 @@ def _labels(patches: Sequence[Path], *, baseline: bool) -> dict[str, Path | None
     """
     labels: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
     parts = [patch.absolute().parts[1:] for patch in patches]
-    for place, (patch, own) in enumerate(zip(patches, parts, strict=True)):
-        if own in parts[:place]:
+    for place, patch in enumerate(patches):
+        if parts[place] in parts[:place]:
             raise HfpatchError(f"--patch {patch}: named twice")
-        others = [other for other in parts if other != own]
-        size = next(n for n in range(1, len(own) + 1) if all(other[-n:] != own[-n:] for other in others))
-        label = "-".join(own[-size:])
+    for label, patch in zip(short_names(parts), patches, strict=True):
         labels[f"{label} (patch)" if label in (BASE, ANSWERS) else label] = patch
     return labels
+
+
+def short_names(places: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return a folder name for each of several different places: its last parts, as many as the others do not have."""
+    names = []
+    for own in places:
+        others = [other for other in places if other != own]
+        sizes = (n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others))
+        names.append("-".join(own[-next(sizes, len(own)) :]))
+    return names
 
 
 def _score(
@@ -168,9 +178,14 @@ def _identity(model: ModelSettings, settings: EvaluationSettings, labels: Mappin
     """Return what makes two evaluations the same one, as far as it is known before the base is loaded."""
     return {
         "model": model.model_dump(mode="json"),
-        "settings": settings.model_dump(mode="json", exclude=set(_NOT_IDENTITY)),
+        **identify_settings(settings),
         "variants": {label: None if patch is None else _hash_patch(patch) for label, patch in labels.items()},
     }
+
+
+def identify_settings(settings: EvaluationSettings) -> dict[str, Any]:
+    """Return the settings that decide the scores."""
+    return {"settings": settings.model_dump(mode="json", exclude=set(_NOT_IDENTITY))}
 
 
 def _hash_patch(patch: Path) -> str:
@@ -180,7 +195,7 @@ def _hash_patch(patch: Path) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
-def _check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
+def check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
     """Refuse a folder that has other files than those of this evaluation, or cannot be a folder."""
     if output is None:
         return
@@ -192,7 +207,7 @@ def _check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
     if not (output / IDENTITY).is_file():
         raise HfpatchError(f"{output}: is not empty and holds no evaluation of hfpatch; choose another --output")
     old, new = flatten(read_json(output / IDENTITY)), flatten(identity)
-    for key in [*new, *(key for key in old if key not in new and key != "model.sha256")]:
+    for key in [*new, *(key for key in old if key not in new and not key.endswith(".sha256"))]:
         there, here = old.get(key, "absent"), new.get(key, "absent")
         if there != here:
             raise HfpatchError(
@@ -200,26 +215,34 @@ def _check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
             )
 
 
-def _check_base(
+def check_base(
     model: ModelSettings,
     settings: EvaluationSettings,
     scores: dict[str, TaskResult],
     records: Path,
     tasks: Mapping[str, Any],
     *,
-    compared: bool,
+    compared: str,
 ) -> list[str]:
     """Return what is odd about the base's scores.
 
+    Args:
+        model: the base.
+        settings: the tasks, and whether a base with other scores than the known ones is accepted.
+        scores: the base's.
+        records: the folder of its records.
+        tasks: lm-eval's tasks.
+        compared: what is to be compared with it, in words; empty for nothing.
+
     Raises:
-        HfpatchError: if patches are to be compared with it and its scores are not known ones, unless the settings allow
-            that, or a metric is one by which no patch can be compared.
+        HfpatchError: if something is to be compared with it and its scores are not known ones, unless the settings
+            allow that, or a metric is one by which nothing can be compared.
     """
     surprises = check_known_scores(model.name, model.revision, model.dtype, scores)
     if not compared:
         return surprises
     if surprises and not settings.allow_unknown_base:
-        raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates the patches anyway")
+        raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates {compared} anyway")
     evaluation.check_comparable(records, scores, evaluation.primary_aggregations(tasks, scores))
     unknown = unknown_base(model.name, model.revision, model.dtype, scores)
     return [*surprises, unknown] if unknown else surprises

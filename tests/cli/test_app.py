@@ -375,6 +375,10 @@ def test_models_and_patches_that_cannot_be_had_are_one_line(capsys, tmp_path, mo
     arguments = ["eval", "--model", "tinyworld/gpt-neox"]
     assert "did you mean 'tinyworld_cloze'" in refused(capsys, *arguments, "--tasks", "tinyworld_close")
     assert "tasks" in refused(capsys, *arguments, "--tasks", ",")
+    arguments += ["--tasks", "tinyworld_questions", "--cluster"]
+    assert "no column 'pasage' to be the cluster" in refused(capsys, *arguments, "tinyworld_questions=pasage")
+    assert "cluster names 'boolq', which is not among tasks" in refused(capsys, *arguments, "boolq=passage")
+    assert "--cluster kind: write it as TASK=COLUMN" in refused(capsys, *arguments, "kind")
 
 
 def test_eval_prints_a_table_or_json(capsys):
@@ -486,6 +490,40 @@ def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patch
     assert "named twice" in refused(capsys, *arguments, "--patch", two_patches[0])
     assert "no patch here" in refused(capsys, *arguments, "--patch", tmp_path)
     assert "holds no evaluation" in refused(capsys, *arguments, "--output", two_patches[0])
+
+
+def test_eval_compares_whole_models(capsys, tmp_path):
+    out = tmp_path / "out"
+    models = ["--model", "tinyworld/gpt-neox", "--model", "tinyworld/gpt2"]
+    tasks = ["--tasks", "tinyworld_cloze,tinyworld_questions", "--limit", "60"]
+    arguments = ["eval", *models, *tasks, "--cluster", "tinyworld_questions=passage", "--output", str(out)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == load_results(out).to_json()
+    assert {label: variant["model"]["name"] for label, variant in found["variants"].items()} == {
+        "gpt-neox": "tinyworld/gpt-neox", "gpt2": "tinyworld/gpt2",
+    }  # fmt: skip
+    assert [(one["method"], one["reference"]) for one in found["comparisons"]] == [("gpt2", "gpt-neox")] * 2
+    assert found["comparisons"][0]["verdict"] == "worse"
+    assert found["comparisons"][1]["clusters"]["column"] == "passage"
+    assert main(["report", str(out)]) == 0
+    again = capsys.readouterr().out
+    assert printed == "\n".join(again.splitlines()[:-1]) + "\n"
+    assert "Differences between the models" in printed
+    assert (out / "results.csv").read_text(encoding="utf-8").splitlines()[1].startswith("gpt-neox,,0,tinyworld_cloze")
+    refusals = {
+        ("--baseline",): "--baseline: goes with one --model, not with 2",
+        ("--patch", "p"): "--patch: goes with one --model, not with 2",
+        ("--revision", "main"): "write the revision of each model as --model tinyworld/gpt-neox@main",
+        ("--model", "tinyworld/gpt2"): "--model tinyworld/gpt2: named twice",
+        ("--model", "x/y@"): "--model x/y@: no revision after the @",
+        ("--model", "tinyworld/gpt3"): "tinyworld has no checkpoint 'gpt3'",
+        ("--model", "tinyworld/gpt2@main"): "gpt2@main is the same model as gpt2",
+    }
+    for options, message in refusals.items():
+        assert message in refused(capsys, "eval", *models, *options, *tasks)
 
 
 def test_eval_stops_before_the_patches_of_a_base_outside_its_known_score(capsys, monkeypatch, two_patches):

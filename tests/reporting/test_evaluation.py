@@ -16,6 +16,7 @@ from hfpatch.results import Comparison, EvaluationResults, TaskResult, load_resu
 from hfpatch.results.schema import EvaluatedVariant
 
 HOSTILE = "<script>alert(1)</script>"
+GROUPS = {"column": "passage", "groups": 300}
 
 
 def score(acc, **more):
@@ -36,13 +37,13 @@ def results():
         settings={"tasks": ["cloze"], "limit": 1234, "include_path": None},
         variants={
             "base": EvaluatedVariant(scores={"cloze": score(0.5, reused=8)}),
-            "one": EvaluatedVariant(patch=f"{HOSTILE}/one", added=1200, scores={"cloze": score(0.25)}),
+            "one": EvaluatedVariant(patch=f"{HOSTILE}/one", added=1200, scores={"cloze": score(0.25, clusters=GROUPS)}),
         },
         comparisons=[
             comparison(
                 "one", difference=-0.25, low=-0.3, high=-0.2, p_holm=4e-5, smallest_visible=0.051, verdict="worse"
             ),
-            comparison("two", difference=0.1, verdict="too few documents"),
+            comparison("two", difference=0.1, verdict="too few documents", clusters=GROUPS),
         ],
         warnings=["The base is odd."],
         provenance={"commit": "c" * 40, "wall_s": 61.0},
@@ -59,13 +60,30 @@ def test_tables_have_every_score_and_every_comparison(results):
         "small/llama", f"small/llama with {HOSTILE}/one", "Differences from the base",
     ]  # fmt: skip
     assert cells(tables[1]) == [
-        ("cloze", "acc", "0.2500", "0.0123", "1,234"),
-        ("cloze", "perplexity", "2,500,000", "–", "1,234"),
+        ("cloze", "acc", "0.2500", "0.0123", "1,234 in 300 groups of passage"),
+        ("cloze", "perplexity", "2,500,000", "–", "1,234 in 300 groups of passage"),
     ]
     assert cells(tables[2]) == [
         ("one", "cloze\nacc, n = 1,234", "−0.2500\n[−0.3000, −0.2000]", "< 0.0001", "0.051", "worse"),
-        ("two", "cloze\nacc, n = 1,234", "+0.1000\n", "–", "–", "too few documents"),
+        ("two", "cloze\nacc, n = 1,234 in 300 groups of passage", "+0.1000\n", "–", "–", "too few documents"),
     ]
+
+
+def test_several_models_have_their_names_and_what_each_is_compared_with(results):
+    models = {label: {**results.model, "name": f"small/{label}", "tokenizer_sha256": "e" * 64} for label in ("x", "y")}
+    variants = {label: EvaluatedVariant(model=model, scores={"cloze": score(0.5)}) for label, model in models.items()}
+    compared = [comparison("y", difference=0.0, verdict="within noise").model_copy(update={"reference": "x"})]
+    document = evaluation_document(results.model_copy(update={"variants": variants, "comparisons": compared}))
+    tables = [block for block in document.summary if isinstance(block, Table)]
+    assert document.title == "x and y"
+    assert document.glance[0] == ("Models", "2")
+    assert [table.title for table in tables] == ["small/x", "small/y", "Differences between the models"]
+    assert cells(tables[2])[0][:3] == ("y", "x", "cloze\nacc, n = 1,234")
+    protocol = dict(
+        next(section for section in document.parts[0].sections if section.name == "protocol").blocks[0].items
+    )
+    assert protocol["Model y"].startswith("small/y, dtype float32, model_type llama, SHA-256 abab")
+    assert protocol["Model y"].endswith("tokenizer SHA-256 eeeeeeeeeeeeeeee…")
 
 
 def test_a_terminal_shows_what_was_reused_and_the_warnings_last(results, capsys, monkeypatch):
@@ -96,11 +114,13 @@ def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(res
         assert shown in text
     assert "answers were kept" not in text  # how the results were obtained is not in them
     rows = list(csv.DictReader(io.StringIO(report.csv.read_text(encoding="utf-8"))))
-    assert [(row["model"], row["added"], row["metric"], row["value"], row["stderr"]) for row in rows] == [
-        ("base", "0", "acc", "0.5", "0.0123"),
-        ("base", "0", "perplexity", "2500000.5", ""),
-        ("one", "1200", "acc", "0.25", "0.0123"),
-        ("one", "1200", "perplexity", "2500000.5", ""),
+    assert [
+        (row["model"], row["added"], row["metric"], row["value"], row["stderr"], row["groups"]) for row in rows
+    ] == [
+        ("base", "0", "acc", "0.5", "0.0123", ""),
+        ("base", "0", "perplexity", "2500000.5", "", ""),
+        ("one", "1200", "acc", "0.25", "0.0123", "300"),
+        ("one", "1200", "perplexity", "2500000.5", "", "300"),
     ]
     write_report(tmp_path, tmp_path / "report")
     assert [path.read_bytes() for path in report.paths] == before

@@ -108,6 +108,13 @@ def test_tasks_without_enough_documents_for_a_test_are_named():
     for comparison in results["comparisons"]:
         comparison.update(smallest_visible=None, verdict="too few documents")
     assert told(recipe, results) == ["Too few documents to test any difference: cloze."]
+    for comparison in results["comparisons"]:
+        comparison["clusters"] = {"column": "kind", "groups": 4}
+    assert told(recipe, results) == ["Too few documents to test any difference: cloze (4 groups of kind)."]
+    for comparison in results["comparisons"]:
+        comparison |= {"smallest_visible": 0.05, "verdict": "within noise"}
+    results["tasks"]["cloze"] |= {"n": 2000, "clusters": {"column": "kind", "groups": 90}}
+    assert "0.05 (cloze, acc, 2000 documents in 90 groups)" in told(recipe, results)[0]
 
 
 def test_the_literal_form_is_named():

@@ -109,7 +109,7 @@ def quality(results: ComparisonResults) -> Figure | None:
         info, factor = results.tasks[task], 100.0 if scale_of_task(results, task) is Scale.POINTS else 1.0
         base = results.mean(results.baseline, task) if results.baseline else None
         scaled = {name: (factor * mean, factor * spread) for name, (mean, spread) in known.items()}
-        if base is not None and np.isfinite(base):
+        if base is not None and abs(base) < plots.LARGEST:
             centre = factor * base
             ax.axhline(centre, color=GREY, linewidth=1.4, zorder=2)
         else:

@@ -72,7 +72,8 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
     models = hashes if all(hashes) else [each.model.get("name") for each in runs]
     tasks = [
         "; ".join(
-            f"{name} {info.primary} n={info.n} {(info.data_sha256 or '')[:8]}"
+            f"{name} {info.primary} n={info.n}{f' by {info.clusters.column}' if info.clusters else ''} "
+            f"{(info.data_sha256 or '')[:8]}"
             for name, info in sorted(each.tasks.items())
         )
         for each in runs

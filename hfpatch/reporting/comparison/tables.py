@@ -18,6 +18,7 @@ from hfpatch.reporting.numbers import (
     count,
     decimal,
     diverged_text,
+    documents_text,
     memory,
     p_text,
     part_text,
@@ -111,7 +112,7 @@ def _spread(cell: str | Cell) -> tuple[str | Cell, ...]:
 def _task(results: ComparisonResults, task: str) -> Column:
     info = results.tasks[task]
     better = "higher is better" if info.higher_is_better else "lower is better"
-    notes = (f"{info.primary}, n = {count(info.n)}", better, f"[{unit_of(results, task)}]")
+    notes = (f"{info.primary}, n = {documents_text(info.n, info.clusters)}", better, f"[{unit_of(results, task)}]")
     return Column(task, notes, number=True)
 
 
@@ -239,7 +240,7 @@ def _pair(results: ComparisonResults, comparison: Comparison) -> Row:
         p_text(comparison.p),
         p_text(comparison.p_holm),
         NOTHING if visible is None else f"{significant(visible, 2)} {change.scale.value}".strip(),
-        count(comparison.n),
+        documents_text(comparison.n, comparison.clusters),
         count(comparison.seeds),
         comparison.test,
     )

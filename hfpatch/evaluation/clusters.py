@@ -1,0 +1,116 @@
+"""Documents that come in groups, such as several questions on one passage, whose scores vary together.
+
+Errors that take such documents for independent ones are too small. Here a group is what is independent: its terms and
+weights are summed, ``a_g = Σ aᵢ`` and ``c_g = Σ cᵢ`` over its documents (see `hfpatch.evaluation.metrics`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.evaluation.metrics import Array, ratio_error
+
+Groups = NDArray[np.int64]
+"""The group of each document, (documents,), counted from 0."""
+
+KNOWN_CLUSTERS = {
+    "belebele_*": "flores_passage",
+    "boolq": "passage",
+    "boolq-seq2seq": "passage",
+    "drop": "passage",
+    "mc_taco": "sentence",
+    "multirc": "paragraph",
+    "qa4mre_*": "document_str",
+    "record": "passage",
+    "squadv2": "context",
+    "super_glue-boolq-t5-prompt": "passage",
+    "super_glue-multirc-t5-prompt": "paragraph",
+    "xquad_*": "context",
+}
+"""The columns of lm-eval's tasks that ask several questions on one text, by task name or pattern.
+
+Sources: the column is the text that the task's own prompt shows before the question (lm-eval 0.4.13); Miller (2024,
+arXiv 2411.00640) names DROP and SQuAD. RACE is not here: lm-eval's ``race`` has one document for each article."""
+
+
+def cluster_columns(tasks: Mapping[str, Any], given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return by task the column whose value says which documents belong together; other tasks have none.
+
+    It is the one that is ``given`` (None for none), else the task's own ``metadata.cluster``, else the known one.
+
+    Args:
+        tasks: lm-eval's tasks, as `load_tasks` returns them.
+        given: what the settings say.
+
+    Raises:
+        HfpatchError: if a task's documents have no such column.
+    """
+    found = {}
+    for name, task in tasks.items():
+        own = (task.get_config("metadata") or {}).get("cluster")
+        known = next((column for pattern, column in KNOWN_CLUSTERS.items() if fnmatchcase(name, pattern)), None)
+        column = given.get(name, own or known)
+        columns = list(next(iter(task.eval_docs), {}))
+        if column is None or not columns:
+            continue
+        if column in columns:
+            found[name] = column
+        elif name in given or own:  # a known task may have been replaced by another of its name
+            hint = nearest(str(column), columns) or f"; there are {', '.join(columns)}"
+            raise HfpatchError(f"task {name}: its documents have no column {column!r} to be the cluster{hint}")
+    return found
+
+
+def cluster_of(value: Any) -> str | None:
+    """Return a short name of the group that a document's column puts it in; None for a group of its own."""
+    if value is None:
+        return None
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def grouped(clusters: Sequence[str | None]) -> Groups:
+    """Return the group of each document from the names of the groups; None is a group of its own."""
+    places: dict[object, int] = {}
+    names = ((index,) if name is None else name for index, name in enumerate(clusters))
+    return np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
+
+
+def count_groups(groups: Groups) -> int:
+    """Return how many groups there are."""
+    return int(groups.max()) + 1
+
+
+def clustered_error(terms: Array, weights: Array, groups: Groups | None) -> float:
+    """Return the standard error of ``Σ terms / Σ weights``, both (documents,), over groups or, for None, documents."""
+    if groups is None or count_groups(groups) == len(groups):
+        return ratio_error(terms, weights)
+    return jackknife_error(group_sums(terms, groups), group_sums(weights, groups))
+
+
+def group_sums(values: Array, groups: Groups) -> Array:
+    """Return the sums over each group's documents, (groups,), of values (documents,)."""
+    return np.bincount(groups, weights=values).astype(np.float64)
+
+
+def jackknife_error(terms: Array, weights: Array) -> float:
+    """Return the standard error of ``θ = Σ a / Σ c`` over groups, from their sums ``a`` and ``c``, both (groups,).
+
+    It is the jackknife's, which leaves out one group after the other:
+
+        sqrt((G - 1)/G · Σ_g (θ₋g - θ)²),    θ₋g - θ = -(a_g - θ c_g) / (Σ c - c_g)
+
+    the cluster-robust error CR3 of a weighted mean (MacKinnon, Nielsen & Webb 2023, J. Econometrics 232, 272), for
+    Student's t with G - 1 degrees of freedom. For groups of one size it is the usual cluster-robust error with the
+    factor G/(G - 1); where a few groups have most of the documents it is larger, and tests with it keep their level.
+    """
+    groups, total = len(terms), weights.sum()
+    left_out = (terms - terms.sum() / total * weights) / (total - weights)
+    return float(np.sqrt((groups - 1) / groups * (left_out**2).sum()))

@@ -1,0 +1,215 @@
+"""`evaluate_models`: several whole models on the same documents, compared pairwise; one is in memory at a time."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from hfpatch import evaluation
+from hfpatch.data.tokenizer import hash_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import HfpatchLM, load_tasks
+from hfpatch.evaluation import evaluate as run_tasks
+from hfpatch.evaluation.clusters import cluster_columns
+from hfpatch.evaluation.harness import quiet
+from hfpatch.evaluation.paper_tasks import counts_tokens
+from hfpatch.nn.matmul import choose_library
+from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results.folder import RESULTS
+from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults
+from hfpatch.runs.identity import hash_values, identify_base
+from hfpatch.runs.progress import Progress
+from hfpatch.runs.scoring import ANSWERS, IDENTITY, check_base, check_output, identify_settings, short_names
+from hfpatch.support.files import write_json
+from hfpatch.support.provenance import Clock, provenance
+from hfpatch.surgery.bases import Base, load_base
+
+
+def evaluate_models(
+    models: Sequence[ModelSettings],
+    *,
+    settings: EvaluationSettings,
+    data_dir: Path | None = None,
+    output: Path | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> EvaluationResults:
+    """Evaluate whole models, each with its own tokenizer, and compare every one with all before it.
+
+    Each model is loaded twice: before anything is scored, so that one that cannot be loaded shows then, and to be
+    scored. Only one is in memory at a time.
+
+    Args:
+        models: two or more, of which no two are the same.
+        settings: the tasks.
+        data_dir: a folder that holds local copies of hub data sets.
+        output: as in `hfpatch.runs.evaluate`.
+        cache_dir: likewise.
+        progress: called at every task; None shows nothing.
+
+    Raises:
+        HfpatchError: if a model is named twice, two are the same, a model, a task or its data cannot be loaded,
+            ``output`` has another evaluation, a model's scores are not the published ones, or a metric allows no
+            comparison.
+    """
+    named = _label(models)
+    identity: dict[str, Any] = identify_settings(settings)
+    identity["models"] = {label: model.model_dump(mode="json") for label, model in named.items()}
+    check_output(output, identity)
+    clock, listener, memory = Clock(), progress or Progress(), _Memory()
+    tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before any model
+    cluster_columns(tasks, settings.cluster)
+    described = {label: _describe(memory.load(model), model, settings) for label, model in reversed(named.items())}
+    described = {label: described[label] for label in named}
+    _check_different(described)
+    if output is not None:
+        for label, values in described.items():
+            identity["models"][label]["sha256"] = values["sha256"]
+        check_output(output, identity)
+        write_json(output / IDENTITY, identity)
+    variants: dict[str, EvaluatedVariant] = {}
+    warnings = [*_across_tokenizers(described, tasks), *_across_lengths(described, tasks)]
+    given: dict[str, Any] = {"settings": settings, "data_dir": data_dir}
+    given |= {"answers_dir": cache_dir if output is None else output / ANSWERS, "answers_optional": output is None}
+    with ExitStack() as stack:
+        records = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for label, model in named.items():
+            variant = _score(memory.load(model), label, listener, records_dir=records / label, **given)
+            variants[label] = variant.model_copy(update={"model": described[label]})
+            listener.finished(label, "")
+            warnings += check_base(model, settings, variant.scores, records / label, tasks, compared="the other models")
+        comparisons = _compare(records, variants, tasks)
+    found = EvaluationResults(
+        model=next(iter(described.values())),
+        settings=settings.model_dump(mode="json"),
+        variants=variants,
+        comparisons=comparisons,
+        warnings=warnings,
+        provenance=provenance(clock),
+    )
+    if output is not None:
+        write_json(output / RESULTS, found.to_json())
+    return found
+
+
+class _Memory:
+    """Holds the model that was loaded last, and no other; callers keep none of them."""
+
+    def __init__(self) -> None:
+        self._settings: ModelSettings | None = None
+        self._base: Base | None = None
+
+    def load(self, settings: ModelSettings) -> Base:
+        """Return a model, on the device where it is scored."""
+        if self._base is None or self._settings != settings:
+            self._base = None
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self._base = load_base(settings.name, revision=settings.revision, dtype=settings.dtype)
+            self._base.model.to(PartialState().device)
+            self._settings = settings
+        return self._base
+
+
+def _label(models: Sequence[ModelSettings]) -> dict[str, ModelSettings]:
+    """Return the models by the name that the results give them: the last parts of the id or folder, and the revision.
+
+    Raises:
+        HfpatchError: if one is named twice.
+    """
+    parts = []
+    for model in models:
+        folder = Path(model.name)
+        *place, last = folder.absolute().parts[1:] if folder.is_dir() else model.name.split("/")
+        ending = f"@{model.revision.replace('/', '-')}" if model.revision else ""
+        parts.append((*place, f"{last}{ending}"))
+        if parts[-1] in parts[:-1]:
+            raise HfpatchError(f"--model {model.name}: named twice; a model is compared with others")
+    names = (f"{name} (model)" if name == ANSWERS else name for name in short_names(parts))
+    return dict(zip(names, models, strict=True))
+
+
+def _describe(base: Base, model: ModelSettings, settings: EvaluationSettings) -> dict[str, Any]:
+    """Return what results and checks say of a model, after checking that it can be scored."""
+    try:
+        with quiet():
+            scorer = HfpatchLM(base.model, tokenizer=base.tokenizer, max_length=settings.max_length)
+    except HfpatchError as error:
+        raise HfpatchError(f"--model {model.name}: {error}") from error
+    return {
+        **{"name": base.name, "revision": base.revision, "sha256": base.sha256, "dtype": model.dtype},
+        "model_type": base.model.config.model_type,
+        "parameters": sum(parameter.numel() for parameter in base.model.parameters()),
+        "max_length": scorer.max_length,
+        "tokenizer_sha256": (tokenizer := hash_tokenizer(base.tokenizer)),
+        "identity_sha256": hash_values({**identify_base(base), "tokenizer": tokenizer}),
+        "matmul": choose_library(base.model),
+    }
+
+
+def _check_different(described: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse two names of one model, which share weights, configuration and tokenizer."""
+    first: dict[str, str] = {}
+    for label, values in described.items():
+        other = first.setdefault(values["identity_sha256"], label)
+        if other != label:
+            raise HfpatchError(
+                f"--model {values['name']}: {label} is the same model as {other} (weights, configuration and "
+                "tokenizer); leave one of them out"
+            )
+
+
+def _across_tokenizers(described: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[str]:
+    per_token = [name for name, task in tasks.items() if counts_tokens(task)]
+    if per_token and len({values["tokenizer_sha256"] for values in described.values()}) > 1:
+        yield (
+            f"{', '.join(per_token)}: scored per token, and the models have different tokenizers, so these scores do "
+            "not compare; accuracies, bits per byte and perplexities per word or byte do."
+        )
+
+
+def _across_lengths(described: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[str]:
+    rolling = [name for name, task in tasks.items() if task.OUTPUT_TYPE == "loglikelihood_rolling"]
+    lengths = {label: values["max_length"] for label, values in described.items()}
+    if rolling and len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{label} {length:,}" for label, length in lengths.items())
+        yield (
+            f"{', '.join(rolling)}: the models read windows of different lengths (tokens: {shown}), and a longer one "
+            f"gives a lower perplexity; --max-length {min(lengths.values())} gives all the same."
+        )
+
+
+def _score(base: Base, label: str, listener: Progress, **given: Any) -> EvaluatedVariant:
+    """Run the tasks as ``given`` says."""
+    scores = run_tasks(
+        base.model,
+        base.tokenizer,
+        base_sha256=base.sha256,
+        on_task=partial(listener.evaluating, label),
+        on_scored=partial(listener.scored, label),
+        **given,
+    )
+    return EvaluatedVariant(scores=scores)
+
+
+def _compare(records: Path, variants: Mapping[str, EvaluatedVariant], tasks: Mapping[str, Any]) -> list[Comparison]:
+    """Compare every model with all before it; Holm's correction goes over all of these."""
+    labels = list(variants)
+    scores = variants[labels[0]].scores
+    return evaluation.compare(
+        {label: {0: records / label} for label in labels},
+        tasks=scores,
+        references={label: labels[:place] for place, label in enumerate(labels) if place},
+        baseline="",  # no pair is a family of its own
+        aggregations=evaluation.primary_aggregations(tasks, scores),
+    )

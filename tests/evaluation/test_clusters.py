@@ -1,0 +1,294 @@
+"""Documents that come in groups: standard errors, intervals and tests take the groups as independent."""
+
+import json
+import math
+from pathlib import Path
+
+import lm_eval.tasks
+import numpy as np
+import pytest
+from lm_eval.api import metrics as lm_evals
+from scipy.stats import t as student
+
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import TaskResult, clusters, compare, comparison, evaluate, load_tasks, stats
+from hfpatch.evaluation.stats import Estimate
+from hfpatch.recipes.evaluation import EvaluationSettings
+
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files: {folder}/rows.jsonl
+test_split: train
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: ["no", "yes"]
+doc_to_target: "{{{{label}}}}"
+metric_list:
+  - metric: acc
+  - metric: f1
+metadata:
+  version: 1.0{cluster}
+"""
+
+
+def result(task, primary, groups=None):
+    given = {"n": 0, "metrics": {}, "stderr": {}, "higher_is_better": True, "num_fewshot": 0, "data_sha256": ""}
+    grouping = None if groups is None else {"column": "passage", "groups": groups}
+    return TaskResult(task=task, primary=primary, version="1", clusters=grouping, **given)
+
+
+def write(folder, task, metric, values, names=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"doc_hash": f"h{i}", metric: value} for i, value in enumerate(values)]
+    for row, name in zip(rows, names if names is not None else (), strict=False):
+        row["cluster"] = name
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / f"{task}.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+def sizes_of(kind, groups, rng):
+    return {
+        "equal": lambda: np.full(groups, 5),
+        "varied": lambda: rng.geometric(0.2, size=groups),
+        "one large": lambda: np.array([3] * (groups - 1) + [groups]),
+    }[kind]()
+
+
+def by_hand(differences, weights, names):
+    """The jackknife that leaves out one group after the other, document by document."""
+    whole, left = sum(differences) / sum(weights), []
+    for out in dict.fromkeys(names):
+        kept = [i for i, name in enumerate(names) if name != out]
+        left.append(sum(differences[i] for i in kept) / sum(weights[i] for i in kept))
+    return math.sqrt((len(left) - 1) / len(left) * sum((value - whole) ** 2 for value in left)), len(left)
+
+
+def test_the_error_is_that_of_the_jackknife_over_groups():
+    rng = np.random.default_rng(0)
+    names = [str(name) for name in rng.integers(0, 7, size=40)]
+    differences, weights = rng.normal(size=40), rng.integers(1, 9, size=40).astype(float)
+    groups = clusters.grouped(names)
+    error, count = by_hand(differences, weights, names)
+    assert stats.over_documents(differences, weights, groups=groups) == pytest.approx((error, count - 1))
+    assert clusters.clustered_error(differences, weights, groups) == pytest.approx(error)
+
+
+def test_groups_of_one_size_give_the_usual_cluster_robust_error():
+    rng = np.random.default_rng(1)
+    terms, weights, groups = rng.normal(size=60), np.ones(60), np.repeat(np.arange(12), 5)
+    sums = (terms - terms.mean()).reshape(12, 5).sum(axis=1)
+    expected = math.sqrt(12 / 11 * (sums**2).sum()) / 60
+    assert clusters.clustered_error(terms, weights, groups) == pytest.approx(expected)
+
+
+def test_groups_of_one_document_change_nothing():
+    rng = np.random.default_rng(2)
+    terms, weights = rng.normal(size=30), rng.integers(1, 9, size=30).astype(float)
+    alone = clusters.clustered_error(terms, weights, None)
+    assert clusters.clustered_error(terms, weights, clusters.grouped([None] * 30)) == alone
+    assert clusters.grouped(["b", None, "b", None, "a"]).tolist() == [0, 1, 0, 2, 3]
+
+
+def test_shares_have_one_group_gained_and_one_lost():
+    differences, weights = np.zeros(50), np.ones(50)
+    groups = np.repeat(np.arange(10), 5)
+    unchanged = stats.over_documents(differences, weights, shares=True, groups=groups)
+    assert unchanged.freedom == 11
+    assert unchanged.error > 0
+    differences[:5] = 1  # one whole group gained: the groups that are added are as large
+    gained = stats.over_documents(differences, weights, shares=True, groups=groups)
+    names = [*map(str, groups), *("gained",) * 5, *("lost",) * 5]
+    expected, count = by_hand([*differences, *[1.0] * 5, *[-1.0] * 5], [1.0] * 60, names)
+    assert gained == pytest.approx((expected, count - 1))
+
+
+@pytest.mark.parametrize("kind", ["equal", "varied", "one large"])
+@pytest.mark.parametrize("together", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_intervals_cover_at_their_rate(kind, together, seeds):
+    """Documents of a group share ``together`` of their variance; seeds vary as much as the mean over groups does."""
+    rng = np.random.default_rng(3)
+    repeats, groups = 1500, 25
+    sizes = sizes_of(kind, groups, rng)
+    members, weights = np.repeat(np.arange(groups), sizes), np.ones(sizes.sum())
+    spread = math.sqrt(together * (sizes**2).sum() + (1 - together) * sizes.sum()) / sizes.sum()
+    covered, naive = [], []
+    for _ in range(repeats):
+        shared = math.sqrt(together) * rng.normal(size=groups)
+        by_seed = [
+            shared[members]
+            + math.sqrt(1 - together) * rng.normal(size=len(members))
+            + (spread * rng.normal() if seeds > 1 else 0.0)
+            for _ in range(seeds)
+        ]
+        means, mean = np.array([each.mean() for each in by_seed]), np.mean(by_seed, axis=0)
+        over_seeds = stats.over_seeds(means, np.zeros(1), paired=True)
+        parts = [over_seeds] if over_seeds else []
+        estimate = Estimate(mean.mean(), (stats.over_documents(mean, weights, groups=members), *parts))
+        covered.append(abs(estimate.difference) <= estimate.reach(0.05))
+        alone = Estimate(mean.mean(), (stats.over_documents(mean, weights), *parts))
+        naive.append(abs(alone.difference) <= alone.reach(0.05))
+    assert np.mean(covered) > 0.92
+    if seeds == 1:
+        assert np.mean(covered) < 0.985
+        assert together == 0 or np.mean(naive) < 0.8  # what documents taken as independent give
+
+
+def test_equal_models_differ_in_five_percent_of_simulations(tmp_path):
+    rng = np.random.default_rng(4)
+    names = [str(name) for name in np.repeat(np.arange(30), rng.integers(1, 9, size=30))]
+    members = clusters.grouped(names)
+    found = []
+    for _ in range(300):
+        runs = {}
+        for name in "ab":
+            level = rng.normal(size=30)[members]
+            right = (level + 0.3 * rng.normal(size=len(names)) > 0).astype(float)
+            runs[name] = {0: write(tmp_path / name, "quiz", "acc", right, names)}
+        (one,) = compare(runs, tasks={"quiz": result("quiz", "acc", 30)}, references={"a": ["b"]})
+        assert (one.p < 0.05) == (not one.low <= 0 <= one.high)
+        found.append(one.verdict != "within noise")
+    assert np.mean(found) < 0.085
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_comparison_is_that_of_group_sums(tmp_path, seeds):
+    rng = np.random.default_rng(5)
+    names = [str(name) for name in np.repeat(np.arange(24), 4)]
+    words = rng.integers(5, 90, size=96).astype(float)
+    base = words * rng.normal(3.0, 0.3, size=96)
+    runs, tables = {"baseline": {0: None}, "a": {}}, []
+    runs["baseline"][0] = write(tmp_path / "b", "novel", "bits_per_byte", list(zip(-base, words, strict=True)), names)
+    for seed in range(seeds):
+        values = base - words * (np.repeat(rng.normal(0.03, 0.05, size=24), 4) + rng.normal(0, 0.01))
+        tables.append(values)
+        pairs = list(zip(-values, words, strict=True))
+        runs["a"][seed] = write(tmp_path / f"a{seed}", "novel", "bits_per_byte", pairs, names)
+    (found,) = compare(runs, tasks={"novel": result("novel", "bits_per_byte", 24)}, references={"a": ["baseline"]})
+    nats = math.log(2)
+    difference = (np.mean(tables, axis=0) - base) / nats
+    error, count = by_hand(difference, words, names)
+    reach = student.ppf(0.975, count - 1) * error
+    if seeds > 1:
+        scores = [(values - base).sum() / words.sum() / nats for values in tables]
+        reach = math.hypot(reach, student.ppf(0.975, seeds - 1) * np.std(scores, ddof=1) / math.sqrt(seeds))
+    expected = difference.sum() / words.sum()
+    assert found.difference == pytest.approx(expected)
+    assert (found.low, found.high) == pytest.approx((expected - reach, expected + reach))
+    assert found.test == ("paired t over groups of documents", "paired t over seeds and groups of documents")[seeds > 1]
+    assert (found.n, found.clusters.groups, found.clusters.column) == (96, 24, "passage")
+
+
+def test_a_score_that_is_no_ratio_is_resampled_by_groups(tmp_path, monkeypatch):
+    rng = np.random.default_rng(6)
+    names = [str(name) for name in np.repeat(np.arange(30), 6)]
+    runs = {}
+    for name, shift in (("a", 0.4), ("b", 0.0)):
+        values = np.repeat(rng.normal(shift, 1.0, size=30), 6)
+        runs[name] = {0: write(tmp_path / name, "odd", "steps", values, names)}
+    given = {"references": {"a": ["b"]}, "aggregations": {"odd": lm_evals.median}}
+    (apart,) = compare(runs, tasks={"odd": result("odd", "steps", 30)}, **given)
+    (naive,) = compare(runs, tasks={"odd": result("odd", "steps")}, **given)
+    assert apart.test == "paired bootstrap t over groups of documents"
+    assert apart.high - apart.low > 1.7 * (naive.high - naive.low)
+    drawn = list(comparison._draws(np.random.default_rng(0), 180, clusters.grouped(names)))
+    assert all(len(draw) == 180 and (np.bincount(draw // 6, minlength=30) % 6 == 0).all() for draw in drawn)
+
+
+def test_two_tasks_with_one_function_are_resampled_apart(tmp_path):
+    rng = np.random.default_rng(7)
+    runs = {name: {0: tmp_path / name} for name in "ab"}
+    for task, spread in (("one", 1.0), ("two", 10.0)):
+        for name in "ab":
+            write(tmp_path / name, task, "steps", spread * rng.normal(size=40))
+    tasks = {task: result(task, "steps") for task in ("one", "two")}
+    given = {"references": {"a": ["b"]}, "aggregations": dict.fromkeys(tasks, lm_evals.median)}
+    one, two = compare(runs, tasks=tasks, **given)
+    (alone,) = compare(runs, tasks={"two": tasks["two"]}, **given)
+    assert (two.low, two.high) == (alone.low, alone.high)
+    assert two.high - two.low > 4 * (one.high - one.low)
+
+
+@pytest.mark.parametrize("groups", [1, 19])
+def test_too_few_groups_get_no_verdict(tmp_path, groups):
+    names = [str(i % groups) for i in range(100)]
+    runs = {
+        name: {0: write(tmp_path / name, "quiz", "acc", [value] * 100, names)}
+        for name, value in (("a", 1.0), ("b", 0.0))
+    }
+    (found,) = compare(runs, tasks={"quiz": result("quiz", "acc", groups)}, references={"a": ["b"]})
+    assert (found.verdict, found.test, found.p) == ("too few documents", "none (too few groups)", None)
+
+
+@pytest.fixture
+def grouped_task(support, tmp_path):
+    """Settings of a task with five questions on each passage, whose file says so or does not."""
+    questions = list(support.passages(60))
+    rows = [
+        {"question": text, "label": i % 2, "passage": {"id": i // 5}, "single": None}
+        for i, text in enumerate(questions)
+    ]
+    support.write_rows(tmp_path / "rows.jsonl", rows)
+
+    def make(name="quiz", column=None, **options):
+        line = "" if column is None else f"\n  cluster: {column}"
+        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, folder=tmp_path, cluster=line))
+        return EvaluationSettings(tasks=(name,), include_path=tmp_path, **options)
+
+    return make
+
+
+def test_records_and_results_name_the_groups(taught, tokenizer, grouped_task, tmp_path):
+    chosen = grouped_task(column="passage")
+    found = evaluate(taught, tokenizer, settings=chosen, records_dir=tmp_path / "a")["quiz"]
+    rows = [json.loads(line) for line in (tmp_path / "a" / "quiz.jsonl").read_text().splitlines()]
+    assert [row["cluster"] for row in rows[::5]] == [row["cluster"] for row in rows[4::5]]
+    assert len({row["cluster"] for row in rows}) == 12 == found.clusters.groups
+    right = [float(row["acc"]) for row in rows]
+    assert found.stderr["acc"] == pytest.approx(
+        by_hand(right, [1.0] * 60, [row["doc"]["passage"]["id"] for row in rows])[0]
+    )
+    assert TaskResult.model_validate(found.to_json()) == found
+    for given, groups in (({"quiz": None}, None), ({"quiz": "single"}, 60), ({"quiz": "label"}, 2)):
+        again = evaluate(taught, tokenizer, settings=grouped_task(column="passage", cluster=given))["quiz"]
+        assert (again.clusters and again.clusters.groups) == groups
+        assert again.metrics == found.metrics
+    assert "clusters" not in evaluate(taught, tokenizer, settings=grouped_task(limit=8))["quiz"].to_json()
+
+
+def test_an_unknown_column_is_refused_before_anything_is_scored(taught, tokenizer, grouped_task, tmp_path):
+    folder, message = tmp_path / "records", "task quiz: its documents have no column 'pasage' to be the cluster"
+    for given in ({"cluster": {"quiz": "pasage"}}, {"column": "pasage"}):
+        with pytest.raises(HfpatchError, match=rf"{message} \(did you mean 'passage'\?\)"):
+            evaluate(taught, tokenizer, settings=grouped_task(**given), records_dir=folder)
+    assert not folder.exists()
+
+
+def test_known_tasks_have_their_columns(grouped_task, monkeypatch):
+    monkeypatch.setitem(clusters.KNOWN_CLUSTERS, "quiz_*", "passage")
+    for name, given, expected in (
+        ("quiz_one", {}, "passage"),
+        ("quiz_one", {"quiz_one": None}, None),
+        ("quiz", {}, None),
+    ):
+        chosen = grouped_task(name=name)
+        tasks = load_tasks(chosen.tasks, **chosen.task_options)
+        assert clusters.cluster_columns(tasks, given).get(name) == expected
+    monkeypatch.setitem(clusters.KNOWN_CLUSTERS, "quiz_*", "article")  # another task under a known one's name
+    assert clusters.cluster_columns(tasks, {}) == {}
+
+
+@pytest.mark.parametrize(("pattern", "column"), clusters.KNOWN_CLUSTERS.items())
+def test_lm_evals_own_tasks_read_the_known_columns(pattern, column):
+    folders = {"boolq": "super_glue", "multirc": "super_glue", "record": "super_glue", "squadv2": "squadv2"}
+    stem = pattern.removeprefix("super_glue-").removesuffix("_*").split("-")[0]
+    folder = Path(lm_eval.tasks.__file__).parent / folders.get(stem, stem)
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.suffix in (".yaml", ".py", "")
+             and path.is_file()]  # fmt: skip
+    named = pattern.replace("*", "")
+    assert any(named in text for text in texts)
+    uses = (f"{{{{{column}}}}}", f"{{{{{column}.", f'doc["{column}"]')
+    assert any(use in text for use in uses for text in texts)

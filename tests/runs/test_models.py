@@ -1,0 +1,188 @@
+"""Whole models compared pairwise: one in memory at a time, each with its own tokenizer, on the same documents."""
+
+import json
+import math
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import known_scores
+from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results import load_results
+from hfpatch.runs import evaluate, evaluate_models, models
+from hfpatch.runs.scoring import short_names
+from hfpatch.support.files import read_json
+from hfpatch.surgery.bases import load_base
+from hfpatch.tinyworld import documents
+from hfpatch.tinyworld.tasks import items
+from hfpatch.training.architecture import build_model
+
+TASKS = ("tinyworld_endings", "tinyworld_text", "paper_wikitext")
+LIMIT = 24
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three random models: two of one architecture with different tokenizers, and one with a shorter context."""
+    folder = tmp_path_factory.mktemp("models")
+    for place, (name, vocabulary, positions) in enumerate((("a", 300, 1024), ("b", 400, 1024), ("c", 300, 640))):
+        tokenizer = train_tokenizer(documents("base", count=50), vocabulary)
+        torch.manual_seed(place)
+        shape = {"model_type": "gpt_neox", **SIZES, "max_position_embeddings": positions, "initializer_range": 0.3}
+        build_model(shape, tokenizer=tokenizer).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    lines = "".join(json.dumps({"text": f"{item['text']} {item['text']}"}) + "\n" for item in items("text")[:40])
+    (folder / "data" / "wikitext" / "wikitext-2-raw-v1").mkdir(parents=True)
+    (folder / "data" / "wikitext" / "wikitext-2-raw-v1" / "validation.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def settings_of(folder, names="abc"):
+    return [ModelSettings(name=str(folder / name)) for name in names]
+
+
+def evaluation_of(*tasks, **options):
+    return EvaluationSettings(tasks=tasks or TASKS, limit=LIMIT, **options)
+
+
+@pytest.fixture(scope="module")
+def outcome(folder):
+    """The results, where they are, and for each load how many models of earlier loads were still in memory."""
+    alive, loaded = [], []
+
+    def load(*arguments, **options):
+        alive.append(sum(model() is not None for model in loaded))
+        base = load_base(*arguments, **options)
+        loaded.append(weakref.ref(base.model))
+        return base
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(models, "load_base", load)
+        found = evaluate_models(
+            settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=folder / "out"
+        )
+    return found, folder / "out", alive
+
+
+def test_one_model_is_in_memory_at_a_time(outcome):
+    assert outcome[2] == [0] * 5  # three to see that they can be loaded, the first of which stays to be scored
+
+
+def test_each_model_has_the_scores_that_it_has_alone(outcome, folder):
+    variant = outcome[0].variants["b"]
+    model = ModelSettings(name=str(folder / "b"))
+    alone = evaluate(model, settings=evaluation_of(), data_dir=folder / "data").variants["base"]
+    for task in TASKS:
+        assert variant.scores[task].metrics == pytest.approx(alone.scores[task].metrics, rel=1e-5)
+    assert variant.model["name"] == str(folder / "b")
+    assert variant.model["parameters"] == load_base(str(folder / "b")).model.num_parameters()
+
+
+@torch.no_grad()
+def test_bits_per_byte_are_those_of_the_text_whatever_the_tokenizer(outcome, folder):
+    for label, variant in outcome[0].variants.items():
+        base = load_base(str(folder / label))
+        total = size = 0
+        for item in items("text")[:LIMIT]:
+            ids = [base.tokenizer.eos_token_id, *base.tokenizer(item["text"])["input_ids"]]
+            table = base.model(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
+            total += float(table.gather(1, torch.tensor(ids[1:])[:, None]).sum())
+            size += len(item["text"].encode())
+        expected = -total / size / math.log(2)
+        assert variant.scores["tinyworld_text"].metrics["bits_per_byte"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_pair_is_compared_with_one_correction(outcome):
+    found, out, _ = outcome
+    pairs = [(one.method, one.reference, one.task) for one in found.comparisons]
+    assert pairs == [(*pair, task) for pair in (("b", "a"), ("c", "a"), ("c", "b")) for task in TASKS]
+    largest = 0.0
+    tested = sorted((one for one in found.comparisons if one.p is not None), key=lambda one: one.p)
+    for place, one in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - place) * one.p))
+        assert one.p_holm == pytest.approx(largest)
+    (one,) = (one for one in found.comparisons if (one.method, one.reference, one.task) == ("c", "b", TASKS[0]))
+    right = [
+        np.mean([json.loads(line)["acc"] for line in (out / label / f"{TASKS[0]}.jsonl").read_text().splitlines()])
+        for label in "cb"
+    ]
+    assert one.difference == pytest.approx(right[0] - right[1])
+
+
+def test_what_does_not_compare_across_models_is_said(outcome, folder):
+    found, _, _ = outcome
+    tokens, windows = found.warnings[:2]
+    assert tokens.startswith("paper_wikitext: scored per token, and the models have different tokenizers")
+    assert windows.startswith("tinyworld_text, paper_wikitext: the models read windows of different lengths")
+    assert "c 640" in windows
+    assert "--max-length 640" in windows
+    chosen = evaluation_of("paper_wikitext", "tinyworld_text", max_length=600)
+    same = evaluate_models(settings_of(folder, "ac"), settings=chosen, data_dir=folder / "data")
+    assert not any("windows" in warning or "per token" in warning for warning in same.warnings)
+
+
+def test_the_same_call_continues_and_another_is_refused(outcome, folder, monkeypatch):
+    found, out, _ = outcome
+    assert load_results(out) == found
+    assert set(read_json(out / "evaluation.json")["models"]) == {"a", "b", "c"}
+    again = evaluate_models(settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=out)
+    assert again.comparisons == found.comparisons
+    assert all(score.reused for variant in again.variants.values() for score in variant.scores.values())
+    monkeypatch.setattr(models, "load_base", lambda *_, **__: pytest.fail("loaded"))
+    for names, key in (("ab", "models.c.name"), ("abc", "settings.limit")):
+        chosen = evaluation_of() if names == "ab" else EvaluationSettings(tasks=TASKS, limit=LIMIT + 1)
+        with pytest.raises(HfpatchError, match=rf"holds another evaluation \({key}"):
+            evaluate_models(settings_of(folder, names), settings=chosen, data_dir=folder / "data", output=out)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ("a", "named twice"),
+        ("copy", "copy is the same model as a"),
+        ("broken", "broken' cannot be loaded"),
+        ("missing", "missing' does not exist"),
+        ("mute", "mute: the tokenizer has 400 tokens and the model 300 embeddings"),
+    ],
+)
+def test_models_that_cannot_be_compared_are_refused_before_any_is_scored(
+    folder, tmp_path, monkeypatch, second, message
+):
+    def copied(name, tokenizer="a"):
+        if second == name and not (folder / name).exists():
+            load_base(str(folder / "a")).model.save_pretrained(folder / name)
+            load_base(str(folder / tokenizer)).tokenizer.save_pretrained(folder / name)
+        return folder / name
+
+    copied("copy")
+    copied("mute", "b")
+    if second == "broken":
+        (copied("broken") / "model.safetensors").write_bytes(b"no tensors")
+    monkeypatch.setattr(models, "run_tasks", lambda *_, **__: pytest.fail("scored"))
+    named = [ModelSettings(name=str(folder / name)) for name in ("a", second)]
+    with pytest.raises(HfpatchError, match=message) as error:
+        evaluate_models(named, settings=evaluation_of("tinyworld_endings"), output=tmp_path / "out")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_outside_its_known_score_stops_the_comparison(folder, monkeypatch):
+    known = known_scores.KnownScore(str(folder / "b"), ("main",), "tinyworld_endings", "acc", 0.99, 24, "x")
+    monkeypatch.setattr(known_scores, "KNOWN_SCORES", (known,))
+    with pytest.raises(HfpatchError, match=r"0\.990 .*--allow-unknown-base evaluates the other models anyway"):
+        evaluate_models(settings_of(folder, "ab"), settings=evaluation_of("tinyworld_endings"))
+    chosen = evaluation_of("tinyworld_endings", allow_unknown_base=True)
+    assert any("0.990" in text for text in evaluate_models(settings_of(folder, "ab"), settings=chosen).warnings)
+
+
+def test_models_are_called_by_what_distinguishes_them():
+    named = [ModelSettings(name=name) for name in ("x/gpt2", "gpt2", "y/gpt2", "y/small")]
+    named.append(ModelSettings(name="y/small", revision="refs/pr/1"))
+    assert list(models._label(named)) == ["x-gpt2", "gpt2", "y-gpt2", "small", "small@refs-pr-1"]
+    assert short_names([("p", "q"), ("r", "q"), ("s",)]) == ["p-q", "r-q", "s"]
