@@ -174,9 +174,12 @@ class ComparisonResults(Part):
         values = self.values(method, task)
         return sum(values) / len(values) if values else None
 
-    def comparison(self, method: str, task: str, reference: str | None) -> Comparison | None:
-        """Return the comparison of ``method`` with ``reference`` on ``task``'s primary metric, if it was made."""
-        return self._index.get((method, reference, task, self.tasks[task].primary))
+    def comparison(self, method: str, task: str, reference: str | None, metric: str | None = None) -> Comparison | None:
+        """Return the comparison of ``method`` with ``reference`` on a metric of ``task``, if it was made.
+
+        None takes the primary metric.
+        """
+        return self._index.get((method, reference, task, metric or self.tasks[task].primary))
 
     @cached_property
     def _index(self) -> dict[tuple[str, str | None, str, str], Comparison]:

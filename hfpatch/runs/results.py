@@ -25,7 +25,7 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
     recipe = setup.recipe.model_dump(mode="json")
     methods = {name: _method(setup, folder, name) for name in setup.recipe.methods}
     training = setup.recipe.training
-    held_out = {"held_out": setup.held_out.to_json()} if setup.held_out else {}
+    held_out = {"held_out": setup.held_out.to_json() | _base_loss(setup, folder)} if setup.held_out else {}
     results = ComparisonResults(
         name=recipe["name"],
         description=recipe["description"],
@@ -54,6 +54,13 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
     )
     warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
     return results.model_copy(update={"warnings": warned})
+
+
+def _base_loss(setup: ComparisonSetup, folder: RunFolder) -> dict[str, float]:
+    """Return the base's nats per token on the held-out text as ``base_loss``, where its run has measured them."""
+    path = folder.run(setup.recipe.baseline, 0).result
+    loss = read_json(path).get("held_out_loss") if path.is_file() else None
+    return {} if loss is None else {"base_loss": loss}
 
 
 def _method(setup: ComparisonSetup, folder: RunFolder, name: str) -> Method:

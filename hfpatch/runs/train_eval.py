@@ -22,6 +22,7 @@ from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch
 from hfpatch.training.probe import train_probe
+from hfpatch.training.validation import mean_loss
 
 
 def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
@@ -91,6 +92,7 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
     paths, recipe = RunPaths(run.folder), setup.recipe
     trained = read_json(paths.training) if paths.training.is_file() else None
     scores: dict[str, Any] = {}
+    held_out_loss = None
     if diverged_step(trained) is None:
         with setup.patched(run.variant, lambda model, _: load_patch(model, paths.patch)) as model:
             model.eval()
@@ -105,10 +107,14 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
                 on_task=lambda task: progress.evaluating(run.name, task),
                 on_scored=lambda task, done, total: progress.scored(run.name, task, done, total),
             )
+            if trained is None and setup.held_out is not None:  # of a trained method, training measured it
+                size = recipe.training.micro_batch_size or recipe.training.batch_size
+                held_out_loss = mean_loss(model, setup.held_out, batch_size=size, autocast=recipe.training.autocast)
     result = {
         "commit": checkout_state()[0],
         "identity": setup.identify(run),
         "train": trained and {key: value for key, value in trained.items() if key != "identity"},
+        "held_out_loss": held_out_loss,
         "evaluation": {task: score.to_json() for task, score in scores.items()},
         "layers": [series.to_json() for series in patch_norms(paths.patch)],
     }

@@ -114,7 +114,7 @@ def _hash(section: Mapping[str, Any]) -> str:
 def _union(
     runs: Mapping[str, ComparisonResults], names: Mapping[str, Mapping[str, str]], checks: Sequence[Check]
 ) -> ComparisonResults:
-    first = next(iter(runs.values()))
+    first, held_out = next(iter(runs.values())), [each.data.get("held_out") for each in runs.values()]
     methods: dict[str, Method] = {}
     comparisons: list[Comparison] = []
     for label, results in runs.items():
@@ -132,6 +132,7 @@ def _union(
         protocol=first.protocol if len({each.protocol for each in runs.values()}) == 1 else "custom",
         complete=all(each.complete for each in runs.values()),
         model=first.model,
+        data={"held_out": held_out[0]} if held_out[0] and held_out.count(held_out[0]) == len(held_out) else {},
         evaluation=first.evaluation,
         tasks=first.tasks,
         methods=methods,
