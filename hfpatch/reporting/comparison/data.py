@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.schema import ComparisonResults, LayerSeries
+from hfpatch.results.schema import Comparison, ComparisonResults, LayerSeries
 
 _RESULTS = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
 _DIFFERENCES = (
@@ -33,11 +33,16 @@ def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
                     yield name, seed, task, metric, value, score.stderr.get(metric), score.n, method.trainable
 
 
+def differences_csv(comparisons: Iterable[Comparison]) -> str:
+    """Return paired differences, a row each."""
+    return csv_text(_DIFFERENCES, ([getattr(each, key) for key in _DIFFERENCES] for each in comparisons))
+
+
 def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
     """Return the data of the figure called ``name``."""
     match name:
         case "differences":
-            return csv_text(_DIFFERENCES, ([getattr(c, key) for key in _DIFFERENCES] for c in results.comparisons))
+            return differences_csv(results.comparisons)
         case "quality":
             return csv_text(("method", "trainable", "task", "metric", "seed", "value"), _quality(results))
         case "training":
