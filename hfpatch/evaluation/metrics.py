@@ -49,6 +49,13 @@ class Metric:
         """Return the metric's value for a ratio ``r``."""
         return math.exp(ratio) if self.exponential else ratio
 
+    def overall(self, values: Sequence[Any]) -> float:
+        """Return the metric's value over documents, from their values."""
+        if self.aggregate is not None:
+            return float(self.aggregate(values))
+        terms, weights = self.ratio_terms(values)
+        return self.score(float(terms.sum() / weights.sum()))
+
     def shift(self, reference: float, difference: float) -> float:
         """Return what a ``difference`` in ``r`` means in the metric's unit, from a ``reference`` value of ``r``."""
         return math.exp(reference) * math.expm1(difference) if self.exponential else difference

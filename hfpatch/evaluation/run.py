@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import model_key, open_cache
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
+from hfpatch.evaluation.low_noise import low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric, ratio_error
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.tasks import load_tasks
@@ -129,6 +130,9 @@ def _first_failing_document(task: Any, limit: int | None) -> tuple[int, Exceptio
 def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_dir: Path | None) -> TaskResult:
     output = _run(scorer, name, task, limit)
     records = _records(output["samples"][name])
+    low_noise = low_noise_values(task, output["samples"][name])
+    for record in records:
+        record.update({key: _finite(value) for key, value in low_noise.get(record["doc_id"], {}).items()})
     if records_dir is not None:
         lines = (json.dumps(record, default=handle_non_serializable, ensure_ascii=False) for record in records)
         write_text(records_dir / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
@@ -140,6 +144,8 @@ def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_d
             f"task {name}: its metric {primary} is {metrics[primary]} over {len(records)} documents; one of them has a "
             "score that is not a number, or the metric is not defined on them"
         )
+    for key in next(iter(low_noise.values()), ()):
+        metrics[key] = metric_named(key).overall([low_noise[record["doc_id"]][key] for record in records])
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
     return TaskResult(
         task=name,
@@ -153,6 +159,11 @@ def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_d
         version=str(task.VERSION),
         reused=scorer.reused,
     )
+
+
+def all_aggregations(tasks: Mapping[str, Any]) -> dict[str, dict[str, Aggregation]]:
+    """Return each task's own functions from documents to a score, by metric, as `compare_low_noise` takes them."""
+    return {name: dict(task.aggregation()) for name, task in tasks.items()}
 
 
 def primary_aggregations(tasks: Mapping[str, Any], results: Mapping[str, TaskResult]) -> dict[str, Aggregation]:

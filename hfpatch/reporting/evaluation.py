@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from hfpatch.reporting.comparison.low_noise import what_they_see
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
 from hfpatch.reporting.facts import digest, provenance_facts, settings_text
 from hfpatch.reporting.numbers import NOTHING, count, decimal, interval, p_text, signed, significant
@@ -15,11 +16,14 @@ from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResul
 def evaluation_document(results: EvaluationResults) -> Document:
     """Return the scores of every model, the differences from the base, the warnings and how it was measured."""
     scores = tuple(_scores(results, place, each) for place, each in enumerate(results.variants.values()))
-    compared = (_comparisons(results.comparisons),) if results.comparisons else ()
+    compared = [_comparisons("differences", "Differences from the base", results.comparisons)]
+    compared += [_comparisons("low-noise", "Low-noise metrics: differences from the base", results.low_noise)]
+    compared = [table for table in compared if table.rows]
+    explained = [Sentences(what_they_see(results.low_noise))] if results.low_noise else []
     reused = sum(score.reused for variant in results.variants.values() for score in variant.scores.values())
     notes = [f"{count(reused)} answers were kept from an earlier call and not scored again"] if reused else []
     sections = (
-        Section("results", "Results", (*compared, *scores)),
+        Section("results", "Results", (*compared, *explained, *scores)),
         Section("warnings", "Warnings", (Sentences(tuple(results.warnings)),) if results.warnings else ()),
         Section("protocol", "Protocol", (Facts(tuple(_protocol(results))),)),
         Section("environment", "Environment", (Facts(tuple(provenance_facts(results.provenance))),)),
@@ -81,7 +85,7 @@ def _value(value: float | None) -> str:
     return decimal(value, 4) if abs(value) < 1e6 else significant(value, 4)
 
 
-def _comparisons(comparisons: Sequence[Comparison]) -> Table:
+def _comparisons(name: str, title: str, comparisons: Sequence[Comparison]) -> Table:
     headings = {
         "patch": False,
         "task": False,
@@ -103,8 +107,8 @@ def _comparisons(comparisons: Sequence[Comparison]) -> Table:
     )
     caption = (
         "Patch minus base in the metric's own unit with its 95 % interval, paired by document; p after Holm's "
-        "correction over patches and tasks. Detectable: the true difference that had about four chances in five to be "
-        "found, before correction."
+        "correction over the patches, tasks and metrics of this table. Detectable: the true difference that had about "
+        "four chances in five to be found, before correction."
     )
     columns = tuple(Column(heading, number=number) for heading, number in headings.items())
-    return Table("differences", "Differences from the base", columns, tuple(map(Row, rows)), caption)
+    return Table(name, title, columns, tuple(map(Row, rows)), caption)

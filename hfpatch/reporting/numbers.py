@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from hfpatch.results.low_noise import GOLD_PROBABILITY
+
 MINUS = "−"
 NOTHING = "–"
 """What stands where there is no number."""
 
-_SHARES = ("acc", "exact_match", "f1", "em", "mcc")
+_SHARES = ("acc", "exact_match", "f1", "em", "mcc", GOLD_PROBABILITY)
 
 
 class Scale(Enum):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from hfpatch.evaluation import Comparison, TaskResult, load_tasks, primary_aggregations
+from hfpatch.evaluation import (
+    Comparison,
+    all_aggregations,
+    compare_low_noise,
+    load_tasks,
+    primary_aggregations,
+)
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
-from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.schema import ComparisonResults, LayerSeries, Match, Method, Parameters, Run, Task
 from hfpatch.results.series import mean_curve, mean_series
@@ -49,7 +55,7 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         evaluation=recipe["evaluation"],
         tasks=_tasks(methods),
         methods=methods,
-        comparisons=_comparisons(setup, folder) if complete else [],
+        **(_comparisons(setup, folder) if complete else {}),
         correction=CORRECTION,
     )
     warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
@@ -86,27 +92,27 @@ def _tasks(methods: Mapping[str, Method]) -> dict[str, Task]:
     return {task: Task.model_validate(score.to_json()) for task, score in scores.items()}
 
 
-def _comparisons(setup: ComparisonSetup, folder: RunFolder) -> list[Comparison]:
+def _comparisons(setup: ComparisonSetup, folder: RunFolder) -> dict[str, list[Comparison]]:
+    """Return the paired differences by the primary metrics, and those by the low-noise ones."""
     records: dict[str, dict[int, Path]] = {}
     for run in planned_runs(setup.recipe, folder.root):
         if run.result.is_file() and diverged_step(read_json(run.result)["train"]) is None:
             records.setdefault(run.variant, {})[run.seed] = RunPaths(run.folder).evaluations
     recipe = setup.recipe
     scores = scores_of(read_json(folder.run(recipe.baseline, 0).result))
-    return compare_records(
-        records,
-        tasks=scores,
-        references={
-            method: [other for other in others if other in records]
-            for method, others in references(recipe).items()
-            if method in records
-        },
-        baseline=recipe.baseline,
-        aggregations=aggregations(recipe, scores),
-    )
+    tasks = tasks_of(recipe)
+    compared = {
+        method: [other for other in others if other in records]
+        for method, others in references(recipe).items()
+        if method in records
+    }
+    given: dict[str, Any] = {"tasks": scores, "references": compared, "baseline": recipe.baseline}
+    return {
+        "comparisons": compare_records(records, aggregations=primary_aggregations(tasks, scores), **given),
+        "low_noise": compare_low_noise(records, aggregations=all_aggregations(tasks), **given),
+    }
 
 
-def aggregations(recipe: Recipe, scores: dict[str, TaskResult]) -> dict[str, Aggregation]:
-    """Return the function from documents to the primary score of each of a recipe's tasks."""
-    tasks = load_tasks(recipe.evaluation.tasks, data_dir=recipe.data_dir, **recipe.evaluation.task_options)
-    return primary_aggregations(tasks, scores)
+def tasks_of(recipe: Recipe) -> dict[str, Any]:
+    """Return lm-eval's tasks of a recipe by name."""
+    return load_tasks(recipe.evaluation.tasks, data_dir=recipe.data_dir, **recipe.evaluation.task_options)

@@ -95,7 +95,7 @@ def evaluate(
             if patch is None:
                 scores, compared = variants[label].scores, len(labels) > 1
                 warnings = _check_base(model, settings, scores, records / label, tasks, compared=compared)
-        comparisons = _compare(records, variants, tasks)
+        differences = _compare(records, variants, tasks)
     found = EvaluationResults(
         model={
             **{"name": base.name, "revision": base.revision, "sha256": base.sha256},
@@ -103,7 +103,7 @@ def evaluate(
         },
         settings=settings.model_dump(mode="json"),
         variants=variants,
-        comparisons=comparisons,
+        **differences,
         warnings=warnings,
         provenance={**provenance(clock), "matmul": library},
     )
@@ -225,15 +225,17 @@ def _check_base(
     return [*surprises, unknown] if unknown else surprises
 
 
-def _compare(records: Path, variants: Mapping[str, EvaluatedVariant], tasks: Mapping[str, Any]) -> list[Comparison]:
+def _compare(
+    records: Path, variants: Mapping[str, EvaluatedVariant], tasks: Mapping[str, Any]
+) -> dict[str, list[Comparison]]:
+    """Return the differences from the base by the primary metrics, and those by the low-noise ones."""
     others = [label for label in variants if label != BASE]
     if BASE not in variants or not others:
-        return []
-    scores = variants[BASE].scores
-    return evaluation.compare(
-        {label: {0: records / label} for label in variants},
-        tasks=scores,
-        references={label: [BASE] for label in others},
-        baseline=BASE,
-        aggregations=evaluation.primary_aggregations(tasks, scores),
-    )
+        return {}
+    scores, runs = variants[BASE].scores, {label: {0: records / label} for label in variants}
+    given: dict[str, Any] = {"tasks": scores, "references": {label: [BASE] for label in others}, "baseline": BASE}
+    primary, every = evaluation.primary_aggregations(tasks, scores), evaluation.all_aggregations(tasks)
+    return {
+        "comparisons": evaluation.compare(runs, aggregations=primary, **given),
+        "low_noise": evaluation.compare_low_noise(runs, aggregations=every, **given),
+    }

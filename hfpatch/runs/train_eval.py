@@ -9,13 +9,13 @@ from typing import Any
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import check_comparable, evaluate
+from hfpatch.evaluation import check_comparable, evaluate, primary_aggregations
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.cautions import known_score_surprises, scores_of
 from hfpatch.runs.folder import RunPaths, diverged_step, summarise
 from hfpatch.runs.plan import PlannedRun, Unit
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.results import aggregations
+from hfpatch.runs.results import tasks_of
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
@@ -129,7 +129,7 @@ def _check_baseline(setup: ComparisonSetup, run: PlannedRun) -> None:
     """
     result = read_json(run.result)
     scores = scores_of(result)
-    check_comparable(RunPaths(run.folder).evaluations, scores, aggregations(setup.recipe, scores))
+    check_comparable(RunPaths(run.folder).evaluations, scores, primary_aggregations(tasks_of(setup.recipe), scores))
     surprises = known_score_surprises(setup.recipe, scores)
     if surprises and not setup.recipe.evaluation.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true continues anyway")

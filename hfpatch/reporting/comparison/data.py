@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hfpatch.reporting.comparison.headline_table import HEADLINE_COLUMNS, headline_fields
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.schema import ComparisonResults, LayerSeries
+from hfpatch.results.schema import Comparison, ComparisonResults, LayerSeries
 
 _SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
 _RESULTS = (*_SCORES, *HEADLINE_COLUMNS)
@@ -44,11 +44,16 @@ def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
         yield name, *no_score, trainable, *fields
 
 
+def differences_csv(comparisons: Iterable[Comparison]) -> str:
+    """Return paired differences, a row each."""
+    return csv_text(_DIFFERENCES, ([getattr(each, key) for key in _DIFFERENCES] for each in comparisons))
+
+
 def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
     """Return the data of the figure called ``name``."""
     match name:
         case "differences":
-            return csv_text(_DIFFERENCES, ([getattr(c, key) for key in _DIFFERENCES] for c in results.comparisons))
+            return differences_csv(results.comparisons)
         case "quality":
             return csv_text(("method", "trainable", "task", "metric", "seed", "value"), _quality(results))
         case "training":

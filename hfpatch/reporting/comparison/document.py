@@ -12,6 +12,7 @@ from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
 from hfpatch.reporting.comparison.headline import headline
 from hfpatch.reporting.comparison.headline_table import headline_table
+from hfpatch.reporting.comparison.low_noise import low_noise_section
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
@@ -181,6 +182,7 @@ def _sections(material: Material) -> Iterator[doc.Section]:
         yield doc.Section(name, title, (figure,), short)
     pairs = paired_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
+    yield from low_noise_section(results)
     if samples.sides:
         blocks = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples)), sides_table(samples.sides))
         yield doc.Section("samples", "What changed sides", blocks)
