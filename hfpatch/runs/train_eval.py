@@ -92,7 +92,7 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
     paths, recipe = RunPaths(run.folder), setup.recipe
     trained = read_json(paths.training) if paths.training.is_file() else None
     scores: dict[str, Any] = {}
-    held_out_loss = None
+    held_out: dict[str, float] = {}
     if diverged_step(trained) is None:
         with setup.patched(run.variant, lambda model, _: load_patch(model, paths.patch)) as model:
             model.eval()
@@ -109,12 +109,13 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
             )
             if trained is None and setup.held_out is not None:  # of a trained method, training measured it
                 size = recipe.training.micro_batch_size or recipe.training.batch_size
-                held_out_loss = mean_loss(model, setup.held_out, batch_size=size, autocast=recipe.training.autocast)
+                loss = mean_loss(model, setup.held_out, batch_size=size, autocast=recipe.training.autocast)
+                held_out = {"held_out_loss": loss}
     result = {
         "commit": checkout_state()[0],
         "identity": setup.identify(run),
         "train": trained and {key: value for key, value in trained.items() if key != "identity"},
-        "held_out_loss": held_out_loss,
+        **held_out,
         "evaluation": {task: score.to_json() for task, score in scores.items()},
         "layers": [series.to_json() for series in patch_norms(paths.patch)],
     }

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hfpatch.reporting.comparison.headline import Gain, Headline, Line, Measure, headline
+from hfpatch.reporting.comparison.gains import Gain, Measure
+from hfpatch.reporting.comparison.headline import Headline, Line, headline
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, signed
 from hfpatch.results.schema import ComparisonResults
 
 HEADLINE_COLUMNS = (
     *("rank_best", "rank_worst", "held_out_gain", "held_out_low", "held_out_high", "held_out_unit"),
-    *("task_gain", "task_low", "task_high", "task_unit", "control", "verdict"),
+    *("task_gain", "task_low", "task_high", "task_unit", "margin_gain", "margin_low", "margin_high", "margin_unit"),
+    *("control", "verdict"),
 )
 
 
@@ -24,25 +26,20 @@ def headline_table(found: Headline, *, name: str = "headline", title: str = "") 
         name: the table's anchor.
         title: names the run where several are reported side by side.
     """
-    against = f"against {found.reference}" if found.reference else "against the matched LoRA"
+    shown, against = found.measures, f"against {found.reference}" if found.reference else "against the matched LoRA"
+    gains = [("gain on held-out text", shown.text), ("gain on tasks", shown.tasks)]
+    gains += [("gain in margin", shown.margin)] if shown.margin else []
     columns = (
-        Column("method"),
-        Column("rank", number=True),
-        Column("gain on held-out text", _notes(found.text), number=True),
-        Column("gain on tasks", _notes(found.tasks), number=True),
-        Column("parameters", number=True),
-        Column(against),
+        *(Column("method"), Column("rank", number=True)),
+        *(Column(heading, _notes(measure), number=True) for heading, measure in gains),
+        *(Column("parameters", number=True), Column(against)),
     )
-    rows = [_row(line) for line in found.lines]
+    rows = [_row(line, with_margin=shown.margin is not None) for line in found.lines]
     halves = tuple(
-        Table(f"{name}-{part}", title or what, (columns[0], *columns[cut]), _cut(rows, cut))
-        for part, what, cut in (("gains", "Gains", slice(1, 4)), ("verdicts", "Verdicts", slice(4, 6)))
+        Table(f"{name}-{part}", what, (columns[0], *columns[cut]), tuple(Row((row[0], *row[cut])) for row in rows))
+        for part, what, cut in (("gains", "Gains", slice(1, -2)), ("verdicts", "Verdicts", slice(-2, None)))
     )
     return Table(name, title or "Headline", columns, tuple(map(Row, rows)), heading=bool(title), narrow=halves)
-
-
-def _cut(rows: list[tuple[str | Cell, ...]], cut: slice) -> tuple[Row, ...]:
-    return tuple(Row((row[0], *row[cut])) for row in rows)
 
 
 def _notes(measure: Measure | None) -> tuple[str, ...]:
@@ -55,13 +52,14 @@ def _notes(measure: Measure | None) -> tuple[str, ...]:
     return measure.unit, over if known > 1 else measure.tasks[0] if many else "loss, without interval"
 
 
-def _row(line: Line) -> tuple[str | Cell, ...]:
+def _row(line: Line, *, with_margin: bool) -> tuple[str | Cell, ...]:
     size = "" if line.ratio is None or line.control is None else f" ({line.ratio:.2f} × {line.control})"
     return (
         line.method,
         rank_text(line.rank),
         gain_text(line.text),
         gain_text(line.tasks),
+        *([gain_text(line.margin)] if with_margin else []),
         f"{count(line.trainable)}{size}",
         Cell((line.verdict,), line.tone),
     )
@@ -79,7 +77,7 @@ def gain_text(gain: Gain | None) -> str | Cell:
     if gain is None:
         return NOTHING
     each = gain.change
-    if not (math.isfinite(each.low) and math.isfinite(each.high)):
+    if not gain.is_tested:
         return signed(gain.value, 4 if each.scale is Scale.RAW else 1)
     marked = (gain.tone == "better" and each.low > 0) or (gain.tone == "worse" and each.high < 0)
     return Cell((change_text(each, unit=False),), gain.tone if marked else "within noise")
@@ -88,9 +86,11 @@ def gain_text(gain: Gain | None) -> str | Cell:
 def headline_fields(results: ComparisonResults) -> Iterator[tuple[str, int, tuple[object, ...]]]:
     """Yield each method's name, its parameters and its fields under :data:`HEADLINE_COLUMNS`, in the order of ranks."""
     found = headline(results)
+    shown = found.measures
     for line in found.lines:
-        gains = (*_numbers(line.text, found.text), *_numbers(line.tasks, found.tasks))
-        yield line.method, line.trainable, (*(line.rank or (None, None)), *gains, line.control, line.verdict)
+        pairs = ((line.text, shown.text), (line.tasks, shown.tasks), (line.margin, shown.margin))
+        numbers = [field for gain, measure in pairs for field in _numbers(gain, measure)]
+        yield line.method, line.trainable, (*(line.rank or (None, None)), *numbers, line.control, line.verdict)
 
 
 def _numbers(gain: Gain | None, measure: Measure | None) -> tuple[object, ...]:

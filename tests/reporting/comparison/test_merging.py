@@ -95,6 +95,8 @@ def test_a_joint_report_is_whole_and_touches_no_run(two, tmp_path):
         assert "none was tested across runs" in text
     assert twin.index("## Answer") < twin.index("## Protocol")
     assert report.csv.read_text().startswith("method,seed,")
+    assert report.tex.read_text().count(r"\begin{tabular}") == 1
+    assert len(report.document.opening[0].blocks[0].rows) == 4  # one table has the methods of both
     assert not [folder for folder in folders if (folder / "report.html").exists()]
 
 
@@ -102,7 +104,8 @@ def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
     report = write_joint_report(two(lambda raw: raw["model"].update(sha256="f" * 64)), tmp_path / "joint")
     page = report.html.read_text()
     assert page.count('<section id="run1-') == page.count('<section id="run2-') == 9
-    assert "cannot share a table" in page
+    assert page.index('id="run1-headline"') < page.index('id="run2-headline"') < page.index("cannot share a table")
+    assert report.tex.read_text().count(r"\begin{tabular}") == 2
     assert report.csv.read_text().startswith("run,method,seed,")
     assert {path.name for path in report.figures} >= {"run1-quality.svg", "run2-quality.svg"}
 
