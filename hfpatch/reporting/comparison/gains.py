@@ -191,7 +191,8 @@ def ranks(gains: Mapping[str, Gain | None]) -> dict[str, tuple[int, int]]:
     """Return the range of ranks that each method's interval leaves open; none where there is no interval at all.
 
     It goes from ``1 + `` the number of methods whose whole interval is above this one to ``n - `` the number of those
-    whose whole interval is below it. So two methods whose ranges overlap are not shown to differ.
+    whose whole interval is below it. Methods whose intervals overlap have ranges that overlap, so ranges that do not
+    are of methods that differ.
     """
     known = {name: each for name, each in gains.items() if each is not None}
     if not any(each.is_tested for each in known.values()):

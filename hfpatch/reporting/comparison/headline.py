@@ -177,7 +177,7 @@ def _sentence(results: ComparisonResults, lines: Sequence[Line], reference: str 
     if reference is None:
         clauses.append(_against_lora([line.tone for line in lines if not is_lora(results.methods[line.method])]))
     if any(line.rank and line.rank[0] != line.rank[1] for line in lines):
-        clauses.append("between methods whose ranks overlap no difference is shown")
+        clauses.append("where ranks overlap, no order is claimed")
     if max(each.seeds for each in results.comparisons) == 1:
         clauses.append("with one seed each, the intervals do not cover the variation from seed to seed")
     return "; ".join(clauses) + "."

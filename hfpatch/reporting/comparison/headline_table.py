@@ -66,7 +66,7 @@ def _row(line: Line, *, with_margin: bool) -> tuple[str | Cell, ...]:
 
 
 def rank_text(rank: tuple[int, int] | None) -> str:
-    """Format a rank, or the range of ranks that no difference is shown between, as ``2–4``."""
+    """Format a rank, or a range of ranks as ``2–4``."""
     if rank is None:
         return NOTHING
     return str(rank[0]) if rank[0] == rank[1] else f"{rank[0]}–{rank[1]}"

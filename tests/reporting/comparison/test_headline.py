@@ -148,9 +148,7 @@ def test_methods_whose_intervals_overlap_share_a_range_of_ranks(build, raw, comp
     assert found.reference == "baseline"  # there is no LoRA
     assert [line.verdict for line in found.lines[1:3]] == ["better on tinyworld_text", MARKED]
     assert headline_table(found).columns[-1].name == "against baseline"
-    assert found.sentence == (
-        "Of 4 methods, 2 gain on held-out text; between methods whose ranks overlap no difference is shown."
-    )
+    assert found.sentence == ("Of 4 methods, 2 gain on held-out text; where ranks overlap, no order is claimed.")
 
 
 def test_what_diverged_is_last_and_has_no_gain(build, raw):
