@@ -138,7 +138,7 @@ def comparison_document(material: Sequence[Material], checks: Sequence[Check] = 
 def _headline(material: Material, prefix: str) -> tuple[doc.Block, ...]:
     """Build what a report opens with: the table of methods, and the sentence under it."""
     found = headline(material.results)
-    sentence = doc.Text(found.sentence, "headline")
+    sentence = doc.Text(found.sentence)
     table = headline_table(found, name=f"{prefix}headline", title=material.title)
     return (table, sentence) if table.rows else (sentence,)
 

@@ -168,12 +168,16 @@ def _sentence(results: ComparisonResults, lines: Sequence[Line], reference: str 
         why = "No paired comparison was made" if results.complete else "The run is not complete; nothing is tested yet"
         return f"{why}, so no difference is shown."
     gained = [
-        _counted([line.text.tone for line in lines if line.text], "on held-out text"),
-        _counted([line.tasks.tone for line in lines if line.tasks], "on at least one task"),
+        _counted([line.text.tone for line in lines if line.text], "on held-out text", "on held-out text"),
+        _counted([line.tasks.tone for line in lines if line.tasks], "on at least one task", "on any task"),
     ]
     many = f"Of {len(lines)} method{'s' * (len(lines) != 1)}"
     tested = [each for each in gained if each]
-    clauses = [f"{many}, {listed(tested)}" if tested else f"{many}, none was tested against {results.baseline}"]
+    clauses = [
+        f"{many}, by the corrected tests {listed(tested)}"
+        if tested
+        else f"{many}, none was tested against {results.baseline}"
+    ]
     if reference is None:
         clauses.append(_against_lora([line.tone for line in lines if not is_lora(results.methods[line.method])]))
     if any(line.rank and line.rank[0] != line.rank[1] for line in lines):
@@ -183,14 +187,15 @@ def _sentence(results: ComparisonResults, lines: Sequence[Line], reference: str 
     return "; ".join(clauses) + "."
 
 
-def _counted(tones: Sequence[Tone], where: str) -> str:
-    """Return how many methods gain, and how many lose."""
+def _counted(tones: Sequence[Tone], where: str, nowhere: str) -> str:
+    """Return how many methods gain and how many lose; ``nowhere`` is where none gains."""
     if all(tone == "unknown" for tone in tones):
         return ""
     better, worse, mixed = (tones.count(tone) for tone in ("better", "worse", "mixed"))
     losing = [f"{worse} lose{'s' * (worse == 1)}"] if worse else []
     losing += [f"{mixed} gain{'s' * (mixed == 1)} on one and lose{'s' * (mixed == 1)} on another"] if mixed else []
-    return f"{better or 'none'} gain{'s' * (better < 2)} {where}{f' ({listed(losing)})' if losing else ''}"
+    gaining = f"{better} gain{'s' * (better == 1)} {where}" if better else f"none gains {nowhere}"
+    return f"{gaining} ({listed(losing)})" if losing else gaining
 
 
 def _against_lora(tones: Sequence[Tone]) -> str:

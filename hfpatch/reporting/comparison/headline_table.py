@@ -29,12 +29,14 @@ def headline_table(found: Headline, *, name: str = "headline", title: str = "") 
     shown, against = found.measures, f"against {found.reference}" if found.reference else "against the matched LoRA"
     gains = [("gain on held-out text", shown.text), ("gain on tasks", shown.tasks)]
     gains += [("gain in margin", shown.margin)] if shown.margin else []
+    controls = {line.control for line in found.lines if line.ratio is not None}
+    shared = controls.pop() if len(controls) == 1 else None
     columns = (
         *(Column("method"), Column("rank", number=True)),
         *(Column(heading, _notes(measure), number=True) for heading, measure in gains),
-        *(Column("parameters", number=True), Column(against)),
+        *(Column("parameters", (f"(× {shared})",) if shared else (), number=True), Column(against)),
     )
-    rows = [_row(line, with_margin=shown.margin is not None) for line in found.lines]
+    rows = [_row(line, shared, with_margin=shown.margin is not None) for line in found.lines]
     halves = tuple(
         Table(f"{name}-{part}", what, (columns[0], *columns[cut]), tuple(Row((row[0], *row[cut])) for row in rows))
         for part, what, cut in (("gains", "Gains", slice(1, -2)), ("verdicts", "Verdicts", slice(-2, None)))
@@ -52,8 +54,10 @@ def _notes(measure: Measure | None) -> tuple[str, ...]:
     return measure.unit, over if known > 1 else measure.tasks[0] if many else "loss, without interval"
 
 
-def _row(line: Line, *, with_margin: bool) -> tuple[str | Cell, ...]:
-    size = "" if line.ratio is None or line.control is None else f" ({line.ratio:.2f} × {line.control})"
+def _row(line: Line, shared: str | None, *, with_margin: bool) -> tuple[str | Cell, ...]:
+    size = ""
+    if line.ratio is not None:
+        size = f" ({line.ratio:.2f} ×)" if shared else f" ({line.ratio:.2f} × {line.control})"
     return (
         line.method,
         rank_text(line.rank),
@@ -61,7 +65,7 @@ def _row(line: Line, *, with_margin: bool) -> tuple[str | Cell, ...]:
         gain_text(line.tasks),
         *([gain_text(line.margin)] if with_margin else []),
         f"{count(line.trainable)}{size}",
-        Cell((line.verdict,), line.tone),
+        line.verdict if line.tone == "unknown" else Cell((line.verdict,), line.tone),
     )
 
 
@@ -72,15 +76,13 @@ def rank_text(rank: tuple[int, int] | None) -> str:
     return str(rank[0]) if rank[0] == rank[1] else f"{rank[0]}–{rank[1]}"
 
 
-def gain_text(gain: Gain | None) -> str | Cell:
-    """Format a gain with its interval, if it has one; it is marked where interval and corrected tests agree."""
+def gain_text(gain: Gain | None) -> str:
+    """Format a gain with its interval, if it has one."""
     if gain is None:
         return NOTHING
-    each = gain.change
-    if not gain.is_tested:
-        return signed(gain.value, 4 if each.scale is Scale.RAW else 1)
-    marked = (gain.tone == "better" and each.low > 0) or (gain.tone == "worse" and each.high < 0)
-    return Cell((change_text(each, unit=False),), gain.tone if marked else "within noise")
+    if gain.is_tested:
+        return change_text(gain.change, unit=False)
+    return signed(gain.value, 4 if gain.change.scale is Scale.RAW else 1)
 
 
 def headline_fields(results: ComparisonResults) -> Iterator[tuple[str, int, tuple[object, ...]]]:

@@ -88,16 +88,18 @@ def test_every_cell_is_what_the_file_says(build, raw):
         assert numbers(first) == pytest.approx(text[name], abs=0.06)
         assert numbers(second) == pytest.approx(tasks[name], abs=0.06)
     assert [row[4:] for row in rows] == [
-        ("80,000 (0.98 × lora)", "better on tinyworld_text"),
+        ("80,000 (0.98 ×)", "better on tinyworld_text"),
         ("81,920", "is a LoRA"),
     ]
     columns = [(column.name, *column.notes) for column in headline_table(headline(build(raw))).columns]
+    assert columns[4] == ("parameters", "(× lora)")
     assert columns[2:4] == [
         ("gain on held-out text", "% lower word_perplexity", TEXT),
         ("gain on tasks", "points of acc and acc_norm", "mean of 2 tasks"),
     ]
     assert headline(build(raw)).sentence == (
-        "Of 2 methods, 1 gains on held-out text and 1 gains on at least one task; against LoRA 1 is better."
+        "Of 2 methods, by the corrected tests 1 gains on held-out text and 1 gains on at least one task; against LoRA "
+        "1 is better."
     )
 
 
@@ -148,7 +150,9 @@ def test_methods_whose_intervals_overlap_share_a_range_of_ranks(build, raw, comp
     assert found.reference == "baseline"  # there is no LoRA
     assert [line.verdict for line in found.lines[1:3]] == ["better on tinyworld_text", MARKED]
     assert headline_table(found).columns[-1].name == "against baseline"
-    assert found.sentence == ("Of 4 methods, 2 gain on held-out text; where ranks overlap, no order is claimed.")
+    assert found.sentence == (
+        "Of 4 methods, by the corrected tests 2 gain on held-out text; where ranks overlap, no order is claimed."
+    )
 
 
 def test_what_diverged_is_last_and_has_no_gain(build, raw):
@@ -159,7 +163,7 @@ def test_what_diverged_is_last_and_has_no_gain(build, raw):
     found = headline(build(raw))
     assert [line.method for line in found.lines] == ["lora", SKIP]
     assert cells(build(raw))[1] == (
-        *(SKIP, "–", "–", "–", "80,000 (0.98 × lora)"),
+        *(SKIP, "–", "–", "–", "80,000 (0.98 ×)"),
         "diverged at step 70 (seed 0) and 90 (seed 1)",
     )
     assert "none was tested against a matched LoRA" in found.sentence
@@ -181,9 +185,21 @@ def test_a_lora_that_diverged_or_was_not_compared_gives_no_verdict(build, raw):
 
 def test_a_lora_of_another_size_is_named_as_such(build, raw):
     raw["methods"]["lora"]["match"] = None
-    assert cells(build(raw))[0][4:] == ("80,000 (0.98 × lora)", "better on tinyworld_text, sizes differ")
+    assert cells(build(raw))[0][4:] == ("80,000 (0.98 ×)", "better on tinyworld_text, sizes differ")
     raw["comparisons"] = [each for each in raw["comparisons"] if each["reference"] == "baseline"]
     assert cells(build(raw))[0][4:] == ("80,000", "no matched LoRA")
+
+
+def test_where_methods_have_several_loras_each_is_named(build, raw, compared):
+    raw["methods"]["other"] = raw["methods"][SKIP]
+    raw["methods"]["lora_other"] = {
+        **raw["methods"]["lora"],
+        "match": {**raw["methods"]["lora"]["match"], "to": "other"},
+    }
+    raw["comparisons"].append(compared("other", TEXT, 2.0, 0.5, "worse", reference="lora_other"))
+    rows = {row[0]: row[4:] for row in cells(build(raw))}
+    assert rows["other"] == ("80,000 (0.98 × lora_other)", "worse on tinyworld_text")
+    assert rows[SKIP] == ("80,000 (0.98 × lora)", "better on tinyworld_text")
 
 
 def test_an_incomplete_run_shows_what_it_has_and_claims_nothing(build, raw):
