@@ -151,7 +151,8 @@ def compare_low_noise(
         aggregations: each task's own functions from documents to a score, by metric.
 
     Returns:
-        One comparison for each method, reference, task and metric; none where a run's value is not finite.
+        One comparison for each method, reference, task and metric. A task whose values are not all finite, as where
+        a model finds an answer impossible, has none of that pair.
 
     Raises:
         HfpatchError: as `compare`.
@@ -167,7 +168,8 @@ def compare_low_noise(
         found += compare(records, tasks=chosen, references=references, baseline=baseline, aggregations=own)
     order = list(dict.fromkeys((one.method, one.reference, one.task) for one in found))
     found.sort(key=lambda one: order.index((one.method, one.reference, one.task)))
-    known = [one for one in found if math.isfinite(one.difference)]
+    broken = {(one.method, one.reference, one.task) for one in found if not math.isfinite(one.difference)}
+    known = [one for one in found if (one.method, one.reference, one.task) not in broken]
     return _corrected(known, [LOW_NOISE[one.metric] for one in known], baseline)
 
 

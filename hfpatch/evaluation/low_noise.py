@@ -21,13 +21,14 @@ lm-eval's own is kept where the task has it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from lm_eval.api.task import ConfigurableTask
 
-from hfpatch.evaluation.metrics import Array
+from hfpatch.evaluation.metrics import Array, metric_named
 from hfpatch.results.low_noise import BITS_PER_BYTE, GOLD_PROBABILITY, MARGIN
 
 Values = dict[str, Any]
@@ -50,6 +51,13 @@ def low_noise_values(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[in
             return {}
         found[sample["doc_id"]] = {name: value for name, value in values.items() if name not in sample["metrics"]}
     return found
+
+
+def low_noise_scores(values: Mapping[int, Values]) -> dict[str, float]:
+    """Return each metric over all documents; none where one is not finite, as where a right answer is impossible."""
+    names = next(iter(values.values()), {})
+    scores = {name: metric_named(name).overall([each[name] for each in values.values()]) for name in names}
+    return scores if all(map(math.isfinite, scores.values())) else {}
 
 
 def scored_bytes(context: str, continuation: str) -> int:

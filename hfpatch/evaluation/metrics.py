@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hfpatch.results.low_noise import GOLD_PROBABILITY, MARGIN
+
 Array = NDArray[np.float64]
 Aggregation = Callable[[Sequence[Any]], float]
 
@@ -70,7 +72,12 @@ _RATIOS = {
     "hfpatch.evaluation.paper_tasks.exponential_mean": Metric(exponential=True),
 }
 """The aggregations that are ratios of sums, by module and name."""
-_OWN = {"paragraph_perplexity": "hfpatch.evaluation.paper_tasks.exponential_mean"}
+_OWN = {
+    "paragraph_perplexity": "hfpatch.evaluation.paper_tasks.exponential_mean",
+    GOLD_PROBABILITY: _MEAN,
+    MARGIN: _MEAN,
+}
+"""hfpatch's metrics that lm-eval does not know."""
 
 _PRIMARY_OF_TASK = {"hellaswag": "acc_norm"}
 _PRIMARY = ("acc", "word_perplexity", "paragraph_perplexity", "exact_match")
@@ -93,7 +100,7 @@ def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggre
     """
     from lm_eval.api.registry import get_metric_aggregation
 
-    function = aggregation or get_metric_aggregation(name)
+    function = aggregation or (None if name in _OWN else get_metric_aggregation(name))
     place = f"{function.__module__}.{getattr(function, '__qualname__', '')}" if function else _OWN.get(name, _MEAN)
     ratio = _RATIOS.get(place)
     return replace(ratio or Metric(aggregate=function), higher_is_better=higher_is_better)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import model_key, open_cache
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
-from hfpatch.evaluation.low_noise import low_noise_values
+from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric, ratio_error
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.tasks import load_tasks
@@ -144,9 +144,8 @@ def _score(scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_d
             f"task {name}: its metric {primary} is {metrics[primary]} over {len(records)} documents; one of them has a "
             "score that is not a number, or the metric is not defined on them"
         )
-    for key in next(iter(low_noise.values()), ()):
-        metrics[key] = metric_named(key).overall([low_noise[record["doc_id"]][key] for record in records])
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
+    metrics |= low_noise_scores(low_noise)
     return TaskResult(
         task=name,
         n=len(records),

@@ -235,6 +235,12 @@ def test_each_method_is_held_against_the_baseline_and_its_control(straight):
     assert pairs == {("pre_projection", "baseline"), ("pre_projection", "lora"), ("lora", "baseline")}
     assert {each["task"] for each in made} == {"tinyworld_cloze", "tinyworld_text"}
     assert {each["seeds"] for each in made} == {2}
+    low_noise = read_json(straight / "results.json")["low_noise"]
+    assert {(each["method"], each["reference"]) for each in low_noise} == pairs
+    assert {(each["task"], each["metric"]) for each in low_noise} == {
+        ("tinyworld_cloze", "bits_per_byte"),
+        ("tinyworld_text", "bits_per_byte"),
+    }
 
 
 def test_every_method_sees_the_same_batches(straight):

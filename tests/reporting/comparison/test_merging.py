@@ -31,11 +31,12 @@ def verdicts(found):
 
 
 def test_the_same_model_and_documents_share_a_table(two):
-    found = merged(two())
+    found = merged(two(lambda raw: raw.update(low_noise=[{**raw["comparisons"][0], "metric": "margin"}])))
     assert set(verdicts(found).values()) == {"same"}
     names = ["baseline", "pre_projection_skip (first)", "lora (first)", "pre_projection_skip (second)", "lora (second)"]
     assert list(found.results.methods) == names
     assert len(found.results.comparisons) == 14
+    assert [(c.method, c.metric) for c in found.results.low_noise] == [("pre_projection_skip (second)", "margin")]
     assert {(c.method, c.reference) for c in found.results.comparisons} >= {
         ("lora (second)", "baseline"),
         ("pre_projection_skip (second)", "lora (second)"),
