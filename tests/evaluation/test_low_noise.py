@@ -6,13 +6,17 @@ import math
 import lm_eval
 import numpy as np
 import pytest
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from hfpatch import NonlinearQueryConfig, patch
 from hfpatch.evaluation import HfpatchLM, evaluate, load_tasks
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values, scored_bytes
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.surgery.bases import load_base
+from hfpatch.tinyworld.language import documents
 
 MEASURED = {"bits_per_byte", "gold_probability", "margin"}
 ROWS = [
@@ -256,8 +260,8 @@ def test_tasks_of_lm_eval_and_of_the_paper_have_them(taught, tokenizer, data_dir
         "lambada_openai": [last_word(text) for text in list(support.passages(6))],
         "paper_lambada": [last_word(text) for text in list(support.passages(6))],
     }
-    for name, documents in by_hand.items():
-        for (requests, right), record in zip(documents, records(tmp_path, name), strict=True):
+    for name, rows in by_hand.items():
+        for (requests, right), record in zip(rows, records(tmp_path, name), strict=True):
             expected = recomputed(one_by_one(taught, tokenizer, requests), requests, right)
             for metric, value in expected.items():
                 assert record[metric] == pytest.approx(value, abs=1e-4), (name, metric)
@@ -269,3 +273,29 @@ def test_tasks_of_lm_eval_and_of_the_paper_have_them(taught, tokenizer, data_dir
         assert record["bits_per_byte"][1] == len(tokenizer.decode(tokens[1:]).encode())
         total = -record["paragraph_perplexity"] * (len(tokens) - 1)
         assert record["bits_per_byte"][0] == pytest.approx(total, rel=1e-6)
+
+
+def test_bits_per_byte_find_an_adaptation_that_accuracy_does_not_see(tmp_path):
+    """The quickstart's endings: half as many documents, a nonlinear query trained for half as many steps."""
+    base = load_base("tinyworld/gpt-neox")
+    model, tokenizer = base.model, base.tokenizer
+    settings = EvaluationSettings(tasks=("tinyworld_endings",), limit=200)
+    evaluate(model, tokenizer, settings=settings, records_dir=tmp_path / "before")
+    patch(model, NonlinearQueryConfig(), seed=0)
+    ids = [token for text in tokenizer(list(documents("shifted", count=400)))["input_ids"] for token in text]
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+    for batch in torch.tensor(ids[: 20 * 16 * 128]).view(20, 16, 128):
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    evaluate(model.eval(), tokenizer, settings=settings, records_dir=tmp_path / "after")
+    before, after = (records(tmp_path / name, "tinyworld_endings") for name in ("before", "after"))
+    (worse, sizes), (better, _) = (np.array([row["bits_per_byte"] for row in rows]).T for rows in (before, after))
+    right = np.array([new["acc"] - old["acc"] for old, new in zip(before, after, strict=True)])
+    assert standard_errors(better - worse, sizes) > 5 * max(abs(standard_errors(right, np.ones(200))), 1)
+
+
+def standard_errors(differences, weights):
+    """By how many standard errors over documents the ratio of sums differs from 0 (delta method)."""
+    rest = differences - differences.sum() / weights.sum() * weights
+    return differences.sum() / (math.sqrt(len(rest)) * rest.std(ddof=1))
