@@ -38,8 +38,13 @@ def headline_table(found: Headline, *, name: str = "headline", title: str = "") 
     )
     rows = [_row(line, shared, with_margin=shown.margin is not None) for line in found.lines]
     halves = tuple(
-        Table(f"{name}-{part}", what, (columns[0], *columns[cut]), tuple(Row((row[0], *row[cut])) for row in rows))
-        for part, what, cut in (("gains", "Gains", slice(1, -2)), ("verdicts", "Verdicts", slice(-2, None)))
+        Table(
+            f"{name}-{half.lower()}",
+            f"{title}: {half.lower()}" if title else half,
+            (columns[0], *columns[cut]),
+            tuple(Row((row[0], *row[cut])) for row in rows),
+        )
+        for half, cut in (("Gains", slice(1, -2)), ("Verdicts", slice(-2, None)))
     )
     return Table(name, title or "Headline", columns, tuple(map(Row, rows)), heading=bool(title), narrow=halves)
 

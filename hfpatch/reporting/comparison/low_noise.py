@@ -35,7 +35,7 @@ _COLUMNS = {
 }
 _OPENING = (
     "An accuracy changes only where a decision does. These metrics use the log-likelihoods themselves, which were "
-    "scored anyway; the verdicts of this report rest on the primary metrics."
+    "scored anyway. The verdicts of the tables and findings rest on the primary metrics, those of the answer on both."
 )
 _CAPTION = (
     "Each cell: the mean over seeds, the paired difference to the reference with its 95 % interval, and the verdict. "

@@ -101,6 +101,16 @@ def test_a_joint_report_is_whole_and_touches_no_run(two, tmp_path):
     assert not [folder for folder in folders if (folder / "report.html").exists()]
 
 
+@pytest.mark.parametrize(("loss", "kept"), [(2.5, {"held_out": {"base_loss": 2.5}}), (2.6, {})])
+def test_held_out_text_is_that_of_the_union_where_all_runs_have_the_same(two, loss, kept):
+    first, second = (load_comparison(folder) for folder in two())
+    first, second = (
+        each.model_copy(update={"data": {**each.data, "held_out": {"base_loss": value}}})
+        for each, value in ((first, 2.5), (second, loss))
+    )
+    assert merge({"first": first, "second": second}).results.data == kept
+
+
 def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
     report = write_joint_report(two(lambda raw: raw["model"].update(sha256="f" * 64)), tmp_path / "joint")
     page = report.html.read_text()
