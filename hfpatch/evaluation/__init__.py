@@ -15,19 +15,21 @@ from hfpatch.results.schema import Comparison, TaskResult
 from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hfpatch.evaluation.comparison import check_comparable, compare
+    from hfpatch.evaluation.comparison import check_comparable, compare, compare_low_noise
     from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
-    from hfpatch.evaluation.run import evaluate, primary_aggregations
+    from hfpatch.evaluation.run import all_aggregations, evaluate, primary_aggregations
     from hfpatch.evaluation.tasks import load_tasks
 
 __all__ = [
     "Comparison",
     "HfpatchLM",
     "TaskResult",
+    "all_aggregations",
     "check_comparable",
     "check_known_scores",
     "compare",
+    "compare_low_noise",
     "evaluate",
     "load_tasks",
     "primary_aggregations",
@@ -36,9 +38,11 @@ __all__ = [
 
 _HOMES = {
     "HfpatchLM": "model",
+    "all_aggregations": "run",
     "check_comparable": "comparison",
     "check_known_scores": "known_scores",
     "compare": "comparison",
+    "compare_low_noise": "comparison",
     "evaluate": "run",
     "load_tasks": "tasks",
     "primary_aggregations": "run",

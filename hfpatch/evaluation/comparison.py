@@ -26,6 +26,7 @@ from hfpatch.evaluation.stats import (
     paired_accuracies,
     paired_permutation,
 )
+from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.schema import Comparison, TaskResult, Verdict
 
 FEWEST_DOCUMENTS = 20
@@ -129,11 +130,60 @@ def compare(
         if records.get(method) and records.get(reference):
             runs = _paired(records, method, reference, untrained=reference == baseline)
             found += [_compare(method, reference, tasks[task], metrics[task], runs, resampled[task]) for task in tasks]
+    return _corrected(found, [tasks[one.task].higher_is_better for one in found], baseline)
+
+
+def compare_low_noise(
+    records: Mapping[str, Runs],
+    *,
+    tasks: Mapping[str, TaskResult],
+    references: Mapping[str, Sequence[str]],
+    baseline: str = "baseline",
+    aggregations: Mapping[str, Mapping[str, Aggregation]] | None = None,
+) -> list[Comparison]:
+    """Compare methods by every low-noise metric of every task, apart from those that are a task's primary one.
+
+    They are compared as `compare` does it, and corrected as a family of their own: their number does not change the
+    verdicts on the primary metrics, nor do those change theirs.
+
+    Args:
+        records: as `compare` takes them.
+        tasks: any run's result of each task; its metrics name the low-noise ones that the task has.
+        references: for each method the methods to compare it with.
+        baseline: the reference without training.
+        aggregations: each task's own functions from documents to a score, by metric.
+
+    Returns:
+        One comparison for each method, reference, task and metric. A task whose values are not all finite, as where
+        a model finds an answer impossible, has none of that pair.
+
+    Raises:
+        HfpatchError: as `compare`.
+    """
+    found: list[Comparison] = []
+    for name, higher in LOW_NOISE.items():
+        chosen = {
+            task: result.model_copy(update={"primary": name, "higher_is_better": higher})
+            for task, result in tasks.items()
+            if name in result.metrics and name != result.primary
+        }
+        own = {task: each[name] for task, each in (aggregations or {}).items() if name in each}
+        found += compare(records, tasks=chosen, references=references, baseline=baseline, aggregations=own)
+    order = list(dict.fromkeys((one.method, one.reference, one.task) for one in found))
+    found.sort(key=lambda one: order.index((one.method, one.reference, one.task)))
+    broken = {(one.method, one.reference, one.task) for one in found if not math.isfinite(one.difference)}
+    known = [one for one in found if (one.method, one.reference, one.task) not in broken]
+    return _corrected(known, [LOW_NOISE[one.metric] for one in known], baseline)
+
+
+def _corrected(found: Sequence[Comparison], higher_is_better: Sequence[bool], baseline: str) -> list[Comparison]:
+    """Return comparisons with their verdicts, p-values corrected over those with the baseline and over the others."""
+    judged = list(found)
     for family in (True, False):
         places = [i for i, one in enumerate(found) if (one.reference == baseline) == family and one.p is not None]
         for place, p in zip(places, holm([found[place].p or 0.0 for place in places]), strict=True):
-            found[place] = _judged(found[place], p, tasks[found[place].task].higher_is_better)
-    return found
+            judged[place] = _judged(found[place], p, higher_is_better[place])
+    return judged
 
 
 def check_comparable(folder: Path, tasks: Mapping[str, TaskResult], aggregations: Mapping[str, Aggregation]) -> None:
@@ -145,12 +195,7 @@ def check_comparable(folder: Path, tasks: Mapping[str, TaskResult], aggregations
     for task, result in tasks.items():
         metric = _metric(result, aggregations.get(task))
         try:
-            values = _read(folder / f"{task}.jsonl", result.primary)[1]
-            if metric.aggregate is not None:
-                score = float(metric.aggregate(values))
-            else:
-                terms, weights = metric.ratio_terms(values)
-                score = metric.score(float(terms.sum() / weights.sum()))
+            score = metric.overall(_read(folder / f"{task}.jsonl", result.primary)[1])
         except (ArithmeticError, TypeError, ValueError, AttributeError, LookupError) as error:
             raise _not_comparable(result, f"{type(error).__name__}: {error}") from error
         if not math.isclose(score, result.metrics[result.primary], rel_tol=1e-6, abs_tol=1e-9):
@@ -190,6 +235,7 @@ def _compare(
     enough = (documents if groups is None else count_groups(groups)) >= FEWEST_DOCUMENTS
     if metric.aggregate is None:
         terms = {run: metric.ratio_terms(found) for run, found in values.items()}
+        enough &= all(bool(np.isfinite(each[0]).all()) for each in terms.values())
         ours, theirs = (np.stack([terms[run][0] for run in side]) for side in (runs.method, runs.reference))
         table = _Table(ours, theirs, terms[runs.method[0]][1], groups)
         base, difference = table.reference_ratio, float(table.difference.sum() / table.weights.sum())

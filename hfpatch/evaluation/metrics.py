@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hfpatch.results.low_noise import GOLD_PROBABILITY, MARGIN
+
 Array = NDArray[np.float64]
 Aggregation = Callable[[Sequence[Any]], float]
 
@@ -49,6 +51,13 @@ class Metric:
         """Return the metric's value for a ratio ``r``."""
         return math.exp(ratio) if self.exponential else ratio
 
+    def overall(self, values: Sequence[Any]) -> float:
+        """Return the metric's value over documents, from their values."""
+        if self.aggregate is not None:
+            return float(self.aggregate(values))
+        terms, weights = self.ratio_terms(values)
+        return self.score(float(terms.sum() / weights.sum()))
+
     def shift(self, reference: float, difference: float) -> float:
         """Return what a ``difference`` in ``r`` means in the metric's unit, from a ``reference`` value of ``r``."""
         return math.exp(reference) * math.expm1(difference) if self.exponential else difference
@@ -63,7 +72,12 @@ _RATIOS = {
     "hfpatch.evaluation.paper_tasks.exponential_mean": Metric(exponential=True),
 }
 """The aggregations that are ratios of sums, by module and name."""
-_OWN = {"paragraph_perplexity": "hfpatch.evaluation.paper_tasks.exponential_mean"}
+_OWN = {
+    "paragraph_perplexity": "hfpatch.evaluation.paper_tasks.exponential_mean",
+    GOLD_PROBABILITY: _MEAN,
+    MARGIN: _MEAN,
+}
+"""hfpatch's metrics that lm-eval does not know."""
 
 _PRIMARY_OF_TASK = {"hellaswag": "acc_norm"}
 _PRIMARY = ("acc", "word_perplexity", "paragraph_perplexity", "exact_match")
@@ -86,7 +100,7 @@ def metric_named(name: str, *, higher_is_better: bool = True, aggregation: Aggre
     """
     from lm_eval.api.registry import get_metric_aggregation
 
-    function = aggregation or get_metric_aggregation(name)
+    function = aggregation or (None if name in _OWN else get_metric_aggregation(name))
     place = f"{function.__module__}.{getattr(function, '__qualname__', '')}" if function else _OWN.get(name, _MEAN)
     ratio = _RATIOS.get(place)
     return replace(ratio or Metric(aggregate=function), higher_is_better=higher_is_better)

@@ -149,20 +149,22 @@ class HfpatchLM(HFLM):
             encoded = [(request.args, *self._encode_pair(*request.args)) for request in requests]
         return self._score_tokens(requests, encoded)
 
-    def paragraph_loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, int]]:
-        """Return ``(log-likelihood, predicted tokens)`` of the beginning of each text, given its first token.
+    def paragraph_loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, int, int]]:
+        """Return ``(log-likelihood, predicted tokens, their UTF-8 bytes)`` of each text's beginning, given one token.
 
         A request's arguments are ``(text, tokens)``: the text is truncated to so many tokens, or to the model's longest
-        row if that is shorter. No token is added before the first one, which is not predicted.
+        row if that is shorter. No token is added before the first one, which is given and not predicted.
         """
-        encoded, most = [], self.max_length
+        encoded, sizes, most = [], [], self.max_length
         for request in requests:
             text, longest = request.args
             tokens = self.tok_encode(text)[: min(longest, most)]
             if len(tokens) < 2:
                 raise _named(request, "has fewer than two tokens, so there is nothing to predict")
             encoded.append(((text, ""), tokens[:1], tokens[1:]))
-        return self._score_tokens(requests, encoded)
+            sizes.append(self._bytes(tokens) - self._bytes(tokens[:1]))
+        scores = self._score_tokens(requests, encoded)
+        return [(*score, size) for score, size in zip(scores, sizes, strict=True)]
 
     def tok_encode(self, string: str, *arguments: Any, **options: Any) -> list[int]:
         """Return a text's tokens, as HFLM does."""
@@ -170,6 +172,9 @@ class HfpatchLM(HFLM):
             return self._encoded[string]
         tokens: list[int] = super().tok_encode(string, *arguments, **options)
         return tokens
+
+    def _bytes(self, tokens: list[int]) -> int:
+        return len(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False).encode("utf-8"))
 
     def _score_tokens(self, requests: list[Any], encoded: list[Any]) -> list[tuple[float, int]]:
         with _named_errors(requests):

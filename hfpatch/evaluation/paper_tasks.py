@@ -38,10 +38,10 @@ def exponential_mean(losses: Sequence[float]) -> float:
     return math.exp(sum(losses) / len(losses))
 
 
-def paragraph_loss(doc: dict[str, Any], results: Sequence[tuple[float, int]]) -> dict[str, float]:
-    """Return a paragraph's mean loss per predicted token, in nats."""
-    ((value, tokens),) = results
-    return {"paragraph_perplexity": -value / tokens}
+def paragraph_loss(doc: dict[str, Any], results: Sequence[tuple[float, int, int]]) -> dict[str, Any]:
+    """Return a paragraph's mean loss per predicted token, in nats, and its log-likelihood with the bytes predicted."""
+    ((value, tokens, size),) = results
+    return {"paragraph_perplexity": -value / tokens, "bits_per_byte": (value, size)}
 
 
 class _TokenTask(ConfigurableTask):

@@ -20,6 +20,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import model_key, open_cache
 from hfpatch.evaluation.clusters import Groups, cluster_columns, cluster_of, clustered_error, count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
+from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.tasks import load_tasks
@@ -140,6 +141,9 @@ def _score(
     output = run_task(scorer, name, task, limit)
     records = _records(output["samples"][name], cluster)
     groups = grouped([record["cluster"] for record in records]) if cluster is not None else None
+    low_noise = low_noise_values(task, output["samples"][name])
+    for record in records:
+        record.update({key: _finite(value) for key, value in low_noise.get(record["doc_id"], {}).items()})
     if records_dir is not None:
         lines = (json.dumps(record, default=handle_non_serializable, ensure_ascii=False) for record in records)
         write_text(records_dir / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
@@ -152,6 +156,7 @@ def _score(
             "score that is not a number, or the metric is not defined on them"
         )
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
+    metrics |= low_noise_scores(low_noise)
     return TaskResult(
         task=name,
         n=len(records),
@@ -165,6 +170,11 @@ def _score(
         clusters=None if groups is None else Clusters(column=str(cluster), groups=count_groups(groups)),
         reused=scorer.reused,
     )
+
+
+def all_aggregations(tasks: Mapping[str, Any]) -> dict[str, dict[str, Aggregation]]:
+    """Return each task's own functions from documents to a score, by metric, as `compare_low_noise` takes them."""
+    return {name: dict(task.aggregation()) for name, task in tasks.items()}
 
 
 def primary_aggregations(tasks: Mapping[str, Any], results: Mapping[str, TaskResult]) -> dict[str, Aggregation]:

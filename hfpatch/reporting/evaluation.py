@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hfpatch.reporting.comparison.low_noise import what_they_see
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
 from hfpatch.reporting.facts import digest, provenance_facts, settings_text
 from hfpatch.reporting.numbers import (
@@ -20,17 +21,22 @@ from hfpatch.reporting.numbers import (
     significant,
 )
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.schema import EvaluatedVariant, EvaluationResults, TaskResult
+from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 
 
 def evaluation_document(results: EvaluationResults) -> Document:
     """Return the scores of every model, the differences between them, the warnings and how it was measured."""
     scores = tuple(_scores(results, place, each) for place, each in enumerate(results.variants.values()))
-    compared = (_comparisons(results),) if results.comparisons else ()
+    several = results.of_models
+    title = "Differences between the models" if several else "Differences from the base"
+    compared = [_comparisons("differences", title, results.comparisons, several=several)]
+    compared += [_comparisons("low-noise", f"Low-noise metrics: {title.lower()}", results.low_noise, several=several)]
+    compared = [table for table in compared if table.rows]
+    explained = [Sentences(what_they_see(results.low_noise))] if results.low_noise else []
     reused = sum(score.reused for variant in results.variants.values() for score in variant.scores.values())
     notes = [f"{count(reused)} answers were kept from an earlier call and not scored again"] if reused else []
     sections = (
-        Section("results", "Results", (*compared, *scores)),
+        Section("results", "Results", (*compared, *explained, *scores)),
         Section("warnings", "Warnings", (Sentences(tuple(results.warnings)),) if results.warnings else ()),
         Section("protocol", "Protocol", (Facts(tuple(_protocol(results))),)),
         Section("environment", "Environment", (Facts(tuple(provenance_facts(results.provenance))),)),
@@ -105,8 +111,7 @@ def _value(value: float | None) -> str:
     return decimal(value, 4) if abs(value) < 1e6 else significant(value, 4)
 
 
-def _comparisons(results: EvaluationResults) -> Table:
-    several = results.of_models
+def _comparisons(name: str, title: str, comparisons: Sequence[Comparison], *, several: bool) -> Table:
     headings = {
         **({"model": False, "compared with": False} if several else {"patch": False}),
         "task": False,
@@ -124,14 +129,13 @@ def _comparisons(results: EvaluationResults) -> Table:
             NOTHING if each.smallest_visible is None else significant(each.smallest_visible, 2),
             Cell((each.verdict,), each.verdict),
         )
-        for each in results.comparisons
+        for each in comparisons
     )
     caption = (
         f"{'Model minus the one it is compared with' if several else 'Patch minus base'} in the metric's own unit with "
-        "its 95 % interval, paired by document; p after Holm's correction over "
-        f"{'all pairs' if several else 'patches'} and tasks. Detectable: the true difference that had about four "
-        "chances in five to be found, before correction."
+        "its 95 % interval, paired by document; p after Holm's correction over the "
+        f"{'pairs' if several else 'patches'}, tasks and metrics of this table. Detectable: the true difference that "
+        "had about four chances in five to be found, before correction."
     )
     columns = tuple(Column(heading, number=number) for heading, number in headings.items())
-    title = "Differences between the models" if several else "Differences from the base"
-    return Table("differences", title, columns, tuple(map(Row, rows)), caption)
+    return Table(name, title, columns, tuple(map(Row, rows)), caption)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from hfpatch.results.low_noise import GOLD_PROBABILITY
 from hfpatch.results.schema import Clusters
 
 MINUS = "−"
 NOTHING = "–"
 """What stands where there is no number."""
 
-_SHARES = ("acc", "exact_match", "f1", "em", "mcc")
+_SHARES = ("acc", "exact_match", "f1", "em", "mcc", GOLD_PROBABILITY)
 
 
 class Scale(Enum):

@@ -14,11 +14,14 @@ from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.comparison.data import results_csv
 from hfpatch.reporting.comparison.document import Material, comparison_document, missing, read_material
 from hfpatch.reporting.comparison.figures import differences, figures
+from hfpatch.reporting.comparison.headline import headline
+from hfpatch.reporting.comparison.headline_table import headline_table
 from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
 from hfpatch.reporting.document import Document
 from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document
 from hfpatch.reporting.html import html
+from hfpatch.reporting.latex import latex
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.study.data import study_csv
 from hfpatch.reporting.study.document import study_document
@@ -41,11 +44,12 @@ class Report:
     csv: Path
     figures: tuple[Path, ...]
     document: Document
+    tex: Path | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """Every file of the report."""
-        return (self.html, self.markdown, self.csv, *self.figures)
+        return (self.html, self.markdown, self.csv, *([self.tex] if self.tex else []), *self.figures)
 
 
 def document_of(folder: Path) -> Document:
@@ -64,8 +68,9 @@ def document_of(folder: Path) -> Document:
 def write_report(run_dir: Path, out: Path | None = None) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` from the results in ``run_dir``.
 
-    The same results give the same bytes. An incomplete run is reported as far as it got, and what is missing is named.
-    The model cards of a comparison's patches are written again, with the results in them.
+    Of a comparison ``results.tex`` too, which has the headline as a table for a paper. The same results give the same
+    bytes. An incomplete run is reported as far as it got, and what is missing is named. The model cards of a
+    comparison's patches are written again, with the results in them.
 
     Args:
         run_dir: what ``hfpatch compare``, ``pretrain`` or ``eval --output`` wrote.
@@ -140,18 +145,26 @@ def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping
 
 def _write(out: Path, material: Sequence[Material], checks: Sequence[Check]) -> Report:
     summary = differences(material[0].results, title=True) if len(material) == 1 else None
-    csv = results_csv({each.title: each.results for each in material})
+    csv, tex = results_csv({each.title: each.results for each in material}), _latex(material)
     material = [replace(each, drawn=figures(each.results, each.layers)) for each in material]
-    return write_document(comparison_document(material, checks), out, csv=csv, summary=summary)
+    return write_document(comparison_document(material, checks), out, csv=csv, tex=tex, summary=summary)
 
 
-def write_document(document: Document, out: Path, *, csv: str, summary: Figure | None = None) -> Report:
+def _latex(material: Sequence[Material]) -> str:
+    """Return the headline of each run as a table of its own."""
+    found = [(each.title or each.results.name, headline(each.results)) for each in material]
+    tables = [latex(headline_table(each), comments=(name, each.sentence)) for name, each in found]
+    return "\n".join(["% needs \\usepackage{booktabs}\n", *tables])
+
+
+def write_document(document: Document, out: Path, *, csv: str, tex: str = "", summary: Figure | None = None) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/``; the same document gives the same bytes.
 
     Args:
         document: the report.
         out: the folder.
         csv: the content of ``results.csv``.
+        tex: the content of ``results.tex``, which is not written without any.
         summary: the figure that is understood by itself, in a README say; it becomes ``figures/summary.png``.
 
     Raises:
@@ -167,8 +180,11 @@ def write_document(document: Document, out: Path, *, csv: str, summary: Figure |
         figures.append(out / "figures" / "summary.png")
         with atomic_file(figures[-1]) as temporary:
             temporary.write_bytes(to_png(summary))
-    report = Report(out / "report.html", out / "report.md", out / "results.csv", tuple(figures), document)
+    pages = out / "report.html", out / "report.md", out / "results.csv"
+    report = Report(*pages, tuple(figures), document, out / "results.tex" if tex else None)
     write_text(report.csv, csv)
+    if report.tex:
+        write_text(report.tex, tex)
     write_text(report.markdown, markdown(document))
     write_text(report.html, html(document))
     return report

@@ -17,7 +17,7 @@ def print_document(document: doc.Document) -> None:
     for place, block in enumerate(document.summary):
         match block:
             case doc.Table():
-                if place and block.heading:
+                if place:
                     console.print()
                 _print_table(console, block)
             case doc.Text():

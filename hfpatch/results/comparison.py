@@ -151,7 +151,8 @@ class ComparisonResults(Part):
         training: the recipe's section; likewise ``evaluation``.
         tasks: what each task measures.
         methods: each method with its runs.
-        comparisons: the paired differences; empty until the comparison is complete.
+        comparisons: the paired differences by the tasks' primary metrics; empty until the comparison is complete.
+        low_noise: those by the low-noise metrics, where the tasks have them, corrected as a family of their own.
         correction: what Holm's correction goes over.
         warnings: what a reader must know before believing a number.
     """
@@ -171,6 +172,7 @@ class ComparisonResults(Part):
     tasks: dict[str, Task] = Field(default_factory=dict)
     methods: dict[str, Method] = Field(default_factory=dict)
     comparisons: list[Comparison] = Field(default_factory=list)
+    low_noise: list[Comparison] = Field(default_factory=list)
     correction: str = "methods and tasks"
     warnings: list[str] = Field(default_factory=list)
 
@@ -199,15 +201,15 @@ class ComparisonResults(Part):
         outcomes = (runs[seed].evaluation.get(task) for seed in sorted(runs))
         return [outcome.metrics[name] for outcome in outcomes if outcome is not None and name in outcome.metrics]
 
-    def mean(self, method: str, task: str) -> float | None:
-        """Return the mean over seeds of the task's primary metric, or None where there is no value."""
-        values = self.values(method, task)
+    def mean(self, method: str, task: str, metric: str | None = None) -> float | None:
+        """Return the mean over seeds of a metric (the task's primary one if None), or None where there is no value."""
+        values = self.values(method, task, metric)
         return sum(values) / len(values) if values else None
 
-    def comparison(self, method: str, task: str, reference: str | None) -> Comparison | None:
-        """Return the comparison of ``method`` with ``reference`` on ``task``'s primary metric, if it was made."""
-        return self._index.get((method, reference, task, self.tasks[task].primary))
+    def comparison(self, method: str, task: str, reference: str | None, metric: str | None = None) -> Comparison | None:
+        """Return the comparison by ``metric`` (the task's primary one if None), a low-noise one say, if it was made."""
+        return self._index.get((method, reference, task, metric or self.tasks[task].primary))
 
     @cached_property
     def _index(self) -> dict[tuple[str, str | None, str, str], Comparison]:
-        return {(c.method, c.reference, c.task, c.metric): c for c in reversed(self.comparisons)}
+        return {(c.method, c.reference, c.task, c.metric): c for c in reversed([*self.comparisons, *self.low_noise])}

@@ -129,7 +129,8 @@ class TaskResult(Part):
     Attributes:
         task: the task's name.
         n: documents scored.
-        metrics: each metric's value, as lm-eval defines it.
+        metrics: each metric's value, as lm-eval defines it, and the low-noise metrics, see
+            :mod:`hfpatch.evaluation.low_noise`.
         stderr: the standard error over documents of each metric that has one.
         primary: the metric that comparisons use for the task.
         higher_is_better: the direction of the primary metric.
@@ -169,7 +170,7 @@ class Comparison(Part):
         method: the method.
         reference: what it is compared with.
         task: the task.
-        metric: the task's primary metric.
+        metric: the task's primary metric, or a low-noise one.
         n: documents.
         clusters: the groups that they come in; None where they are taken as independent.
         seeds: seeds of the method.
@@ -178,7 +179,7 @@ class Comparison(Part):
         high: upper end of that interval; inf likewise.
         p: two-sided p-value of no difference, by ``test``; below 0.05 where the interval leaves out 0.
         p_holm: ``p`` corrected by Holm's method, over all methods and tasks compared with the baseline, or over all
-            that are compared with other methods.
+            that are compared with other methods; primary metrics by themselves, and all low-noise ones by themselves.
         test: the name of the test.
         smallest_visible: the true difference that had a chance of about 80 % to be found at 5 % with this sample,
             before correction; None where there is none.

@@ -73,8 +73,9 @@ class EvaluationResults(Part):
         model: the base, or the first of several models: name, revision, hash, dtype.
         settings: the tasks and how they were run.
         variants: what was evaluated, by label; the bare base is ``base``.
-        comparisons: each patch compared with the base, where the base was evaluated too; of several models each
-            compared with all before it.
+        comparisons: each patch compared with the base, where the base was evaluated too, by the primary metrics; of
+            several models each compared with all before it.
+        low_noise: the same by the low-noise metrics, where the tasks have them, corrected as a family of their own.
         warnings: what a reader must know before believing the scores.
         provenance: where the numbers come from.
     """
@@ -85,6 +86,7 @@ class EvaluationResults(Part):
     settings: Values
     variants: dict[str, EvaluatedVariant]
     comparisons: list[Comparison] = Field(default_factory=list)
+    low_noise: list[Comparison] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
     provenance: Values = Field(default_factory=dict)
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from hfpatch import evaluation
 from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import HfpatchLM, load_tasks
@@ -25,10 +24,18 @@ from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.folder import RESULTS
-from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults
+from hfpatch.results.schema import EvaluatedVariant, EvaluationResults
 from hfpatch.runs.identity import hash_values, identify_base
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.scoring import ANSWERS, IDENTITY, check_base, check_output, identify_settings, short_names
+from hfpatch.runs.scoring import (
+    ANSWERS,
+    IDENTITY,
+    check_base,
+    check_output,
+    differences,
+    identify_settings,
+    short_names,
+)
 from hfpatch.support.files import write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.bases import Base, load_base
@@ -87,12 +94,14 @@ def evaluate_models(
             variants[label] = variant.model_copy(update={"model": described[label]})
             listener.finished(label, "")
             warnings += check_base(model, settings, variant.scores, records / label, tasks, compared="the other models")
-        comparisons = _compare(records, variants, tasks)
+        labels = list(variants)
+        earlier = {label: labels[:place] for place, label in enumerate(labels) if place}
+        compared_by = differences(records, variants, tasks, earlier, "")  # no pair is a family of its own
     found = EvaluationResults(
         model=next(iter(described.values())),
         settings=settings.model_dump(mode="json"),
         variants=variants,
-        comparisons=comparisons,
+        **compared_by,
         warnings=warnings,
         provenance=provenance(clock),
     )
@@ -200,16 +209,3 @@ def _score(base: Base, label: str, listener: Progress, **given: Any) -> Evaluate
         **given,
     )
     return EvaluatedVariant(scores=scores)
-
-
-def _compare(records: Path, variants: Mapping[str, EvaluatedVariant], tasks: Mapping[str, Any]) -> list[Comparison]:
-    """Compare every model with all before it; Holm's correction goes over all of these."""
-    labels = list(variants)
-    scores = variants[labels[0]].scores
-    return evaluation.compare(
-        {label: {0: records / label} for label in labels},
-        tasks=scores,
-        references={label: labels[:place] for place, label in enumerate(labels) if place},
-        baseline="",  # no pair is a family of its own
-        aggregations=evaluation.primary_aggregations(tasks, scores),
-    )

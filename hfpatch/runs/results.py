@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from hfpatch.evaluation import Comparison, TaskResult, load_tasks, primary_aggregations
+from hfpatch.evaluation import (
+    Comparison,
+    all_aggregations,
+    compare_low_noise,
+    load_tasks,
+    primary_aggregations,
+)
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
-from hfpatch.evaluation.metrics import Aggregation
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.comparison import read_match
 from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task
@@ -26,7 +32,7 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
     recipe = setup.recipe.model_dump(mode="json")
     methods = {name: _method(setup, folder, name) for name in setup.recipe.methods}
     training = setup.recipe.training
-    held_out = {"held_out": setup.held_out.to_json()} if setup.held_out else {}
+    held_out = {"held_out": setup.held_out.to_json() | _base_loss(setup, folder)} if setup.held_out else {}
     results = ComparisonResults(
         name=recipe["name"],
         description=recipe["description"],
@@ -50,11 +56,18 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         evaluation=recipe["evaluation"],
         tasks=_tasks(methods),
         methods=methods,
-        comparisons=_comparisons(setup, folder) if complete else [],
+        **(_comparisons(setup, folder) if complete else {}),
         correction=CORRECTION,
     )
     warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
     return results.model_copy(update={"warnings": warned})
+
+
+def _base_loss(setup: ComparisonSetup, folder: RunFolder) -> dict[str, float]:
+    """Return the base's nats per token on the held-out text as ``base_loss``, where its run has measured them."""
+    path = folder.run(setup.recipe.baseline, 0).result
+    loss = read_json(path).get("held_out_loss") if path.is_file() else None
+    return {} if loss is None else {"base_loss": loss}
 
 
 def _method(setup: ComparisonSetup, folder: RunFolder, name: str) -> Method:
@@ -80,27 +93,27 @@ def _tasks(methods: Mapping[str, Method]) -> dict[str, Task]:
     return {task: Task.model_validate(score.to_json()) for task, score in scores.items()}
 
 
-def _comparisons(setup: ComparisonSetup, folder: RunFolder) -> list[Comparison]:
+def _comparisons(setup: ComparisonSetup, folder: RunFolder) -> dict[str, list[Comparison]]:
+    """Return the paired differences by the primary metrics, and those by the low-noise ones."""
     records: dict[str, dict[int, Path]] = {}
     for run in planned_runs(setup.recipe, folder.root):
         if run.result.is_file() and diverged_step(read_json(run.result)["train"]) is None:
             records.setdefault(run.variant, {})[run.seed] = RunPaths(run.folder).evaluations
     recipe = setup.recipe
     scores = scores_of(read_json(folder.run(recipe.baseline, 0).result))
-    return compare_records(
-        records,
-        tasks=scores,
-        references={
-            method: [other for other in others if other in records]
-            for method, others in references(recipe).items()
-            if method in records
-        },
-        baseline=recipe.baseline,
-        aggregations=aggregations(recipe, scores),
-    )
+    tasks = tasks_of(recipe)
+    compared = {
+        method: [other for other in others if other in records]
+        for method, others in references(recipe).items()
+        if method in records
+    }
+    given: dict[str, Any] = {"tasks": scores, "references": compared, "baseline": recipe.baseline}
+    return {
+        "comparisons": compare_records(records, aggregations=primary_aggregations(tasks, scores), **given),
+        "low_noise": compare_low_noise(records, aggregations=all_aggregations(tasks), **given),
+    }
 
 
-def aggregations(recipe: Recipe, scores: dict[str, TaskResult]) -> dict[str, Aggregation]:
-    """Return the function from documents to the primary score of each of a recipe's tasks."""
-    tasks = load_tasks(recipe.evaluation.tasks, data_dir=recipe.data_dir, **recipe.evaluation.task_options)
-    return primary_aggregations(tasks, scores)
+def tasks_of(recipe: Recipe) -> dict[str, Any]:
+    """Return lm-eval's tasks of a recipe by name."""
+    return load_tasks(recipe.evaluation.tasks, data_dir=recipe.data_dir, **recipe.evaluation.task_options)

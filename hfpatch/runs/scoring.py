@@ -97,7 +97,8 @@ def evaluate(
             if patch is None:
                 scores, compared = variants[label].scores, "the patches" if len(labels) > 1 else ""
                 warnings = check_base(model, settings, scores, records / label, tasks, compared=compared)
-        comparisons = _compare(records, variants, tasks)
+        references = {label: [BASE] for label in variants if label != BASE} if BASE in variants else {}
+        compared_by = differences(records, variants, tasks, references, BASE)
     found = EvaluationResults(
         model={
             **{"name": base.name, "revision": base.revision, "sha256": base.sha256},
@@ -105,7 +106,7 @@ def evaluate(
         },
         settings=settings.model_dump(mode="json"),
         variants=variants,
-        comparisons=comparisons,
+        **compared_by,
         warnings=warnings,
         provenance={**provenance(clock), "matmul": library},
     )
@@ -248,15 +249,29 @@ def check_base(
     return [*surprises, unknown] if unknown else surprises
 
 
-def _compare(records: Path, variants: Mapping[str, EvaluatedVariant], tasks: Mapping[str, Any]) -> list[Comparison]:
-    others = [label for label in variants if label != BASE]
-    if BASE not in variants or not others:
-        return []
-    scores = variants[BASE].scores
-    return evaluation.compare(
-        {label: {0: records / label} for label in variants},
-        tasks=scores,
-        references={label: [BASE] for label in others},
-        baseline=BASE,
-        aggregations=evaluation.primary_aggregations(tasks, scores),
-    )
+def differences(
+    records: Path,
+    variants: Mapping[str, EvaluatedVariant],
+    tasks: Mapping[str, Any],
+    references: Mapping[str, Sequence[str]],
+    baseline: str,
+) -> dict[str, list[Comparison]]:
+    """Return the differences between variants by the primary metrics, and those by the low-noise ones.
+
+    Args:
+        records: the folder that has a folder of records for each label.
+        variants: what was evaluated, by label.
+        tasks: lm-eval's tasks.
+        references: for each label the labels to compare it with; none gives no differences.
+        baseline: the reference whose pairs are corrected as a family of their own.
+    """
+    if not references:
+        return {}
+    scores = next(iter(variants.values())).scores
+    runs = {label: {0: records / label} for label in variants}
+    given: dict[str, Any] = {"tasks": scores, "references": references, "baseline": baseline}
+    primary, every = evaluation.primary_aggregations(tasks, scores), evaluation.all_aggregations(tasks)
+    return {
+        "comparisons": evaluation.compare(runs, aggregations=primary, **given),
+        "low_noise": evaluation.compare_low_noise(runs, aggregations=every, **given),
+    }

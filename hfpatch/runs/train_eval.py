@@ -9,19 +9,20 @@ from typing import Any
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import check_comparable, evaluate
+from hfpatch.evaluation import check_comparable, evaluate, primary_aggregations
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.cautions import known_score_surprises, scores_of
 from hfpatch.runs.folder import RunPaths, diverged_step, summarise
 from hfpatch.runs.plan import PlannedRun, Unit
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.results import aggregations
+from hfpatch.runs.results import tasks_of
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch
 from hfpatch.training.probe import train_probe
+from hfpatch.training.validation import mean_loss
 
 
 def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
@@ -91,6 +92,7 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
     paths, recipe = RunPaths(run.folder), setup.recipe
     trained = read_json(paths.training) if paths.training.is_file() else None
     scores: dict[str, Any] = {}
+    held_out: dict[str, float] = {}
     if diverged_step(trained) is None:
         with setup.patched(run.variant, lambda model, _: load_patch(model, paths.patch)) as model:
             model.eval()
@@ -105,10 +107,15 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
                 on_task=lambda task: progress.evaluating(run.name, task),
                 on_scored=lambda task, done, total: progress.scored(run.name, task, done, total),
             )
+            if trained is None and setup.held_out is not None:  # of a trained method, training measured it
+                size = recipe.training.micro_batch_size or recipe.training.batch_size
+                loss = mean_loss(model, setup.held_out, batch_size=size, autocast=recipe.training.autocast)
+                held_out = {"held_out_loss": loss}
     result = {
         "commit": checkout_state()[0],
         "identity": setup.identify(run),
         "train": trained and {key: value for key, value in trained.items() if key != "identity"},
+        **held_out,
         "evaluation": {task: score.to_json() for task, score in scores.items()},
         "layers": [series.to_json() for series in patch_norms(paths.patch)],
     }
@@ -123,7 +130,7 @@ def _check_baseline(setup: ComparisonSetup, run: PlannedRun) -> None:
     """
     result = read_json(run.result)
     scores = scores_of(result)
-    check_comparable(RunPaths(run.folder).evaluations, scores, aggregations(setup.recipe, scores))
+    check_comparable(RunPaths(run.folder).evaluations, scores, primary_aggregations(tasks_of(setup.recipe), scores))
     surprises = known_score_surprises(setup.recipe, scores)
     if surprises and not setup.recipe.evaluation.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true continues anyway")

@@ -13,7 +13,10 @@ from hfpatch.surgery.card import shown_base
 Contents = dict[str, Path | bytes]
 """What goes to the hub: the path there, and the file or the bytes that it gets."""
 
-_REPORT = ("recipe.yaml", "plan.json", "plan.safetensors", "results.json", "results.csv", "report.html", "report.md")
+_REPORT = (
+    *("recipe.yaml", "plan.json", "plan.safetensors", "results.json"),
+    *("results.csv", "results.tex", "report.html", "report.md"),
+)
 _BASE_NAMES = {"adapter_config.json": ("base_model_name_or_path",), "patch.json": ("base", "name")}
 _MARKERS = ("patch.json", "adapter_config.json", "config.json")
 

@@ -476,12 +476,17 @@ def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patch
     same, spoilt = found["comparisons"]
     assert (same["method"], same["difference"], same["verdict"]) == ("same-patch", 0, "within noise")
     assert spoilt["verdict"] == "worse"
+    assert [(each["method"], each["metric"]) for each in found["low_noise"]] == [
+        ("same-patch", "bits_per_byte"),
+        ("spoilt-patch", "bits_per_byte"),
+    ]
     for label in found["variants"]:
         assert len((out / label / "tinyworld_cloze.jsonl").read_text(encoding="utf-8").splitlines()) == 60
     assert len(list((out / "answers").iterdir())) == 3
     assert main([*arguments, "--output", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "worse" in printed
+    assert "Low-noise metrics" in printed
     assert "answers were kept" in printed
     assert main(["report", str(out)]) == 0
     again = capsys.readouterr().out

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import Comparison, TaskResult, compare
+from hfpatch.evaluation import Comparison, TaskResult, compare, compare_low_noise
 
 
 def result(task, primary, higher=True):
@@ -81,6 +81,69 @@ def test_holm_goes_over_all_that_is_compared_with_the_baseline_and_apart_over_th
             largest = max(largest, min(1.0, (len(family) - place) * one.p))
             assert one.p_holm == pytest.approx(largest)
     assert [comparison.verdict for comparison in against[False]] == ["better", "better"]
+
+
+def low_noise_runs(folder, documents=60):
+    """A method that makes right answers likelier without telling right from wrong better, and one equal to the base."""
+    rng = np.random.default_rng(2)
+    sizes, base = rng.integers(5, 40, size=documents), rng.normal(-20, 4, size=documents)
+    margins, shares = rng.normal(0.2, 2.0, size=documents), rng.random(documents)
+    runs = {}
+    for name, gain in (("baseline", 0.0), ("style", 2.0), ("same", 0.0)):
+        noise = rng.normal(0, 0.5, size=documents) if name != "baseline" else np.zeros(documents)
+        values = {
+            "acc": (margins > 0).astype(float),
+            "bits_per_byte": list(zip(base + gain + noise, sizes.tolist(), strict=True)),
+            "gold_probability": np.clip(shares + noise / 50, 0, 1),
+            "margin": margins + noise / 10,
+        }
+        (folder / name).mkdir()
+        rows = [
+            {"doc_hash": str(i), **{metric: column[i] for metric, column in values.items()}} for i in range(documents)
+        ]
+        (folder / name / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        runs[name] = {0: folder / name}
+    return runs
+
+
+def test_low_noise_metrics_are_tested_like_others_and_corrected_as_a_family_of_their_own(tmp_path):
+    runs = low_noise_runs(tmp_path)
+    names = ("acc", "bits_per_byte", "gold_probability", "margin")
+    tasks = {"quiz": result("quiz", "acc").model_copy(update={"metrics": dict.fromkeys(names, 0.5)})}
+    given = {"tasks": tasks, "references": {"style": ["baseline", "same"], "same": ["baseline"]}}
+    found, primary = compare_low_noise(runs, **given), compare(runs, **given)
+    assert {one.metric for one in primary} == {"acc"}
+    assert [(one.method, one.reference, one.metric) for one in found] == [
+        (method, reference, metric)
+        for method, reference in (("style", "baseline"), ("style", "same"), ("same", "baseline"))
+        for metric in names[1:]
+    ]
+    for family in (True, False):
+        tested = sorted((one for one in found if (one.reference == "baseline") == family), key=lambda one: one.p)
+        assert len(tested) == (6 if family else 3)
+        corrected = np.maximum.accumulate([(len(tested) - k) * one.p for k, one in enumerate(tested)])
+        assert [one.p_holm for one in tested] == pytest.approx(np.minimum(corrected, 1.0))
+    by_metric = {one.metric: one for one in found if (one.method, one.reference) == ("style", "baseline")}
+    assert [by_metric[metric].verdict for metric in names[1:]] == ["better", "within noise", "within noise"]
+    # The values by their definition: bits over bytes, and means.
+    rows = {name: [json.loads(line) for line in (tmp_path / name / "quiz.jsonl").open()] for name in runs}
+    bits = {name: -sum(row["bits_per_byte"][0] for row in each) / math.log(2) for name, each in rows.items()}
+    size = sum(row["bits_per_byte"][1] for row in rows["style"])
+    assert by_metric["bits_per_byte"].difference == pytest.approx((bits["style"] - bits["baseline"]) / size)
+    assert by_metric["bits_per_byte"].high < 0
+    means = {name: np.mean([row["margin"] for row in each]) for name, each in rows.items()}
+    assert by_metric["margin"].difference == pytest.approx(means["style"] - means["baseline"])
+
+
+def test_a_low_noise_metric_that_is_primary_or_not_finite_is_not_tested_again(tmp_path):
+    runs = low_noise_runs(tmp_path, documents=30)
+    rows = [json.loads(line) for line in (tmp_path / "style" / "quiz.jsonl").open()]
+    rows[3]["margin"] = None
+    (tmp_path / "style" / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = {"bits_per_byte": 1.0, "margin": 0.5}
+    tasks = {"quiz": result("quiz", "bits_per_byte", higher=False).model_copy(update={"metrics": metrics})}
+    found = compare_low_noise(runs, tasks=tasks, references={"style": ["baseline"], "same": ["baseline"]})
+    assert [(one.method, one.metric) for one in found] == [("same", "margin")]
 
 
 def test_worse_is_said_in_the_metrics_direction(records):

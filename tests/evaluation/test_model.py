@@ -185,9 +185,11 @@ def test_paragraphs_are_cut_and_start_unconditioned(model, tokenizer, support):
     text = " ".join(support.passages(3))
     scorer = HfpatchLM(model, tokenizer=tokenizer)
     for longest in (20, 10_000):
-        ((value, tokens),) = scorer.paragraph_loglikelihood(requests("paragraph_loglikelihood", [(text, longest)]))
+        made = requests("paragraph_loglikelihood", [(text, longest)])
+        ((value, tokens, size),) = scorer.paragraph_loglikelihood(made)
         ids = torch.tensor([tokenizer(text)["input_ids"][: min(longest, 128)]])
         assert tokens == ids.shape[1] - 1
+        assert size == len(tokenizer.decode(ids[0, 1:]).encode())
         assert value == pytest.approx(-float(model(ids, labels=ids).loss) * tokens, rel=1e-5)
     with pytest.raises(HfpatchError, match="task some_task, document 0: has fewer than two tokens"):
         scorer.paragraph_loglikelihood(requests("paragraph_loglikelihood", [("a", 512)]))

@@ -45,6 +45,10 @@ def results():
             ),
             comparison("two", difference=0.1, verdict="too few documents", clusters=GROUPS),
         ],
+        low_noise=[
+            comparison("one", difference=-0.5, low=-0.6, high=-0.4, p_holm=0.002, verdict="better")
+            .model_copy(update={"metric": "bits_per_byte"}),
+        ],
         warnings=["The base is odd."],
         provenance={"commit": "c" * 40, "wall_s": 61.0},
     )  # fmt: skip
@@ -58,6 +62,7 @@ def test_tables_have_every_score_and_every_comparison(results):
     tables = [block for block in evaluation_document(results).summary if isinstance(block, Table)]
     assert [table.title for table in tables] == [
         "small/llama", f"small/llama with {HOSTILE}/one", "Differences from the base",
+        "Low-noise metrics: differences from the base",
     ]  # fmt: skip
     assert cells(tables[1]) == [
         ("cloze", "acc", "0.2500", "0.0123", "1,234 in 300 groups of passage"),
@@ -66,6 +71,9 @@ def test_tables_have_every_score_and_every_comparison(results):
     assert cells(tables[2]) == [
         ("one", "cloze\nacc, n = 1,234", "−0.2500\n[−0.3000, −0.2000]", "< 0.0001", "0.051", "worse"),
         ("two", "cloze\nacc, n = 1,234 in 300 groups of passage", "+0.1000\n", "–", "–", "too few documents"),
+    ]
+    assert cells(tables[3]) == [
+        ("one", "cloze\nbits_per_byte, n = 1,234", "−0.5000\n[−0.6000, −0.4000]", "0.0020", "–", "better")
     ]
 
 
@@ -107,6 +115,7 @@ def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(res
         "The base is odd.",
         "1,200 parameters added",
         "few-shot examples 2",
+        "without the margin it does not say that a model tells right from wrong any better",
         "dddddddddddddddd…",
         "limit 1234",
     ):

@@ -116,7 +116,7 @@ def test_sections_stand_in_the_order_of_reading(page):
     parsed, _ = page
     sections = [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
     figures = ["differences", "quality"]
-    assert sections == ["answer", "protocol", "warnings", "results", *figures, "paired", "environment"]
+    assert sections == ["answer", "findings", "protocol", "warnings", "results", *figures, "paired", "environment"]
 
 
 def test_hostile_text_is_shown(build, hostile):

@@ -12,7 +12,7 @@ from hfpatch.reporting import write_report
 
 DRAWN = ("differences", "quality", "training")
 FILES = sorted([*(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")), "figures/summary.png"])
-FILES += ["report.html", "report.md", "results.csv"]
+FILES += ["report.html", "report.md", "results.csv", "results.tex"]
 
 
 def written(run_dir, report):

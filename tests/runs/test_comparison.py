@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
 
 import hfpatch.runs.cautions
 import hfpatch.runs.comparison
@@ -22,8 +23,10 @@ from hfpatch.recipes.pretraining import PretrainRecipe
 from hfpatch.reporting.report import document_of
 from hfpatch.reporting.terminal import print_document
 from hfpatch.runs import Progress, compare, pretrain, train
+from hfpatch.runs.folder import RunFolder
 from hfpatch.runs.plan import plan_comparison
-from hfpatch.runs.session import open_runs
+from hfpatch.runs.results import collect
+from hfpatch.runs.session import open_runs, resumed_clock
 from hfpatch.runs.setup import set_up
 from hfpatch.runs.train_eval import complete
 from hfpatch.support.files import read_json
@@ -193,6 +196,24 @@ def test_results_name_everything_a_result_must_name(straight, model_folder):
     }
 
 
+def test_the_loss_of_the_base_on_held_out_text_is_kept(model_folder, tmp_path):
+    """What methods gain there is measured from it; a method at its first step has it too."""
+    chosen = make_recipe(model_folder, data={"block_size": 32, "max_documents": 30, "held_out": 5})
+    plan = plan_comparison(chosen, tmp_path / "out")
+    with open_runs(plan, partial(set_up, chosen), resume=False) as setup:
+        complete(next(unit for unit in plan.units if unit.action == "evaluate"), setup, Progress())
+        results = collect(setup, RunFolder(tmp_path / "out"), resumed_clock(tmp_path / "out"), complete=False)
+        rows = [setup.held_out[place] for place in range(len(setup.held_out))]
+        with torch.no_grad():
+            logits = [
+                setup.base.model(row["input_ids"][None], position_ids=row["position_ids"][None]).logits[0]
+                for row in rows
+            ]
+    predicted = torch.cat([row["labels"][1:] for row in rows])
+    losses = cross_entropy(torch.cat([each[:-1] for each in logits]), predicted, ignore_index=-100)
+    assert results.data["held_out"]["base_loss"] == pytest.approx(float(losses), rel=1e-4)
+
+
 def test_results_hold_each_method_with_its_size_and_runs(straight):
     methods = read_json(straight / "results.json")["methods"]
     assert list(methods) == ["baseline", "pre_projection", "lora"]
@@ -214,6 +235,12 @@ def test_each_method_is_held_against_the_baseline_and_its_control(straight):
     assert pairs == {("pre_projection", "baseline"), ("pre_projection", "lora"), ("lora", "baseline")}
     assert {each["task"] for each in made} == {"tinyworld_cloze", "tinyworld_text"}
     assert {each["seeds"] for each in made} == {2}
+    low_noise = read_json(straight / "results.json")["low_noise"]
+    assert {(each["method"], each["reference"]) for each in low_noise} == pairs
+    assert {(each["task"], each["metric"]) for each in low_noise} == {
+        ("tinyworld_cloze", "bits_per_byte"),
+        ("tinyworld_text", "bits_per_byte"),
+    }
 
 
 def test_every_method_sees_the_same_batches(straight):

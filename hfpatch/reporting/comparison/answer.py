@@ -76,10 +76,11 @@ def _finding(results: ComparisonResults, name: str, reference: str | None) -> Fi
     else:
         clauses[0] = f"shows no significant difference{size}: {clauses[0]}"
     subject = name if with_baseline else f"{name} against {reference}"
-    return Finding(subject, "; ".join(clauses) + ".", _tone([*better, *worse, *noise]))
+    return Finding(subject, "; ".join(clauses) + ".", tone_of([*better, *worse, *noise]))
 
 
-def _tone(tested: Sequence[Comparison]) -> Tone:
+def tone_of(tested: Sequence[Comparison]) -> Tone:
+    """Return what several verdicts say together; ``unknown`` where nothing was tested."""
     verdicts = {comparison.verdict for comparison in tested}
     if {"better", "worse"} <= verdicts:
         return "mixed"
@@ -138,14 +139,15 @@ def control_for(results: ComparisonResults, name: str) -> str | None:
 
     The one matched to it comes first, then the nearest in parameters; None for a plain LoRA itself.
     """
-    if _is_lora(results.methods[name]):
+    if is_lora(results.methods[name]):
         return None
-    plain = {other: method for other, method in results.methods.items() if _is_lora(method) and method.trainable}
+    plain = {other: method for other, method in results.methods.items() if is_lora(method) and method.trainable}
     matched = next((other for other, method in plain.items() if method.match and method.match.to == name), None)
     if matched is not None or not plain:
         return matched
     return min(plain, key=lambda other: abs(plain[other].trainable - results.methods[name].trainable))
 
 
-def _is_lora(method: Method) -> bool:
+def is_lora(method: Method) -> bool:
+    """Say whether a method is LoRA and nothing else."""
     return bool(method.parts) and all(part.get("type") == "lora" for part in method.parts)

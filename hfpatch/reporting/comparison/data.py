@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from hfpatch.reporting.comparison.headline_table import HEADLINE_COLUMNS, headline_fields
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.schema import ComparisonResults, LayerSeries
+from hfpatch.results.schema import Comparison, ComparisonResults, LayerSeries
 
-_RESULTS = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
+_SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
+_RESULTS = (*_SCORES, *HEADLINE_COLUMNS)
 _DIFFERENCES = (
     *("method", "reference", "task", "metric", "difference", "low", "high", "p", "p_holm", "smallest_visible"),
     *("n", "seeds", "test", "verdict"),
@@ -19,25 +21,39 @@ Layers = Sequence[tuple[str, LayerSeries]]
 
 
 def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
-    """Return every number of every run in long format; of several runs, by label, the first column says which."""
+    """Return every number of every run in long format, and below them the headline.
+
+    A row of the headline is a method's: its columns are those after ``trainable``, which are empty in all other rows,
+    as ``seed``, ``task``, ``metric`` and ``value`` are in its own. Of several runs, by label, the first column says
+    which.
+    """
     if len(runs) == 1:
         return csv_text(_RESULTS, _rows(next(iter(runs.values()))))
     return csv_text(("run", *_RESULTS), ((label, *row) for label, each in runs.items() for row in _rows(each)))
 
 
 def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
+    no_headline, no_score = (None,) * len(HEADLINE_COLUMNS), (None,) * (len(_SCORES) - 2)
     for name, method in results.methods.items():
         for seed, run in sorted(method.runs.items()):
             for task, score in run.evaluation.items():
                 for metric, value in score.metrics.items():
-                    yield name, seed, task, metric, value, score.stderr.get(metric), score.n, method.trainable
+                    scored = (seed, task, metric, value, score.stderr.get(metric), score.n, method.trainable)
+                    yield name, *scored, *no_headline
+    for name, trainable, fields in headline_fields(results):
+        yield name, *no_score, trainable, *fields
+
+
+def differences_csv(comparisons: Iterable[Comparison]) -> str:
+    """Return paired differences, a row each."""
+    return csv_text(_DIFFERENCES, ([getattr(each, key) for key in _DIFFERENCES] for each in comparisons))
 
 
 def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
     """Return the data of the figure called ``name``."""
     match name:
         case "differences":
-            return csv_text(_DIFFERENCES, ([getattr(c, key) for key in _DIFFERENCES] for c in results.comparisons))
+            return differences_csv(results.comparisons)
         case "quality":
             return csv_text(("method", "trainable", "task", "metric", "seed", "value"), _quality(results))
         case "training":

@@ -11,6 +11,9 @@ from hfpatch.reporting import document as doc
 from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
+from hfpatch.reporting.comparison.headline import headline
+from hfpatch.reporting.comparison.headline_table import headline_table
+from hfpatch.reporting.comparison.low_noise import low_noise_section
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
@@ -111,24 +114,34 @@ def comparison_document(material: Sequence[Material], checks: Sequence[Check] = 
     several = len(material) > 1
     sources = [source for each in material for source in each.sources]
     compared = [_comparability(checks, sources, joined=not several)] if checks else []
-    parts = []
-    for place, each in enumerate(material):
-        answered, *sections = _sections(each)
-        first_ones = [answered] if several else [answered, *compared]
-        parts.append(doc.Part((*first_ones, *sections), each.title, f"run{place + 1}-" if several else ""))
+    prefixes = [f"run{place + 1}-" if several else "" for place in range(len(material))]
+    opened = [_headline(each, prefix) for each, prefix in zip(material, prefixes, strict=True)]
+    answered = tuple(block for blocks in opened for block in blocks)
     return doc.Document(
         title=" and ".join(each.name or "Comparison" for each in results),
         description="Several runs, side by side." if several else first.results.description,
         complete=all(each.complete for each in results),
         glance=_glance(results, [source for each in material for source in each.sources.values()]),
-        opening=tuple(compared) if several else (),
-        parts=tuple(parts),
+        opening=(doc.Section("answer", "Answer", answered), *compared),
+        parts=tuple(
+            doc.Part(tuple(_sections(each)), each.title, prefix)
+            for each, prefix in zip(material, prefixes, strict=True)
+        ),
         summary=(
             terminal_table(first.results),
             doc.Text(_LEGEND, "caption"),
             doc.Sentences((*first.results.warnings, *first.missing)),
+            *answered,
         ),
     )
+
+
+def _headline(material: Material, prefix: str) -> tuple[doc.Block, ...]:
+    """Build what a report opens with: the table of methods, and the sentence under it."""
+    found = headline(material.results)
+    sentence = doc.Text(found.sentence)
+    table = headline_table(found, name=f"{prefix}headline", title=material.title)
+    return (table, sentence) if table.rows else (sentence,)
 
 
 def _glance(results: Sequence[ComparisonResults], sources: Sequence[ComparisonResults]) -> tuple[doc.Fact, ...]:
@@ -149,13 +162,10 @@ def _sections(material: Material) -> Iterator[doc.Section]:
     found = answer(results)
     between = doc.Findings(found.against_others, "Between methods", "comparisons")
     yield doc.Section(
-        "answer",
-        "Answer",
-        (
-            doc.Text(found.headline, "headline"),
-            doc.Findings(found.against_baseline),
-            *([between] if between.items else []),
-        ),
+        "findings",
+        "Method by method",
+        (doc.Text(found.headline), doc.Findings(found.against_baseline), *([between] if between.items else [])),
+        "Findings",
     )
     yield doc.Section("protocol", "Protocol and provenance", _labelled(material, protocol_facts), "Protocol")
     yield doc.Section("warnings", "Warnings", _warnings(material))
@@ -174,6 +184,7 @@ def _sections(material: Material) -> Iterator[doc.Section]:
         yield doc.Section(name, title, (figure,), short)
     pairs = paired_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
+    yield from low_noise_section(results)
     if samples.sides:
         blocks = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples)), sides_table(samples.sides))
         yield doc.Section("samples", "What changed sides", blocks)

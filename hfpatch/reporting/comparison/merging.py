@@ -115,34 +115,42 @@ def _hash(section: Mapping[str, Any]) -> str:
 def _union(
     runs: Mapping[str, ComparisonResults], names: Mapping[str, Mapping[str, str]], checks: Sequence[Check]
 ) -> ComparisonResults:
-    first = next(iter(runs.values()))
+    first, held_out = next(iter(runs.values())), [each.data.get("held_out") for each in runs.values()]
     methods: dict[str, Method] = {}
     comparisons: list[Comparison] = []
+    low_noise: list[Comparison] = []
     for label, results in runs.items():
         new = names[label]
         for name, method in results.methods.items():
             methods.setdefault(new[name], method.model_copy(update={"match": _match(method, new)}))
-        comparisons += [
-            each.model_copy(update={"method": new[each.method], "reference": new[each.reference]})
-            for each in results.comparisons
-            if each.method in new and each.reference in new
-        ]
+        comparisons += _renamed(results.comparisons, new)
+        low_noise += _renamed(results.low_noise, new)
     return ComparisonResults(
         name=" + ".join(runs),
         description="Several runs on the same frozen model and the same documents.",
         protocol=first.protocol if len({each.protocol for each in runs.values()}) == 1 else "custom",
         complete=all(each.complete for each in runs.values()),
         model=first.model,
+        data={"held_out": held_out[0]} if held_out[0] and held_out.count(held_out[0]) == len(held_out) else {},
         evaluation=first.evaluation,
         tasks=first.tasks,
         methods=methods,
         comparisons=comparisons,
+        low_noise=low_noise,
         correction="the comparisons of each run by itself",
         warnings=[
             *(f"{c.what} of the runs: {c.verdict}; {c.consequence}." for c in checks if c.verdict != SAME),
             *(f"{label}: {warning}" for label, each in runs.items() for warning in each.warnings),
         ],
     )
+
+
+def _renamed(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> list[Comparison]:
+    return [
+        each.model_copy(update={"method": names[each.method], "reference": names[each.reference]})
+        for each in comparisons
+        if each.method in names and each.reference in names
+    ]
 
 
 def _names(

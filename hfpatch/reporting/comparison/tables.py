@@ -28,6 +28,7 @@ from hfpatch.reporting.numbers import (
     significant,
 )
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK
+from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
 
 _VERDICTS = ("better", "worse", "within noise", "too few documents")
@@ -55,7 +56,7 @@ def change_of(results: ComparisonResults, comparison: Comparison) -> Change:
         comparison.low,
         comparison.high,
         comparison.smallest_visible,
-        scale=scale_of(comparison.metric, info.higher_is_better if info else True),
+        scale=scale_of(comparison.metric, LOW_NOISE.get(comparison.metric, info.higher_is_better if info else True)),
         reference=fmean(values) if values else None,
     )
 

@@ -4,6 +4,7 @@ import io
 import pytest
 
 from hfpatch.reporting.comparison.data import figure_csv, results_csv
+from hfpatch.reporting.comparison.headline_table import HEADLINE_COLUMNS
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.schema import Curve, LayerSeries
 
@@ -14,12 +15,12 @@ def read(text):
 
 def test_columns_and_every_number_once(results):
     text = results_csv({"": results})
-    assert text.splitlines()[0] == "method,seed,task,metric,value,stderr,n,trainable"
-    rows = read(text)
+    assert text.splitlines()[0].startswith("method,seed,task,metric,value,stderr,n,trainable,rank_best,")
+    rows = [row for row in read(text) if row["task"]]
     assert len(rows) == 3 * 2 * 4  # methods, seeds, and two metrics of one of three tasks
     keys = {(row["method"], row["seed"], row["task"], row["metric"]) for row in rows}
     assert len(keys) == len(rows)
-    assert all(len(row) == 8 for row in rows)
+    assert all(len(row) == 8 + len(HEADLINE_COLUMNS) for row in rows)
 
 
 def test_values(results):

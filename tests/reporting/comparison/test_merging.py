@@ -31,11 +31,12 @@ def verdicts(found):
 
 
 def test_the_same_model_and_documents_share_a_table(two):
-    found = merged(two())
+    found = merged(two(lambda raw: raw.update(low_noise=[{**raw["comparisons"][0], "metric": "margin"}])))
     assert set(verdicts(found).values()) == {"same"}
     names = ["baseline", "pre_projection_skip (first)", "lora (first)", "pre_projection_skip (second)", "lora (second)"]
     assert list(found.results.methods) == names
     assert len(found.results.comparisons) == 14
+    assert [(c.method, c.metric) for c in found.results.low_noise] == [("pre_projection_skip (second)", "margin")]
     assert {(c.method, c.reference) for c in found.results.comparisons} >= {
         ("lora (second)", "baseline"),
         ("pre_projection_skip (second)", "lora (second)"),
@@ -95,14 +96,27 @@ def test_a_joint_report_is_whole_and_touches_no_run(two, tmp_path):
         assert "none was tested across runs" in text
     assert twin.index("## Answer") < twin.index("## Protocol")
     assert report.csv.read_text().startswith("method,seed,")
+    assert report.tex.read_text().count(r"\begin{tabular}") == 1
+    assert len(report.document.opening[0].blocks[0].rows) == 4  # one table has the methods of both
     assert not [folder for folder in folders if (folder / "report.html").exists()]
+
+
+@pytest.mark.parametrize(("loss", "kept"), [(2.5, {"held_out": {"base_loss": 2.5}}), (2.6, {})])
+def test_held_out_text_is_that_of_the_union_where_all_runs_have_the_same(two, loss, kept):
+    first, second = (load_comparison(folder) for folder in two())
+    first, second = (
+        each.model_copy(update={"data": {**each.data, "held_out": {"base_loss": value}}})
+        for each, value in ((first, 2.5), (second, loss))
+    )
+    assert merge({"first": first, "second": second}).results.data == kept
 
 
 def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
     report = write_joint_report(two(lambda raw: raw["model"].update(sha256="f" * 64)), tmp_path / "joint")
     page = report.html.read_text()
     assert page.count('<section id="run1-') == page.count('<section id="run2-') == 9
-    assert "cannot share a table" in page
+    assert page.index('id="run1-headline"') < page.index('id="run2-headline"') < page.index("cannot share a table")
+    assert report.tex.read_text().count(r"\begin{tabular}") == 2
     assert report.csv.read_text().startswith("run,method,seed,")
     assert {path.name for path in report.figures} >= {"run1-quality.svg", "run2-quality.svg"}
 

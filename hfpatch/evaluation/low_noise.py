@@ -1,0 +1,104 @@
+"""Low-noise metrics: what log-likelihoods say beyond the decision, from those that a task scores anyway.
+
+An accuracy changes only where a decision does. With p(t) the probability that a model gives the text t of an answer
+after its context, R the right answers of a document, W its wrong ones, and |t| the number of UTF-8 bytes of t:
+
+    bits_per_byte    = Σ over documents and t in R of -log₂ p(t)  /  Σ over documents and t in R of |t|
+    gold_probability = mean over documents of  Σ over t in R of p(t) / Σ over t in R or W of p(t)
+    margin           = mean over documents of  max over R of log p(t) - max over W of log p(t)         in nats
+
+A margin is that of whole answers, as the probability is: where it is positive, lm-eval's ``acc`` is 1. Of several right
+answers ``bits_per_byte`` takes all, so that its bytes are the same for every model, and the others their sum and the
+best of them, as lm-eval's accuracy counts any of them.
+
+|t| counts what p(t) is the probability of: the answer with lm-eval's delimiter before it, usually a space, and with the
+white space that the tokenizer takes over from the end of the context. lm-eval's ``acc_norm`` divides by the characters
+of the answer alone and ``acc_bytes`` by its bytes; to them the delimiter counts nothing, to p(t) it belongs.
+
+Tasks that score one continuation (LAMBADA) or whole texts (WikiText) have ``bits_per_byte`` alone; of a whole text
+lm-eval's own is kept where the task has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from lm_eval.api.task import ConfigurableTask
+
+from hfpatch.evaluation.metrics import Array, metric_named
+from hfpatch.results.low_noise import BITS_PER_BYTE, GOLD_PROBABILITY, MARGIN
+
+Values = dict[str, Any]
+"""The value of each low-noise metric of a document: a number, or a pair (log-likelihood, bytes)."""
+
+
+def low_noise_values(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[int, Values]:
+    """Return the low-noise metrics of every document, by ``doc_id``, beside those that the task has itself.
+
+    All documents have the same ones: where one has no right answer among the choices, or no wrong one, none has any.
+
+    Args:
+        task: lm-eval's task.
+        samples: lm-eval's samples of it, with the arguments of all requests and the responses to them.
+    """
+    found: dict[int, Values] = {}
+    for sample in samples:
+        values = _values(task, sample)
+        if values is None:
+            return {}
+        found[sample["doc_id"]] = {name: value for name, value in values.items() if name not in sample["metrics"]}
+    return found
+
+
+def low_noise_scores(values: Mapping[int, Values]) -> dict[str, float]:
+    """Return each metric over all documents; none where one is not finite, as where a right answer is impossible."""
+    names = next(iter(values.values()), {})
+    scores = {name: metric_named(name).overall([each[name] for each in values.values()]) for name in names}
+    return scores if all(map(math.isfinite, scores.values())) else {}
+
+
+def scored_bytes(context: str, continuation: str) -> int:
+    """Return the UTF-8 bytes of what a request scores: lm-eval moves white space from the end of the context to it."""
+    return len((context[len(context.rstrip()) :] + continuation).encode("utf-8"))
+
+
+def _values(task: Any, sample: Mapping[str, Any]) -> Values | None:
+    """Return the metrics of one document, or None if it has none."""
+    requests, scores = sample["arguments"], [responses[0] for responses in sample["resps"]]
+    if task.OUTPUT_TYPE == "multiple_choice" and isinstance(task, ConfigurableTask):
+        return _of_choice(task, sample)
+    if task.OUTPUT_TYPE == "loglikelihood" and len(requests) == 1:
+        return {BITS_PER_BYTE: (scores[0][0], scored_bytes(*requests[0][:2]))}
+    if task.OUTPUT_TYPE == "loglikelihood_rolling" and isinstance(scores[0], float):
+        return {BITS_PER_BYTE: (scores[0], scored_bytes("", requests[0][0]))}
+    return None
+
+
+def _of_choice(task: ConfigurableTask, sample: Mapping[str, Any]) -> Values | None:
+    answers = len(sample["arguments"]) // (2 if "acc_mutual_info" in sample["metrics"] else 1)  # then without context
+    logs: Array = np.array([responses[0][0] for responses in sample["resps"][:answers]], dtype=np.float64)
+    sizes = np.array([scored_bytes(*request[:2]) for request in sample["arguments"][:answers]])
+    is_right = np.isin(np.arange(answers), _right(task, sample))
+    if not 0 < is_right.sum() < answers:
+        return None
+    if callable(task.config.process_results) and sample.get("acc") != float(is_right[logs.argmax()]):
+        return None  # to the task's own function another answer is right than its target: TruthfulQA, tests of bias
+    with np.errstate(invalid="ignore"):  # if all answers are impossible
+        shares = np.exp(logs - logs.max())
+        return {
+            BITS_PER_BYTE: (float(logs[is_right].sum()), int(sizes[is_right].sum())),
+            GOLD_PROBABILITY: float(shares[is_right].sum() / shares.sum()),
+            MARGIN: float(logs[is_right].max() - logs[~is_right].max()),
+        }
+
+
+def _right(task: ConfigurableTask, sample: Mapping[str, Any]) -> list[int]:
+    """Return the places of a document's right answers, as lm-eval finds them."""
+    gold = task.doc_to_text(sample["doc"]) if task.multiple_input else sample["target"]
+    if isinstance(gold, str):
+        choices = task.doc_to_choice(sample["doc"])
+        return [choices.index(gold)] if gold in choices else []
+    return gold if isinstance(gold, list) else [gold]

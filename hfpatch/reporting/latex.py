@@ -1,0 +1,41 @@
+"""Tables as LaTeX, for a paper: a ``tabular`` with the rules of the package booktabs, which stands by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hfpatch.reporting.document import Cell, Table
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "−": "$-$", "×": r"$\times$", "∞": r"$\infty$", "–": "--",
+    "†": r"\dag{}", "…": r"\dots{}", "±": r"$\pm$", "[": "{[}", "]": "{]}", "*": "{*}",
+}  # fmt: skip
+"""``[`` and ``*`` after a line's end would be its argument; ``−``, ``×`` and the like are what reports write."""
+
+
+def latex(table: Table, *, comments: Iterable[str] = ()) -> str:
+    """Return a table as a ``tabular``.
+
+    Args:
+        table: what to show; lines of a heading become lines of the head, those of a cell are joined.
+        comments: lines above it that LaTeX does not set.
+    """
+    alignment = "".join("r" if column.number else "l" for column in table.columns)
+    heads = [(column.name, *column.notes) for column in table.columns]
+    depth = max(len(head) for head in heads)
+    head = [[each[line] if line < len(each) else "" for each in heads] for line in range(depth)]
+    body = [[" ".join(cell.lines if isinstance(cell, Cell) else (cell,)) for cell in row.cells] for row in table.rows]
+    lines = [*(f"% {' '.join(comment.split())}" for comment in comments), rf"\begin{{tabular}}{{{alignment}}}"]
+    lines += [r"\toprule", *map(_line, head), r"\midrule", *map(_line, body), r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return " & ".join(map(escape, cells)) + r" \\"
+
+
+def escape(text: str) -> str:
+    """Return ``text`` on one line, with nothing left in it that LaTeX would act on."""
+    return "".join(_SPECIAL.get(char, char) for char in " ".join(text.split()))

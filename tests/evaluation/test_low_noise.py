@@ -1,0 +1,301 @@
+"""Bits per byte, probability and margin of right answers, recomputed from HFLM one request at a time."""
+
+import json
+import math
+
+import lm_eval
+import numpy as np
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from hfpatch import NonlinearQueryConfig, patch
+from hfpatch.evaluation import HfpatchLM, evaluate, load_tasks
+from hfpatch.evaluation.harness import quiet
+from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values, scored_bytes
+from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.surgery.bases import load_base
+from hfpatch.tinyworld.language import documents
+
+MEASURED = {"bits_per_byte", "gold_probability", "margin"}
+ROWS = [
+    {
+        "q": "Wer holt die Lampe?",
+        "options": ["Jörg", "die Müllerin", "喜"],
+        "gold": 0,
+        "golds": [0, 2],
+        "parts": "to a",
+    },
+    {
+        "q": "Who left the café?",
+        "options": ["Zoë, at noon", "Anna", "nobody"],
+        "gold": 1,
+        "golds": [1],
+        "parts": "at ☕",
+    },
+    {"q": "Where is it cold?", "options": ["in the mill", "in", "in the"], "gold": 2, "golds": [2, 0, 2], "parts": "é"},
+    {"q": "Anna took the coin", "options": [" to her", " home", "."], "gold": 0, "golds": [1], "parts": "to the mill"},
+]
+HEAD = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files: {folder}/{rows}.jsonl
+test_split: train
+"""
+CHOICE = """
+output_type: multiple_choice
+doc_to_text: "{{q}}"
+doc_to_choice: options
+doc_to_target: gold
+metric_list:
+  - metric: acc
+"""
+FORMS = {
+    "choice": CHOICE,
+    "spaced": CHOICE.replace("{{q}}", "{{q}} A: ") + "target_delimiter: ''\n",  # lm-eval strips nothing here
+    "several": CHOICE.replace("gold\n", "golds\n"),
+    "named": CHOICE.replace("gold\n", '"{{options[gold]}}"\n'),
+    "mutual": CHOICE + "  - metric: acc_mutual_info\n",
+    "blank": CHOICE.replace('"{{q}}"', "gold").replace("choice: options", "choice: !function own.filled")
+    .replace("target: gold", "target: parts"),
+    "checked": CHOICE + "process_results: !function own.first_is_chosen\n",
+    "cloze": "output_type: loglikelihood\ndoc_to_text: '{{q}}'\ndoc_to_target: ' {{parts}}'\nmetric_list:\n"
+    "  - metric: acc\n",
+    "text": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{q}} {{parts}}'\nmetric_list:\n"
+    "  - metric: word_perplexity\n",
+    "unrelated": CHOICE + "process_results: !function own.another_measure\n",
+    "unlabelled": CHOICE,
+    "all_right": CHOICE.replace("gold\n", "golds\n"),
+}  # fmt: skip
+CODE = """
+def filled(doc):
+    return [f"{doc['q']} {option}" for option in doc["options"]]
+
+def likeliest(results):
+    return max(range(len(results)), key=lambda i: results[i][0])
+
+def first_is_chosen(doc, results):
+    return {"acc": float(likeliest(results) == doc["gold"])}
+
+def another_measure(doc, results):
+    return {"acc": float(likeliest(results) != doc["gold"])}
+"""
+
+
+def expected_requests(name, row):
+    """The requests of a document and the places of its right answers, written by hand; None is a whole text."""
+    options, gold = row["options"], {row["gold"]}
+    match name:
+        case "spaced":
+            return [(f"{row['q']} A:", f" {option}") for option in options], gold
+        case "several":
+            return [(row["q"], f" {option}") for option in options], set(row["golds"])
+        case "blank":
+            return [(f"{row['q']} {option}", f" {row['parts']}") for option in options], gold
+        case "cloze":
+            return [(row["q"], f" {row['parts']}")], {0}
+        case "text":
+            return [(None, f"{row['q']} {row['parts']}")], {0}
+        case _:
+            return [(row["q"], f" {option}") for option in options], gold
+
+
+@pytest.fixture(scope="module")
+def scored(taught, tokenizer, support, tmp_path_factory):
+    """The results of all forms, their records, every request that was scored, and HFLM's log-likelihoods."""
+    folder = tmp_path_factory.mktemp("low-noise")
+    rows = dict.fromkeys(FORMS, ROWS)
+    rows["unlabelled"] = [*ROWS[:2], {**ROWS[2], "gold": 3}]
+    rows["all_right"] = [*ROWS[:2], {**ROWS[2], "golds": [0, 1, 2]}]
+    (folder / "own.py").write_text(CODE)
+    for name, form in FORMS.items():
+        support.write_rows(folder / f"{name}.jsonl", rows[name])
+        (folder / f"{name}.yaml").write_text(HEAD.format(name=name, folder=folder, rows=name) + form)
+    chosen = EvaluationSettings(tasks=tuple(FORMS), include_path=folder, batch_size=4)
+    with pytest.MonkeyPatch.context() as patched:
+        asked = watch(patched)
+        results = evaluate(taught, tokenizer, settings=chosen, records_dir=folder / "records")
+    return results, folder / "records", asked, chosen
+
+
+def watch(patched):
+    """Note the tokens of every request that the scorer gets."""
+    asked, real = [], HfpatchLM._loglikelihood_tokens
+
+    def noted(self, requests, *arguments, **options):
+        asked.extend((tuple(context), tuple(targets)) for _, context, targets in requests)
+        return real(self, requests, *arguments, **options)
+
+    patched.setattr(HfpatchLM, "_loglikelihood_tokens", noted)
+    return asked
+
+
+def one_by_one(model, tokenizer, requests):
+    """HFLM's log-likelihoods at batch size 1, each request by itself."""
+    lm = HFLM(model, tokenizer=tokenizer, batch_size=1)
+    values = []
+    for context, continuation in requests:
+        kind, args = (
+            ("loglikelihood", (context, continuation)) if context else ("loglikelihood_rolling", (continuation,))
+        )
+        found = getattr(lm, kind)([Instance(kind, {}, args, 0)], disable_tqdm=True)[0]
+        values.append(found[0] if context else found)
+    return values
+
+
+def recomputed(values, requests, right):
+    """The metrics of a document by their definitions, the bytes of what was scored among them."""
+    sizes = [len(continuation.encode("utf-8")) for _, continuation in requests]
+    found = {"bits_per_byte": [sum(values[i] for i in right), sum(sizes[i] for i in right)]}
+    wrong = set(range(len(values))) - right
+    if wrong:
+        total = math.fsum(map(math.exp, values))
+        found["gold_probability"] = sum(math.exp(values[i]) for i in right) / total
+        found["margin"] = max(values[i] for i in right) - max(values[i] for i in wrong)
+    return found
+
+
+def records(folder, task):
+    return [json.loads(line) for line in (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize(
+    "name", ["choice", "spaced", "several", "named", "mutual", "blank", "checked", "cloze", "text"]
+)
+def test_they_are_those_of_hflm_one_request_at_a_time(scored, taught, tokenizer, name):
+    results, folder, _, _ = scored
+    expected = []
+    for row, record in zip(ROWS, records(folder, name), strict=True):
+        requests, right = expected_requests(name, row)
+        expected.append(recomputed(one_by_one(taught, tokenizer, requests), requests, right))
+        for metric, value in expected[-1].items():
+            assert record[metric] == pytest.approx(value, abs=1e-4), (metric, row)
+    values, sizes = np.array([each["bits_per_byte"] for each in expected]).T
+    metrics = results[name].metrics
+    assert metrics["bits_per_byte"] == pytest.approx(-values.sum() / math.log(2) / sizes.sum(), abs=1e-4)
+    for metric in expected[0].keys() - {"bits_per_byte"}:
+        column = [each[metric] for each in expected]
+        assert metrics[metric] == pytest.approx(np.mean(column), abs=1e-4)
+        assert results[name].stderr[metric] == pytest.approx(np.std(column, ddof=1) / 2, abs=1e-4)
+    if name == "choice":
+        assert [record["margin"] > 0 for record in records(folder, name)] == [
+            record["acc"] == 1 for record in records(folder, name)
+        ]
+
+
+def test_nothing_more_is_scored_than_lm_eval_asks_for_and_answers_are_kept(scored, taught, tokenizer, tmp_path):
+    results, _, asked, chosen = scored
+    with pytest.MonkeyPatch.context() as patched, quiet():
+        by_lm_eval = watch(patched)
+        lm = HfpatchLM(taught, tokenizer=tokenizer)
+        for name, task in load_tasks(chosen.tasks, **chosen.task_options).items():
+            found = lm_eval.evaluate(lm, {name: task}, bootstrap_iters=0)["results"][name]
+            theirs = {key.removesuffix(",none"): value for key, value in found.items() if key.endswith(",none")}
+            own = {key: value for key, value in results[name].metrics.items() if key in theirs}
+            assert own == pytest.approx({key: theirs[key] for key in own}), name
+            assert results[name].primary in own
+    assert asked == by_lm_eval
+    for reused in (0, len(asked)):
+        again = evaluate(taught, tokenizer, settings=chosen, answers_dir=tmp_path)
+        assert again == results
+        assert sum(each.reused for each in again.values()) == reused
+
+
+def test_they_are_left_out_where_no_answer_is_known_to_be_right(scored):
+    results, folder, _, _ = scored
+    for name in ("unrelated", "unlabelled", "all_right"):
+        assert not MEASURED & set(results[name].metrics), name
+        assert not any(MEASURED & set(record) for record in records(folder, name))
+    assert {name for name, each in results.items() if set(each.metrics) >= MEASURED} == {
+        "choice", "spaced", "several", "named", "mutual", "blank", "checked",
+    }  # fmt: skip
+
+
+def test_an_impossible_answer_has_no_finite_value(scored):
+    *_, chosen = scored
+    task = load_tasks(("choice",), **chosen.task_options)["choice"]
+    arguments = [("q", " a"), ("q", " b"), ("q", " c")]
+    for logs, expected in {(-math.inf, -1.0, -2.0): (-math.inf, 0.0, -math.inf), (-math.inf,) * 3: None}.items():
+        sample = {"doc_id": 5, "doc": ROWS[0], "target": 0, "arguments": arguments, "metrics": ["acc"]}
+        values = low_noise_values(task, [{**sample, "resps": [[(log, False)] for log in logs]}])
+        (found,) = values.values()
+        assert low_noise_scores(values) == {}
+        if expected is None:
+            assert math.isnan(found["gold_probability"])
+            assert math.isnan(found["margin"])
+        else:
+            assert (found["bits_per_byte"][0], found["gold_probability"], found["margin"]) == expected
+
+
+def test_bytes_are_those_of_the_continuation_with_the_white_space_that_moves_to_it(tokenizer, support):
+    cases = {("Wo?", " in Köln"): 9, ("Wo? \n", "☕"): 5, ("", "a b"): 3, ("a\u00a0", "b"): 3}
+    lm = HFLM(support.gpt_neox(), tokenizer=tokenizer)
+    for (context, continuation), size in cases.items():
+        assert scored_bytes(context, continuation) == size
+        tokens = lm._encode_pair(context, continuation)[1] if context else tokenizer(continuation)["input_ids"]
+        assert len(tokenizer.decode(tokens).encode("utf-8")) == size
+
+
+def test_tasks_of_lm_eval_and_of_the_paper_have_them(taught, tokenizer, data_dir, support, tmp_path):
+    local = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
+    tasks = (*local, "paper_lambada", "paper_hellaswag", "paper_arc_easy", "paper_wikitext")
+    settings = EvaluationSettings(tasks=tasks, limit=6)
+    results = evaluate(taught, tokenizer, settings=settings, data_dir=data_dir, records_dir=tmp_path)
+    for name in tasks:
+        chooses = "hellaswag" in name or "arc" in name
+        assert MEASURED & set(results[name].metrics) == (MEASURED if chooses else {"bits_per_byte"}), name
+
+    def ask(row, question):
+        answers = [(question, f" {choice}") for choice in row["choices"]["text"]]
+        return answers, {row["choices"]["label"].index(row["answerKey"])}
+
+    def last_word(text):
+        return [(text.rpartition(" ")[0], f" {text.rpartition(' ')[2]}")], {0}
+
+    by_hand = {
+        "arc_easy": [ask(row, f"Question: {row['question']}\nAnswer:") for row in support.arc(6, 0)],
+        "paper_arc_easy": [ask(row, row["question"]) for row in support.arc(6, 50)],
+        "lambada_openai": [last_word(text) for text in list(support.passages(6))],
+        "paper_lambada": [last_word(text) for text in list(support.passages(6))],
+    }
+    for name, rows in by_hand.items():
+        for (requests, right), record in zip(rows, records(tmp_path, name), strict=True):
+            expected = recomputed(one_by_one(taught, tokenizer, requests), requests, right)
+            for metric, value in expected.items():
+                assert record[metric] == pytest.approx(value, abs=1e-4), (name, metric)
+    pages = [row["page"] for row in support.articles(4)]  # lm-eval's own: bytes of the page as published
+    assert [record["bits_per_byte"][1] for record in records(tmp_path, "wikitext")] == [len(p.encode()) for p in pages]
+    paragraphs = [row["text"] for row in support.paragraphs() if len(row["text"]) >= 50][:6]
+    for text, record in zip(paragraphs, records(tmp_path, "paper_wikitext"), strict=True):
+        tokens = tokenizer(text)["input_ids"][:128]  # the longest row; the first token is given
+        assert record["bits_per_byte"][1] == len(tokenizer.decode(tokens[1:]).encode())
+        total = -record["paragraph_perplexity"] * (len(tokens) - 1)
+        assert record["bits_per_byte"][0] == pytest.approx(total, rel=1e-6)
+
+
+def test_bits_per_byte_find_an_adaptation_that_accuracy_does_not_see(tmp_path):
+    """The quickstart's endings: half as many documents, a nonlinear query trained for half as many steps."""
+    base = load_base("tinyworld/gpt-neox")
+    model, tokenizer = base.model, base.tokenizer
+    settings = EvaluationSettings(tasks=("tinyworld_endings",), limit=200)
+    evaluate(model, tokenizer, settings=settings, records_dir=tmp_path / "before")
+    patch(model, NonlinearQueryConfig(), seed=0)
+    ids = [token for text in tokenizer(list(documents("shifted", count=400)))["input_ids"] for token in text]
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+    for batch in torch.tensor(ids[: 20 * 16 * 128]).view(20, 16, 128):
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    evaluate(model.eval(), tokenizer, settings=settings, records_dir=tmp_path / "after")
+    before, after = (records(tmp_path / name, "tinyworld_endings") for name in ("before", "after"))
+    (worse, sizes), (better, _) = (np.array([row["bits_per_byte"] for row in rows]).T for rows in (before, after))
+    right = np.array([new["acc"] - old["acc"] for old, new in zip(before, after, strict=True)])
+    assert standard_errors(better - worse, sizes) > 5 * max(abs(standard_errors(right, np.ones(200))), 1)
+
+
+def standard_errors(differences, weights):
+    """By how many standard errors over documents the ratio of sums differs from 0 (delta method)."""
+    rest = differences - differences.sum() / weights.sum() * weights
+    return differences.sum() / (math.sqrt(len(rest)) * rest.std(ddof=1))

@@ -1,0 +1,51 @@
+import re
+
+import pytest
+
+from hfpatch.reporting.document import Cell, Column, Row, Table
+from hfpatch.reporting.latex import escape, latex
+
+HOSTILE = '\\input{x} & 5 % of $a_1$ #1 ~ ^ {b} <c> | [d] *\n\\end{tabular}\r\u2028"é" −1 × ∞ – ± † …'
+COMMANDS = {
+    *("textbackslash", "textasciitilde", "textasciicircum", "textbar", "textless", "textgreater"),
+    *("times", "infty", "dag", "dots", "pm"),
+}
+
+
+def set_as(text):
+    """What LaTeX sets: the reverse of escaping, which fails on anything that it would act on."""
+    back = {
+        r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"\textbar{}": "|",
+        r"\textless{}": "<", r"\textgreater{}": ">", r"$-$": "−", r"$\times$": "×", r"$\infty$": "∞", "--": "–",
+        r"$\pm$": "±", r"\dag{}": "†", r"\dots{}": "…", "{[}": "[", "{]}": "]", "{*}": "*",
+        **{f"\\{char}": char for char in "{}&%$#_"},
+    }  # fmt: skip
+    parts = re.split("(" + "|".join(map(re.escape, sorted(back, key=len, reverse=True))) + ")", text)
+    assert not [part for part in parts[::2] if re.search(r"[\\{}&%$#_^~\n]", part)]
+    return "".join(back.get(part, part) for part in parts)
+
+
+def test_escaped_text_reads_as_it_was_and_does_nothing():
+    assert set_as(escape(HOSTILE)) == " ".join(HOSTILE.split())
+    assert set(re.findall(r"\\([a-zA-Z]+)", escape(HOSTILE))) <= COMMANDS
+
+
+@pytest.mark.parametrize("text", ["", "plain", HOSTILE])
+def test_a_table_is_a_whole_tabular(text):
+    columns = (Column(f"method {text}"), Column("gain", ("%", text), number=True), Column("verdict"))
+    rows = (Row((text, "+1.0 [0.5, 1.5]", Cell(("better", text), "better"))), Row((text, "−0.1", "–")))
+    source = latex(Table("t", "T", columns, rows), comments=("needs booktabs", text))
+    lines = source.splitlines() if "\u2028" not in source else source.split("\n")[:-1]
+    assert [line.startswith("%") for line in lines[:3]] == [True, True, False]
+    assert lines[2] == r"\begin{tabular}{lrl}"
+    rules = [place for place, line in enumerate(lines) if re.fullmatch(r"\\(top|mid|bottom)rule", line)]
+    assert [lines[place] for place in rules] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert lines[-1] == r"\end{tabular}"
+    set_lines = [line for line in lines[rules[0] + 1 : rules[2]] if line != r"\midrule"]
+    assert len(set_lines) == 3 + 2  # a head of three lines, two rows
+    for line in set_lines:
+        assert line.endswith(r" \\")
+        cells = re.split(r"(?<!\\)&", line.removesuffix(r" \\"))
+        assert len(cells) == 3
+        assert all(cell.strip() == "" or set_as(cell.strip()) for cell in cells)
+    assert source.count("{") - source.count("\\{") == source.count("}") - source.count("\\}")
