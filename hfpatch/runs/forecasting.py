@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -23,7 +24,7 @@ from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.methods import Method
-from hfpatch.surgery.patch import patch
+from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes
@@ -117,8 +118,8 @@ def _measure(
     setup: ComparisonSetup, kind: str, name: str, asked: Mapping[str, TaskRequests], listener: Progress
 ) -> MeasuredKind:
     """Return the times and the memory of a kind of method, measured on one of its methods."""
-    seed, evaluation = setup.recipe.training.seeds[0], setup.recipe.evaluation
-    with setup.patched(name, lambda model, method: patch(model, method.configs, seed=seed)) as model:
+    evaluation = setup.recipe.evaluation
+    with _patched(setup, name) as model:
         model.eval()
         reset_peak_memory()
         seconds = {}
@@ -131,6 +132,19 @@ def _measure(
         listener.evaluating(kind, "a training step")
         step, memory = _measure_step(setup, model)
         return MeasuredKind(method=name, step_s=step, training_memory_bytes=memory, **scored)
+
+
+@contextmanager
+def _patched(setup: ComparisonSetup, name: str) -> Iterator[PreTrainedModel]:
+    """Yield the base with a new patch in it, and take it out again."""
+    model, configs = setup.base.model, setup.methods[name].configs
+    if configs:
+        patch(model, configs, seed=setup.recipe.training.seeds[0])
+    try:
+        yield model
+    finally:
+        if configs:
+            unpatch(model)
 
 
 def _measure_step(setup: ComparisonSetup, model: PreTrainedModel) -> tuple[float, int]:
