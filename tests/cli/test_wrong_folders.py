@@ -125,6 +125,10 @@ def test_each_command_on_each_folder(kind, folders, recipes, capsys):
     ("options", "expected"),
     [
         (["--model", "tinyworld/gpt2"], "(model.name is 'tinyworld/gpt-neox' there, 'tinyworld/gpt2' here)"),
+        (
+            ["--model", MODEL, "--model", "tinyworld/gpt2"],
+            "(models.gpt-neox.name is 'absent' there, 'tinyworld/gpt-neox' here)",
+        ),
         (["--dtype", "bfloat16"], "(model.dtype is 'float32' there, 'bfloat16' here)"),
         (["--tasks", "tinyworld_endings"], "(settings.tasks is ['tinyworld_cloze'] there, ['tinyworld_endings'] here)"),
         (["--limit", "4"], "(settings.limit is 3 there, 4 here)"),
@@ -136,7 +140,8 @@ def test_each_command_on_each_folder(kind, folders, recipes, capsys):
 def test_one_folder_takes_one_evaluation(options, expected, folders, capsys):
     before = content(folders["evaluation"])
     given = [str(folders["patch"]) if option == "PATCH" else option for option in options]
-    code = main([*EVAL, "--model", MODEL, "--output", str(folders["evaluation"]), *given])
+    model = [] if "--model" in options else ["--model", MODEL]
+    code = main([*EVAL, *model, "--output", str(folders["evaluation"]), *given])
     error = capsys.readouterr().err
     if expected is None:
         assert code == 0
