@@ -8,13 +8,14 @@ from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.runs.checking import check
-    from hfpatch.runs.comparison import compare, train
+    from hfpatch.runs.comparison import compare
     from hfpatch.runs.inspection import inspect
     from hfpatch.runs.pretraining import pretrain
     from hfpatch.runs.progress import Progress
     from hfpatch.runs.scoring import evaluate
     from hfpatch.runs.study import pretrain_study
     from hfpatch.runs.tokens import tokenize
+    from hfpatch.runs.training import train
 
 __all__ = ["Progress", "check", "compare", "evaluate", "inspect", "pretrain", "pretrain_study", "tokenize", "train"]
 
@@ -27,7 +28,7 @@ _HOMES = {
     "pretrain": "pretraining",
     "pretrain_study": "study",
     "tokenize": "tokens",
-    "train": "comparison",
+    "train": "training",
 }
 
 __getattr__ = lazy_names(__name__, _HOMES)
