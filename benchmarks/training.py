@@ -97,9 +97,11 @@ def main() -> None:
         print(json.dumps({"extra_bytes": extra_memory(arguments, data)}))
         return
     times = measure(arguments, data)
-    report = summarise(arguments, data, times)
-    report["memory"] = {name: memory_in_a_process(name) for name in MEASURED} if not arguments.no_memory else {}
-    report["provenance"] = provenance(clock)
+    report = {**summarise(arguments, data, times), "memory": {}, "provenance": provenance(clock)}
+    if arguments.json:
+        write_json(arguments.json, report)  # what a run that is cut short leaves
+    if not arguments.no_memory:
+        report |= {"memory": {name: memory_in_a_process(name) for name in MEASURED}, "provenance": provenance(clock)}
     print_report(report)
     if arguments.json:
         write_json(arguments.json, report)
