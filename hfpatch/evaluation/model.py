@@ -17,6 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits
@@ -297,24 +298,6 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
     elif isinstance(output, dict | list | tuple):
         for value in output.values() if isinstance(output, dict) else output:
             yield from _tensors(value)
-
-
-def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Check that a tokenizer has tokens, and an embedding for each.
-
-    Raises:
-        HfpatchError: if it does not.
-    """
-    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise HfpatchError(
-            "the tokenizer has only special tokens, like the one that transformers creates if the model's folder has "
-            "none; save the model's own tokenizer in that folder"
-        )
-    rows = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        raise HfpatchError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings; use the model's own tokenizer"
-        )
 
 
 def check_positions(model: Any, max_length: int | None) -> None:

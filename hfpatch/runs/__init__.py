@@ -8,7 +8,7 @@ from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hfpatch.runs.checking import check
-    from hfpatch.runs.comparison import compare, train
+    from hfpatch.runs.comparison import compare
     from hfpatch.runs.forecasting import forecast
     from hfpatch.runs.inspection import inspect
     from hfpatch.runs.models import evaluate_models
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hfpatch.runs.scoring import evaluate
     from hfpatch.runs.study import pretrain_study
     from hfpatch.runs.tokens import tokenize
+    from hfpatch.runs.training import train
 
 __all__ = [
     "Progress",
@@ -43,7 +44,7 @@ _HOMES = {
     "pretrain": "pretraining",
     "pretrain_study": "study",
     "tokenize": "tokens",
-    "train": "comparison",
+    "train": "training",
 }
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""`compare` and `train`: a recipe in, a run folder out."""
+"""`compare`: a recipe in, a run folder out."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.reporting import write_report
-from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step
-from hfpatch.runs.plan import plan_comparison, plan_training
+from hfpatch.runs.folder import RunFolder
+from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.results import collect
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.runs.setup import set_up
 from hfpatch.runs.train_eval import complete
-from hfpatch.support.files import read_json, write_json
+from hfpatch.support.files import write_json
 from hfpatch.training.processes import start_processes
 
 
@@ -56,30 +56,3 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
         write_json(folder.results, results)
         write_report(out)
     return results
-
-
-def train(
-    recipe: Recipe, method: str, out: Path, *, resume: bool = False, progress: Progress | None = None
-) -> list[Path]:
-    """Train one method of a recipe with each of its seeds; `compare` with ``resume`` continues from there.
-
-    Args:
-        recipe: the recipe that has the method.
-        method: its name.
-        out: the run folder.
-        resume: continue the runs in ``out``.
-        progress: called at every step; None shows nothing.
-
-    Returns:
-        The folder of each seed's patch; a seed that diverged has none.
-
-    Raises:
-        HfpatchError: as `compare`, and if there is no such method or nothing in it to train.
-    """
-    plan = plan_training(recipe, out, method)
-    check_start(plan, resume=resume)
-    with open_runs(plan, partial(set_up, recipe), resume=resume) as setup:
-        for unit in plan.units:
-            complete(unit, setup, progress or Progress())
-    trained = [RunPaths(unit.run.folder) for unit in plan.units]
-    return [paths.patch for paths in trained if diverged_step(read_json(paths.training)) is None]

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.load import load_splits
 from hfpatch.data.plan import BatchPlan, draw_plans
+from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.model import check_tokenizer
 from hfpatch.nn.matmul import MatmulLibrary, choose_library
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_method, identify_training

@@ -1,4 +1,7 @@
-"""The units of a comparison: train a method, evaluate it, check the baseline's scores."""
+"""The units of a comparison: train a method, evaluate it, check the baseline's scores.
+
+lm-eval and what it imports, seconds of it, are imported where an evaluation begins.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,10 @@ from typing import Any
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import check_comparable, evaluate, primary_aggregations
 from hfpatch.results.series import patch_norms
-from hfpatch.runs.cautions import known_score_surprises, scores_of
 from hfpatch.runs.folder import RunPaths, diverged_step, summarise
 from hfpatch.runs.plan import PlannedRun, Unit
 from hfpatch.runs.progress import Progress
-from hfpatch.runs.results import tasks_of
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
@@ -89,6 +89,8 @@ def _close_training(setup: ComparisonSetup, run: PlannedRun) -> None:
 
 def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> None:
     """Evaluate the bare base or a saved patch, and write the run's result; a run that diverged has no scores."""
+    from hfpatch.evaluation import evaluate
+
     paths, recipe = RunPaths(run.folder), setup.recipe
     trained = read_json(paths.training) if paths.training.is_file() else None
     scores: dict[str, Any] = {}
@@ -128,6 +130,10 @@ def _check_baseline(setup: ComparisonSetup, run: PlannedRun) -> None:
 
     Likewise if a task's metric cannot be used to compare methods.
     """
+    from hfpatch.evaluation import check_comparable, primary_aggregations
+    from hfpatch.runs.cautions import known_score_surprises, scores_of
+    from hfpatch.runs.results import tasks_of
+
     result = read_json(run.result)
     scores = scores_of(result)
     check_comparable(RunPaths(run.folder).evaluations, scores, primary_aggregations(tasks_of(setup.recipe), scores))

@@ -26,6 +26,7 @@ from hfpatch.data.collate import collate
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import choose_library, fast_matmul, pinned_library
 from hfpatch.results.parts import TrainResult
+from hfpatch.training.attention import attention_by_document
 from hfpatch.training.checkpoint import checkpoint_at, load_optimizer, load_trainables, save_checkpoint
 from hfpatch.training.diagnostics import diagnose
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
@@ -80,7 +81,7 @@ def run_training(model: PreTrainedModel, run: Run, *, resume: bool) -> TrainResu
 
 @contextlib.contextmanager
 def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
-    """Let the forward pass return the loss, recompute activations where asked, and use the faster library for products.
+    """Let the forward pass return the loss, recompute activations where asked, and use the faster ways on this machine.
 
     All of that is undone afterwards. The first process chooses the library for all.
     """
@@ -92,6 +93,7 @@ def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
             library = broadcast_object_list([choose_library(model)])[0]
             run.state.matmul = stack.enter_context(fast_matmul(model, library=library))
             stack.enter_context(loss_in_forward(model))
+            stack.enter_context(attention_by_document())
             yield
     finally:
         if run.settings.gradient_checkpointing:

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.functional import cross_entropy, pad
 
 from hfpatch.data.blocks import IGNORE
-from hfpatch.nn.matmul import active_library, linear
+from hfpatch.nn.matmul import linear
 from hfpatch.sites.lm_head import PLAIN, Tail
 
 _CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
@@ -78,13 +77,6 @@ def _summed_loss(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
     if liger is not None:
         loss: Tensor = liger(rows, weight, targets, bias=bias, reduction="sum", softcap=tail.cap)
         return loss
-    exact = rows.dtype == weight.dtype == torch.float32  # torch returns the sum in the dtype of its input
-    ours = active_library() == "onednn"  # torch's function takes MKL
-    if tail.cap is None and exact and not ours and hasattr(functional, "linear_cross_entropy"):
-        options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=size)
-        return functional.linear_cross_entropy(
-            rows, weight, targets, linear_bias=bias, reduction="sum", options=options
-        )
     loss = ChunkedLoss.apply(rows, weight, bias, targets, tail.cap, size)  # type: ignore[no-untyped-call]
     return loss
 
@@ -124,17 +116,33 @@ class ChunkedLoss(torch.autograd.Function):
 def _chunk(
     rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None, wanted: list[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return one chunk's loss and its gradients by rows, weight and bias where wanted."""
-    leaves = [
-        None if value is None else value.detach().requires_grad_(want)
-        for value, want in zip((rows, weight, bias), wanted, strict=True)
+    """Return one chunk's loss and its gradients by rows, weight and bias where wanted.
+
+    .. math::
+        loss = sum_i log(sum_v exp z_iv) - z_i,target      d loss / d z = softmax(z) - onehot(target)
+
+    One buffer of (rows, vocab) goes from logits to their gradient: allocating another costs as much as filling it.
+    """
+    logits = linear(rows, weight, bias).float()  # (rows, vocab)
+    squashed = None if cap is None else torch.tanh(logits / cap)
+    if squashed is not None:
+        logits = squashed * cap
+    at = targets[:, None]
+    scores, top = logits.gather(1, at), logits.amax(1, keepdim=True)
+    shares = torch.softmax(logits, -1, out=logits if logits.device.type == "cpu" else None)
+    logsumexp = top - shares.amax(1, keepdim=True).log()  # as the largest share is exp(top - logsumexp)
+    loss = (logsumexp - scores).sum()
+    if not any(wanted):
+        return loss, [None] * len(wanted)
+    by_logits = shares.scatter_add_(1, at, torch.full_like(scores, -1.0))
+    if squashed is not None:
+        by_logits *= 1 - squashed.square_()
+    g = by_logits.to(rows.dtype)
+    return loss, [
+        linear(g, weight.t()) if wanted[0] else None,
+        linear(g.t(), rows.t()) if wanted[1] else None,
+        g.sum(0) if wanted[2] else None,
     ]
-    with torch.enable_grad():
-        logits = linear(leaves[0], leaves[1], leaves[2]).float()  # type: ignore[arg-type]
-        loss = cross_entropy(Tail(cap=cap)(logits), targets, reduction="sum")
-    asked = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-    found = iter(torch.autograd.grad(loss, asked) if asked else ())
-    return loss.detach(), [next(found) if want else None for want in wanted]
 
 
 def _liger() -> Any:

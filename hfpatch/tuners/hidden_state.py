@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,12 +28,17 @@ def replace_hidden(
     configuration can be the very same tensor and must not change.
     """
     old = hidden_argument(args, kwargs)
-    names = list(inspect.signature(type(module).forward).parameters)[1:]
-    positional = tuple(
-        new if value is old and names[index : index + 1] != [RESIDUAL] else value for index, value in enumerate(args)
-    )
+    residual = _residual_position(type(module).forward)
+    positional = tuple(new if value is old and index != residual else value for index, value in enumerate(args))
     keywords = {name: new if value is old and name != RESIDUAL else value for name, value in kwargs.items()}
     return positional, keywords
+
+
+@cache  # reading a signature takes as long as a small layer's forward pass
+def _residual_position(forward: Callable[..., Any]) -> int | None:
+    """Return which positional argument of a ``forward`` after ``self`` is the residual, if any."""
+    names = list(inspect.signature(forward).parameters)[1:]
+    return names.index(RESIDUAL) if RESIDUAL in names else None
 
 
 def replace_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:

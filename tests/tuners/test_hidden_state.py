@@ -1,3 +1,4 @@
+import inspect
 from collections import namedtuple
 
 import pytest
@@ -61,3 +62,16 @@ def test_replace_first_keeps_the_type_and_the_rest(output):
 
 def test_replace_first_of_a_bare_tensor():
     assert torch.equal(replace_first(X, lambda x: x + 1), X + 1)
+
+
+def test_a_signature_is_read_once(monkeypatch):
+    read, stock = [], inspect.signature
+    monkeypatch.setattr(inspect, "signature", lambda forward: read.append(forward) or stock(forward))
+
+    class Other(nn.Module):
+        def forward(self, hidden_states):
+            return hidden_states
+
+    for module in (Other(), Other()):
+        assert replace_hidden(module, (X,), {}, NEW) == ((NEW,), {})
+    assert read == [Other.forward]

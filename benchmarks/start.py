@@ -1,0 +1,87 @@
+"""CPU seconds of whole processes: `hfpatch train` and `hfpatch compare` of next to nothing, over minimal scripts.
+
+    python benchmarks/start.py --rounds 5 --json start.json
+
+The scripts do what the commands cannot do without: build the same model class with transformers, put a PEFT adapter in
+it and do two training steps; for `compare` they also import lm-eval's evaluator and model class, and matplotlib. The
+processes take turns, the first round warms the caches up, and the smallest time of each counts, as whatever else runs
+on the machine only adds to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from hfpatch.support.files import write_json
+from hfpatch.support.provenance import Clock, provenance
+
+TRAIN = """
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, GPTNeoXConfig
+sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256, vocab_size=512)
+base = AutoModelForCausalLM.from_config(GPTNeoXConfig(**sizes))
+model = get_peft_model(base, LoraConfig(target_modules=["query_key_value"]))
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+tokens = torch.randint(512, (16, 64))
+for _ in range(2):
+    model(tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+COMPARE = f"""
+import matplotlib.figure
+from lm_eval import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+{TRAIN}
+"""
+SMALL = ["training.steps=2", "training.warmup_steps=1", "training.seeds=[0]", "evaluation.limit=1"]
+COMMANDS = {
+    "minimal training script": ["-c", TRAIN],
+    "hfpatch train": ["-m", "hfpatch", "train", "quickstart", "--method", "pre_projection", *SMALL],
+    "minimal comparison script": ["-c", COMPARE],
+    "hfpatch compare": ["-m", "hfpatch", "compare", "quickstart", *SMALL],
+}
+PEERS = {"hfpatch train": "minimal training script", "hfpatch compare": "minimal comparison script"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one more warms up")
+    parser.add_argument("--only", default=",".join(COMMANDS), help="names of commands, with commas between them")
+    parser.add_argument("--json", type=Path, help="write everything to this file")
+    arguments = parser.parse_args()
+    clock = Clock()
+    seconds: dict[str, list[float]] = {name: [] for name in arguments.only.split(",")}
+    for _ in range(arguments.rounds + 1):
+        for name, taken in seconds.items():
+            taken.append(cpu_seconds(name))
+    best = {name: min(taken[1:]) for name, taken in seconds.items()}
+    ratios = {name: best[name] / best[peer] for name, peer in PEERS.items() if {name, peer} <= best.keys()}
+    for name, value in best.items():
+        print(f"{name:<28}{value:>7.2f} s" + (f" {ratios[name]:>6.2f} x {PEERS[name]}" if name in ratios else ""))
+    if arguments.json:
+        report = {"seconds": {name: taken[1:] for name, taken in seconds.items()}, "ratios": ratios}
+        write_json(arguments.json, {**report, "provenance": provenance(clock)})
+
+
+def cpu_seconds(name: str) -> float:
+    """Return the CPU time, user and system, of a process that runs a command in a new run folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = ["--out", f"{folder}/run"] if name.startswith("hfpatch") else []
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, *COMMANDS[name], *out], env=os.environ, capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+if __name__ == "__main__":
+    main()

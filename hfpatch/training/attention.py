@@ -1,0 +1,96 @@
+"""Attention within the documents of packed rows, one document at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+_SDPA = "sdpa"
+_Attention = Callable[..., tuple[Tensor, Tensor | None]]
+
+_lock = threading.Lock()
+_users = 0
+
+
+@contextmanager
+def attention_by_document() -> Iterator[None]:
+    """Let transformers' SDPA attention on CPUs compute packed documents one at a time, as long as this lasts.
+
+    Attention under a mask computes a whole row of T tokens: T² products of queries and keys. Documents of n_1, n_2, ...
+    tokens need half of n_1² + n_2² + ... and no mask. It acts where the mask says nothing but that (see
+    `document_lengths`); elsewhere transformers' own function is called. Values agree to rounding.
+    """
+    global _users
+    with _lock:
+        if _users == 0:
+            ALL_ATTENTION_FUNCTIONS[_SDPA] = _by_document(ALL_ATTENTION_FUNCTIONS[_SDPA])
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                del ALL_ATTENTION_FUNCTIONS[_SDPA]
+
+
+def document_lengths(mask: Tensor) -> list[list[int]] | None:
+    """Return the lengths of a batch's documents, if a mask is causal within documents that follow each other.
+
+    Args:
+        mask: (batch, 1, seq, seq), True where a query (a row) reads a key (a column).
+
+    Returns:
+        For every row of the batch the lengths, which add up to seq; None for any other mask.
+    """
+    if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[2] != mask.shape[3]:
+        return None
+    at = torch.arange(mask.shape[-1], device=mask.device)
+    first = mask[:, 0].to(torch.uint8).argmax(-1)  # (batch, seq): the first key that a query reads
+    starts = first == at
+    goes_on = torch.nn.functional.pad(first[:, :-1], (1, 0)) == first
+    causal = (at >= first[..., None]) & (at <= at[:, None])  # (batch, seq, seq)
+    if not (bool((starts | goes_on).all()) and torch.equal(causal, mask[:, 0])):
+        return None
+    counts = [torch.bincount(row).tolist() for row in starts.cumsum(1) - 1]
+    return counts
+
+
+def _by_document(stock: _Attention) -> _Attention:
+    """Return an attention function of transformers' interface that divides its work by document."""
+    last: tuple[Tensor | None, list[list[int]] | None] = (None, None)  # all layers are given the same mask
+
+    def attention(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        nonlocal last
+        lengths = None
+        if attention_mask is not None and _divisible(query, key, attention_mask, options):
+            mask, lengths = last
+            if mask is not attention_mask:
+                lengths = document_lengths(attention_mask)
+                last = (attention_mask, lengths)
+        if lengths is None:
+            return stock(module, query, key, value, attention_mask, **options)
+        rows = []
+        for row, sizes in enumerate(lengths):
+            documents = zip(*(states[row : row + 1].split(sizes, 2) for states in (query, key, value)), strict=True)
+            rows.append(torch.cat([stock(module, *one, None, **options)[0] for one in documents], 1))
+        return torch.cat(rows), None  # (batch, seq, heads, head size)
+
+    return attention
+
+
+def _divisible(query: Tensor, key: Tensor, mask: Tensor, options: dict[str, Any]) -> bool:
+    """Return whether attention depends on the mask alone, on a CPU and outside of compilers."""
+    if torch.compiler.is_compiling() or query.device.type != "cpu" or len(mask) != len(query):
+        return False
+    return query.shape[2] == key.shape[2] and all(
+        options.get(name) is None for name in ("is_causal", "position_bias", "cache")
+    )

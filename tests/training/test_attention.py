@@ -1,0 +1,124 @@
+from itertools import pairwise
+from threading import Thread
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hfpatch.training.attention import attention_by_document, document_lengths
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+CONFIGS = {
+    "gpt_neox": GPTNeoXConfig(**SIZES),
+    "gpt2": GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
+    "llama with grouped keys": LlamaConfig(**GROUPED),
+    "mistral within its window": MistralConfig(**GROUPED, sliding_window=24),
+}
+
+
+def model_of(config):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
+def positions_of(*rows):
+    return torch.tensor([[at for length in lengths for at in range(length)] for lengths in rows])
+
+
+def mask_of(lengths, window=None):
+    """Causal within documents, written out place by place."""
+    ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    mask = torch.zeros(ends[-1], ends[-1], dtype=torch.bool)
+    for begin, end in pairwise(ends):
+        for query in range(begin, end):
+            for key in range(begin, query + 1):
+                mask[query, key] = window is None or query - key < window
+    return mask
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The lengths of the queries, and whether there was a mask, of each call of torch's attention."""
+    seen, stock = [], torch.nn.functional.scaled_dot_product_attention
+
+    def attention(query, *args, attn_mask=None, **options):
+        seen.append((query.shape[2], attn_mask is not None))
+        return stock(query, *args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    return seen
+
+
+@pytest.mark.parametrize("lengths", [[5, 1, 4], [10], [1] * 4, [3, 7]])
+def test_lengths_are_read_from_a_mask(lengths):
+    mask = mask_of(lengths)[None, None]
+    assert document_lengths(mask) == [lengths]
+    assert document_lengths(mask.expand(3, 1, -1, -1)) == [lengths] * 3
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        mask_of([5, 5], window=3)[None, None],  # a sliding window
+        mask_of([6]).index_fill(1, torch.tensor([0]), False)[None, None],  # left padding: a row without a key
+        mask_of([6]).index_fill(1, torch.tensor([5]), False)[None, None],  # right padding
+        torch.ones(1, 1, 6, 6, dtype=torch.bool),
+        mask_of([3, 3])[None, None, :, :4],
+        mask_of([3, 3])[None, None].float(),
+        mask_of([3, 3])[None, None].expand(1, 2, 6, 6),
+        (mask_of([6]) & ~torch.eye(6, dtype=torch.bool).roll(1, 0))[None, None],  # a hole
+    ],
+)
+def test_any_other_mask_is_left_alone(mask):
+    assert document_lengths(mask) is None
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_outputs_and_gradients_are_those_of_the_masked_attention(config, calls):
+    model = model_of(config)
+    tokens = torch.randint(50, (2, 20))
+    positions = positions_of([7, 12, 1], [20])
+
+    def run():
+        calls.clear()
+        logits = model(tokens, position_ids=positions, use_cache=False).logits
+        logits.square().mean().backward()
+        found = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+        model.zero_grad()
+        return logits, found, list(calls)
+
+    expected, expected_gradients, stock = run()
+    with attention_by_document():
+        logits, gradients, found = run()
+    assert stock == [(20, True)] * 2
+    assert found == [(length, False) for length in (7, 12, 1, 20)] * 2
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    assert gradients.keys() == expected_gradients.keys()
+    for name, value in gradients.items():
+        torch.testing.assert_close(value, expected_gradients[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: n + m)
+
+
+def test_windows_shorter_than_documents_and_padding_take_the_stock_function(calls):
+    model = model_of(MistralConfig(**GROUPED, sliding_window=4))
+    tokens, kept = torch.randint(50, (1, 20)), torch.ones(1, 20, dtype=torch.long)
+    kept[:, 15:] = 0
+    with attention_by_document():
+        model(tokens, position_ids=positions_of([8, 12]), use_cache=False)
+        model_of(CONFIGS["gpt_neox"])(tokens, attention_mask=kept, use_cache=False)
+    assert calls == [(20, True)] * 4
+
+
+def test_it_lasts_until_the_last_of_several_runs_has_ended():
+    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    first, second = attention_by_document(), attention_by_document()
+    first.__enter__()
+    thread = Thread(target=second.__enter__)
+    thread.start()
+    thread.join()
+    changed = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    first.__exit__(None, None, None)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is changed is not stock
+    second.__exit__(None, None, None)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is stock
