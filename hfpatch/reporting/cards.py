@@ -7,6 +7,7 @@ from pathlib import Path
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.tables import cell_of, scale_of_task, terminal_table, unit_of
+from hfpatch.reporting.comparison.tuning import chosen_facts
 from hfpatch.reporting.document import Cell
 from hfpatch.reporting.facts import protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, part_text, score
@@ -71,6 +72,7 @@ def _measured(results: ComparisonResults, name: str, seed: int) -> Measured:
             ("Parts", " + ".join(map(part_text, method.parts))),
             ("Trained parameters", count(method.trainable)),
             ("Seed", str(seed)),
+            *chosen_facts(results, name),
             ("Run", f"{results.name}, protocol {results.protocol.replace('_', ' ')}"),
         ],
         data=[fact for fact in protocol_facts(results) if fact[0] in kept],

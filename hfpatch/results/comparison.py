@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from hfpatch.results.parts import SCHEMA, Comparison, Number, Part, TaskResult, TrainResult, Values
+from hfpatch.results.tuning import Tuning
 
 
 class Curve(Part):
@@ -118,7 +119,8 @@ class ComparisonResults(Part):
         model: the base: name, revision, hash, dtype, type and size.
         data: the training text and its blocks.
         plan: the batch plan of each seed: hash, steps, batch size.
-        training: the recipe's section; likewise ``evaluation``.
+        training: the recipe's section, without the rate where it was tuned; likewise ``evaluation``.
+        tuning: what every method was tried at, and what was chosen; None where nothing was tuned.
         tasks: what each task measures.
         methods: each method with its runs.
         comparisons: the paired differences; empty until the comparison is complete.
@@ -137,6 +139,7 @@ class ComparisonResults(Part):
     data: Values = Field(default_factory=dict)
     plan: dict[str, Values] = Field(default_factory=dict)
     training: Values = Field(default_factory=dict)
+    tuning: Tuning | None = None
     evaluation: Values = Field(default_factory=dict)
     tasks: dict[str, Task] = Field(default_factory=dict)
     methods: dict[str, Method] = Field(default_factory=dict)

@@ -35,12 +35,13 @@ from hfpatch.results.study import (
     Variant,
     VariantParameters,
 )
+from hfpatch.results.tuning import Choice, Trial, Tuning
 
 __all__ = [
-    "SCHEMA", "AtStep", "ByStep", "Comparison", "ComparisonResults", "Curve", "Diagnostic", "EvaluatedVariant",
-    "EvaluationResults", "Improvement", "LayerSeries", "Loss", "Match", "Method", "Parameters", "Point", "Results",
-    "Row", "Run", "StudyResults", "StudyRun", "Task", "TaskResult", "TrainResult", "Variant", "VariantParameters",
-    "Verdict", "json_schema",
+    "SCHEMA", "AtStep", "ByStep", "Choice", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
+    "EvaluatedVariant", "EvaluationResults", "Improvement", "LayerSeries", "Loss", "Match", "Method", "Parameters",
+    "Point", "Results", "Row", "Run", "StudyResults", "StudyRun", "Task", "TaskResult", "TrainResult", "Trial",
+    "Tuning", "Variant", "VariantParameters", "Verdict", "json_schema",
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from hfpatch.training.processes import start_processes
 
 
 def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
-    """Train and evaluate every method of a recipe with every seed, compare them and report.
+    """Tune, train and evaluate every method of a recipe with every seed, compare them and report.
 
     The base is evaluated first, and compared with its known scores before anything is trained. Each run leaves its
     result when it is complete; with ``resume`` such runs are not repeated. A run that diverges is a result like others,
@@ -47,10 +47,10 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
         write_report(out)
         return folder.read_results()
     clock = resumed_clock(out)
-    with open_runs(plan, partial(set_up, recipe), resume=resume) as setup:
+    with open_runs(plan, partial(set_up, recipe, plan.tuning), resume=resume) as setup:
         for unit in plan.units:
             complete(unit, setup, progress or Progress())
-            if unit.marker == unit.run.result:
+            if unit.action in ("tune", "evaluate"):
                 write_json(folder.results, collect(setup, folder, clock, complete=False).to_json())
         results = collect(setup, folder, clock, complete=True).to_json()
         write_json(folder.results, results)
@@ -62,6 +62,9 @@ def train(
     recipe: Recipe, method: str, out: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> list[Path]:
     """Train one method of a recipe with each of its seeds; `compare` with ``resume`` continues from there.
+
+    Where the recipe tunes, the method is tuned first, by its own trials alone. If `compare` later extends the rates for
+    another method and this one then has a better rate, it says which runs to delete.
 
     Args:
         recipe: the recipe that has the method.
@@ -78,8 +81,8 @@ def train(
     """
     plan = plan_training(recipe, out, method)
     check_start(plan, resume=resume)
-    with open_runs(plan, partial(set_up, recipe), resume=resume) as setup:
+    with open_runs(plan, partial(set_up, recipe, plan.tuning), resume=resume) as setup:
         for unit in plan.units:
             complete(unit, setup, progress or Progress())
-    trained = [RunPaths(unit.run.folder) for unit in plan.units]
+    trained = [RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train"]
     return [paths.patch for paths in trained if diverged_step(read_json(paths.training)) is None]

@@ -13,6 +13,7 @@ from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
+from hfpatch.reporting.comparison.tuning import rates_text, tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK, MOST_METHODS
@@ -152,6 +153,7 @@ def _sections(material: Material) -> Iterator[doc.Section]:
         "Answer",
         (
             doc.Text(found.headline, "headline"),
+            *rates_text(results),
             doc.Findings(found.against_baseline),
             *([between] if between.items else []),
         ),
@@ -160,12 +162,15 @@ def _sections(material: Material) -> Iterator[doc.Section]:
     yield doc.Section("warnings", "Warnings", _warnings(material))
     download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": results}))
     yield doc.Section("results", "Results", (main_table(results), download, method_table(results)))
+    yield from tuning_sections(results, material.drawn.get("tuning"))
     others = len(results.others)
     left_out = (
         f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
         "in either direction; the tables and the data have all."
     )
     for name, svg in material.drawn.items():
+        if name not in _FIGURES:
+            continue  # it is part of another section
         title, short, caption = _FIGURES[name]
         caption += left_out if others > MOST_METHODS else ""
         figure = doc.Figure(name, title, caption, svg, figure_csv(name, results, material.layers))
