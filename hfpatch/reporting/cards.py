@@ -7,7 +7,7 @@ from pathlib import Path
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.tables import cell_of, scale_of_task, terminal_table, unit_of
-from hfpatch.reporting.comparison.tuning import chosen_facts
+from hfpatch.reporting.comparison.tuning import chosen_facts, rates_sentence
 from hfpatch.reporting.document import Cell
 from hfpatch.reporting.facts import protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, part_text, score
@@ -52,6 +52,7 @@ def run_card(results: ComparisonResults) -> str:
         f"# {escape(results.name)}: patches for {escape(name)}",
         block(results.description),
         f"## Answer\n\n{block(found.headline)}",
+        block(rates_sentence(results)),
         "\n".join(f"- **{escape(each.subject)}** {escape(each.rest)}" for each in found.against_baseline),
         f"## Results\n\n{table(list(map(escape, headings)), rows)}",
         "`report.html` is the whole report, `report.md` the same as Markdown; `results.csv` and `results.json` are the "

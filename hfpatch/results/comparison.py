@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -146,6 +146,11 @@ class ComparisonResults(Part):
     comparisons: list[Comparison] = Field(default_factory=list)
     correction: str = "methods and tasks"
     warnings: list[str] = Field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the results as JSON values, without ``tuning`` where nothing was tuned."""
+        values = super().to_json()
+        return values if self.tuning is not None else {key: values[key] for key in values if key != "tuning"}
 
     @property
     def baseline(self) -> str | None:

@@ -60,8 +60,7 @@ def _base(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
 
 def _tuning(results: ComparisonResults) -> Iterator[str]:
     if results.tuning is None:
-        if results.others:
-            yield rates_sentence(results)
+        yield from filter(None, [rates_sentence(results)])
         return
     for name, choice in results.tuning.chosen.items():
         if choice.loss is None:
