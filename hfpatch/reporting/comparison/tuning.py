@@ -21,6 +21,7 @@ _CAPTION = (
     "The loss on the text of tuning, nats per token, after a trial at each learning rate; of several trials at one "
     "rate the lowest. The ringed mark is the choice. A mark at the upper edge lies above the panel; a cross diverged."
 )
+_SIZES = ("documents", "tokens")
 
 
 def rates_sentence(results: ComparisonResults) -> str:
@@ -73,11 +74,11 @@ def _how(tuning: Tuning) -> str:
         added = f" {shown} {were} added for all methods, because the best rate of one was at the edge."
     plans = {trial.plan for trial in tuning.trials}
     batches = f"the same batches (SHA-256 {str(next(iter(plans)))[:16]}…)" if len(plans) == 1 else "several batch plans"
-    text = tuning.text
+    documents, tokens = (count(value) if isinstance(value, int) else NOTHING for value in map(tuning.text.get, _SIZES))
     return (
         f"Every method had {trials} trials: {count(tuning.steps)} steps on {batches} with seed {tuning.seed}, which no "
-        f"final run uses, at the learning rates {rates}.{added} The loss on {count(text.get('documents'))} documents "
-        f"({count(text.get('tokens'))} tokens), taken away from the training text and contained in no task, decided; a "
+        f"final run uses, at the learning rates {rates}.{added} The loss on {documents} documents ({tokens} tokens), "
+        "taken away from the training text and contained in no task, decided; a "
         "trial that diverged counts as infinite."
     )
 

@@ -1,11 +1,11 @@
 """How rates were chosen, as the report says and draws it."""
 
-import copy
 import csv
 import io
 from dataclasses import replace
 
 import pytest
+from reporting.conftest import tuned_example
 
 from hfpatch.reporting.cards import run_card
 from hfpatch.reporting.comparison.document import comparison_document, read_material
@@ -17,30 +17,11 @@ from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.theme import report_style
 
 SKIP, LORA = "pre_projection_skip", "lora"
-LOSSES = {SKIP: {1e-3: 1.5, 1e-2: 1.2, 1e-1: None}, LORA: {1e-3: 1.6, 1e-2: 1.3, 1e-1: 1.25}}
 
 
 @pytest.fixture
-def tuned(build, raw):
-    trials = [
-        {
-            **{"method": method, "seed": 1000, "values": {"lr": rate}, "loss": loss, "plan": "e" * 64},
-            "diverged_step": None if loss else 7,
-        }
-        for method, losses in LOSSES.items()
-        for rate, loss in losses.items()
-    ]
-    chosen = {
-        SKIP: {"values": {"lr": 1e-2}, "loss": 1.2, "trials": 3, "edge": None},
-        LORA: {"values": {"lr": 1e-1}, "loss": 1.25, "trials": 3, "edge": "highest"},
-    }
-    raw = copy.deepcopy(raw)
-    raw["tuning"] = {
-        **{"seed": 1000, "steps": 40, "learning_rates": [1e-3, 1e-2, 1e-1], "added": [1e-1], "trials": trials},
-        **{"chosen": chosen, "text": {"documents": 200, "tokens": 12_345}},
-    }
-    del raw["training"]["lr"]
-    return build(raw)
+def tuned(build):
+    return build(tuned_example())
 
 
 def test_the_first_thing_said_is_how_the_rates_were_chosen(tuned, results, raw, build):
