@@ -25,6 +25,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
     *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "evaluation", "analysis"),
     "adding-an-architecture",
+    "fair-comparison",
     *("architectures", "peft-methods", "reproducing-the-papers", "faq"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -94,6 +95,14 @@ def test_every_block_runs(page, tmp_path, monkeypatch):
 
 def test_every_page_is_reached_from_the_first():
     assert {f"{page}.md" for page in PAGES[1:]} <= set(re.findall(r"\]\(([^)#]+)", text_of("index")))
+
+
+def test_every_test_that_a_page_names_is_there():
+    named = re.findall(r"`(tests/\S+\.py)::(\w+)`", text_of("fair-comparison"))
+    assert len(named) > 20
+    assert [
+        name for file, name in named if f"def {name}(" not in (DOCS.parent / file).read_text(encoding="utf-8")
+    ] == []
 
 
 def test_blocks_that_only_a_hub_can_run_are_few():

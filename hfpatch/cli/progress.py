@@ -91,11 +91,15 @@ class TokensSoFar:
 
 
 class LiveProgress(Progress):
-    """A bar for each run: step, loss, tokens a second, memory and time left, then the task, then the scores."""
+    """A bar for each run: step, loss, tokens a second, memory and time left, then the task, then the scores.
+
+    Where the terminal has no line left for the next bar, the first of those that are complete scrolls away as text.
+    """
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
         self._lines: dict[str, TaskID] = {}
+        self._finished: dict[str, str] = {}
 
     def started(self, run: str, steps: int) -> None:
         """Show that a run begins."""
@@ -118,11 +122,18 @@ class LiveProgress(Progress):
         line = self._line(run)
         self._bars.update(line, total=1, completed=1, state=summary)
         self._bars.stop_task(line)
+        self._finished[run] = summary
 
     def _line(self, run: str) -> TaskID:
         if run not in self._lines:
+            if self._finished and len(self._lines) >= self._bars.console.height - 1:
+                self._scroll(next(iter(self._finished)))
             self._lines[run] = self._bars.add_task(run, total=None, state="")
         return self._lines[run]
+
+    def _scroll(self, run: str) -> None:
+        self._bars.console.print(f"{run}: done, {self._finished.pop(run)}", markup=False, highlight=False)
+        self._bars.remove_task(self._lines.pop(run))
 
 
 def _state(record: StepRecord) -> str:

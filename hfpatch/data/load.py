@@ -20,6 +20,7 @@ from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
 from hfpatch.data.corpora import Corpus, filtered_documents, open_corpus
 from hfpatch.data.token_file import TokenFile, none_left, open_token_file, write_token_file
 from hfpatch.data.tokenizer import TokenStream, hash_tokenizer, tokenize
+from hfpatch.data.tuning import TuningText, choose_documents, put_last
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 from hfpatch.support.cache import is_writable
@@ -41,10 +42,11 @@ _SCALARS = ("layout", "documents", "source", "revision", "sha256")
 
 @dataclass(frozen=True)
 class Splits:
-    """Blocks to train on and, if the settings hold documents out, blocks to measure the loss on."""
+    """Blocks to train on, those to measure the loss on if the settings hold documents out, and those of tuning."""
 
     train: TokenBlocks
     held_out: TokenBlocks | None = None
+    tuning: TokenBlocks | None = None
 
 
 def load_blocks(
@@ -80,6 +82,7 @@ def load_splits(
     *,
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
+    tuning: TuningText | None = None,
 ) -> Splits:
     """Read and tokenize the text of ``settings``, or map a token file, and lay it out in blocks.
 
@@ -91,28 +94,30 @@ def load_splits(
         data_dir: local copies of hub data sets, see :func:`hfpatch.data.corpora.open_corpus`.
         cache_dir: cache the blocks (of a stream, its tokens) here, under the hash of settings, tokenizer and text, and
             map them into memory on the next call. The embedded language is not cached: it is generated quickly.
+        tuning: which documents are taken away for tuning; None takes none.
 
     Raises:
-        HfpatchError: if the text is missing, malformed, empty or shorter than a block, or the token file is damaged or
-            was made with another tokenizer.
+        HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents for
+            tuning, or the token file is damaged or was made with another tokenizer.
     """
     if settings.is_token_file:
-        return Splits(*open_token_file(Path(settings.source), tokenizer).cut(settings))
+        return Splits(**open_token_file(Path(settings.source), tokenizer).cut_splits(settings))
     corpus = open_corpus(settings, data_dir)
     if cache_dir is not None:
         remove_leftovers(cache_dir)
     usable = cache_dir is not None and corpus.cacheable and is_writable(cache_dir, "the tokens")
     if settings.layout == "stream":
-        return Splits(*_load_stream(corpus, settings, tokenizer, cache_dir if usable else None).cut(settings))
+        stream = _load_stream(corpus, settings, tokenizer, cache_dir if usable else None, tuning)
+        return Splits(**stream.cut_splits(settings, tuning.documents if tuning else 0))
     pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
     if cache_dir is None or not usable:
         with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            return _build(corpus, settings, tokenizer, pad, Path(temporary))
-    folder = cache_dir / _cache_key(corpus, {**settings.model_dump(mode="json"), "pad": pad}, tokenizer)
+            return _build(corpus, settings, tokenizer, pad, Path(temporary), tuning)
+    folder = cache_dir / _cache_key(corpus, {**settings.model_dump(mode="json"), "pad": pad}, tokenizer, tuning)
     if folder.is_dir() and (cached := _read_cache(folder)) is not None:
         return cached
     with _scratch(folder) as scratch:
-        built = _build(corpus, settings, tokenizer, pad, scratch)
+        built = _build(corpus, settings, tokenizer, pad, scratch, tuning)
         try:
             _write_cache(folder, built)
         except HfpatchError as error:  # the cache is optional
@@ -133,32 +138,47 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 
 def _build(
-    corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, pad: int, folder: Path
+    corpus: Corpus,
+    settings: DataSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    pad: int,
+    folder: Path,
+    tuning: TuningText | None,
 ) -> Splits:
     """Tokenize and lay out, with files in ``folder`` that may be removed afterwards: mapped files stay readable."""
-    texts = filtered_documents(corpus, settings)
+    texts = _texts(corpus, settings, tuning)
     stream = tokenize(texts, tokenizer, folder / "tokens.bin", append_eos=settings.append_eos)
-    parts, held_out = [stream], settings.held_out or 0
-    if held_out:
-        kept = len(stream.lengths) - held_out
-        if kept < 1:
-            raise HfpatchError(none_left(held_out, len(stream.lengths)))
-        cut = int(stream.lengths[:kept].sum())
-        parts = [
-            TokenStream(stream.tokens[:cut], stream.lengths[:kept]),
-            TokenStream(stream.tokens[cut:], stream.lengths[kept:]),
-        ]
-    blocks = [
-        blocks_from_stream(
-            part, settings, pad_token_id=pad, revision=corpus.revision, file=folder / f"rows-{number}.bin"
-        )
-        for number, part in enumerate(parts)
-    ]
-    return Splits(*blocks)
+    last = {"held_out": settings.held_out or 0, "tuning": tuning.documents if tuning else 0}
+    kept = len(stream.lengths) - sum(last.values())
+    if kept < 1:
+        raise HfpatchError(none_left(last["held_out"], len(stream.lengths)))
+    blocks, first, begin = {}, 0, 0
+    for name, documents in {"train": kept, **last}.items():
+        if not documents:
+            continue
+        lengths = stream.lengths[first : first + documents]
+        end = begin + int(lengths.sum())
+        part, file = TokenStream(stream.tokens[begin:end], lengths), folder / f"rows-{name}.bin"
+        blocks[name] = blocks_from_stream(part, settings, pad_token_id=pad, revision=corpus.revision, file=file)
+        first, begin = first + documents, end
+    return Splits(**blocks)
+
+
+def _texts(corpus: Corpus, settings: DataSettings, tuning: TuningText | None) -> Iterator[str]:
+    """Yield the documents: those to train on, those held out, those of tuning."""
+    texts = filtered_documents(corpus, settings)
+    if tuning is None:
+        return texts
+    chosen = choose_documents(filtered_documents(corpus, settings), tuning, held_out=settings.held_out or 0)
+    return put_last(texts, chosen)
 
 
 def _load_stream(
-    corpus: Corpus, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None
+    corpus: Corpus,
+    settings: DataSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    cache_dir: Path | None,
+    tuning: TuningText | None,
 ) -> TokenFile:
     """Return the text's token file from the cache, written there if necessary.
 
@@ -166,14 +186,15 @@ def _load_stream(
     """
 
     def write(folder: Path) -> None:
-        texts = filtered_documents(corpus, settings)
+        texts = _texts(corpus, settings, tuning)
         write_token_file(folder / _STREAM, texts, tokenizer, settings, revision=corpus.revision)
 
     if cache_dir is None:
         with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
             write(Path(temporary))
             return open_token_file(Path(temporary) / _STREAM, tokenizer)
-    folder = cache_dir / _cache_key(corpus, settings.describe_text(), tokenizer)
+    chosen = settings.describe_text() | ({"held_out": settings.held_out} if tuning else {})
+    folder = cache_dir / _cache_key(corpus, chosen, tokenizer, tuning)
     if (cached := _cached_stream(folder, tokenizer)) is not None:
         return cached
     try:
@@ -198,8 +219,11 @@ def _warn_of_damage(folder: Path, error: Exception) -> None:
     warnings.warn(f"{folder}: the cached tokens cannot be read ({error}) and are made again", stacklevel=2)
 
 
-def _cache_key(corpus: Corpus, chosen: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
+def _cache_key(
+    corpus: Corpus, chosen: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tuning: TuningText | None
+) -> str:
     parts = [_CACHE_FORMAT, corpus.digest, corpus.revision, hash_tokenizer(tokenizer), chosen]
+    parts += [tuning.to_json()] if tuning else []
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -77,11 +77,24 @@ class TokenFile:
         Raises:
             HfpatchError: if all documents are held out, or a part is shorter than a block.
         """
-        held_out = settings.held_out or 0
-        cut = self._find_start_of_last(held_out) if held_out else len(self.tokens)
-        parts = [(0, cut, self.info.documents - held_out), (cut, len(self.tokens), held_out)]
-        return [
-            cut_blocks(
+        return list(self.cut_splits(settings).values())
+
+    def cut_splits(self, settings: DataSettings, tuning: int = 0) -> dict[str, TokenBlocks]:
+        """Cut the stream as `cut` does into parts by name, the last ``tuning`` documents being another one.
+
+        Raises:
+            HfpatchError: as `cut`.
+        """
+        held_out, total = settings.held_out or 0, len(self.tokens)
+        last = self._find_start_of_last(tuning) if tuning else total
+        cut = self._find_start_of_last(held_out + tuning) if held_out else last
+        parts = {
+            "train": (0, cut, self.info.documents - held_out - tuning),
+            "held_out": (cut, last, held_out),
+            "tuning": (last, total, tuning),
+        }
+        return {
+            name: cut_blocks(
                 self.tokens[start:stop],
                 settings.block_size,
                 documents=documents,
@@ -89,8 +102,9 @@ class TokenFile:
                 revision=self.info.revision,
                 sha256=f"{self.info.dtype} {self.info.sha256} [{start}:{stop}]",
             )
-            for start, stop, documents in parts[: 2 if held_out else 1]
-        ]
+            for name, (start, stop, documents) in parts.items()
+            if name == "train" or documents
+        }
 
     def _find_start_of_last(self, documents: int) -> int:
         """Return where the last so many documents start: after the end-of-text of the one before them."""

@@ -6,19 +6,21 @@ other are errors of one line that says where. Reading one loads neither torch no
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from hfpatch.errors import nearest
+from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.sizes import size_mistake
-from hfpatch.recipes.strict import Dtype, Section, load_as, write_yaml
+from hfpatch.recipes.strict import Dtype, Section, explain, load_as, read_override, write_yaml
 from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
+from hfpatch.recipes.tuning import TuningSettings, Values, trial_training, tuning_mistake, tuning_seed
 
 SEED_LIMIT = 2**32
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -50,6 +52,8 @@ class Recipe(Section):
     """The training text."""
     training: TrainingSettings = TrainingSettings()
     """The optimiser, its schedule and the seeds."""
+    tuning: TuningSettings | None = None
+    """What every method is tried at before its final runs; None trains all at ``training.lr``."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """The tasks."""
     data_dir: Path | None = None
@@ -63,7 +67,7 @@ class Recipe(Section):
     def _no_contradiction(self) -> Recipe:
         measured = self.data.held_out is not None
         loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=measured)
-        for mistake in (loop, _lists_mistake(self), _methods_mistake(self)):
+        for mistake in (loop, _lists_mistake(self), _methods_mistake(self), _tuning_mistake(self)):
             if mistake:
                 raise ValueError(mistake)
         return self
@@ -71,6 +75,40 @@ class Recipe(Section):
     def to_yaml(self) -> str:
         """Return the recipe as YAML that `load_recipe` reads back as an equal recipe."""
         return write_yaml(self.model_dump(mode="json"))
+
+    @property
+    def trained(self) -> list[str]:
+        """The methods that are trained: all but the baseline."""
+        return [name for name in self.methods if name != self.baseline]
+
+    @property
+    def tuning_seed(self) -> int:
+        """The seed of all trials of tuning, which no final run uses."""
+        return tuning_seed(self.training.seeds)
+
+    def tuned(self, method: str, values: Values) -> Recipe:
+        """Return the recipe without tuning, at the values that a trial of one method had."""
+        changed = self.model_dump(mode="json", exclude={"tuning"})
+        for key, value in values.items():
+            first, _, rest = key.partition(".")
+            if first.isdigit():
+                changed["methods"][method][int(first)][rest] = value
+            elif rest:
+                changed["training"][first][rest] = value
+            else:
+                changed["training"][key] = value
+        return Recipe.model_validate_json(json.dumps(changed), strict=True)
+
+    def trial(self, method: str, values: Values) -> Recipe:
+        """Return the recipe of one trial of tuning.
+
+        Raises:
+            ValueError: if the recipe has no tuning.
+        """
+        if self.tuning is None:
+            raise ValueError(f"{self.name} has no tuning")
+        recipe = self.tuned(method, values)
+        return recipe.model_copy(update={"training": trial_training(recipe.training, self.tuning)})
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -87,7 +125,30 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         HfpatchError: for each mistake a recipe can hold, naming the file, the key and what is allowed.
     """
-    return load_as(path, overrides, Recipe)
+    recipe = load_as(path, overrides, Recipe)
+    for override in overrides if recipe.tuning is not None else ():
+        if read_override(override)[0] == "training.lr":
+            raise HfpatchError(
+                f"override {override!r}: this recipe tunes the rate, so it has no effect; set "
+                "tuning.learning_rates, or add tuning=null"
+            )
+    return recipe
+
+
+def _tuning_mistake(recipe: Recipe) -> str | None:
+    """Return what is wrong with ``tuning``, the values of its grid included, or None."""
+    if recipe.tuning is None:
+        return None
+    trained = {name: recipe.methods[name] for name in recipe.trained}
+    if mistake := tuning_mistake(recipe.tuning, recipe.training, recipe.data, trained):
+        return mistake
+    for name in trained:
+        for values in recipe.tuning.combinations(name, trained):
+            try:
+                recipe.tuned(name, values)
+            except ValidationError as error:
+                return f"tuning.grid: {explain(error, Recipe)}"
+    return None
 
 
 def _lists_mistake(recipe: Recipe) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.tables import cell_of, scale_of_task, terminal_table, unit_of
+from hfpatch.reporting.comparison.tuning import chosen_facts, rates_sentence
 from hfpatch.reporting.document import Cell
 from hfpatch.reporting.facts import protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, documents_text, part_text, score
@@ -51,6 +52,7 @@ def run_card(results: ComparisonResults) -> str:
         f"# {escape(results.name)}: patches for {escape(name)}",
         block(results.description),
         f"## Answer\n\n{block(found.headline)}",
+        block(rates_sentence(results)),
         "\n".join(f"- **{escape(each.subject)}** {escape(each.rest)}" for each in found.against_baseline),
         f"## Results\n\n{table(list(map(escape, headings)), rows)}",
         "`report.html` is the whole report, `report.md` the same as Markdown; `results.csv` and `results.json` are the "
@@ -71,6 +73,7 @@ def _measured(results: ComparisonResults, name: str, seed: int) -> Measured:
             ("Parts", " + ".join(map(part_text, method.parts))),
             ("Trained parameters", count(method.trainable)),
             ("Seed", str(seed)),
+            *chosen_facts(results, name),
             ("Run", f"{results.name}, protocol {results.protocol.replace('_', ' ')}"),
         ],
         data=[fact for fact in protocol_facts(results) if fact[0] in kept],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
+from hfpatch.results.tuning import Tuning
 
 
 class Curve(Part):
@@ -148,7 +149,8 @@ class ComparisonResults(Part):
         model: the base: name, revision, hash, dtype, type and size.
         data: the training text and its blocks.
         plan: the batch plan of each seed: hash, steps, batch size.
-        training: the recipe's section; likewise ``evaluation``.
+        training: the recipe's section, without the rate where it was tuned; likewise ``evaluation``.
+        tuning: what every method was tried at, and what was chosen; None where nothing was tuned.
         tasks: what each task measures.
         methods: each method with its runs.
         comparisons: the paired differences by the tasks' primary metrics; empty until the comparison is complete.
@@ -168,6 +170,7 @@ class ComparisonResults(Part):
     data: Values = Field(default_factory=dict)
     plan: dict[str, Values] = Field(default_factory=dict)
     training: Values = Field(default_factory=dict)
+    tuning: Tuning | None = None
     evaluation: Values = Field(default_factory=dict)
     tasks: dict[str, Task] = Field(default_factory=dict)
     methods: dict[str, Method] = Field(default_factory=dict)
@@ -175,6 +178,11 @@ class ComparisonResults(Part):
     low_noise: list[Comparison] = Field(default_factory=list)
     correction: str = "methods and tasks"
     warnings: list[str] = Field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the results as JSON values, without ``tuning`` where nothing was tuned."""
+        values = super().to_json()
+        return values if self.tuning is not None else {key: values[key] for key in values if key != "tuning"}
 
     @property
     def baseline(self) -> str | None:

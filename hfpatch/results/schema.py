@@ -36,13 +36,13 @@ from hfpatch.results.study import (
     Variant,
     VariantParameters,
 )
+from hfpatch.results.tuning import Choice, Trial, Tuning
 
 __all__ = [
-    "SCHEMA", "AtStep", "ByStep", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
+    "SCHEMA", "AtStep", "ByStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
     "EvaluatedVariant", "EvaluationResults", "Improvement", "LayerSeries", "Loss", "Match", "Method", "Parameters",
     "Point", "Results", "Row", "Run", "SizeMatch", "StudyResults", "StudyRun", "Task", "TaskResult", "TrainResult",
-    "Variant",
-    "VariantParameters", "Verdict", "json_schema",
+    "Trial", "Tuning", "Variant", "VariantParameters", "Verdict", "json_schema",
 ]  # fmt: skip
 
 

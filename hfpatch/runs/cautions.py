@@ -8,6 +8,7 @@ from typing import Any
 from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.controls import controls_of
+from hfpatch.reporting.comparison.tuning import rates_sentence
 from hfpatch.results.schema import ComparisonResults, Method
 
 UNMATCHED = 0.01
@@ -22,12 +23,13 @@ def cautions(recipe: Recipe, results: ComparisonResults, references: Mapping[str
     """Return every caution that applies to a complete comparison."""
     return [
         *_base(recipe, results),
+        *_tuning(results),
         *_sizes(recipe, results, references),
         *_survival(results.methods),
         *_cut_short(results.methods),
         *_seeds(recipe),
         *_documents(results),
-        *_settings(recipe, results.methods),
+        *_settings(recipe, results),
     ]
 
 
@@ -55,6 +57,22 @@ def _base(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
         model = recipe.model
         if unknown := unknown_base(model.name, model.revision, model.dtype, run.evaluation):
             yield unknown
+
+
+def _tuning(results: ComparisonResults) -> Iterator[str]:
+    if results.tuning is None:
+        yield from filter(None, [rates_sentence(results)])
+        return
+    for name, choice in results.tuning.chosen.items():
+        if choice.loss is None:
+            yield f"{name}: all {choice.trials} trials of tuning diverged; its runs take the lowest rate."
+        elif choice.edge is not None:
+            rate = f"{choice.values.get('lr'):g}"
+            beyond = "lower" if choice.edge == "lowest" else "higher"
+            yield (
+                f"{name}: its best learning rate, {rate}, is the {choice.edge} of the "
+                f"{len(results.tuning.learning_rates)} that were tried, so a {beyond} one may be better."
+            )
 
 
 def _sizes(recipe: Recipe, results: ComparisonResults, references: Mapping[str, list[str]]) -> Iterator[str]:
@@ -131,7 +149,8 @@ def _documents(results: ComparisonResults) -> Iterator[str]:
         yield f"Few documents: differences below about {', '.join(limits)} cannot be distinguished from noise."
 
 
-def _settings(recipe: Recipe, methods: Mapping[str, Method]) -> Iterator[str]:
+def _settings(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
+    methods = results.methods
     for name, method in methods.items():
         if method.form == "literal":
             yield (
@@ -144,5 +163,6 @@ def _settings(recipe: Recipe, methods: Mapping[str, Method]) -> Iterator[str]:
         kept = f"{training.trainable_dtype} ({others})" if others else training.trainable_dtype
         yield f"What is trained is kept in {kept}, which loses small updates."
     commits = {run.commit or "unknown" for method in methods.values() for run in method.runs.values()}
+    commits |= {trial.commit or "unknown" for trial in results.tuning.trials} if results.tuning else set()
     if len(commits) > 1:
         yield f"The runs were made with several commits of hfpatch: {', '.join(sorted(commits))}."

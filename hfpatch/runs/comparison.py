@@ -21,7 +21,7 @@ from hfpatch.training.processes import start_processes
 
 
 def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
-    """Train and evaluate every method of a recipe with every seed, compare them and report.
+    """Tune, train and evaluate every method of a recipe with every seed, compare them and report.
 
     The base is evaluated first, and compared with its known scores before anything is trained. Each run leaves its
     result when it is complete; with ``resume`` such runs are not repeated. A run that diverges is a result like others,
@@ -47,10 +47,10 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
         write_report(out)
         return folder.read_results()
     clock = resumed_clock(out)
-    with open_runs(plan, partial(set_up, recipe), resume=resume) as setup:
+    with open_runs(plan, partial(set_up, recipe, plan.tuning), resume=resume) as setup:
         for unit in plan.units:
             complete(unit, setup, progress or Progress())
-            if unit.marker == unit.run.result:
+            if unit.action in ("tune", "evaluate"):
                 write_json(folder.results, collect(setup, folder, clock, complete=False).to_json())
         results = collect(setup, folder, clock, complete=True).to_json()
         write_json(folder.results, results)

@@ -41,6 +41,7 @@ NAMES = {
     "tokenizer": "tokenizer",
     "text": "training text",
     "evaluation_text": "evaluation text",
+    "tuning_text": "text of tuning",
     "plan": "batch plan",
     "method": "method settings",
     "architecture": "architecture",

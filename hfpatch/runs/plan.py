@@ -1,13 +1,14 @@
 """What a recipe asks for, as plain data: its runs, and the units of work that complete them.
 
-A comparison is [evaluate the baseline -> check it], then [train -> evaluate] for each method and seed; a study is
-[pretrain] for each variant, point of its sweep and seed. Whoever executes units, in whatever order their ``needs``
-allow, finds in each what to do, where it writes, which lock to hold and which file marks it as complete.
+A comparison is [evaluate the baseline -> check it], then, where its recipe tunes, [tune] for each method and rate, then
+[train -> evaluate] for each method and seed; a study is [pretrain] for each variant, point of its sweep and seed.
+Whoever executes units, in whatever order their ``needs`` allow, finds in each what to do, where it writes, which lock
+to hold and which file marks it as complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -16,11 +17,12 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.controls import LINEAR_QUERY, controls_of, is_control
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
+from hfpatch.recipes.tuning import Edge
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.locks import WHOLE, run_lock
 
 AnyRecipe: TypeAlias = Recipe | PretrainRecipe | StudyRecipe
-Action: TypeAlias = Literal["train", "evaluate", "check_baseline", "pretrain"]
+Action: TypeAlias = Literal["tune", "train", "evaluate", "check_baseline", "pretrain"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class PlannedRun:
     Attributes:
         name: how progress and messages call it.
         variant: the method or the variant; the recipe's name where it has neither.
-        point: the point of a study's sweep; empty without a sweep.
+        point: the point of a study's sweep, or the values of a trial of tuning; empty where there is neither.
         seed: the seed.
         folder: where it writes.
         lock: the name of the lock on it.
@@ -54,7 +56,8 @@ class Unit:
     """A piece of work on one run.
 
     Attributes:
-        action: ``train`` or ``evaluate`` a method, ``check_baseline`` to compare the baseline's scores with its known
+        action: ``tune`` tries a method at the values of one trial, which an extension of the rates may turn out not to
+            need; ``train`` or ``evaluate`` a method, ``check_baseline`` to compare the baseline's scores with its known
             ones, ``pretrain`` a model from scratch.
         run: the run, with its name, its folder and its lock.
         marker: the file that is written last, so that it marks the unit as complete; None for a check, which is
@@ -73,6 +76,20 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Round:
+    """Trials of tuning that are all needed or all not: those of the recipe's rates, or those of one rate beyond them.
+
+    Attributes:
+        edge: None for the recipe's rates; else the round is needed where a method's best rate of the rounds before is
+            this edge of the rates tried so far.
+        runs: the trials, equally many of each method.
+    """
+
+    edge: Edge | None
+    runs: tuple[PlannedRun, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """The runs of a recipe in one folder, and what one command does of them.
 
@@ -82,6 +99,7 @@ class Plan:
         runs: all runs of the recipe.
         units: what the command does; each unit comes after those that it needs.
         part: the method or variant that the command is limited to; None for all.
+        tuning: the trials of the methods that the command trains, in the order in which they are decided on.
     """
 
     recipe: AnyRecipe
@@ -89,6 +107,7 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     units: tuple[Unit, ...]
     part: str | None = None
+    tuning: tuple[Round, ...] = ()
 
     @property
     def locks(self) -> list[str]:
@@ -106,15 +125,20 @@ def plan_comparison(recipe: Recipe, out: Path) -> Plan:
     baseline, *others = runs = planned_runs(recipe, out)
     evaluated = Unit("evaluate", baseline, baseline.result)
     checked = Unit("check_baseline", baseline, None, (evaluated,))
-    units = [evaluated, checked]
+    tuning = _tuning_rounds(recipe, out, recipe.trained)
+    trials = _trial_units(tuning, (checked,))
+    units = [evaluated, checked, *trials]
     for run in others:
-        trained = Unit("train", run, RunPaths(run.folder).training, (checked,))
+        trained = Unit("train", run, RunPaths(run.folder).training, tuple(trials) or (checked,))
         units += [trained, Unit("evaluate", run, run.result, (trained,))]
-    return Plan(recipe, out, runs, tuple(units))
+    return Plan(recipe, out, (*runs, *_trials(tuning)), tuple(units), tuning=tuning)
 
 
 def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
     """Plan the training of one method of a comparison with every seed; it does not wait for the baseline.
+
+    Where the recipe tunes, the method is tuned first, and its rates are extended by its own trials alone: the other
+    methods' are not known here. `plan_comparison` then adds what theirs ask for.
 
     Raises:
         HfpatchError: if there is no such method, or nothing in it to train.
@@ -122,9 +146,10 @@ def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
     _check_known("method", method, recipe.methods)
     if method == recipe.baseline:
         raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
-    runs = planned_runs(recipe, out)
-    units = (Unit("train", run, RunPaths(run.folder).training) for run in runs if run.variant == method)
-    return Plan(recipe, out, runs, tuple(units), part=method)
+    runs, tuning = planned_runs(recipe, out), _tuning_rounds(recipe, out, [method])
+    trials = _trial_units(tuning, ())
+    units = (Unit("train", run, RunPaths(run.folder).training, tuple(trials)) for run in runs if run.variant == method)
+    return Plan(recipe, out, (*runs, *_trials(tuning)), (*trials, *units), part=method, tuning=tuning)
 
 
 def plan_pretraining(recipe: PretrainRecipe | StudyRecipe, out: Path, variant: str | None = None) -> Plan:
@@ -161,6 +186,48 @@ def _planned_run(out: Path, variant: str, point: Point, seed: int) -> PlannedRun
     name = " · ".join(part for part in (variant, point_name(point), f"seed {seed}") if part)
     folder = out / "runs" / variant / point_name(point) / f"seed-{seed}"
     return PlannedRun(name, variant, point, seed, folder, run_lock(out, folder))
+
+
+def _tuning_rounds(recipe: Recipe, out: Path, methods: Sequence[str]) -> tuple[Round, ...]:
+    """Return the trials of some methods: at the recipe's rates, then at lower ones, then at higher ones."""
+    tuning = recipe.tuning
+    if tuning is None:
+        return ()
+    rounds: list[tuple[Edge | None, list[float]]] = [(None, sorted(tuning.learning_rates))]
+    edges: tuple[Edge, Edge] = ("lowest", "highest")
+    rounds += [(edge, [rate]) for edge in edges for rate in tuning.extension(edge)]
+    trained = {name: recipe.methods[name] for name in recipe.trained}
+    return tuple(
+        Round(
+            edge,
+            tuple(
+                _planned_trial(recipe, out, method, {"lr": rate, **values})
+                for method in methods
+                for rate in rates
+                for values in tuning.combinations(method, trained)
+            ),
+        )
+        for edge, rates in rounds
+    )
+
+
+def _planned_trial(recipe: Recipe, out: Path, method: str, values: Point) -> PlannedRun:
+    tuning = out / "runs" / method / "tuning"
+    name = f"{method} · {point_name(values)} · tuning"
+    return PlannedRun(name, method, values, recipe.tuning_seed, tuning / point_name(values), run_lock(out, tuning))
+
+
+def _trials(rounds: Sequence[Round]) -> list[PlannedRun]:
+    return [run for each in rounds for run in each.runs]
+
+
+def _trial_units(rounds: Sequence[Round], needs: tuple[Unit, ...]) -> list[Unit]:
+    """Return a unit for each trial; those of a round need all rounds before, which decide whether it takes place."""
+    units: list[Unit] = []
+    for each in rounds:
+        before = tuple(units) or needs
+        units += [Unit("tune", run, RunPaths(run.folder).training, before) for run in each.runs]
+    return units
 
 
 def _check_known(kind: str, name: str, known: Collection[str]) -> None:

@@ -17,12 +17,13 @@ from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.comparison import read_match
-from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task
+from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task, Tuning
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.runs.cautions import cautions, form_of, scores_of
 from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step
 from hfpatch.runs.plan import planned_runs, references
 from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.runs.tuning import collect_tuning
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock, provenance
 
@@ -49,10 +50,11 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         },
         data=setup.blocks.to_json() | held_out,
         plan={
-            str(seed): {"sha256": plan.sha256, "steps": training.steps, "batch_size": training.batch_size}
-            for seed, plan in setup.plans.items()
+            str(seed): {"sha256": setup.plans[seed].sha256, "steps": training.steps, "batch_size": training.batch_size}
+            for seed in training.seeds
         },
-        training=recipe["training"],
+        training=_training(recipe),
+        tuning=_tuning(setup),
         evaluation=recipe["evaluation"],
         tasks=_tasks(methods),
         methods=methods,
@@ -85,6 +87,18 @@ def _method(setup: ComparisonSetup, folder: RunFolder, name: str) -> Method:
         curve=mean_curve(path.metrics for path in paths.values()),
         layers=mean_series(layers),
     )
+
+
+def _training(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe's section; without the rate where tuning chooses one for each method."""
+    section = dict(recipe["training"])
+    return section if recipe["tuning"] is None else {key: section[key] for key in section if key != "lr"}
+
+
+def _tuning(setup: ComparisonSetup) -> Tuning | None:
+    if setup.tuning_text is None:
+        return None
+    return collect_tuning(setup.tuning, setup.recipe, setup.tuning_text, setup.plans[setup.recipe.tuning_seed])
 
 
 def _tasks(methods: Mapping[str, Method]) -> dict[str, Task]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from accelerate import PartialState
 from transformers import PreTrainedModel
@@ -12,12 +12,15 @@ from transformers import PreTrainedModel
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.load import load_splits
 from hfpatch.data.plan import BatchPlan, draw_plans
+from hfpatch.data.tuning import TuningText, digest_all
 from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import MatmulLibrary, choose_library
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.tuning import trial_training
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_method, identify_training
-from hfpatch.runs.plan import PlannedRun
+from hfpatch.runs.plan import PlannedRun, Round
+from hfpatch.runs.tuning import Tuning, values_text
 from hfpatch.support.cache import cache_folder
 from hfpatch.support.files import check_data_dir
 from hfpatch.surgery.bases import Base, hash_weights, load_base
@@ -38,11 +41,13 @@ class ComparisonSetup:
         base: the frozen model and its tokenizer.
         blocks: what is trained on.
         held_out: what the loss is measured on, if anything.
-        plans: the batch plan of each seed.
-        methods: what each method puts into the base.
+        plans: the batch plan of each seed, that of tuning included.
+        methods: what each method puts into the base; where it is tuned, `method_of` says what a run puts in.
         sizes: the parameters that each method adds and trains.
         shared: the hashes of base, tokenizer and text.
         matmul: the library for matrix products of all runs; None where the base is not on the CPU.
+        tuning: the trials; none where the recipe does not tune.
+        tuning_text: what the loss of the trials is measured on.
     """
 
     recipe: Recipe
@@ -54,44 +59,68 @@ class ComparisonSetup:
     sizes: dict[str, PatchSummary]
     shared: Identity
     matmul: MatmulLibrary | None
+    tuning: Tuning = field(default_factory=Tuning)
+    tuning_text: TokenBlocks | None = None
+
+    def recipe_of(self, run: PlannedRun) -> Recipe:
+        """Return the recipe as one run is trained by it: a trial at its values, a final run at the chosen ones."""
+        if run.point:
+            return self.recipe.trial(run.variant, run.point)
+        values = self.tuning.chosen(run.variant)
+        return self.recipe.tuned(run.variant, values) if values else self.recipe
+
+    def method_of(self, run: PlannedRun) -> Method:
+        """Return what one run puts into the base."""
+        parts = self.recipe_of(run).methods
+        if parts == self.recipe.methods:
+            return self.methods[run.variant]
+        return build_method(self.base.model, parts, run.variant)
+
+    def measured_on(self, run: PlannedRun) -> TokenBlocks | None:
+        """Return what the loss of one run is measured on."""
+        return self.tuning_text if run.point else self.held_out
 
     def identify(self, run: PlannedRun) -> Identity:
         """Return the identity of one run; the bare base is evaluated only, and has no plan."""
-        method = self.methods[run.variant]
+        method = self.method_of(run)
         if not method.configs:
             return self.shared
-        training = identify_training(self.recipe.training, self.plans[run.seed])
+        training = identify_training(self.recipe_of(run).training, self.plans[run.seed])
         return {**self.shared, **identify_method(method), **training}
 
     @contextmanager
-    def patched(self, method: str, put: Callable[[PreTrainedModel, Method], object]) -> Iterator[PreTrainedModel]:
-        """Yield the base with a method in it; afterwards take it out again and verify the base by hash.
+    def patched(self, run: PlannedRun, put: Callable[[PreTrainedModel, Method], object]) -> Iterator[PreTrainedModel]:
+        """Yield the base with a run's method in it; afterwards take it out again and verify the base by hash.
 
         Args:
-            method: the method's name; nothing is put in for the baseline.
+            run: the run; nothing is put in for the baseline.
             put: puts new modules, or those of a saved patch, into the base.
 
         Raises:
             HfpatchError: if the base's own weights changed meanwhile.
         """
-        model = self.base.model
-        if not self.methods[method].configs:
+        model, method = self.base.model, self.method_of(run)
+        if not method.configs:
             yield model
             return
-        put(model, self.methods[method])
+        put(model, method)
         try:
             yield model
         finally:
             unpatch(model)
         if hash_weights(model) != self.base.sha256:
             raise HfpatchError(
-                f"methods.{method} changed the base's own weights, so that nothing measured with it can be trusted; "
-                "leave out options that train the base, such as LoRA's bias or modules_to_save"
+                f"methods.{run.variant} changed the base's own weights, so that nothing measured with it can be "
+                "trusted; leave out options that train the base, such as LoRA's bias or modules_to_save"
             )
 
 
-def set_up(recipe: Recipe) -> ComparisonSetup:
+def set_up(recipe: Recipe, rounds: Sequence[Round] = ()) -> ComparisonSetup:
     """Load what the recipe names and try each method on the base, so that a mistake shows before any training.
+
+    Args:
+        recipe: the recipe.
+        rounds: the trials of its tuning.
 
     Raises:
         HfpatchError: if the base or the data cannot be loaded, or a method does not fit the base.
@@ -104,10 +133,21 @@ def set_up(recipe: Recipe) -> ComparisonSetup:
     of_base = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
     sizes = {name: _measure(base, method) for name, method in methods.items()}
+    _check_grid(recipe, base, sizes)
     with PartialState().local_main_process_first():  # the others find the tokens in the cache
-        splits = load_splits(recipe.data, base.tokenizer, data_dir=recipe.data_dir, cache_dir=cache_folder("tokens"))
+        splits = load_splits(
+            recipe.data,
+            base.tokenizer,
+            data_dir=recipe.data_dir,
+            cache_dir=cache_folder("tokens"),
+            tuning=_tuning_text(recipe),
+        )
     check_blocks(base.model, splits.train, splits.held_out)
     plans = draw_plans(recipe.training, splits.train, recipe.training.seeds)
+    shared = of_base | identify_data(base.tokenizer, splits.train, splits.held_out)
+    if recipe.tuning is not None and splits.tuning is not None:
+        plans |= draw_plans(trial_training(recipe.training, recipe.tuning), splits.train, [recipe.tuning_seed])
+        shared["tuning_text"] = splits.tuning.sha256
     if not cuts_tensors():  # what is cut in pieces goes to the devices piece by piece
         base.model.to(PartialState().device)
     return ComparisonSetup(
@@ -118,9 +158,42 @@ def set_up(recipe: Recipe) -> ComparisonSetup:
         plans=plans,
         methods=methods,
         sizes=sizes,
-        shared=of_base | identify_data(base.tokenizer, splits.train, splits.held_out),
+        shared=shared,
         matmul=choose_library(base.model),
+        tuning=Tuning(rounds),
+        tuning_text=splits.tuning,
     )
+
+
+def _tuning_text(recipe: Recipe) -> TuningText | None:
+    """Return which documents tuning takes away from the training text: none that a task has."""
+    if recipe.tuning is None:
+        return None
+    from hfpatch.evaluation import load_tasks  # lm-eval takes seconds to import, and not every run tunes
+    from hfpatch.evaluation.texts import task_texts
+
+    tasks = load_tasks(recipe.evaluation.tasks, data_dir=recipe.data_dir, **recipe.evaluation.task_options)
+    return TuningText(recipe.tuning.held_out, digest_all(task_texts(tasks)))
+
+
+def _check_grid(recipe: Recipe, base: Base, sizes: Mapping[str, PatchSummary]) -> None:
+    """Refuse options in the grid of tuning that a method does not have, or that change its number of parameters."""
+    trained = {name: recipe.methods[name] for name in recipe.trained}
+    for name in trained:
+        for values in recipe.tuning.combinations(name, trained) if recipe.tuning is not None else ():
+            parts = recipe.tuned(name, values).methods
+            if parts == recipe.methods:
+                continue
+            try:
+                validate_methods(parts)
+                size = _measure(base, build_method(base.model, parts, name))
+            except HfpatchError as error:
+                raise HfpatchError(f"tuning.grid: {error}") from error
+            if size.trainable != sizes[name].trainable:
+                raise HfpatchError(
+                    f"tuning.grid: {values_text(values)} gives {name} {size.trainable:,} trained parameters in place "
+                    f"of {sizes[name].trainable:,}, so it would not match others; tune options that leave its size"
+                )
 
 
 def _measure(base: Base, method: Method) -> PatchSummary:

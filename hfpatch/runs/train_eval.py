@@ -1,4 +1,4 @@
-"""The units of a comparison: train a method, evaluate it, check the baseline's scores.
+"""The units of a comparison: tune a method, train it, evaluate it, check the baseline's scores.
 
 lm-eval and what it imports, seconds of it, are imported where an evaluation begins.
 """
@@ -17,6 +17,7 @@ from hfpatch.runs.folder import RunPaths, diverged_step, summarise
 from hfpatch.runs.plan import PlannedRun, Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.runs.tuning import Outcome, values_text
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import load_patch, save_patch
@@ -39,6 +40,17 @@ def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
             if not unit.is_complete():
                 _evaluate(setup, run, progress)
             progress.finished(run.name, summarise(read_json(run.result)))
+        elif unit.action == "tune":
+            if setup.tuning.needs(run):
+                if not unit.is_complete():
+                    _train(setup, run, progress)
+                    progress.finished(run.name, Outcome(run, read_json(RunPaths(run.folder).training)).describe())
+                _remove_checkpoints(run)
+        elif unit.is_complete() and setup.recipe.tuning is not None and not _is_of_choice(setup, run):
+            raise HfpatchError(
+                "was trained before the rates were extended, and tuning now chooses "
+                f"{values_text(setup.tuning.chosen(run.variant))}; delete {run.folder} and resume to train it again"
+            )
         elif not run.result.is_file():
             if not unit.is_complete():
                 _train(setup, run, progress)
@@ -48,27 +60,28 @@ def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
 
 
 def _train(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> None:
-    """Train a method and save its patch, unless it diverged; afterwards the base is as it was."""
-    state, paths, recipe = PartialState(), RunPaths(run.folder), setup.recipe
+    """Train a method and save its patch, unless it diverged or is a trial; afterwards the base is as it was."""
+    state, paths, settings = PartialState(), RunPaths(run.folder), setup.recipe_of(run).training
     identity = setup.identify(run)
-    progress.started(run.name, recipe.training.steps)
-    with setup.patched(run.variant, lambda model, method: patch(model, method.configs, seed=run.seed)) as model:
+    progress.started(run.name, settings.steps)
+    with setup.patched(run, lambda model, method: patch(model, method.configs, seed=run.seed)) as model:
         outcome = train_probe(
             model,
-            settings=recipe.training,
+            settings=settings,
             blocks=setup.blocks,
             plan=setup.plans[run.seed],
             seed=run.seed,
             run_dir=run.folder,
-            held_out=setup.held_out,
+            held_out=setup.measured_on(run),
             resume=True,
             on_step=lambda record: progress.stepped(run.name, record),
             origin=identity,
         )
         if state.is_main_process:
-            if outcome.diverged_step is None:
+            if outcome.diverged_step is None and not run.point:
                 save_patch(model, paths.patch)
-            write_json(paths.training, {**outcome.to_json(), "identity": identity})
+            made_by = {"commit": checkout_state()[0]} if run.point else {}
+            write_json(paths.training, {**outcome.to_json(), **made_by, "identity": identity})
         state.wait_for_everyone()
 
 
@@ -78,13 +91,24 @@ def _close_training(setup: ComparisonSetup, run: PlannedRun) -> None:
     if not PartialState().is_main_process:
         return
     if not setup.recipe.training.keep_finished:
-        shutil.rmtree(paths.checkpoints, ignore_errors=True)
+        _remove_checkpoints(run)
     if (step := diverged_step(read_json(paths.training))) is not None:
         warnings.warn(
             f"{run.name}: diverged at step {step}: it has no patch and no scores, and is left out of the comparisons; "
             "a lower learning rate may help, and training.on_bad_loss=stop names the blocks of the step",
             stacklevel=2,
         )
+
+
+def _remove_checkpoints(run: PlannedRun) -> None:
+    if PartialState().is_main_process:
+        shutil.rmtree(RunPaths(run.folder).checkpoints, ignore_errors=True)
+
+
+def _is_of_choice(setup: ComparisonSetup, run: PlannedRun) -> bool:
+    """Whether a run that is trained was trained at the values that tuning chooses."""
+    identity = read_json(RunPaths(run.folder).training).get("identity")
+    return bool(identity == setup.identify(run))
 
 
 def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> None:
@@ -96,7 +120,7 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
     scores: dict[str, Any] = {}
     held_out: dict[str, float] = {}
     if diverged_step(trained) is None:
-        with setup.patched(run.variant, lambda model, _: load_patch(model, paths.patch)) as model:
+        with setup.patched(run, lambda model, _: load_patch(model, paths.patch)) as model:
             model.eval()
             scores = evaluate(
                 model,

@@ -20,6 +20,9 @@ def train(
 ) -> list[Path]:
     """Train one method of a recipe with each of its seeds; `compare` with ``resume`` continues from there.
 
+    Where the recipe tunes, the method is tuned first, by its own trials alone. If `compare` later extends the rates for
+    another method and this one then has a better rate, it says which runs to delete.
+
     Args:
         recipe: the recipe that has the method.
         method: its name.
@@ -35,8 +38,8 @@ def train(
     """
     plan = plan_training(recipe, out, method)
     check_start(plan, resume=resume)
-    with open_runs(plan, partial(set_up, recipe), resume=resume) as setup:
+    with open_runs(plan, partial(set_up, recipe, plan.tuning), resume=resume) as setup:
         for unit in plan.units:
             complete(unit, setup, progress or Progress())
-    trained = [RunPaths(unit.run.folder) for unit in plan.units]
+    trained = [RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train"]
     return [paths.patch for paths in trained if diverged_step(read_json(paths.training)) is None]

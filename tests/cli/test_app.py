@@ -329,6 +329,19 @@ def test_scoring_shows_how_far_a_task_is(capsys, monkeypatch):
     assert "1200 of 4000" in console.file.getvalue()
 
 
+def test_more_runs_than_the_terminal_has_lines_scroll_away():
+    console = Console(file=io.StringIO(), width=100, height=4)
+    with Bars(TextColumn("{task.description}"), console=console, auto_refresh=False) as bars:
+        live = LiveProgress(bars)
+        for run in "abcde":
+            live.started(run, 3)
+            live.finished(run, f"loss of {run}")
+        assert [task.description for task in bars.tasks] == ["c", "d", "e"]
+    assert "a: done, loss of a\nb: done, loss of b" in "\n".join(
+        line.strip() for line in console.file.getvalue().splitlines()
+    )
+
+
 def test_plain_lines_tell_the_time_left(capsys, monkeypatch):
     monkeypatch.setattr("hfpatch.cli.progress.PLAIN_EVERY_S", -1.0)
     with choose_progress() as progress:

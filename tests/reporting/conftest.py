@@ -168,6 +168,31 @@ def example():
     }
 
 
+def tuned_example():
+    """The example with every method tuned: one trial diverged, one choice at the edge of three rates."""
+    skip, lora = "pre_projection_skip", "lora"
+    losses = {skip: {1e-3: 1.5, 1e-2: 1.2, 1e-1: None}, lora: {1e-3: 1.6, 1e-2: 1.3, 1e-1: 1.25}}
+    trials = [
+        {
+            **{"method": method, "seed": 1000, "values": {"lr": rate}, "loss": loss, "plan": "e" * 64},
+            "diverged_step": None if loss else 7,
+        }
+        for method, known in losses.items()
+        for rate, loss in known.items()
+    ]
+    chosen = {
+        skip: {"values": {"lr": 1e-2}, "loss": 1.2, "trials": 3, "edge": None},
+        lora: {"values": {"lr": 1e-1}, "loss": 1.25, "trials": 3, "edge": "highest"},
+    }
+    raw = example()
+    raw["tuning"] = {
+        **{"seed": 1000, "steps": 40, "learning_rates": [1e-3, 1e-2, 1e-1], "added": [1e-1], "trials": trials},
+        **{"chosen": chosen, "text": {"documents": 200, "tokens": 12_345}},
+    }
+    del raw["training"]["lr"]
+    return raw
+
+
 def write_run(folder: Path, raw, *, curves=True) -> Path:
     """Write ``results.json``, with the training curve of every method that was trained, and a folder for each run."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -188,3 +188,22 @@ def test_a_group_in_another_dtype_is_named():
     recipe = make_recipe({"pre": PRE}, trainable_dtype="bfloat16", trainable_dtypes={"lora": "float32"})
     (caution,) = told(recipe, make_results({"baseline": 0, "pre": 1000}))
     assert caution == "What is trained is kept in bfloat16 (lora in float32), which loses small updates."
+
+
+def test_rates_that_were_not_tuned_are_named_and_best_ones_at_an_edge():
+    recipe = make_recipe({"pre": PRE, "lora": LORA})
+    untuned = {**make_results({"baseline": 0, "pre": 1000, "lora": 1000}), "training": {"lr": 1e-3}}
+    assert told(recipe, untuned) == ["All methods at one rate (0.001), which may favour some."]
+    choices = {
+        "pre": {"values": {"lr": 0.1}, "loss": 1.5, "trials": 2, "edge": "highest"},
+        "lora": {"values": {"lr": 0.01}, "loss": None, "trials": 2, "edge": "lowest"},
+    }
+    tuning = {"seed": 1000, "steps": 9, "learning_rates": [0.01, 0.1], "chosen": choices}
+    assert told(recipe, {**untuned, "tuning": tuning}) == [
+        "pre: its best learning rate, 0.1, is the highest of the 2 that were tried, so a higher one may be better.",
+        "lora: all 2 trials of tuning diverged; its runs take the lowest rate.",
+    ]
+    choices["lora"] |= {"loss": 1.0, "edge": None}
+    trial = {"method": "lora", "seed": 1000, "values": {"lr": 0.01}, "commit": "other"}
+    (_, caution) = told(recipe, {**untuned, "tuning": {**tuning, "trials": [trial]}})
+    assert caution == "The runs were made with several commits of hfpatch: abc, other."

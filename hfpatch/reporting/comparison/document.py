@@ -17,6 +17,7 @@ from hfpatch.reporting.comparison.low_noise import low_noise_section
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
+from hfpatch.reporting.comparison.tuning import rates_sentence, tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK, MOST_METHODS
@@ -139,7 +140,7 @@ def comparison_document(material: Sequence[Material], checks: Sequence[Check] = 
 def _headline(material: Material, prefix: str) -> tuple[doc.Block, ...]:
     """Build what a report opens with: the table of methods, and the sentence under it."""
     found = headline(material.results)
-    sentence = doc.Text(found.sentence)
+    sentence = doc.Text(" ".join(filter(None, (found.sentence, rates_sentence(material.results)))))
     table = headline_table(found, name=f"{prefix}headline", title=material.title)
     return (table, sentence) if table.rows else (sentence,)
 
@@ -171,6 +172,7 @@ def _sections(material: Material) -> Iterator[doc.Section]:
     yield doc.Section("warnings", "Warnings", _warnings(material))
     download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": results}))
     yield doc.Section("results", "Results", (main_table(results), download, method_table(results)))
+    yield from tuning_sections(results, material.drawn.get("tuning"))
     yield from attribution(results)
     others = len(results.others)
     left_out = (
@@ -178,6 +180,8 @@ def _sections(material: Material) -> Iterator[doc.Section]:
         "in either direction; the tables and the data have all."
     )
     for name, svg in material.drawn.items():
+        if name not in _FIGURES:
+            continue  # it is part of another section
         title, short, caption = _FIGURES[name]
         caption += left_out if others > MOST_METHODS else ""
         figure = doc.Figure(name, title, caption, svg, figure_csv(name, results, material.layers))

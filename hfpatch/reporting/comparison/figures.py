@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import control_for
 from hfpatch.reporting.comparison.tables import change_of, scale_of_task
+from hfpatch.reporting.comparison.tuning import tuning_figure
 from hfpatch.reporting.numbers import Change, Scale, short_count
 from hfpatch.reporting.theme import GREY, MUTED, report_style, short, styles
 from hfpatch.reporting.words import MOST_METHODS
@@ -27,6 +28,7 @@ def figures(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]
     shown = prominent(results)
     return plots.to_svgs(
         {
+            "tuning": tuning_figure(shown),
             "differences": differences(shown),
             "quality": quality(shown),
             "training": training(shown),

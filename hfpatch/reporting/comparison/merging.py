@@ -90,6 +90,7 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         ("Training text", [_hash(each.data) or settings_text(each.data) for each in runs], False, trained),
         ("Batch plans", plans, False, trained),
         ("Training settings", training, False, trained),
+        ("Tuning", [_tuned(each) for each in runs], False, trained),
         ("Seeds", [", ".join(map(str, each.seeds)) for each in runs], False, "intervals rest on different seeds"),
         ("Commit", [each.provenance.get("commit") for each in runs], False, "the code that measured differs"),
         ("Versions", [settings_text(each.provenance.get("versions") or {}) for each in runs], False,
@@ -105,6 +106,13 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
             verdict, follows = (SAME, "") if len(set(shown)) == 1 else (DIFFERS, consequence)
         checks.append(Check(what, shown, verdict, decides, follows))
     return checks
+
+
+def _tuned(results: ComparisonResults) -> str:
+    if results.tuning is None:
+        return "none"
+    rates = ", ".join(f"{rate:g}" for rate in results.tuning.learning_rates)
+    return f"{results.tuning.steps} steps with seed {results.tuning.seed} at each of {rates}"
 
 
 def _hash(section: Mapping[str, Any]) -> str:

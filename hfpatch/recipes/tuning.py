@@ -1,0 +1,189 @@
+"""What a recipe says about tuning: the rates, and other values, that every method is tried at before it is compared."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from hfpatch.errors import nearest
+from hfpatch.recipes.data import DataSettings
+from hfpatch.recipes.strict import Section
+from hfpatch.recipes.training import NOT_IDENTITY, TrainingSettings
+
+Values: TypeAlias = dict[str, Any]
+"""What a trial is trained with: ``lr``, other keys of training, options of the method's parts as ``0.lora_alpha``."""
+Edge: TypeAlias = Literal["lowest", "highest"]
+
+_FIRST_SEED = 1000
+_NEAR = 1.01
+_SAME_FOR_ALL = ("steps", "batch_size", "seeds", "evaluate_every", "patience", "keep_best", "on_bad_loss")
+_BY_GROUP = ("learning_rates", "trainable_dtypes")
+_WORD = re.compile(r"[A-Za-z0-9_.+-]*")
+
+
+class TuningSettings(Section):
+    """Trials of every method at the same learning rates, on the same batches, before any final run."""
+
+    learning_rates: tuple[PositiveFloat, ...]
+    """The rates that every trained method is tried at; they replace ``training.lr``."""
+    steps: PositiveInt | None = None
+    """Optimiser steps of a trial; None takes ``training.steps``."""
+    held_out: PositiveInt = 256
+    """So many documents are taken away from the training text, and the loss on them decides. Each of them occurs once
+    in the text and in no task."""
+    extend: NonNegativeInt = 2
+    """Where a method's best rate is the lowest or the highest, up to so many more rates on that side, for every
+    method."""
+    grid: dict[str, list[Any]] = Field(default_factory=dict)
+    """More values to try, in every combination with the rates: keys of training (``training.weight_decay``,
+    ``training.learning_rates.skip``) for all methods, options of a method's parts (``methods.lora.0.lora_alpha``) for
+    that one. Every method must have as many trials."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> TuningSettings:
+        rates = sorted(self.learning_rates)
+        if len(rates) < 2:
+            raise ValueError(
+                f"learning_rates lists {len(rates)} rate{'' if rates else 's'}, and tuning chooses between several; "
+                "list two at least, or set training.lr and leave tuning out"
+            )
+        if twice := next((two for one, two in pairwise(rates) if two == one), None):
+            raise ValueError(f"learning_rates lists {twice} twice; name each once")
+        if near := next((pair for pair in pairwise(rates) if pair[1] < _NEAR * pair[0]), None):
+            raise ValueError(f"learning_rates lists {near[0]} and {near[1]}, which are nearly the same; leave one out")
+        for key, values in self.grid.items():
+            if mistake := _values_mistake(key, values):
+                raise ValueError(mistake)
+        return self
+
+    def extension(self, edge: Edge) -> list[float]:
+        """Return the rates beyond an edge, the nearest first.
+
+        They continue the ratio of the two outermost rates, to three digits.
+        """
+        rates = sorted(self.learning_rates, reverse=edge == "lowest")
+        inner, outer = rates[-2:]
+        return [float(f"{outer * (outer / inner) ** step:.2e}") for step in range(1, self.extend + 1)]
+
+    def combinations(self, method: str, methods: Mapping[str, Any]) -> list[Values]:
+        """Return the values of the grid that a method is tried at with each rate, the last key varying fastest."""
+        axes: dict[str, list[Any]] = {}
+        for key, values in self.grid.items():
+            owner, short = split_key(key, methods)
+            if owner in (None, method):
+                axes[short] = values
+        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def split_key(key: str, methods: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the method that a key of a grid belongs to, None for all, and the key within it or within training."""
+    kind, _, rest = key.partition(".")
+    if kind == "training":
+        return None, rest
+    owner = max((name for name in methods if rest.startswith(f"{name}.")), key=len, default="")
+    return owner, rest.removeprefix(f"{owner}.")
+
+
+def tuning_seed(seeds: Sequence[int]) -> int:
+    """Return the seed of all trials: 1000, or the next one that no final run uses."""
+    return next(seed for seed in itertools.count(_FIRST_SEED) if seed not in seeds)
+
+
+def trial_training(training: TrainingSettings, tuning: TuningSettings) -> TrainingSettings:
+    """Return the settings of a trial: its own steps, one measurement at the end, no trackers, divergence a result."""
+    stops = training.on_bad_loss == "stop"
+    changes: dict[str, Any] = {"evaluate_every": None, "patience": None, "keep_best": False, "report_to": ()}
+    changes |= {"steps": tuning.steps or training.steps, "on_bad_loss": "record" if stops else training.on_bad_loss}
+    return training.model_copy(update=changes)
+
+
+def tuning_mistake(
+    tuning: TuningSettings,
+    training: TrainingSettings,
+    data: DataSettings,
+    methods: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> str | None:
+    """Return what contradicts the rest of the recipe, or None; ``methods`` are those that are trained."""
+    if data.is_token_file:
+        return f"tuning takes documents away from a text, and data.source {data.source} contains tokens; use the text"
+    if data.layout == "stream" and not data.append_eos:
+        return "tuning.held_out finds a stream's documents by their end-of-text; leave data.append_eos on"
+    taken = tuning.held_out + (data.held_out or 0)
+    if data.max_documents is not None and taken >= data.max_documents:
+        also = f" with data.held_out ({data.held_out})" if data.held_out else ""
+        return (
+            f"tuning.held_out is {tuning.held_out}; must{also} be below data.max_documents ({data.max_documents}), of "
+            "which it is a part"
+        )
+    if tuning.steps is not None and training.warmup_steps >= tuning.steps:
+        return f"tuning.steps is {tuning.steps}; must be above training.warmup_steps ({training.warmup_steps})"
+    if training.learning_rates:
+        group = next(iter(training.learning_rates))
+        return (
+            f"training.learning_rates.{group} fixes a rate that tuning would choose; leave it out, or tune it by "
+            f"tuning.grid: {{training.learning_rates.{group}: [...]}}"
+        )
+    return next(filter(None, (_key_mistake(key, methods) for key in tuning.grid)), None) or _trials_mistake(
+        tuning, methods
+    )
+
+
+def _values_mistake(key: str, values: Sequence[Any]) -> str | None:
+    if len(values) < 2:
+        return f"grid.{key} has {len(values)} value{'' if values else 's'}; list two at least, or set {key} itself"
+    for value in values:
+        if isinstance(value, dict | list) or (isinstance(value, str) and not _WORD.fullmatch(value)):
+            return f"grid.{key} contains {value!r}; use numbers, truth values, null or single words"
+    twice = [value for value, number in Counter(map(repr, values)).items() if number > 1]
+    return f"grid.{key} lists {twice[0]} twice; name each once" if twice else None
+
+
+def _key_mistake(key: str, methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+    kind, _, rest = key.partition(".")
+    if kind == "training":
+        return _training_mistake(key, *rest.partition(".")[::2])
+    if kind != "methods":
+        return (
+            f"tuning.grid: {key!r} is neither a key of training nor an option of a method; write training.KEY or "
+            "methods.METHOD.PART.OPTION, such as methods.lora.0.lora_alpha"
+        )
+    owner, short = split_key(key, methods)
+    if not owner:
+        name = rest.partition(".")[0]
+        return f"tuning.grid: {key!r} names no method that is trained{nearest(name, methods)}"
+    part, _, option = short.partition(".")
+    count = len(methods[owner])
+    if not part.isdigit() or int(part) >= count or not option:
+        last = f"0 to {count - 1}" if count > 1 else "0"
+        return f"tuning.grid: {key!r} must name a part of {owner} by its number ({last}) and an option of it"
+    if option in ("type", "match"):
+        return f"tuning.grid: {key!r} makes another method of {owner}; tune options that leave its type and its size"
+    return None
+
+
+def _training_mistake(key: str, name: str, group: str) -> str | None:
+    if name == "lr":
+        return f"tuning.grid: {key!r} is what tuning.learning_rates lists; name the rates there"
+    if name in _SAME_FOR_ALL or name in NOT_IDENTITY:
+        return f"tuning.grid: {key!r} must be the same for all trials; leave it out"
+    known = [each for each in TrainingSettings.model_fields if each not in (*_SAME_FOR_ALL, *NOT_IDENTITY, "lr")]
+    if name not in known or (group and name not in _BY_GROUP):
+        return f"tuning.grid: training has no key {key.partition('.')[2]!r}{nearest(name, known)}"
+    return None
+
+
+def _trials_mistake(tuning: TuningSettings, methods: Mapping[str, Any]) -> str | None:
+    counts = {name: len(tuning.combinations(name, methods)) for name in methods}
+    if len(set(counts.values())) < 2:
+        return None
+    most, fewest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
+    return (
+        f"tuning.grid gives {most} {counts[most]} settings and {fewest} {counts[fewest]}; every method must have as "
+        "many trials: use keys of training, or options of every method with as many values"
+    )

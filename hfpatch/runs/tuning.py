@@ -1,0 +1,159 @@
+"""Tuning: what its trials found, whether more rates are needed, and the values that each method's final runs take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.plan import BatchPlan
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import point_name
+from hfpatch.recipes.tuning import Edge, Values
+from hfpatch.results import tuning as results
+from hfpatch.runs.folder import RunPaths, diverged_step
+from hfpatch.runs.plan import PlannedRun, Round
+from hfpatch.support.files import read_json
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trial that is complete.
+
+    Attributes:
+        run: the trial.
+        trained: the content of its training.json.
+    """
+
+    run: PlannedRun
+    trained: dict[str, Any]
+
+    @property
+    def rate(self) -> float:
+        """Its learning rate."""
+        return float(self.run.point["lr"] or 0.0)
+
+    @property
+    def loss(self) -> float:
+        """Nats per token on tuning's text after the last step; infinite where the trial diverged."""
+        measured = self.trained.get("final_eval_loss")
+        known = diverged_step(self.trained) is None and measured is not None and math.isfinite(measured)
+        return float(measured) if known and measured is not None else math.inf
+
+    def describe(self) -> str:
+        """Return the outcome in a few words."""
+        if (step := diverged_step(self.trained)) is not None:
+            return f"diverged at step {step}"
+        return f"loss on the text of tuning {self.loss:.4f}"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The trials of a comparison, or of one of its methods; what they found is read from their folders each time.
+
+    Args:
+        rounds: the trials in the order in which they are decided on; none where the recipe does not tune.
+    """
+
+    rounds: Sequence[Round] = ()
+
+    def needs(self, run: PlannedRun) -> bool:
+        """Whether a trial takes place, judged by the rounds before its own."""
+        known: list[Outcome] = []
+        for each in self.rounds:
+            if run in each.runs:
+                return _is_needed(each, known)
+            known += _outcomes(each) if _is_needed(each, known) else []
+        return False
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the complete trials, rates ascending; those of a round that turned out not to be needed left out."""
+        known: list[Outcome] = []
+        for each in self.rounds:
+            known += _outcomes(each) if _is_needed(each, known) else []
+        return sorted(known, key=lambda outcome: outcome.rate)
+
+    def best(self, method: str) -> Outcome | None:
+        """Return a method's trial of the lowest loss, of equal ones that of the lowest rate; None while it has none."""
+        return best_of(self.outcomes(), method)
+
+    def chosen(self, method: str) -> Values:
+        """Return the values that a method's final runs are trained at; nothing while it has no trial."""
+        best = self.best(method)
+        return {} if best is None else dict(best.run.point)
+
+    def edge(self, method: str) -> Edge | None:
+        """Return at which edge of the rates tried the method's best one is, or None."""
+        known = self.outcomes()
+        edges: tuple[Edge, Edge] = ("lowest", "highest")
+        return next((edge for edge in edges if method in _at_edge(known, edge)), None)
+
+
+def best_of(outcomes: Sequence[Outcome], method: str) -> Outcome | None:
+    """Return the outcome of the lowest loss among a method's, of equal ones that of the lowest rate, or None."""
+    own = [outcome for outcome in outcomes if outcome.run.variant == method]
+    return min(own, key=lambda outcome: (outcome.loss, outcome.rate), default=None)
+
+
+def values_text(values: Values) -> str:
+    """Return the values of a trial for a message: ``lr=0.001, weight_decay=0.1``."""
+    return point_name(values).replace(",", ", ")
+
+
+def _outcomes(each: Round) -> list[Outcome]:
+    files = [(run, RunPaths(run.folder).training) for run in each.runs]
+    return [Outcome(run, read_json(file)) for run, file in files if file.is_file()]
+
+
+def _is_needed(each: Round, known: Sequence[Outcome]) -> bool:
+    return each.edge is None or bool(_at_edge(known, each.edge))
+
+
+def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
+    """Return the methods whose best rate is the lowest, or highest, of all that were tried."""
+    if not known:
+        return []
+    limit = (min if edge == "lowest" else max)(outcome.rate for outcome in known)
+    methods = dict.fromkeys(outcome.run.variant for outcome in known)
+    best = {method: best_of(known, method) for method in methods}
+    return [method for method, outcome in best.items() if outcome is not None and outcome.rate == limit]
+
+
+def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: BatchPlan) -> results.Tuning | None:
+    """Return what the trials found so far, for the results; None where the recipe does not tune."""
+    if recipe.tuning is None:
+        return None
+    outcomes = tuning.outcomes()
+    rates = list(dict.fromkeys(outcome.rate for outcome in outcomes))
+    return results.Tuning(
+        seed=recipe.tuning_seed,
+        steps=plan.steps,
+        learning_rates=rates,
+        added=[rate for rate in rates if rate not in recipe.tuning.learning_rates],
+        text=text.to_json(),
+        trials=[_trial(outcome) for outcome in outcomes],
+        chosen={
+            method: results.Choice(
+                values=dict(best.run.point),
+                loss=best.loss,
+                trials=sum(outcome.run.variant == method for outcome in outcomes),
+                edge=tuning.edge(method),
+            )
+            for method in recipe.trained
+            if (best := tuning.best(method)) is not None
+        },
+    )
+
+
+def _trial(outcome: Outcome) -> results.Trial:
+    return results.Trial(
+        method=outcome.run.variant,
+        seed=outcome.run.seed,
+        values=dict(outcome.run.point),
+        loss=outcome.loss,
+        diverged_step=diverged_step(outcome.trained),
+        plan=outcome.trained["identity"]["plan"],
+        commit=outcome.trained.get("commit"),
+    )

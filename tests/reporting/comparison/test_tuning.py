@@ -1,0 +1,101 @@
+"""How rates were chosen, as the report says and draws it."""
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+from reporting.conftest import tuned_example
+
+from hfpatch.reporting.cards import run_card
+from hfpatch.reporting.comparison.document import comparison_document, read_material
+from hfpatch.reporting.comparison.figures import figures
+from hfpatch.reporting.comparison.merging import merge
+from hfpatch.reporting.comparison.tuning import rates_sentence, tuning_csv, tuning_figure
+from hfpatch.reporting.html import html
+from hfpatch.reporting.markdown import markdown
+from hfpatch.reporting.theme import report_style
+
+SKIP, LORA = "pre_projection_skip", "lora"
+
+
+@pytest.fixture
+def tuned(build):
+    return build(tuned_example())
+
+
+def test_the_first_thing_said_is_how_the_rates_were_chosen(tuned, results, raw, build):
+    assert rates_sentence(tuned) == "Each method at its best of 3 rates."
+    assert rates_sentence(results) == "All methods at one rate (0.001), which may favour some."
+    groups = {**raw["training"], "lr": 1e-3, "learning_rates": {"lora": 1e-2}}
+    untuned = raw | {"tuning": None, "training": groups}
+    assert rates_sentence(build(untuned)) == "All methods at the same rates, which may favour some."
+    alone = {name: raw["methods"][name] for name in ("baseline", SKIP)}
+    text = rates_sentence(build(untuned | {"methods": alone, "comparisons": []}))
+    assert text == "One learning rate, not tuned: another may change the result."
+    assert rates_sentence(build({"schema": 2, "kind": "comparison", "name": "empty"})) == ""
+
+
+def test_more_trials_than_rates_are_said(tuned):
+    choices = {name: choice.model_copy(update={"trials": 6}) for name, choice in tuned.tuning.chosen.items()}
+    more = tuned.model_copy(update={"tuning": tuned.tuning.model_copy(update={"chosen": choices})})
+    assert rates_sentence(more) == "Each method at its best of 3 rates, 6 trials each."
+
+
+def test_the_report_shows_every_trial_the_choice_and_what_is_at_the_edge(tuned, tmp_path):
+    material = read_material("", tmp_path, tuned)
+    drawn = figures(tuned, material.layers)
+    document = comparison_document([replace(material, drawn=drawn)])
+    text = markdown(document)
+    opening = text[: text.index("## Protocol")]
+    assert "Each method at its best of 3 rates." in opening
+    assert "0.1 was added for all methods" in text
+    assert "The loss on 200 documents (12,345 tokens)" in text
+    assert "| pre_projection_skip | 0.01 | – | 1.2000 | 3 | no |" in text
+    assert "| lora | 0.1 | – | 1.2500 | 3 | highest rate tried |" in text
+    assert "| pre_projection_skip | 0.1 | – | diverged at step 7 |  |" in text
+    assert "figures/tuning.svg" in text
+    assert "tuning" in document.parts[0].figures
+    assert "Each method at its best of 3 rates." in html(document)
+    assert [each.name for each in document.parts[0].sections].count("tuning") == 1
+
+
+def test_nothing_about_trials_without_tuning(results, tmp_path):
+    document = comparison_document([read_material("", tmp_path, results)])
+    assert "tuning" not in [each.name for each in document.parts[0].sections]
+    assert tuning_figure(results) is None
+
+
+def test_the_csv_has_every_trial(tuned):
+    rows = list(csv.DictReader(io.StringIO(tuning_csv(tuned))))
+    assert len(rows) == 6
+    assert [(row["method"], row["lr"]) for row in rows if row["chosen"] == "yes"] == [(SKIP, "0.01"), (LORA, "0.1")]
+    assert [row["diverged_step"] for row in rows if not row["loss"]] == ["7"]
+    assert {row["plan"] for row in rows} == {"e" * 64}
+
+
+def test_the_figure_has_a_curve_a_method_and_rings_the_choices(tuned):
+    with report_style():
+        (ax,) = tuning_figure(tuned).axes
+    assert ax.get_xscale() == "log"
+    curves = [line for line in ax.lines if len(line.get_xdata()) == 3]
+    known = [[y for y in line.get_ydata() if y == y] for line in curves]
+    assert known == [[1.5, 1.2], [1.6, 1.3, 1.25]]
+    rings = [line.get_xydata().tolist()[0] for line in ax.lines if line.get_markerfacecolor() == "none"]
+    assert rings == [[1e-2, 1.2], [1e-1, 1.25]]
+    assert [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "x"] == [1e-1]
+
+
+def test_a_loss_far_above_the_others_does_not_flatten_them(tuned):
+    trials = [each.model_copy(update={"loss": 900.0}) if each.loss is None else each for each in tuned.tuning.trials]
+    far = tuned.model_copy(update={"tuning": tuned.tuning.model_copy(update={"trials": trials})})
+    with report_style():
+        (ax,) = tuning_figure(far).axes
+    assert ax.get_ylim()[1] < 3
+
+
+def test_cards_and_joint_reports_say_it_too(tuned, results):
+    assert "Each method at its best of 3 rates." in run_card(tuned)
+    check = next(check for check in merge({"a": tuned, "b": results}).checks if check.what == "Tuning")
+    assert check.values == ("40 steps with seed 1000 at each of 0.001, 0.01, 0.1", "none")
+    assert check.verdict == "differs"

@@ -1,0 +1,401 @@
+"""Tuning: every method tried at the same rates on the same batches, the best taken, and interrupted without a trace."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hfpatch.runs.comparison
+import hfpatch.runs.train_eval
+from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.runs import Progress, compare, train
+from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.plan import plan_comparison, plan_training
+from hfpatch.runs.setup import set_up
+from hfpatch.runs.tuning import Tuning
+from hfpatch.support.files import read_json, write_json
+from hfpatch.tinyworld import documents
+from hfpatch.training.architecture import build_model
+
+ARCHITECTURE = {
+    "model_type": "gpt_neox",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}
+METHODS = {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]}
+TRAINING = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1], "save_every": 1, "keep_finished": True}
+TUNING = {"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1}
+
+
+@pytest.fixture(autouse=True)
+def one_commit(monkeypatch):
+    """The checkout may move on while the tests run."""
+    monkeypatch.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    monkeypatch.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(documents("base", count=50), 300)
+    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_recipe(model_folder: Path, **sections) -> Recipe:
+    values = {
+        "name": "small",
+        "model": {"name": str(model_folder)},
+        "data": {"block_size": 32, "max_documents": 30, "held_out": 5},
+        "training": TRAINING,
+        "tuning": TUNING,
+        "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4},
+        "methods": METHODS,
+    }
+    return Recipe.model_validate(values | sections)
+
+
+@pytest.fixture
+def recipe(model_folder):
+    return make_recipe(model_folder)
+
+
+@pytest.fixture(scope="module")
+def straight(model_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight") / "out"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
+        patched.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+        compare(make_recipe(model_folder), out)
+    return out
+
+
+class Log(Progress):
+    """Remembers what was trained; interrupts at a step of a trial, as Ctrl-C would."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self.trained: list[str] = []
+        self.left = stop_at
+
+    def started(self, run, steps):
+        self.trained.append(run)
+
+    def stepped(self, run, record):
+        self.left -= run.endswith("tuning")
+        if self.left == 0 and run.endswith("tuning"):
+            raise KeyboardInterrupt
+
+
+def refused(call, *arguments, **options) -> str:
+    with pytest.raises(HfpatchError) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def numbers(results: dict) -> dict:
+    """Return what must not depend on when or in how many sessions a run took place."""
+    kept = json.loads(json.dumps({key: value for key, value in results.items() if key != "provenance"}))
+    for method in kept["methods"].values():
+        for run in method["runs"].values():
+            for key in ("wall_s", "tokens_per_s", "peak_memory_bytes", "mfu"):
+                (run["train"] or {}).pop(key, None)
+    return kept
+
+
+# What is planned and decided, on outcomes made up.
+
+
+def outcomes(out: Path, losses: dict[str, dict[float, float]], *, extend: int = 2) -> tuple[Tuning, list[str]]:
+    """Run the trials of a plan with these losses by method and rate; return the tuning and the order of its trials."""
+    tuning = {**TUNING, "learning_rates": [0.1, 0.2], "extend": extend}
+    methods = {"baseline": [], **{name: [{"type": "lora", "r": 1}] for name in losses}}
+    plan = plan_comparison(make_recipe(out, tuning=tuning, methods=methods), out)
+    tuning, took_place = Tuning(plan.tuning), []
+    for unit in plan.units:
+        if unit.action == "tune" and tuning.needs(unit.run):
+            took_place.append(f"{unit.run.variant} {unit.run.point['lr']:g}")
+            loss = losses[unit.run.variant][unit.run.point["lr"]]
+            diverged = 1 if math.isinf(loss) else None
+            write_json(unit.marker, {"final_eval_loss": None if diverged else loss, "diverged_step": diverged})
+    return tuning, took_place
+
+
+def test_the_best_within_the_rates_needs_no_more_of_them(tmp_path):
+    losses = {"a": {0.1: 2.0, 0.2: 1.0, 0.4: 3.0}, "b": {0.1: 1.0, 0.2: 0.9, 0.4: 1.5}}
+    tuning, trials = outcomes(tmp_path, losses)
+    assert trials == ["a 0.1", "a 0.2", "b 0.1", "b 0.2", "a 0.4", "b 0.4"]
+    assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.2}, {"lr": 0.2}]
+    assert [tuning.edge(name) for name in "ab"] == [None, None]
+
+
+def test_one_method_at_an_edge_adds_a_rate_for_all(tmp_path):
+    """b is best at the lowest rate, until two more are tried, and the last of them is its best; a is not."""
+    losses = {"a": {0.1: 2.0, 0.2: 2.1, 0.05: 1.5, 0.025: 1.6}, "b": {0.1: 1.0, 0.2: 1.4, 0.05: 0.9, 0.025: 0.8}}
+    tuning, trials = outcomes(tmp_path, losses)
+    assert trials == ["a 0.1", "a 0.2", "b 0.1", "b 0.2", "a 0.05", "b 0.05", "a 0.025", "b 0.025"]
+    assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.05}, {"lr": 0.025}]
+    assert [tuning.edge(name) for name in "ab"] == [None, "lowest"]
+    none, trials = outcomes(tmp_path / "none", losses, extend=0)
+    assert len(trials) == 4
+    assert [none.edge(name) for name in "ab"] == ["lowest", "lowest"]
+
+
+def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowest_rate(tmp_path):
+    infinite = dict.fromkeys((0.1, 0.2, 0.05, 0.025), math.inf)
+    losses = {"a": infinite, "b": {0.1: 3.0, 0.2: math.inf, 0.05: 4.0, 0.025: 5.0}}
+    tuning, trials = outcomes(tmp_path, losses)
+    assert [trial for trial in trials if trial.startswith("a")] == ["a 0.1", "a 0.2", "a 0.05", "a 0.025"]
+    assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.025}, {"lr": 0.1}]
+    assert tuning.best("a").loss == math.inf
+
+
+def test_a_plan_has_as_many_trials_of_every_method_before_any_final_run(recipe):
+    out = Path("out")
+    plan = plan_comparison(recipe, out)
+    actions = [unit.action for unit in plan.units]
+    assert actions[:2] == ["evaluate", "check_baseline"]
+    tunes = [unit for unit in plan.units if unit.action == "tune"]
+    assert actions[2 : 2 + len(tunes)] == ["tune"] * len(tunes)
+    assert [each.edge for each in plan.tuning] == [None, "lowest", "highest"]
+    for each in plan.tuning:
+        tried = {name: [run.point for run in each.runs if run.variant == name] for name in recipe.trained}
+        assert tried["lora"] == tried["pre"]
+    for place, unit in enumerate(tunes):
+        own = next(each for each in plan.tuning if unit.run in each.runs)
+        before = [one for one in tunes[:place] if one.run not in own.runs]
+        assert list(unit.needs) == (before or [plan.units[1]])
+        assert (unit.run.seed, unit.run.folder.parent) == (1000, out / "runs" / unit.run.variant / "tuning")
+        assert unit.marker == RunPaths(unit.run.folder).training
+    markers = {unit.marker for unit in tunes}
+    finals = [unit for unit in plan.units if unit.action == "train"]
+    assert all({need.marker for need in unit.needs} == markers for unit in finals)
+    one = plan_training(recipe, out, "lora")
+    assert [unit.run.variant for unit in one.units] == ["lora"] * 6
+    assert {lock.partition("@")[0] for lock in one.locks} == {"lora"}
+
+
+# Whole comparisons of a tiny model.
+
+
+def test_every_method_has_the_same_trials_on_the_same_batches(straight):
+    found = read_json(straight / "results.json")
+    tuning, runs = found["tuning"], straight / "runs"
+    losses = {name: {} for name in ("pre", "lora")}
+    for trial in tuning["trials"]:
+        losses[trial["method"]][trial["values"]["lr"]] = trial["loss"]
+        folder = runs / trial["method"] / "tuning" / f"lr={trial['values']['lr']}"
+        assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "training.json"]
+        steps = lines(folder / "metrics.jsonl")
+        assert max(step["lr"] for step in steps) == pytest.approx(trial["values"]["lr"])
+        assert steps[-1]["eval_loss"] == trial["loss"]
+    assert set(losses["pre"]) == set(losses["lora"]) == set(tuning["learning_rates"])
+    plans = {trial["plan"] for trial in tuning["trials"]}
+    final = {plan["sha256"] for plan in read_json(straight / "plan.json").values()} - plans
+    assert (len(plans), len(final), tuning["seed"]) == (1, 2, 1000)
+    assert plans == {read_json(straight / "plan.json")["1000"]["sha256"]}
+    assert set(found["plan"]) == {"0", "1"}
+    for name, tried in losses.items():
+        best = min(tried, key=tried.get)
+        assert tuning["chosen"][name]["values"] == {"lr": best}
+        assert tuning["chosen"][name]["trials"] == len(tried)
+        for seed in (0, 1):
+            steps = lines(runs / name / f"seed-{seed}" / "metrics.jsonl")
+            assert max(step["lr"] for step in steps) == pytest.approx(best)
+    at_the_top = [name for name, tried in losses.items() if min(tried, key=tried.get) == max(tried)]
+    warned = [warning for warning in found["warnings"] if "that were tried, so a higher one may be better" in warning]
+    assert [warning.partition(":")[0] for warning in warned] == at_the_top
+    assert not any("may favour some" in warning for warning in found["warnings"])
+    assert "lr" not in found["training"]
+
+
+def test_the_text_of_tuning_is_in_no_training_and_no_task(recipe, straight):
+    setup = set_up(recipe, plan_comparison(recipe, straight).tuning)
+    parts = {"train": setup.blocks, "held_out": setup.held_out, "tuning": setup.tuning_text}
+
+    def texts(blocks: TokenBlocks) -> set[tuple[int, ...]]:
+        """The pieces of all rows, each at most a block long."""
+        found = set()
+        for row, begin, end in zip(blocks.rows, blocks.offsets, blocks.offsets[1:], strict=False):
+            start = 0
+            for size in blocks.sizes[begin:end]:
+                found.add(tuple(row[start : start + size].tolist()))
+                start += size
+        return found
+
+    assert {name: blocks.documents for name, blocks in parts.items()} == {"train": 21, "held_out": 5, "tuning": 4}
+    assert not texts(setup.tuning_text) & (texts(setup.blocks) | texts(setup.held_out))
+    assert read_json(straight / "identity.json")["tuning_text"] == setup.tuning_text.sha256
+
+
+def test_interrupted_tuning_resumes_to_the_same_bits(recipe, straight, tmp_path):
+    """In the first trial after a checkpoint, and in a later one."""
+    out, log = tmp_path / "out", Log()
+    for stop in (2, 8):
+        with pytest.raises(KeyboardInterrupt):
+            compare(recipe, out, resume=out.exists(), progress=Log(stop))
+    checkpoints = list(out.rglob("checkpoints/step-*"))
+    assert checkpoints  # of the trial that was interrupted
+    assert all("tuning" in path.parts for path in checkpoints)
+    results = compare(recipe, out, resume=True, progress=log)
+    assert numbers(results) == numbers(read_json(straight / "results.json"))
+    assert not list(out.rglob("tuning/*/checkpoints"))
+    for path in straight.rglob("*.safetensors"):
+        ours, theirs = load_file(out / path.relative_to(straight)), load_file(path)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    again = Log()
+    compare(recipe, out, resume=True, progress=again)
+    assert again.trained == []
+
+
+def test_train_tunes_its_method_and_compare_takes_that_up(recipe, straight, tmp_path):
+    out, log = tmp_path / "out", Log()
+    patches = train(recipe, "lora", out, progress=log)
+    assert [patch.parent.name for patch in patches] == ["seed-0", "seed-1"]
+    assert all(name.startswith("lora") for name in log.trained)
+    assert sum(name.endswith("tuning") for name in log.trained) >= 2
+    results = compare(recipe, out, resume=True, progress=(rest := Log()))
+    assert not set(log.trained) & set(rest.trained)
+    assert numbers(results) == numbers(read_json(straight / "results.json"))
+
+
+def test_a_run_trained_before_its_rate_changed_is_named(recipe, straight, tmp_path):
+    """As where compare tried a rate beyond those that train had needed."""
+    out = tmp_path / "out"
+    shutil.copytree(straight, out)
+    for path in (*out.glob("results.*"), *out.glob("runs/*/seed-*/result.json")):
+        path.unlink()
+    setup = set_up(recipe, plan_comparison(recipe, out).tuning)
+    best = setup.tuning.best("lora")
+    other = next(each for each in setup.tuning.outcomes() if each.run.variant == "lora" and each.run != best.run)
+    told = RunPaths(other.run.folder).training
+
+    class Changes(Log):
+        def evaluating(self, run, task):
+            write_json(told, read_json(told) | {"final_eval_loss": 0.0})
+
+    message = refused(compare, recipe, out, resume=True, progress=Changes())
+    assert message.startswith("lora · seed 0: was trained before the rates were extended, and tuning now chooses lr=")
+    assert f"delete {out / 'runs' / 'lora' / 'seed-0'} and resume" in message
+
+
+def test_a_trial_that_diverges_is_shown_and_never_chosen(model_folder, tmp_path):
+    tuning = {**TUNING, "learning_rates": [1e-3, 1e25], "extend": 0}
+    small = make_recipe(model_folder, tuning=tuning, training={**TRAINING, "seeds": [1000], "on_bad_loss": "stop"})
+    results = compare(small, tmp_path / "out")
+    tuned = results["tuning"]
+    bad = [trial for trial in tuned["trials"] if trial["values"]["lr"] == 1e25]
+    assert [(trial["loss"], trial["diverged_step"] in (2, 3)) for trial in bad] == [(None, True)] * 2
+    assert {choice["values"]["lr"] for choice in tuned["chosen"].values()} == {1e-3}
+    assert tuned["seed"] == 1001
+    assert set(tuned["chosen"]["pre"]) == {"values", "loss", "trials", "edge"}
+    said = "its best learning rate, 0.001, is the lowest of the 2 that were tried, so a lower one may be better."
+    assert [warning for warning in results["warnings"] if said in warning] == [f"pre: {said}", f"lora: {said}"]
+
+
+def test_options_of_methods_are_tuned_at_equal_trials(model_folder, tmp_path):
+    grid = {
+        "methods.lora.0.lora_alpha": [2, 32],
+        "methods.pre.0.init": ["identity", "paper"],
+    }
+    tuning = {"learning_rates": [1e-3, 1e-2], "held_out": 4, "extend": 0, "steps": 2, "grid": grid}
+    small = make_recipe(model_folder, tuning=tuning, training={**TRAINING, "seeds": [0]})
+    results = compare(small, tmp_path / "out")
+    trials = results["tuning"]["trials"]
+    assert [sum(trial["method"] == name for trial in trials) for name in ("pre", "lora")] == [4, 4]
+    values = [json.dumps(trial["values"], sort_keys=True) for trial in trials if trial["method"] == "lora"]
+    assert len(set(values)) == 4
+    chosen = results["tuning"]["chosen"]["lora"]["values"]
+    saved = read_json(tmp_path / "out" / "runs" / "lora" / "seed-0" / "patch" / "lora" / "adapter_config.json")
+    assert saved["lora_alpha"] == chosen["0.lora_alpha"]
+
+
+@pytest.mark.parametrize(
+    ("lora", "pre", "said"),
+    [
+        ({"lora_alhpa": [1, 2]}, {"init": ["paper", "identity"]}, "lora has no option 'lora_alhpa' (did you mean"),
+        ({"lora_alpha": [1, 2]}, {"init": ["paper", "other"]}, "init='other'"),
+        ({"lora_alpha": [1, 2]}, {"expansion": [1.0, 1.25]}, "gives pre 512 trained parameters in place of 640, so it"),
+    ],
+)
+def test_options_that_cannot_be_tuned_are_refused_before_anything_is_written(model_folder, tmp_path, lora, pre, said):
+    grid = {
+        f"methods.{name}.0.{key}": values
+        for name, each in (("lora", lora), ("pre", pre))
+        for key, values in each.items()
+    }
+    small, out = make_recipe(model_folder, tuning=TUNING | {"grid": grid}), tmp_path / "out"
+    for start in (compare, lambda recipe, out: train(recipe, "lora", out)):
+        message = refused(start, small, out)
+        assert message.startswith("tuning.grid: ")
+        assert said in message
+        assert not out.exists()
+
+
+def test_a_text_without_enough_documents_is_refused_before_anything_is_written(model_folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("One of many.\n\n" * 30 + "\n\n".join(documents("base", count=9)))
+    small = make_recipe(model_folder, data={"source": str(text), "block_size": 32}, tuning={**TUNING, "held_out": 10})
+    message = refused(compare, small, tmp_path / "out")
+    assert "tuning.held_out is 10, and of 39 documents only 9 occur once in the text" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_goes_on_with_other_tuning(recipe, straight, model_folder):
+    for key, value in {"steps": 2, "learning_rates": [1e-4, 1e-2], "extend": 0}.items():
+        other = make_recipe(model_folder, tuning={**TUNING, key: value})
+        assert f"tuning.{key} is" in refused(compare, other, straight, resume=True)
+    assert "tuning" in refused(compare, recipe.model_copy(update={"tuning": None}), straight, resume=True)
+
+
+def test_nothing_goes_on_with_a_trial_of_something_else(recipe, straight, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(straight, out)
+    (out / "results.json").unlink()
+    told = out / "runs" / "lora" / "tuning" / "lr=0.001" / "training.json"
+    write_json(told, read_json(told) | {"identity": read_json(told)["identity"] | {"plan": "0" * 64}})
+    assert "does not match the current batch plan" in refused(compare, recipe, out, resume=True)
+
+
+def test_a_loss_is_that_of_the_text_of_tuning(recipe, straight):
+    """The chosen trial, trained again by hand."""
+    from hfpatch.surgery.patch import patch, unpatch
+    from hfpatch.training.probe import train_probe
+    from hfpatch.training.validation import mean_loss
+
+    setup = set_up(recipe, plan_comparison(recipe, straight).tuning)
+    best = setup.tuning.best("pre")
+    settings = replace_rate(recipe, best.rate)
+    patch(setup.base.model, setup.methods["pre"].configs, seed=1000)
+    try:
+        folder = straight.parent / "again"
+        train_probe(
+            setup.base.model, settings=settings, blocks=setup.blocks, plan=setup.plans[1000], seed=1000, run_dir=folder
+        )
+        loss = mean_loss(setup.base.model, setup.tuning_text, batch_size=4)
+    finally:
+        unpatch(setup.base.model)
+    assert loss == pytest.approx(best.loss, rel=1e-5)
+
+
+def replace_rate(recipe: Recipe, rate: float):
+    return recipe.training.model_copy(update={"lr": rate})
