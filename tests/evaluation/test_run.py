@@ -11,6 +11,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, evaluate
 from hfpatch.evaluation.metrics import metric_named
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results.low_noise import LOW_NOISE
 
 TASKS = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
 
@@ -60,7 +61,8 @@ def test_arc_is_the_likeliest_choice(outcome, taught, tokenizer, support):
         right_by_length.append(scaled.index(max(scaled)) == gold)
     assert [row["acc"] for row in rows(folder, "arc_easy")] == right
     assert [row["acc_norm"] for row in rows(folder, "arc_easy")] == right_by_length
-    assert results["arc_easy"].metrics == {"acc": sum(right) / 20, "acc_norm": sum(right_by_length) / 20}
+    metrics = results["arc_easy"].metrics
+    assert (metrics["acc"], metrics["acc_norm"]) == (sum(right) / 20, sum(right_by_length) / 20)
     assert results["arc_easy"].primary == "acc"
 
 
@@ -141,7 +143,10 @@ def test_limit_takes_the_first_documents(outcome, taught, tokenizer, data_dir, t
         on_task=lambda task: called.append((task, sorted(path.name for path in tmp_path.iterdir()))),
     )
     assert called == [("arc_easy", []), ("lambada_openai", ["arc_easy.jsonl"])]
-    assert rows(tmp_path, "arc_easy") == rows(folder, "arc_easy")[:5]
+    for row, whole in zip(rows(tmp_path, "arc_easy"), rows(folder, "arc_easy")[:5], strict=True):
+        for metric in LOW_NOISE:  # no decisions: equal to rounding
+            assert row.pop(metric) == pytest.approx(whole.pop(metric), abs=1e-4)
+        assert row == whole
     assert [result.n for result in results.values()] == [5, 5]
 
 
