@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 import hfpatch.runs.cautions
 import hfpatch.runs.comparison
-import hfpatch.runs.results
 import hfpatch.runs.train_eval
 import hfpatch.support.files
 from hfpatch.data.tokenizer import train_tokenizer
