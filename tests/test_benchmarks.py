@@ -106,6 +106,30 @@ def test_training_gives_every_ratio_with_its_facts(start, tmp_path):
     assert told["provenance"]["versions"]["torch"]
 
 
+def test_inference_gives_the_multiply_adds_beside_the_times(start, tmp_path):
+    out = tmp_path / "inference.json"
+    start("inference", "--shapes", "tiny", "--seconds", "0.1", "--json", out)
+    told = json.loads(out.read_text(encoding="utf-8"))
+    rows = {(row["what"], row["variant"]): row for row in told["rows"]}
+    token, head = 2 * (12 * 32 * 32 + 2 * 32 * 129), 512 * 32
+    added = 2 * (2 * 32 * 40 + 32 * 32)
+    assert len(rows) == 12
+    assert rows["decoding", "pre + skip"]["multiply_adds"] == pytest.approx(1 + added / (token + head))
+    assert rows["decoding", "bare"]["ratio"] == rows["prefill", "bare"]["over_multiply_adds"] == 1
+    assert all(row["milliseconds"] > 0 and row["passes"] >= 3 for row in rows.values())
+    assert told["provenance"]["processor"]
+
+
+@pytest.mark.slow
+def test_start_counts_the_cpu_time_of_processes(start, tmp_path):
+    out = tmp_path / "start.json"
+    printed = start("start", "--rounds", "1", "--only", "minimal training script,hfpatch train", "--json", out)
+    told = json.loads(out.read_text(encoding="utf-8"))
+    script, command = (told["seconds"][name][0] for name in ("minimal training script", "hfpatch train"))
+    assert told["ratios"] == {"hfpatch train": pytest.approx(command / script)}
+    assert "x minimal training script" in printed
+
+
 def test_precision_makes_a_row_for_each_method_and_dtype():
     names = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "precision.py"))
     runs = {

@@ -157,7 +157,7 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Pre
 
     def measure(index: int, layer: PreProjectionLayer, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         x = hidden_argument(args, kwargs)
-        means.add(index, norm_ratio(layer.project(x, layer.moving_adapters()) - x, x)[..., None])
+        means.add(index, norm_ratio(layer.project(x) - x, x)[..., None])
 
     for site, layer in surgery_layers(model, PreProjectionLayer):
         if not layer.moving_adapters():  # a skip alone

@@ -80,7 +80,8 @@ def _by_document(stock: _Attention) -> _Attention:
             return stock(module, query, key, value, attention_mask, **options)
         rows = []
         for row, sizes in enumerate(lengths):
-            documents = zip(*(states[row : row + 1].split(sizes, 2) for states in (query, key, value)), strict=True)
+            own = (states[row : row + 1] for states in (query, key, value))
+            documents = zip(*(torch.split(states, sizes, 2) for states in own), strict=True)
             rows.append(torch.cat([stock(module, *one, None, **options)[0] for one in documents], 1))
         return torch.cat(rows), None  # (batch, seq, heads, head size)
 

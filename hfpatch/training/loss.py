@@ -124,8 +124,9 @@ def _chunk(
     One buffer of (rows, vocab) goes from logits to their gradient: allocating another costs as much as filling it.
     """
     logits = linear(rows, weight, bias).float()  # (rows, vocab)
-    squashed = None if cap is None else torch.tanh(logits / cap)
-    if squashed is not None:
+    squashed = None
+    if cap is not None:
+        squashed = torch.tanh(logits / cap)
         logits = squashed * cap
     at = targets[:, None]
     scores, top = logits.gather(1, at), logits.amax(1, keepdim=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -56,9 +55,9 @@ class PreProjectionLayer(SurgeryLayer):
         """Return the working adapters that have a pre-projection, and not the skip alone."""
         return [name for name in self.working_adapters() if self.configs[name].expansion]
 
-    def project(self, x: Tensor, adapters: Iterable[str]) -> Tensor:
-        """Map x to x~, both ``(batch, seq, hidden)``, through some adapters that have a pre-projection."""
-        for name in adapters:
+    def project(self, x: Tensor) -> Tensor:
+        """Map x to x~, both ``(batch, seq, hidden)``, through every working adapter."""
+        for name in self.moving_adapters():
             config = self.configs[name]
             x = pre_project(
                 x,
@@ -88,39 +87,38 @@ class PreProjectionLayer(SurgeryLayer):
         """Whether x~ is a matrix product of x."""
         return all(self.configs[name].is_linear for name in self.working_adapters())
 
-    def skip(self, branch: Tensor, x: Tensor, adapters: Iterable[str]) -> Tensor:
-        """Return ``branch`` plus x~ W_skip of some adapters that have one; all ``(batch, seq, hidden)``.
+    def skip(self, branch: Tensor, x: Tensor) -> Tensor:
+        """Return ``branch`` plus x~ W_skip of every working adapter that has one; all ``(batch, seq, hidden)``.
 
         What the block multiplies the branch with afterwards is undone, so that x~ W_skip reaches the residual stream.
         """
-        for name in adapters:
-            branch = add_skip(branch, x, self.linear("preproj_skip", name), factor=self.exit_factor)
+        for name in self.working_adapters():
+            if self.configs[name].content_skip:
+                branch = add_skip(branch, x, self.linear("preproj_skip", name), factor=self.exit_factor)
         return branch
 
     def _replace_input(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        adapters = self.moving_adapters()
-        if not adapters:
+        if not self.moving_adapters():
             return None
-        return replace_hidden(module, args, kwargs, self.project(hidden_argument(args, kwargs), adapters))
+        return replace_hidden(module, args, kwargs, self.project(hidden_argument(args, kwargs)))
 
     def _replace_output(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        return self.project(output, self.moving_adapters())
+        return self.project(output)
 
     def _keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self._with_skip():
+        if self._has_skip():
             self.keep("x", hidden_argument(args, kwargs))
 
     def _add_skip(
         self, outside: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        adapters = self._with_skip()
-        if not adapters:
+        if not self._has_skip():
             return output
         # x~: a forward hook sees the arguments that the pre-hook replaced
         x = self.take("x") if outside else hidden_argument(args, kwargs)
-        return output if x is None else replace_first(output, lambda branch: self.skip(branch, x, adapters))
+        return output if x is None else replace_first(output, lambda branch: self.skip(branch, x))
 
-    def _with_skip(self) -> list[str]:
-        return [name for name in self.working_adapters() if self.configs[name].content_skip]
+    def _has_skip(self) -> bool:
+        return any(self.configs[name].content_skip for name in self.working_adapters())
