@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 import hfpatch.runs.cautions
 import hfpatch.runs.comparison
-import hfpatch.runs.results
 import hfpatch.runs.train_eval
 import hfpatch.support.files
 from hfpatch.data.tokenizer import train_tokenizer
@@ -371,7 +370,7 @@ def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_
 
 
 def test_a_metric_that_compares_nothing_stops_before_any_training(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(hfpatch.runs.results, "primary_aggregations", lambda *_: {"tinyworld_cloze": len})
+    monkeypatch.setattr(hfpatch.runs.train_eval, "primary_aggregations", lambda *_: {"tinyworld_cloze": len})
     with pytest.raises(HfpatchError, match="task tinyworld_cloze: its metric acc does not follow from"):
         compare(recipe, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "runs").iterdir()] == ["baseline"]
