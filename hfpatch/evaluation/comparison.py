@@ -162,12 +162,13 @@ def compare_low_noise(
     """
     found: list[Comparison] = []
     for name, higher in LOW_NOISE.items():
+        own = {task: each[name] for task, each in (aggregations or {}).items() if name in each}
         chosen = {
             task: result.model_copy(update={"primary": name, "higher_is_better": higher})
             for task, result in tasks.items()
             if name in result.metrics and name != result.primary
+            if metric_named(name, aggregation=own.get(task)).aggregate is None  # else a task's own of another kind
         }
-        own = {task: each[name] for task, each in (aggregations or {}).items() if name in each}
         found += compare(records, tasks=chosen, references=references, baseline=baseline, aggregations=own)
     order = list(dict.fromkeys((one.method, one.reference, one.task) for one in found))
     found.sort(key=lambda one: order.index((one.method, one.reference, one.task)))

@@ -142,8 +142,9 @@ def test_a_low_noise_metric_that_is_primary_or_not_finite_is_not_tested_again(tm
     (tmp_path / "style" / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = {"bits_per_byte": 1.0, "margin": 0.5}
     tasks = {"quiz": result("quiz", "bits_per_byte", higher=False).model_copy(update={"metrics": metrics})}
-    found = compare_low_noise(runs, tasks=tasks, references={"style": ["baseline"], "same": ["baseline"]})
-    assert [(one.method, one.metric) for one in found] == [("same", "margin")]
+    given = {"tasks": tasks, "references": {"style": ["baseline"], "same": ["baseline"]}}
+    assert [(one.method, one.metric) for one in compare_low_noise(runs, **given)] == [("same", "margin")]
+    assert compare_low_noise(runs, aggregations={"quiz": {"margin": max}}, **given) == []  # a metric of the task's own
 
 
 def test_worse_is_said_in_the_metrics_direction(records):
