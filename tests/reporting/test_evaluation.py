@@ -81,12 +81,14 @@ def test_several_models_have_their_names_and_what_each_is_compared_with(results)
     models = {label: {**results.model, "name": f"small/{label}", "tokenizer_sha256": "e" * 64} for label in ("x", "y")}
     variants = {label: EvaluatedVariant(model=model, scores={"cloze": score(0.5)}) for label, model in models.items()}
     compared = [comparison("y", difference=0.0, verdict="within noise").model_copy(update={"reference": "x"})]
-    document = evaluation_document(results.model_copy(update={"variants": variants, "comparisons": compared}))
+    changed = {"variants": variants, "comparisons": compared, "low_noise": compared}
+    document = evaluation_document(results.model_copy(update=changed))
     tables = [block for block in document.summary if isinstance(block, Table)]
     assert document.title == "x and y"
     assert document.glance[0] == ("Models", "2")
-    assert [table.title for table in tables] == ["small/x", "small/y", "Differences between the models"]
-    assert cells(tables[2])[0][:3] == ("y", "x", "cloze\nacc, n = 1,234")
+    titles = ["small/x", "small/y", "Differences between the models"]
+    assert [table.title for table in tables] == [*titles, "Low-noise metrics: differences between the models"]
+    assert cells(tables[2])[0][:3] == cells(tables[3])[0][:3] == ("y", "x", "cloze\nacc, n = 1,234")
     protocol = dict(
         next(section for section in document.parts[0].sections if section.name == "protocol").blocks[0].items
     )

@@ -267,7 +267,7 @@ def test_page_markdown_terminal_csv_and_tex_have_the_same_table(build, raw, caps
     assert "Of 2 methods against baseline" in text[text.index("## Method by method") :]  # the sentences come later
     print_document(document)
     shown = capsys.readouterr().out
-    assert shown.rstrip().endswith("against LoRA 1 is better.")
+    assert shown.rstrip().endswith("against LoRA 1 is better. All methods at one rate (0.001), which may favour some.")
     page, tex = html(document).replace("<wbr>", ""), latex(headline_table(found))
     for row in headline_table(found).rows:
         for cell in map(str, row.cells):
