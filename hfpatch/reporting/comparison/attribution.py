@@ -183,9 +183,11 @@ def _finding(results: ComparisonResults, name: str, controls: Sequence[Control])
         shares = {each: share(results, name, each.name, measure) for each in controls}
         known = {each: found for each, found in shares.items() if found is not None}
         if known:
+            known = dict(sorted(known.items(), key=lambda pair: -pair[1].value))
             parts = [f"{each.keeps} ({each.name}) reaches {found}" for each, found in known.items()]
             conclusion, tone = _conclusion(known)
-            return Finding(name, f"gains on {measure}; of that, {listed(parts)}: {conclusion}.", tone)
+            told = f"{conclusion[0].upper()}{conclusion[1:]}"
+            return Finding(name, f"gains on {measure}; of that, {listed(parts)}. {told}.", tone)
     why = f"has no significant gain over {results.baseline} that can be compared with that of its controls"
     return Finding(name, f"{why}, so which part carries it cannot be told.", "unknown")
 

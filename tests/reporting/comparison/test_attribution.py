@@ -61,7 +61,7 @@ def test_a_part_that_carries_most_of_a_perplexitys_gain(controlled):
     words, tone = sentence(results)
     assert words == (
         "pre_projection_skip gains on tinyworld_text (word perplexity); of that, the skip alone (skip_alone) reaches "
-        f"{found}: the skip alone carries most of the effect."
+        f"{found}. The skip alone carries most of the effect."
     )
     assert tone == "better"
 
@@ -84,9 +84,9 @@ def test_points_are_compared_as_they_are_and_pairing_narrows_the_interval(contro
          "unknown"),
         ([(SKIP, CLOZE, 0.05, 0.01, "better")], "which part carries it cannot be told.", "unknown"),
         ([(SKIP, CLOZE, 0.05, 0.01, "better"), ("skip_alone", CLOZE, 0.025, 0.02, "better")],
-         "whether a part alone carries most of the effect cannot be told.", "unknown"),
+         "Whether a part alone carries most of the effect cannot be told.", "unknown"),
         ([(SKIP, CLOZE, 0.05, 0.01, "better"), ("skip_alone", CLOZE, 0.002, 0.01, "within noise")],
-         "no part alone carries half of the effect.", "mixed"),
+         "No part alone carries half of the effect.", "mixed"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_told_is_said(controlled, comparisons, ending, tone):
@@ -104,7 +104,9 @@ def test_several_parts_may_each_carry_it(controlled):
             controls=("skip_alone", "linear"),
         )
     )
-    assert words.endswith("the skip alone and the linear pre-projection each carry most of the effect.")
+    assert words.endswith(
+        "The skip alone and the linear pre-projection without the skip each carry most of the effect."
+    )
 
 
 def test_text_comes_first_then_tasks_on_which_there_is_a_gain(controlled):
