@@ -13,6 +13,7 @@ LINEAR_PRE_PROJECTION = "the linear pre-projection"
 LINEAR_QUERY = "the linear query"
 QUERY_TEMPERATURE = "the query temperature"
 NO_SKIP = "the pre-projection without the skip"
+LINEAR_NO_SKIP = "the linear pre-projection without the skip"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Control:
 
 def is_control(parts: Parts) -> bool:
     """Return whether a method is a control by its form: the skip alone, what has no nonlinearity, a temperature."""
-    return _kind(parts) in (SKIP_ALONE, LINEAR_PRE_PROJECTION, LINEAR_QUERY, QUERY_TEMPERATURE)
+    return kind_of(parts) in (SKIP_ALONE, LINEAR_PRE_PROJECTION, LINEAR_QUERY, QUERY_TEMPERATURE)
 
 
 def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
@@ -44,9 +45,9 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
     ====================================  ==========================================================================
     a method that is one                  its controls
     ====================================  ==========================================================================
-    nonlinear pre-projection              a linear one (``activation: identity``), with a skip only if it has one
-    the same with a content skip          also the skip alone (``expansion: 0``) and the one without the skip
-    nonlinear query                       a linear one (``activation: identity``), the query temperature
+    nonlinear pre-projection              a linear one (``activation: identity``) without a skip
+    the same with a content skip          linear ones, the skip alone (``expansion: 0``), the one without the skip
+    nonlinear query                       a linear one (``activation: identity``) of its form, the query temperature
     ====================================  ==========================================================================
 
     Args:
@@ -57,15 +58,18 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
 
 
 def _controls(parts: Parts, methods: Mapping[str, Parts]) -> Iterator[Control]:
-    own = _kind(parts)
+    own = kind_of(parts)
     with_skip = own == "pre_projection" and bool(parts[0].get("content_skip"))
     for name, other in methods.items():
-        kind = _kind(other)
-        if own == "nonlinear_query" and kind in (LINEAR_QUERY, QUERY_TEMPERATURE):
+        kind = kind_of(other)
+        if (own == "nonlinear_query" and kind == QUERY_TEMPERATURE) or (
+            own == "nonlinear_query" and kind == LINEAR_QUERY and _form(other) == _form(parts)
+        ):
             yield Control(name, kind)
-        elif own == "pre_projection" and kind in (SKIP_ALONE, LINEAR_PRE_PROJECTION):
-            if with_skip or not other[0].get("content_skip"):
-                yield Control(name, kind)
+        elif own == "pre_projection" and kind == LINEAR_PRE_PROJECTION and not other[0].get("content_skip"):
+            yield Control(name, LINEAR_NO_SKIP if with_skip else kind)
+        elif with_skip and kind in (SKIP_ALONE, LINEAR_PRE_PROJECTION):
+            yield Control(name, kind)
         elif with_skip and kind == own and _without_skip(other[0]) == other[0] == _without_skip(parts[0]):
             yield Control(name, NO_SKIP)
 
@@ -74,7 +78,11 @@ def _without_skip(part: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in part.items() if key != "content_skip"}
 
 
-def _kind(parts: Parts) -> str | None:
+def _form(parts: Parts) -> Any:
+    return parts[0].get("form", "preserving")
+
+
+def kind_of(parts: Parts) -> str | None:
     """Return what a method of one part is: its type, or what it keeps where it is a control; None for a stack."""
     if len(parts) != 1:
         return None

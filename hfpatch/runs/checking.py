@@ -15,11 +15,7 @@ from hfpatch.surgery.bases import load_base, load_config
 from hfpatch.surgery.methods import Part, build_method, validate_methods
 from hfpatch.twins import twin
 
-EVERY_KIND: list[Part] = [
-    {"type": "pre_projection", "content_skip": True},
-    {"type": "nonlinear_query"},
-    {"type": "query_temperature"},
-]
+EVERY_KIND: list[Part] = [{"type": "pre_projection", "content_skip": True}, {"type": "nonlinear_query"}]
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,8 @@ def check(
 
     Args:
         model: the model.
-        part: a method's part, as a recipe writes it; None runs pre-projection with content skip, the nonlinear
-            query and the query temperature, and reports what the architecture refuses.
+        part: a method's part, as a recipe writes it; None runs pre-projection with content skip and the nonlinear
+            query, and reports what the architecture refuses.
         config_only: run them on a tiny random twin of the model's configuration, without its weights.
         progress: shown each promise before it is tested.
 

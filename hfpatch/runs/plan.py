@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.controls import LINEAR_QUERY, controls_of, is_control
+from hfpatch.recipes.controls import LINEAR_QUERY, controls_of, is_control, kind_of
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
 from hfpatch.recipes.tuning import Edge
 from hfpatch.runs.folder import RunPaths
@@ -251,11 +251,16 @@ def _controls(recipe: Recipe, name: str) -> list[str]:
     if all(part["type"] == "lora" or "match" in part for part in parts) or is_control(parts):
         return []
     own = controls_of(recipe.methods).get(name, [])
-    linear_queries = [control.name for control in own if control.keeps == LINEAR_QUERY]
-    sized = [*_matching(recipe, name), *linear_queries]
+    sized = [*_matching(recipe, name), *_linear_queries(recipe, name)]
     if not sized and "lora" in recipe.methods:
         sized = ["lora"]
     return list(dict.fromkeys([*sized, *(control.name for control in own)]))
+
+
+def _linear_queries(recipe: Recipe, name: str) -> list[str]:
+    if kind_of(recipe.methods[name]) != "nonlinear_query":
+        return []
+    return [other for other, parts in recipe.methods.items() if kind_of(parts) == LINEAR_QUERY]
 
 
 def _matching(recipe: Recipe, name: str) -> list[str]:

@@ -32,7 +32,7 @@ LORA = LoraConfig(r=2, target_modules="all-linear")
 def declare(monkeypatch):
     monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
     monkeypatch.setattr(
-        run, "PROMISES", [p for p in run.PROMISES if p[0] in (ATTENTION, PURE, REACHES, ARRIVES, COLUMNS)]
+        run, "PROMISES", [p for p in run.PROMISES if p[0] in (ATTENTION, PURE, REACHES, ARRIVES, COLUMNS, HEADS)]
     )
 
     def register(model_type, **changes):

@@ -1,5 +1,6 @@
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.controls import (
+    LINEAR_NO_SKIP,
     LINEAR_PRE_PROJECTION,
     LINEAR_QUERY,
     NO_SKIP,
@@ -15,14 +16,13 @@ def named(methods):
 
 
 def test_the_quickstarts_methods_have_their_controls():
-    linear, query = ("linear_pre_projection", LINEAR_PRE_PROJECTION), [("linear_control", LINEAR_QUERY)]
-    query.append(("query_temperature", QUERY_TEMPERATURE))
-    skipped = [("pre_projection", NO_SKIP), ("skip_alone", SKIP_ALONE), linear]
+    linear, temperature = "linear_pre_projection", ("query_temperature", QUERY_TEMPERATURE)
+    skipped = [("pre_projection", NO_SKIP), ("skip_alone", SKIP_ALONE), (linear, LINEAR_NO_SKIP)]
     assert named(load_recipe("quickstart").methods) == {
-        "pre_projection": [linear],
+        "pre_projection": [(linear, LINEAR_PRE_PROJECTION)],
         "pre_projection_skip": skipped,
-        "nonlinear_query": query,
-        "nonlinear_query_literal": query,
+        "nonlinear_query": [("linear_control", LINEAR_QUERY), temperature],
+        "nonlinear_query_literal": [temperature],  # the linear one is of the other form
     }
 
 

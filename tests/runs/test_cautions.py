@@ -88,6 +88,14 @@ def test_sizes_that_differ_by_more_than_a_hundredth_are_named_with_their_ratio()
     assert all(part in caution for part in ("lora", "26,542,080", "pre", "17,694,720", "ratio of 1.50", "not match"))
 
 
+def test_a_control_that_is_smaller_by_design_is_no_mismatch_but_a_linear_one_is():
+    methods = {"query": QUERY, "linear": LINEAR, "temperature": [{"type": "query_temperature"}]}
+    methods |= {"skip": [{**PRE[0], "content_skip": True}], "alone": [{**PRE[0], "expansion": 0, "content_skip": True}]}
+    sizes = {"baseline": 0, "query": 1000, "linear": 500, "temperature": 8, "skip": 3500, "alone": 1000}
+    (caution,) = told(make_recipe(methods), make_results(sizes))
+    assert "linear has 500 trainable parameters, which does not match query" in caution
+
+
 def test_lost_updates_are_named_below_nine_tenths():
     recipe = make_recipe({"pre": PRE})
     (caution,) = told(recipe, make_results({"baseline": 0, "pre": 9}, survival=0.41))

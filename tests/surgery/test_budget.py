@@ -7,7 +7,13 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 import hfpatch
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, match_lora_rank
+from hfpatch import (
+    HfpatchError,
+    NonlinearQueryConfig,
+    PreProjectionConfig,
+    QueryTemperatureConfig,
+    match_lora_rank,
+)
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.surgery.budget import attention_modules, count_added, lora_parameters_per_rank, meta_twin
 from hfpatch.surgery.methods import build_method
@@ -39,6 +45,11 @@ def test_published_counts(pythia):
     pre, skip, (rank, lora_count), both = PUBLISHED[size]
     assert count_added(model, [PreProjectionConfig()]) == pre
     assert count_added(model, [PreProjectionConfig(content_skip=True)]) == skip
+    assert count_added(model, [PreProjectionConfig(activation="identity")]) == pre
+    assert count_added(model, [PreProjectionConfig(expansion=0, content_skip=True)]) == skip - pre
+    config = model.config
+    heads = config.num_hidden_layers * config.num_attention_heads
+    assert count_added(model, [QueryTemperatureConfig()]) == heads == {"160m": 144, "410m": 384}[size]
     assert count_added(model, [lora(model, rank)]) == lora_count
     assert count_added(model, [PreProjectionConfig(), lora(model, 64)]) == both
     assert count_added(model, [lora(model, 64), PreProjectionConfig()]) == both

@@ -78,7 +78,7 @@ def test_lora_is_added_to_the_scaled_query_in_either_order(order):
     query, tau = model.model.layers[0].self_attn.q_proj, temperatures(model)[0]
     x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
     scaled = (x @ query.get_base_layer().weight.T).reshape(2, 3, HEADS, -1) * (1 + tau)[:, None]
-    added = x @ query.lora_A["b"].weight.T @ query.lora_B["b"].weight.T
+    added = x @ query.lora_A["b"].weight.T @ query.lora_B["b"].weight.T * query.scaling["b"]
     torch.testing.assert_close(query(x), scaled.flatten(2) + added, rtol=1e-5, atol=1e-5)
 
 

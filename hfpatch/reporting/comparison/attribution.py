@@ -183,20 +183,25 @@ def _finding(results: ComparisonResults, name: str, controls: Sequence[Control])
         shares = {each: share(results, name, each.name, measure) for each in controls}
         known = {each: found for each, found in shares.items() if found is not None}
         if known:
+            known = dict(sorted(known.items(), key=lambda pair: -pair[1].value))
             parts = [f"{each.keeps} ({each.name}) reaches {found}" for each, found in known.items()]
             conclusion, tone = _conclusion(known)
-            return Finding(name, f"gains on {measure}; of that, {listed(parts)}: {conclusion}.", tone)
+            told = f"{conclusion[0].upper()}{conclusion[1:]}"
+            return Finding(name, f"gains on {measure}; of that, {listed(parts)}. {told}.", tone)
     why = f"has no significant gain over {results.baseline} that can be compared with that of its controls"
     return Finding(name, f"{why}, so which part carries it cannot be told.", "unknown")
 
 
 def _conclusion(shares: Mapping[Control, Share]) -> tuple[str, Tone]:
-    most = [each.keeps for each, found in shares.items() if found.low > _HALF]
+    most = [(each.keeps, found) for each, found in shares.items() if found.low > _HALF]
+    if len(most) == 1:
+        return f"{most[0][0]} carries most of the effect", "better"
     if most:
-        verb = "carries" if len(most) == 1 else "each carry"
-        return f"{listed(most)} {verb} most of the effect", "better"
+        first, second = most[:2]
+        more = f"; {first[0]} the most" if first[1].low > second[1].high else ""
+        return f"{listed([keeps for keeps, _ in most])} each reach most of the effect by themselves{more}", "better"
     if all(found.high < _HALF for found in shares.values()):
-        return "no part alone carries half of the effect", "mixed"
+        return "none of these alone carries half of the effect", "mixed"
     return "whether a part alone carries most of the effect cannot be told", "unknown"
 
 
