@@ -147,7 +147,7 @@ def _needed(found: Forecast, effect: float) -> Table:
         if task.detectable
     )
     caption = (
-        "Documents with the recipe's seeds, or seeds with the task's documents, that find it in 80 % of cases; where the "
-        "recipe's seeds do, these."
+        "Documents with the recipe's seeds, or seeds with the task's documents, that find it in 80 % of cases. Where "
+        "the recipe's seeds are enough, their number."
     )
     return _table("needed", f"What an effect of {effect:g} needs", headings, rows, caption=caption)
