@@ -146,5 +146,8 @@ def _needed(found: Forecast, effect: float) -> Table:
         for name, task in found.tasks.items()
         if task.detectable
     )
-    caption = "Documents with the recipe's seeds, or seeds with the task's documents, that find it in 80 % of cases."
+    caption = (
+        "Documents with the recipe's seeds, or seeds with the task's documents, that find it in 80 % of cases. Where "
+        "the recipe's seeds are enough, their number."
+    )
     return _table("needed", f"What an effect of {effect:g} needs", headings, rows, caption=caption)

@@ -191,6 +191,22 @@ def test_a_mistake_in_an_override_is_one_line(capsys, recipe):
     assert "did you mean 'steps'" in refused(capsys, "compare", recipe, "training.step=3")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        (["--effect", "2"], "--effect 2: must lie between 0 and 1"),
+        (["training.step=3"], "did you mean 'steps'"),
+        (["methods.x=[{type: ia3, match: pre_projection}]"], "ia3 has no size to solve for"),
+        (["methods.x=[{type: lora, r: 4, match: pre_projection}]"], "has both r and match"),
+        (["evaluation.tasks=[tinyworld_close]"], "did you mean 'tinyworld_cloze'"),
+    ],
+)
+def test_a_mistake_in_a_plan_is_one_line(capsys, recipe, tmp_path, monkeypatch, wrong, expected):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refused(capsys, "plan", recipe, *wrong)
+    assert list(tmp_path.iterdir()) == [recipe]
+
+
 def test_a_method_that_the_recipe_does_not_hold_is_one_line(capsys, recipe, tmp_path):
     out = tmp_path / "out"
     assert "did you mean 'pre_projection'" in refused(
