@@ -16,6 +16,7 @@ from hfpatch.runs.results import collect
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.runs.setup import set_up
 from hfpatch.runs.train_eval import complete
+from hfpatch.runs.tuning import Tuning
 from hfpatch.support.files import write_json
 from hfpatch.training.processes import start_processes
 
@@ -47,7 +48,7 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
         write_report(out)
         return folder.read_results()
     clock = resumed_clock(out)
-    with open_runs(plan, partial(set_up, recipe, plan.tuning), resume=resume) as setup:
+    with open_runs(plan, partial(set_up, recipe, Tuning(plan.tuning, plan.part)), resume=resume) as setup:
         for unit in plan.units:
             complete(unit, setup, progress or Progress())
             if unit.action in ("tune", "evaluate"):

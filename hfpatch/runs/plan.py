@@ -99,7 +99,7 @@ class Plan:
         runs: all runs of the recipe.
         units: what the command does; each unit comes after those that it needs.
         part: the method or variant that the command is limited to; None for all.
-        tuning: the trials of the methods that the command trains, in the order in which they are decided on.
+        tuning: the trials of all methods, in the order in which they are decided on.
     """
 
     recipe: AnyRecipe
@@ -125,7 +125,7 @@ def plan_comparison(recipe: Recipe, out: Path) -> Plan:
     baseline, *others = runs = planned_runs(recipe, out)
     evaluated = Unit("evaluate", baseline, baseline.result)
     checked = Unit("check_baseline", baseline, None, (evaluated,))
-    tuning = _tuning_rounds(recipe, out, recipe.trained)
+    tuning = _tuning_rounds(recipe, out)
     trials = _trial_units(tuning, (checked,))
     units = [evaluated, checked, *trials]
     for run in others:
@@ -146,8 +146,8 @@ def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
     _check_known("method", method, recipe.methods)
     if method == recipe.baseline:
         raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
-    runs, tuning = planned_runs(recipe, out), _tuning_rounds(recipe, out, [method])
-    trials = _trial_units(tuning, ())
+    runs, tuning = planned_runs(recipe, out), _tuning_rounds(recipe, out)
+    trials = _trial_units(tuning, (), method)
     units = (Unit("train", run, RunPaths(run.folder).training, tuple(trials)) for run in runs if run.variant == method)
     return Plan(recipe, out, (*runs, *_trials(tuning)), (*trials, *units), part=method, tuning=tuning)
 
@@ -188,8 +188,8 @@ def _planned_run(out: Path, variant: str, point: Point, seed: int) -> PlannedRun
     return PlannedRun(name, variant, point, seed, folder, run_lock(out, folder))
 
 
-def _tuning_rounds(recipe: Recipe, out: Path, methods: Sequence[str]) -> tuple[Round, ...]:
-    """Return the trials of some methods: at the recipe's rates, then at lower ones, then at higher ones."""
+def _tuning_rounds(recipe: Recipe, out: Path) -> tuple[Round, ...]:
+    """Return the trials of all methods: at the recipe's rates, then at lower ones, then at higher ones."""
     tuning = recipe.tuning
     if tuning is None:
         return ()
@@ -202,7 +202,7 @@ def _tuning_rounds(recipe: Recipe, out: Path, methods: Sequence[str]) -> tuple[R
             edge,
             tuple(
                 _planned_trial(recipe, out, method, {"lr": rate, **values})
-                for method in methods
+                for method in recipe.trained
                 for rate in rates
                 for values in tuning.combinations(method, trained)
             ),
@@ -221,12 +221,16 @@ def _trials(rounds: Sequence[Round]) -> list[PlannedRun]:
     return [run for each in rounds for run in each.runs]
 
 
-def _trial_units(rounds: Sequence[Round], needs: tuple[Unit, ...]) -> list[Unit]:
-    """Return a unit for each trial; those of a round need all rounds before, which decide whether it takes place."""
+def _trial_units(rounds: Sequence[Round], needs: tuple[Unit, ...], method: str | None = None) -> list[Unit]:
+    """Return a unit for each trial, of one ``method`` or of all.
+
+    Those of a round need all rounds before, which decide whether it takes place.
+    """
     units: list[Unit] = []
     for each in rounds:
         before = tuple(units) or needs
-        units += [Unit("tune", run, RunPaths(run.folder).training, before) for run in each.runs]
+        runs = [run for run in each.runs if method in (None, run.variant)]
+        units += [Unit("tune", run, RunPaths(run.folder).training, before) for run in runs]
     return units
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +19,7 @@ from hfpatch.nn.matmul import MatmulLibrary, choose_library
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.tuning import trial_training
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_method, identify_training
-from hfpatch.runs.plan import PlannedRun, Round
+from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.tuning import Tuning, values_text
 from hfpatch.support.cache import cache_folder
 from hfpatch.support.files import check_data_dir
@@ -115,12 +115,12 @@ class ComparisonSetup:
             )
 
 
-def set_up(recipe: Recipe, rounds: Sequence[Round] = ()) -> ComparisonSetup:
+def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     """Load what the recipe names and try each method on the base, so that a mistake shows before any training.
 
     Args:
         recipe: the recipe.
-        rounds: the trials of its tuning.
+        tuning: its trials; None for a recipe that does not tune.
 
     Raises:
         HfpatchError: if the base or the data cannot be loaded, or a method does not fit the base.
@@ -160,7 +160,7 @@ def set_up(recipe: Recipe, rounds: Sequence[Round] = ()) -> ComparisonSetup:
         sizes=sizes,
         shared=shared,
         matmul=choose_library(base.model),
-        tuning=Tuning(rounds),
+        tuning=tuning or Tuning(),
         tuning_text=splits.tuning,
     )
 

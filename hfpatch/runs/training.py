@@ -12,6 +12,7 @@ from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs
 from hfpatch.runs.setup import set_up
 from hfpatch.runs.train_eval import complete
+from hfpatch.runs.tuning import Tuning
 from hfpatch.support.files import read_json
 
 
@@ -38,7 +39,7 @@ def train(
     """
     plan = plan_training(recipe, out, method)
     check_start(plan, resume=resume)
-    with open_runs(plan, partial(set_up, recipe, plan.tuning), resume=resume) as setup:
+    with open_runs(plan, partial(set_up, recipe, Tuning(plan.tuning, plan.part)), resume=resume) as setup:
         for unit in plan.units:
             complete(unit, setup, progress or Progress())
     trained = [RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train"]

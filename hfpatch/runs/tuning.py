@@ -51,28 +51,35 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The trials of a comparison, or of one of its methods; what they found is read from their folders each time.
+    """The trials of a comparison; what they found is read from their folders each time.
 
     Args:
         rounds: the trials in the order in which they are decided on; none where the recipe does not tune.
+        part: the one method whose trials decide whether more rates are needed; None for all.
     """
 
     rounds: Sequence[Round] = ()
+    part: str | None = None
 
     def needs(self, run: PlannedRun) -> bool:
         """Whether a trial takes place, judged by the rounds before its own."""
         known: list[Outcome] = []
         for each in self.rounds:
+            needed = _is_needed(each, known)
             if run in each.runs:
-                return _is_needed(each, known)
-            known += _outcomes(each) if _is_needed(each, known) else []
+                return needed
+            known += [one for one in _outcomes(each) if needed and self.part in (None, one.run.variant)]
         return False
 
     def outcomes(self) -> list[Outcome]:
-        """Return the complete trials, rates ascending; those of a round that turned out not to be needed left out."""
+        """Return the complete trials, rates ascending.
+
+        Those of a round that turned out not to be needed are left out, unless one method alone is known: which rounds
+        the others need is then not decided here.
+        """
         known: list[Outcome] = []
         for each in self.rounds:
-            known += _outcomes(each) if _is_needed(each, known) else []
+            known += _outcomes(each) if self.part is not None or _is_needed(each, known) else []
         return sorted(known, key=lambda outcome: outcome.rate)
 
     def best(self, method: str) -> Outcome | None:

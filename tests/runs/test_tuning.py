@@ -229,7 +229,7 @@ def test_every_method_has_the_same_trials_on_the_same_batches(straight):
 
 
 def test_the_text_of_tuning_is_in_no_training_and_no_task(recipe, straight):
-    setup = set_up(recipe, plan_comparison(recipe, straight).tuning)
+    setup = set_up(recipe, Tuning(plan_comparison(recipe, straight).tuning))
     parts = {"train": setup.blocks, "held_out": setup.held_out, "tuning": setup.tuning_text}
 
     def texts(blocks: TokenBlocks) -> set[tuple[int, ...]]:
@@ -273,6 +273,7 @@ def test_train_tunes_its_method_and_compare_takes_that_up(recipe, straight, tmp_
     assert [patch.parent.name for patch in patches] == ["seed-0", "seed-1"]
     assert all(name.startswith("lora") for name in log.trained)
     assert sum(name.endswith("tuning") for name in log.trained) >= 2
+    train(recipe, "pre", out, progress=log)
     results = compare(recipe, out, resume=True, progress=(rest := Log()))
     assert not set(log.trained) & set(rest.trained)
     assert numbers(results) == numbers(read_json(straight / "results.json"))
@@ -284,7 +285,7 @@ def test_a_run_trained_before_its_rate_changed_is_named(recipe, straight, tmp_pa
     shutil.copytree(straight, out)
     for path in (*out.glob("results.*"), *out.glob("runs/*/seed-*/result.json")):
         path.unlink()
-    setup = set_up(recipe, plan_comparison(recipe, out).tuning)
+    setup = set_up(recipe, Tuning(plan_comparison(recipe, out).tuning))
     best = setup.tuning.best("lora")
     other = next(each for each in setup.tuning.outcomes() if each.run.variant == "lora" and each.run != best.run)
     told = RunPaths(other.run.folder).training
@@ -382,7 +383,7 @@ def test_a_loss_is_that_of_the_text_of_tuning(recipe, straight):
     from hfpatch.training.probe import train_probe
     from hfpatch.training.validation import mean_loss
 
-    setup = set_up(recipe, plan_comparison(recipe, straight).tuning)
+    setup = set_up(recipe, Tuning(plan_comparison(recipe, straight).tuning))
     best = setup.tuning.best("pre")
     settings = replace_rate(recipe, best.rate)
     patch(setup.base.model, setup.methods["pre"].configs, seed=1000)
