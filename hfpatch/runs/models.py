@@ -96,7 +96,8 @@ def evaluate_models(
             warnings += check_base(model, settings, variant.scores, records / label, tasks, compared="the other models")
         labels = list(variants)
         earlier = {label: labels[:place] for place, label in enumerate(labels) if place}
-        compared_by = differences(records, variants, tasks, earlier, "")  # no pair is a family of its own
+        cut = _cut_by_tokens(described, tasks)
+        compared_by = differences(records, variants, tasks, earlier, "", without_low_noise=cut)  # "": all pairs alike
     found = EvaluationResults(
         model=next(iter(described.values())),
         settings=settings.model_dump(mode="json"),
@@ -178,9 +179,15 @@ def _check_different(described: Mapping[str, Mapping[str, Any]]) -> None:
             )
 
 
+def _cut_by_tokens(described: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any]) -> list[str]:
+    """Return the tasks that count or cut by tokens, where the models' tokenizers differ."""
+    if len({values["tokenizer_sha256"] for values in described.values()}) == 1:
+        return []
+    return [name for name, task in tasks.items() if counts_tokens(task)]
+
+
 def _across_tokenizers(described: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[str]:
-    per_token = [name for name, task in tasks.items() if counts_tokens(task)]
-    if per_token and len({values["tokenizer_sha256"] for values in described.values()}) > 1:
+    if per_token := _cut_by_tokens(described, tasks):
         yield (
             f"{', '.join(per_token)}: scored per token, and the models have different tokenizers, so these scores do "
             "not compare; accuracies, bits per byte and perplexities per word or byte do."

@@ -255,6 +255,8 @@ def differences(
     tasks: Mapping[str, Any],
     references: Mapping[str, Sequence[str]],
     baseline: str,
+    *,
+    without_low_noise: Sequence[str] = (),
 ) -> dict[str, list[Comparison]]:
     """Return the differences between variants by the primary metrics, and those by the low-noise ones.
 
@@ -264,14 +266,16 @@ def differences(
         tasks: lm-eval's tasks.
         references: for each label the labels to compare it with; none gives no differences.
         baseline: the reference whose pairs are corrected as a family of their own.
+        without_low_noise: tasks of which variants score different bytes.
     """
     if not references:
         return {}
     scores = next(iter(variants.values())).scores
     runs = {label: {0: records / label} for label in variants}
-    given: dict[str, Any] = {"tasks": scores, "references": references, "baseline": baseline}
+    given: dict[str, Any] = {"references": references, "baseline": baseline}
+    alike = {task: score for task, score in scores.items() if task not in without_low_noise}
     primary, every = evaluation.primary_aggregations(tasks, scores), evaluation.all_aggregations(tasks)
     return {
-        "comparisons": evaluation.compare(runs, aggregations=primary, **given),
-        "low_noise": evaluation.compare_low_noise(runs, aggregations=every, **given),
+        "comparisons": evaluation.compare(runs, tasks=scores, aggregations=primary, **given),
+        "low_noise": evaluation.compare_low_noise(runs, tasks=alike, aggregations=every, **given),
     }

@@ -391,7 +391,7 @@ def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_
 
 
 def test_a_metric_that_compares_nothing_stops_before_any_training(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(hfpatch.runs.train_eval, "primary_aggregations", lambda *_: {"tinyworld_cloze": len})
+    monkeypatch.setattr(hfpatch.evaluation, "primary_aggregations", lambda *_: {"tinyworld_cloze": len})
     with pytest.raises(HfpatchError, match="task tinyworld_cloze: its metric acc does not follow from"):
         compare(recipe, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "runs").iterdir()] == ["baseline"]

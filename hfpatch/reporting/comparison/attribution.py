@@ -157,7 +157,7 @@ def _estimate(results: ComparisonResults, made: Comparison | None) -> tuple[floa
 
 
 def _all(results: ComparisonResults) -> Sequence[Comparison]:
-    return [*results.comparisons, *getattr(results, "low_noise", ())]
+    return [*results.comparisons, *results.low_noise]
 
 
 def _compared(results: ComparisonResults, method: str, reference: str | None, measure: Measure) -> Comparison | None:

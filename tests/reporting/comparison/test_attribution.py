@@ -151,3 +151,15 @@ def test_the_table_groups_a_method_with_its_controls(controlled):
 def test_nothing_is_shown_without_controls_or_comparisons(results, controlled):
     assert list(attribution(results)) == []
     assert list(attribution(controlled())) == []
+
+
+def test_bits_per_byte_measure_a_task_that_has_them(controlled, raw, build):
+    differences = [(SKIP, CLOZE, -0.4, 0.1, "better"), ("skip_alone", CLOZE, -0.3, 0.1, "better")]
+    controlled(*differences)
+    raw["low_noise"] = [each | {"metric": "bits_per_byte"} for each in raw["comparisons"]]
+    results = build(raw)
+    (measure,) = (each for each in measures(results) if each.task == CLOZE)
+    assert measure.metric == "bits_per_byte"
+    found = share(results, SKIP, "skip_alone", measure)
+    assert found.value == pytest.approx(0.75)  # fewer bits are a gain
+    assert found.low < 0.75 < found.high
