@@ -9,7 +9,6 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import draw_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.power import ASSUMED, Differences
@@ -243,24 +242,18 @@ def _work(
     return found
 
 
-def _is_trial(unit: Unit) -> bool:
-    action: str = unit.action
-    return action == "tune"
-
-
 def _steps(recipe: Recipe, unit: Unit) -> int:
     """Return the steps of a training; trials of tuning may have their own number."""
-    own = getattr(getattr(recipe, "tuning", None), "steps", None) if _is_trial(unit) else None
+    own = recipe.tuning.steps if recipe.tuning is not None and unit.action == "tune" else None
     return own or recipe.training.steps
 
 
 def _held_out_steps(setup: ComparisonSetup, unit: Unit, steps: int) -> float:
     """Return how many steps take as long as measuring the loss on held-out text does."""
-    trial = _is_trial(unit)
-    held_out: TokenBlocks | None = getattr(setup, "tuning_text", None) if trial else setup.held_out
+    held_out = setup.measured_on(unit.run)
     if held_out is None:
         return 0.0
-    every = None if trial else setup.recipe.training.evaluate_every
+    every = None if unit.action == "tune" else setup.recipe.training.evaluate_every
     times = 1 + ((steps - 1) // every if every else 0)
     return times * len(held_out) / setup.recipe.training.batch_size * _FORWARD
 
