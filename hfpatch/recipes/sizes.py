@@ -144,6 +144,7 @@ SIZES: dict[str, Size] = {
 NO_SIZE: dict[str, str] = {
     "beft": "trains one bias per module",
     "ia3": "trains one vector per module",
+    "query_temperature": "trains one number per head",
     "ln_tuning": "trains the norms that it names",
     "road": "trains as many rotations as a module has outputs, whatever its group_size",
     "trainable_tokens": "trains the tokens that token_indices names",

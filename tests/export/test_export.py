@@ -137,7 +137,7 @@ def test_the_file_states_licence_and_source_and_nothing_of_this_machine(exports)
     assert not [
         line for line in source.splitlines() if line.startswith(("import hfpatch", "from hfpatch", "import peft"))
     ]
-    for file in folder.iterdir():
+    for file in (each for each in folder.iterdir() if each.is_file()):
         assert str(exports).encode() not in file.read_bytes(), file.name
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -142,8 +143,10 @@ def lose(path):
         time.sleep(0.01)
 
 
-def test_a_lock_is_renewed_and_whoever_lost_his_ends(tmp_path, monkeypatch, capsys):
+def test_a_lock_is_renewed_and_whoever_lost_his_ends(tmp_path, monkeypatch, capsys, request):
     monkeypatch.setattr(locks, "RENEW_S", 0.05)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     path = tmp_path / FOLDER / LOCK
     with hold(tmp_path, [LOCK]):
         os.utime(path, (0, 0))
