@@ -16,6 +16,7 @@ _Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 _lock = threading.Lock()
 _users = 0
+_stock: _Attention | None = None  # what acts outside, the user's own if there is one
 
 
 @contextmanager
@@ -26,10 +27,11 @@ def attention_by_document() -> Iterator[None]:
     tokens need half of n_1² + n_2² + ... and no mask. It acts where the mask says nothing but that (see
     `document_lengths`); elsewhere transformers' own function is called. Values agree to rounding.
     """
-    global _users
+    global _users, _stock
     with _lock:
         if _users == 0:
-            ALL_ATTENTION_FUNCTIONS[_SDPA] = _by_document(ALL_ATTENTION_FUNCTIONS[_SDPA])
+            _stock = ALL_ATTENTION_FUNCTIONS[_SDPA]
+            ALL_ATTENTION_FUNCTIONS[_SDPA] = _by_document(_stock)
         _users += 1
     try:
         yield
@@ -37,7 +39,7 @@ def attention_by_document() -> Iterator[None]:
         with _lock:
             _users -= 1
             if _users == 0:
-                del ALL_ATTENTION_FUNCTIONS[_SDPA]
+                ALL_ATTENTION_FUNCTIONS[_SDPA] = _stock
 
 
 def document_lengths(mask: Tensor) -> list[list[int]] | None:

@@ -122,3 +122,13 @@ def test_it_lasts_until_the_last_of_several_runs_has_ended():
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is changed is not stock
     second.__exit__(None, None, None)
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is stock
+
+
+def test_a_users_own_function_is_there_again(monkeypatch):
+    def own(*arguments, **options):
+        raise AssertionError
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", own)
+    with attention_by_document():
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not own
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
