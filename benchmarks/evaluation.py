@@ -56,7 +56,7 @@ KINDS = {
     "matrix products": ("linear", "addmm", "aten::mm"),
     "attention": ("scaled_dot_product",),
     "activations": ("gelu", "silu"),
-    "logits to probabilities": ("exp", "amax", "sub_", "aten::sum", "aten::log"),
+    "logits to probabilities": ("exp_", "amax", "sub_", "aten::sum", "aten::log"),
     "norms": ("norm",),
     "copies": ("cat", "copy_", "index", "clone", "contiguous"),
 }

@@ -1,4 +1,4 @@
-"""Tables as LaTeX, for a paper: a ``tabular`` with the rules of the package booktabs, which stands by itself."""
+"""Tables as LaTeX, for a paper: a ``tabular`` with the rules of the package booktabs."""
 
 from __future__ import annotations
 

@@ -118,6 +118,13 @@ class Method(Part):
         return self.parameters.trainable
 
     @property
+    def held_out_losses(self) -> dict[int, float]:
+        """By seed, the loss on held-out text at the end of a training that did not diverge, in nats per token."""
+        trained = {seed: run.train for seed, run in self.runs.items() if run.train is not None}
+        losses = {seed: each.final_eval_loss for seed, each in trained.items() if each.diverged_step is None}
+        return {seed: loss for seed, loss in losses.items() if loss is not None}
+
+    @property
     def diverged(self) -> dict[int, int]:
         """The seeds that diverged and the step of each."""
         steps = {seed: run.diverged_step for seed, run in sorted(self.runs.items())}
@@ -213,6 +220,12 @@ class ComparisonResults(Part):
         """Return the mean over seeds of a metric (the task's primary one if None), or None where there is no value."""
         values = self.values(method, task, metric)
         return sum(values) / len(values) if values else None
+
+    @property
+    def base_loss(self) -> float | None:
+        """The base's loss on the text that is held out of the training text, in nats per token, or None."""
+        loss = (self.data.get("held_out") or {}).get("base_loss")
+        return loss if isinstance(loss, int | float) else None
 
     def comparison(self, method: str, task: str, reference: str | None, metric: str | None = None) -> Comparison | None:
         """Return the comparison by ``metric`` (the task's primary one if None), a low-noise one say, if it was made."""

@@ -80,6 +80,7 @@ def _by_document(stock: _Attention) -> _Attention:
                 last = (attention_mask, lengths)
         if lengths is None:
             return stock(module, query, key, value, attention_mask, **options)
+        options["is_causal"] = True  # as the mask is, whatever the module says
         rows = []
         for row, sizes in enumerate(lengths):
             own = (states[row : row + 1] for states in (query, key, value))

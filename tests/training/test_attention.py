@@ -132,3 +132,16 @@ def test_a_users_own_function_is_there_again(monkeypatch):
     with attention_by_document():
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not own
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
+
+
+def test_the_mask_decides_and_not_what_the_module_says():
+    query, key, value = (torch.randn(1, 2, 6, 4) for _ in range(3))
+    document = torch.tensor([0, 0, 0, 1, 1, 1])
+    mask = ((document[:, None] == document) & torch.ones(6, 6, dtype=torch.bool).tril())[None, None]
+    scores = (query @ key.transpose(2, 3) / 2).masked_fill(~mask, -torch.inf)
+    expected = (scores.softmax(-1) @ value).transpose(1, 2)
+    module = torch.nn.Module()
+    module.is_causal = False  # it relies on its mask
+    with attention_by_document():
+        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask)
+    torch.testing.assert_close(found, expected)

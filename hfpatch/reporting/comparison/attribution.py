@@ -96,7 +96,7 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
 
 def measures(results: ComparisonResults) -> list[Measure]:
     """Return what gains are measured by: held-out text, then text tasks, then the others; bits per byte if there."""
-    found = dict.fromkeys((each.task, each.metric) for each in _all(results) if each.task in results.tasks)
+    found = dict.fromkeys((each.task, each.metric) for each in (*results.comparisons, *results.low_noise))
     chosen: dict[str, Measure] = {}
     for task, info in results.tasks.items():
         metric = BITS_PER_BYTE if (task, BITS_PER_BYTE) in found else info.primary
@@ -104,7 +104,7 @@ def measures(results: ComparisonResults) -> list[Measure]:
             chosen[task] = Measure(task, metric)
     text = [each for task, each in chosen.items() if not results.tasks[task].higher_is_better]
     others = [each for each in chosen.values() if each not in text]
-    return [*([Measure()] if _base_loss(results) is not None else []), *text, *others]
+    return [*([Measure()] if results.base_loss is not None else []), *text, *others]
 
 
 def share(results: ComparisonResults, method: str, control: str, measure: Measure) -> Share | None:
@@ -120,7 +120,7 @@ def _on_task(results: ComparisonResults, method: str, control: str, measure: Mea
     var(m - c) = var(m) + var(c) - 2 cov. Where it is missing, the gains are taken as independent.
     """
     pairs = [(method, results.baseline), (control, results.baseline), (method, control)]
-    made = [_compared(results, *pair, measure) for pair in pairs]
+    made = [results.comparison(one, measure.task, other, measure.metric) for one, other in pairs]
     if made[0] is None or made[1] is None or made[0].verdict != "better":
         return None
     (m, m_variance), (c, c_variance), between = (_estimate(results, each) for each in made)
@@ -131,8 +131,8 @@ def _on_task(results: ComparisonResults, method: str, control: str, measure: Mea
 
 def _held_out(results: ComparisonResults, method: str, control: str) -> Gains | None:
     """Return the gains in the loss on held-out text, over the seeds that both have; None where that is one."""
-    base = _base_loss(results)
-    losses = [_final_losses(results, name) for name in (method, control)]
+    base = results.base_loss
+    losses = [results.methods[name].held_out_losses for name in (method, control)]
     seeds = losses[0].keys() & losses[1].keys()
     if base is None or len(seeds) < 2:
         return None
@@ -154,27 +154,6 @@ def _estimate(results: ComparisonResults, made: Comparison | None) -> tuple[floa
         ends = [math.log1p(end / fmean(values)) if end > -fmean(values) else -math.inf for end in ends]
     value, low, high = ends
     return (value if higher else -value), ((high - low) / (2 * _Z)) ** 2
-
-
-def _all(results: ComparisonResults) -> Sequence[Comparison]:
-    return [*results.comparisons, *results.low_noise]
-
-
-def _compared(results: ComparisonResults, method: str, reference: str | None, measure: Measure) -> Comparison | None:
-    wanted = (method, reference, measure.task, measure.metric)
-    return next((c for c in _all(results) if (c.method, c.reference, c.task, c.metric) == wanted), None)
-
-
-def _base_loss(results: ComparisonResults) -> float | None:
-    """Return the base's loss on the text that is held out of the training text, in nats per token."""
-    loss = (results.data.get("held_out") or {}).get("base_loss")
-    return loss if isinstance(loss, int | float) else None
-
-
-def _final_losses(results: ComparisonResults, name: str) -> dict[int, float]:
-    trained = {seed: run.train for seed, run in results.methods[name].runs.items() if run.train is not None}
-    losses = {seed: each.final_eval_loss for seed, each in trained.items() if each.diverged_step is None}
-    return {seed: loss for seed, loss in losses.items() if loss is not None}
 
 
 def _finding(results: ComparisonResults, name: str, controls: Sequence[Control]) -> Finding:
@@ -223,10 +202,10 @@ def _table(results: ComparisonResults, groups: Mapping[str, Sequence[Control]]) 
 
 def _whole(results: ComparisonResults, name: str, measure: Measure) -> str:
     """Return a method's own difference to the baseline."""
-    made = _compared(results, name, results.baseline, measure)
-    if made is not None:
-        return change_text(change_of(results, made))
-    base, losses = _base_loss(results), _final_losses(results, name)
-    if measure.task or base is None or not losses:
+    if measure.task:
+        made = results.comparison(name, measure.task, results.baseline, measure.metric)
+        return NOTHING if made is None else change_text(change_of(results, made))
+    base, losses = results.base_loss, results.methods[name].held_out_losses
+    if base is None or not losses:
         return NOTHING
-    return f"{significant(fmean(losses.values()) - base, 3)}"
+    return significant(fmean(losses.values()) - base, 3)

@@ -17,7 +17,7 @@ from hfpatch.reporting.comparison.tables import scale_of_task
 from hfpatch.reporting.document import Tone
 from hfpatch.reporting.numbers import Change, Scale, change, listed
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, MARGIN
-from hfpatch.results.schema import ComparisonResults, Method, Task
+from hfpatch.results.schema import ComparisonResults, Task
 
 
 @dataclass(frozen=True)
@@ -127,19 +127,7 @@ def _has(results: ComparisonResults, task: str, metric: str) -> bool:
 
 
 def _loss(results: ComparisonResults) -> Measure | None:
-    return None if _base_loss(results) is None else Measure((), (), Scale.RAW, "nats per token saved")
-
-
-def _base_loss(results: ComparisonResults) -> float | None:
-    """Return the base's loss on the text that was held out of the training text, in nats per token."""
-    loss = (results.data.get("held_out") or {}).get("base_loss")
-    return loss if isinstance(loss, int | float) else None
-
-
-def _final_losses(method: Method) -> list[float]:
-    """Return each seed's loss on that text at the end of its training."""
-    trains = [run.train for run in method.runs.values() if run.train is not None and run.diverged_step is None]
-    return [train.final_eval_loss for train in trains if train.final_eval_loss is not None]
+    return None if results.base_loss is None else Measure((), (), Scale.RAW, "nats per token saved")
 
 
 def gain(results: ComparisonResults, measure: Measure | None, name: str) -> Gain | None:
@@ -147,7 +135,7 @@ def gain(results: ComparisonResults, measure: Measure | None, name: str) -> Gain
     if measure is None:
         return None
     if not measure.tasks:
-        base, losses = _base_loss(results), _final_losses(results.methods[name])
+        base, losses = results.base_loss, results.methods[name].held_out_losses.values()
         return _untested([base - fmean(losses)], measure) if losses and base is not None else None
     made = [results.comparison(name, task, results.baseline, metric) for task, metric in measure.pairs]
     compared = [each for each in made if each is not None]
