@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-quickstart: install  ## train and compare eleven methods on the embedded model (at most 3 minutes on 2 cores)
+quickstart: install  ## train and compare eleven methods on the embedded model (about 3 minutes on 2 cores)
 	$(BIN)/hfpatch compare recipes/quickstart.yaml --out runs/quickstart --resume
 
 test: install  ## run the whole test suite
