@@ -103,10 +103,26 @@ class Log(Progress):
         self.errors[run] = error
 
 
-def test_two_processes_at_a_time_give_the_same_numbers(recipe, straight, tmp_path):
-    log = Log()
-    compare(recipe, tmp_path / "out", engine=EngineSettings(jobs=2), progress=log)
-    assert_equal(tmp_path / "out", straight)
-    assert log.opened_with == "2 runs at a time, each on 1 thread of this machine"
+@pytest.fixture(scope="module")
+def one_ray():
+    """Ray on this machine, started once for all tests."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [EngineSettings(jobs=2), EngineSettings(ray="local")], ids=["jobs", "ray"])
+def test_two_workers_give_the_numbers_of_one_process(recipe, straight, tmp_path, settings, request):
+    if settings.ray:
+        request.getfixturevalue("one_ray")
+    out, log = tmp_path / "out", Log()
+    compare(recipe, out, engine=settings, progress=log)
+    assert_equal(out, straight)
+    assert log.opened_with.startswith("2 runs at a time")
     assert len({node for _, _, node in log.nodes}) == 2
-    assert not (tmp_path / "out" / ".locks").exists()
+    trained = [(run, action) for run, action, _ in log.nodes]
+    assert len(trained) == len(set(trained)) == 1 + 6 + 4 + 4
+    assert len(log.done) == 6 + 5
+    assert not (out / ".locks").exists()

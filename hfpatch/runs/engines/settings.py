@@ -43,7 +43,7 @@ class EngineSettings:
                 f"(--gpus-per-run {gpus:g}); leave the option out"
             )
         each = (self.gpus_per_run, self.cpus_per_run, self.processes_per_run)
-        if self.jobs is None and self.ray is None and each != (None, None, None):
+        if self.is_sequential and each != (None, None, None):
             raise HfpatchError("options for each run go with --jobs N or --ray; add one of them")
 
     def _check_positive(self) -> None:
@@ -51,6 +51,11 @@ class EngineSettings:
             value = getattr(self, name)
             if value is not None and not (value > 0 or (name == "gpus_per_run" and value == 0)):
                 raise HfpatchError(f"--{name.replace('_', '-')} {value:g}: must be positive")
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether runs are worked on one after the other in the process that asks."""
+        return self.jobs is None and self.ray is None
 
     @property
     def processes(self) -> int:
