@@ -280,3 +280,14 @@ def _shown(value: object) -> str:
 def _kind_of(value: object) -> str:
     names = {dict: "mapping", list: "list", str: "text", bool: "truth value", int: "number", float: "number"}
     return names.get(type(value), type(value).__name__)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one mapping of dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -13,6 +13,7 @@ from hfpatch.reporting import write_report
 from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunFolder
+from hfpatch.runs.growth import changes
 from hfpatch.runs.plan import Plan, Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.results import collect
@@ -36,7 +37,8 @@ def compare(
     """Tune, train and evaluate every method of a recipe with every seed, compare them and report.
 
     The base is evaluated first, and compared with its known scores before anything is trained. Each run leaves its
-    result when it is complete; with ``resume`` such runs are not repeated. A run that diverges is a result like others,
+    result when it is complete; with ``resume`` such runs are not repeated, also where the recipe has got more methods
+    or seeds since: what is new is trained, and compared with all the rest. A run that diverges is a result like others,
     without scores: the reports name its step, and the comparisons leave it out.
 
     Args:
@@ -56,7 +58,7 @@ def compare(
         raise HfpatchError("compare runs in one process; launch hfpatch train for each method, then compare --resume")
     plan, folder = plan_comparison(recipe, out), RunFolder(out)
     check_start(plan, resume=resume)
-    if folder.is_complete():
+    if folder.is_complete() and not changes(out, recipe)[0]:
         write_report(out)
         return folder.read_results()
     clock, executor = resumed_clock(out), make_engine(engine or EngineSettings())

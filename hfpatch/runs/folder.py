@@ -10,17 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes import training as training_settings
-from hfpatch.recipes.comparison import Recipe, load_recipe
-from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_or_study
+from hfpatch.runs.growth import AnyRecipe, changes
 from hfpatch.runs.locks import held_by_others
 from hfpatch.support.files import read_json, remove_leftovers
-
-NOT_IDENTITY = {
-    *("description", "data_dir", "evaluation.allow_unknown_base"),
-    *(f"training.{key}" for key in training_settings.NOT_IDENTITY - {"seeds"}),
-}
-"""Keys of a recipe that may differ between a run and its continuation: they change no number, but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +82,8 @@ class RunPaths:
         return self.root / "result.json"
 
 
-def check_folder(
-    out: Path, recipe: Recipe | PretrainRecipe | StudyRecipe, *, resume: bool, part: str | None = None
-) -> None:
-    """Refuse a folder that cannot take the runs of a recipe.
+def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None = None) -> None:
+    """Refuse a folder that cannot take the runs of a recipe; one with fewer methods, variants or seeds can.
 
     Args:
         out: the folder; it need not exist.
@@ -108,19 +98,16 @@ def check_folder(
     remove_leftovers(out)
     if not _contains_run(out):
         return
-    load = load_recipe if isinstance(recipe, Recipe) else load_pretrain_or_study
-    old, new = (flatten(each.model_dump(mode="json")) for each in (load(out / "recipe.yaml"), recipe))
-    for key in [*old, *(key for key in new if key not in old)]:
-        there, here = old.get(key, "absent"), new.get(key, "absent")
-        if there != here and key not in NOT_IDENTITY:
-            raise HfpatchError(
-                f"{out}: contains a run of another recipe ({key} is {there!r} there, {here!r} here); "
-                "choose another --out"
-            )
+    added, changed = changes(out, recipe)
+    for key, (there, here) in changed.items():
+        raise HfpatchError(
+            f"{out}: contains a run of another recipe ({key} is {there!r} there, {here!r} here); choose another --out"
+        )
     if resume:
         return
     if RunFolder(out).is_complete() or (out / "result.json").is_file():
-        raise HfpatchError(f"{out}: contains a finished run; --resume to report it again, or choose another --out")
+        then = f"add what is new ({next(iter(added))})" if added else "report it again"
+        raise HfpatchError(f"{out}: contains a finished run; --resume to {then}, or choose another --out")
     if part is None or (out / "runs" / part).exists():
         raise HfpatchError(f"{out}: contains an unfinished run; --resume to continue it, or choose another --out")
 
@@ -134,17 +121,6 @@ def _contains_run(out: Path) -> bool:
     if out.is_dir() and not _is_empty(out):
         raise HfpatchError(f"{out}: is not empty and contains no hfpatch run; choose another --out")
     return False
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one mapping of dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 @contextmanager

@@ -112,7 +112,7 @@ def check_shared(out: Path, shared: Identity, plans: Mapping[int, BatchPlan]) ->
         _check(out, None, shared)
     stored = read_plans(out) if (out / PLAN).is_file() else plans
     for seed, plan in plans.items():
-        if seed not in stored or stored[seed].sha256 != plan.sha256:
+        if seed in stored and stored[seed].sha256 != plan.sha256:
             raise HfpatchError(
                 f"{out / PLAN}: the batch plan of seed {seed} does not match: the training text or the tokenizer has "
                 "changed since this run was started; choose another --out"

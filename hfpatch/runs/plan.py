@@ -19,9 +19,9 @@ from hfpatch.recipes.controls import LINEAR_QUERY, controls_of, is_control, kind
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
 from hfpatch.recipes.tuning import Edge
 from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.growth import AnyRecipe
 from hfpatch.runs.locks import WHOLE, run_lock
 
-AnyRecipe: TypeAlias = Recipe | PretrainRecipe | StudyRecipe
 Action: TypeAlias = Literal["tune", "train", "evaluate", "check_baseline", "pretrain"]
 
 

@@ -20,9 +20,9 @@ from hfpatch.evaluation.clusters import cluster_columns
 from hfpatch.nn.matmul import choose_library, pinned_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.recipes.strict import flatten
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
-from hfpatch.runs.folder import flatten
 from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, sha256_file, write_json
 from hfpatch.support.provenance import Clock, provenance

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from hfpatch.data.plan import BatchPlan
 from hfpatch.nn.matmul import MatmulLibrary, pinned_library
 from hfpatch.runs.folder import check_folder, discard_failed_start
+from hfpatch.runs.growth import changes, reopen
 from hfpatch.runs.identity import Identity, check_run, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
 from hfpatch.runs.plan import Plan, PlannedRun
@@ -85,6 +86,8 @@ def open_runs(
                 check_shared(out, setup.shared, plans)
                 for run in plan.runs:
                     check_run(run.folder, setup.identify(run))
+                if (out / "recipe.yaml").is_file() and changes(out, plan.recipe)[0]:
+                    reopen(out, plan.recipe, plans)
                 write_shared(out, plan.recipe.to_yaml(), setup.shared, plans, setup.matmul)
         stack.enter_context(pinned_library(setup.matmul))
         yield setup

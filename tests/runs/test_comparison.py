@@ -23,6 +23,7 @@ from hfpatch.reporting.report import document_of
 from hfpatch.reporting.terminal import print_document
 from hfpatch.runs import Progress, compare, pretrain, train
 from hfpatch.runs.folder import RunFolder
+from hfpatch.runs.growth import changes
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.results import collect
 from hfpatch.runs.session import open_runs, resumed_clock
@@ -343,6 +344,40 @@ def test_another_recipes_run_is_refused_by_its_first_difference(straight, model_
     assert "evaluation.limit is 8 there, 9 here" in message
     fewer = {name: parts for name, parts in METHODS.items() if name != "lora"}
     assert "methods.lora" in refused(compare, make_recipe(model_folder, fewer), straight, resume=resume)
+
+
+def test_a_finished_run_takes_more_methods_and_seeds(straight, recipe, model_folder, tmp_path, no_report):
+    out, training = tmp_path / "out", recipe.training.model_dump()
+    first = {name: METHODS[name] for name in ("baseline", "pre_projection")}
+    compare(make_recipe(model_folder, first, training={**training, "seeds": [0]}), out)
+    assert "--resume to add what is new" in refused(compare, recipe, out)
+
+    with pytest.raises(KeyboardInterrupt):  # killed before anything new is complete
+        compare(recipe, out, resume=True, progress=Stop("stepped", 2))
+    assert not read_json(out / "results.json")["complete"]
+    log = Log()
+    assert numbers(compare(recipe, out, resume=True, progress=log)) == numbers(read_json(straight / "results.json"))
+    assert set(log.trained) == {"pre_projection · seed 1", "lora · seed 0", "lora · seed 1"}
+    for name in files(straight, "runs"):
+        if name.endswith(".safetensors"):
+            assert (out / name).read_bytes() == (straight / name).read_bytes()
+
+    fewer = make_recipe(model_folder, training={**training, "seeds": [1]})
+    assert "training.seeds is [0, 1] there, [1] here" in refused(compare, fewer, out, resume=True)
+    other = make_recipe(model_folder, {**METHODS, "lora": [{"type": "lora", "r": 1}]})
+    assert "methods.lora is" in refused(compare, other, out, resume=True)
+
+
+def test_seeds_that_move_the_trials_are_no_addition(model_folder, tmp_path):
+    tuning = {"learning_rates": [1e-3, 1e-2], "held_out": 4}
+    training = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0]}
+    recipe = make_recipe(model_folder, tuning=tuning, training=training)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    for seeds, fits in {(0, 5): True, (0, 1000): False}.items():
+        added, changed = changes(
+            tmp_path, make_recipe(model_folder, tuning=tuning, training={**training, "seeds": seeds})
+        )
+        assert [list(added), list(changed)] == ([["training.seeds"], []] if fits else [[], ["training.seeds"]])
 
 
 def test_words_and_places_may_differ_between_sessions(straight, model_folder, tmp_path, no_report):

@@ -150,12 +150,13 @@ def test_diagnostics_are_there_where_there_is_an_f(straight):
     assert all(line["size"] > 0 and -1 <= line["cosine"] <= 1 for line in found["nonlinear"])
 
 
-def test_an_interrupted_study_goes_on_where_it_stopped(straight, tmp_path, no_report):
-    out, stop = tmp_path / "out", Stop(9)  # in the second run, after a checkpoint
-    with pytest.raises(KeyboardInterrupt):
-        pretrain_study(study(), out, progress=stop)
-    assert [row["missing"] for row in read_json(out / "results.json")["rows"]] == [[1], [0, 1]]
+def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(straight, tmp_path, no_report):
+    out, stop = tmp_path / "out", Stop(9)  # in the second new run, after a checkpoint
+    assert pretrain_study(study(seeds=[0]), out)["complete"]
     assert "--resume" in refused(pretrain_study, study(), out)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain_study(study(), out, resume=True, progress=stop)
+    assert [row["missing"] for row in read_json(out / "results.json")["rows"]] == [[], [1]]
     assert "seeds is [0, 1] there, [0] here" in refused(pretrain_study, study(seeds=[0]), out, resume=True)
     again = pretrain_study(study(), out, resume=True)
     assert numbers(again) == numbers(straight[1])
