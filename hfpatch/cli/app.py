@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hfpatch.cli import options, planning, sharing
+from hfpatch.cli import engines, options, planning, pretraining, sharing
 from hfpatch.cli.help import Group
 from hfpatch.cli.options import (
     AsJson,
@@ -25,9 +24,8 @@ from hfpatch.cli.options import (
     with_data_dir,
 )
 from hfpatch.cli.quiet import quiet_libraries
+from hfpatch.cli.running import RESUME, interruptible, print_report
 from hfpatch.support.lazy import collection_paused
-
-_RESUME = "the same command with --resume continues in {}"
 
 app = typer.Typer(
     name="hfpatch",
@@ -40,20 +38,27 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=engines.EngineCommand)
 def compare(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     out: Out = None,
     resume: Resume = False,
     data_dir: DataDir = None,
+    jobs: engines.Jobs = None,
+    ray: engines.Ray = None,
+    gpus_per_run: engines.GpusPerRun = None,
+    cpus_per_run: engines.CpusPerRun = None,
+    processes_per_run: engines.ProcessesPerRun = None,
 ) -> None:
     """Train and evaluate every method of a recipe, then report.
 
     Example: hfpatch compare quickstart training.seeds=[0] --out runs/first
     """
     from hfpatch.recipes.comparison import load_recipe
+    from hfpatch.runs.engines.settings import EngineSettings
 
+    engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run)
     loaded = load_recipe(recipe, with_data_dir(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
@@ -62,9 +67,9 @@ def compare(
         from hfpatch.runs import compare as run_compare
 
     gc.freeze()  # collecting garbage then takes no time for what the libraries imported
-    with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
-        run_compare(loaded, folder, resume=resume, progress=progress)
-    _print_report(folder)
+    with interruptible(RESUME.format(folder)), choose_progress() as progress:
+        run_compare(loaded, folder, resume=resume, progress=progress, engine=engine)
+    print_report(folder)
 
 
 @app.command()
@@ -96,7 +101,7 @@ def train(
     from hfpatch.runs import train as run_train
 
     gc.freeze()
-    with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
+    with interruptible(RESUME.format(folder)), choose_progress() as progress:
         patches = run_train(loaded, method, folder, resume=resume, progress=progress)
     if is_first_process():
         print("\n".join(f"patch: {patch}" for patch in patches))
@@ -156,7 +161,7 @@ def evaluate(
     kept = answers if cache and output is None and is_writable(answers, "the answers") else None
     folder = output or kept
     advice = f"the same command continues from what is in {folder}" if folder else "nothing is kept with --no-cache"
-    with _interruptible(advice), choose_progress() as progress:
+    with interruptible(advice), choose_progress() as progress:
         common: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "output": output, "cache_dir": kept}
         of_one: dict[str, Any] = {"patches": patch or [], "allow_other_base": allow_other_base, "baseline": baseline}
         if len(models) > 1:
@@ -296,104 +301,8 @@ def inspect(
         print_document(inspection_document(found))
 
 
-@app.command()
-def pretrain(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    out: Out = None,
-    resume: Resume = False,
-    data_dir: DataDir = None,
-    variant: Annotated[
-        str | None, typer.Option(help="Of a study, train this variant's runs alone; a later call reports.")
-    ] = None,
-) -> None:
-    """Pretrain a model from scratch and write it as a Hugging Face folder, OUT/model; or run a study of variants.
-
-    A recipe with ``variants`` is a study: every variant is trained with every seed on the same batches, at each point
-    of its sweep, and the report compares them with the baseline. On several processes:
-    accelerate launch -m hfpatch pretrain RECIPE
-
-    Example: hfpatch pretrain my-model.yaml training.steps=1000 --out runs/my-model
-    """
-    from hfpatch.errors import HfpatchError
-    from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_or_study
-
-    loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
-    folder = out or Path("runs") / loaded.name
-    if isinstance(loaded, PretrainRecipe) and variant is not None:
-        raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
-    quiet_libraries()
-    with collection_paused():
-        from hfpatch.cli.progress import choose_progress, is_first_process
-        from hfpatch.runs import pretrain as run_pretrain
-        from hfpatch.runs import pretrain_study
-
-    gc.freeze()
-    with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
-        if isinstance(loaded, PretrainRecipe):
-            step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
-        else:
-            pretrain_study(loaded, folder, resume=resume, variant=variant, progress=progress)
-    if not is_first_process():
-        return
-    if isinstance(loaded, PretrainRecipe):
-        print(f"model: {folder / 'model'}" if step is None else f"diverged at step {step}: {folder / 'metrics.jsonl'}")
-    elif variant is None:
-        _print_report(folder)
-    else:
-        print(f"runs of {variant}: {folder / 'runs' / variant}; without --variant and with --resume: the report")
-
-
-@app.command()
-def tokenize(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="The token file, NAME.bin; <recipe name>.bin if not given.")] = None,
-    data_dir: DataDir = None,
-) -> None:
-    """Tokenise a pretraining recipe's text into a token file, which data.source can then name.
-
-    The text is read once, piece by piece; NAME.json beside the file describes it. A data.source that is a token file of
-    another tool gets only its NAME.json.
-
-    Example: hfpatch tokenize my-model.yaml data.source=Skylion007/openwebtext --out openwebtext.bin
-    """
-    from hfpatch.recipes.pretraining import load_pretrain_or_study
-
-    loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
-    quiet_libraries()
-    from hfpatch.cli.progress import TokensSoFar
-    from hfpatch.runs import tokenize as run_tokenize
-
-    made = run_tokenize(loaded, out, on_part=TokensSoFar())
-    print(f"tokens: {made.file} ({made.info.tokens:,} tokens, {made.info.documents:,} documents)")
-    print(f"to train on them: {' '.join(made.overrides)}")
-
-
+app.command(cls=engines.EngineCommand)(pretraining.pretrain)
+app.command()(pretraining.tokenize)
 app.command()(planning.plan)
 app.command()(sharing.push)
 app.command()(sharing.export)
-
-
-def _print_report(folder: Path) -> None:
-    """Print the summary of a report and where it is."""
-    from hfpatch.reporting.report import document_of
-    from hfpatch.reporting.terminal import print_document
-
-    print_document(document_of(folder))
-    print(f"report: {folder / 'report.html'}")
-
-
-@contextmanager
-def _interruptible(advice: str) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into one line that says how to continue."""
-    from hfpatch.training.interruption import Terminated
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"hfpatch: interrupted; {advice}", file=sys.stderr)
-        raise typer.Exit(130) from None
-    except Terminated as end:
-        print(f"hfpatch: ended by SIGTERM after step {end.step}, which is saved; {advice}", file=sys.stderr)
-        raise

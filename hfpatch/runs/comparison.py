@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,29 @@ from typing import Any
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.reporting import write_report
+from hfpatch.runs.engines.engine import Session
+from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunFolder
-from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.plan import Plan, Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.results import collect
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
-from hfpatch.runs.setup import set_up
-from hfpatch.runs.train_eval import complete
+from hfpatch.runs.setup import ComparisonSetup, set_up
+from hfpatch.runs.train_eval import complete, is_due
 from hfpatch.runs.tuning import Tuning
 from hfpatch.support.files import write_json
+from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
 
 
-def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+def compare(
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    engine: EngineSettings | None = None,
+) -> dict[str, Any]:
     """Tune, train and evaluate every method of a recipe with every seed, compare them and report.
 
     The base is evaluated first, and compared with its known scores before anything is trained. Each run leaves its
@@ -33,6 +44,7 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
         out: the run folder.
         resume: continue the run in ``out``.
         progress: called at every step; None shows nothing.
+        engine: where the runs take place; None is one after the other in this process.
 
     Returns:
         The content of ``out/results.json``.
@@ -47,13 +59,30 @@ def compare(recipe: Recipe, out: Path, *, resume: bool = False, progress: Progre
     if folder.is_complete():
         write_report(out)
         return folder.read_results()
-    clock = resumed_clock(out)
-    with open_runs(plan, partial(set_up, recipe, Tuning(plan.tuning, plan.part)), resume=resume) as setup:
-        for unit in plan.units:
-            complete(unit, setup, progress or Progress())
-            if unit.action in ("tune", "evaluate"):
-                write_json(folder.results, collect(setup, folder, clock, complete=False).to_json())
-        results = collect(setup, folder, clock, complete=True).to_json()
-        write_json(folder.results, results)
-        write_report(out)
+    clock, executor = resumed_clock(out), make_engine(engine or EngineSettings())
+    with closing(executor):
+        executor.connect()
+        tuning, holder = Tuning(plan.tuning, plan.part), executor.holder
+        with open_runs(plan, partial(set_up, recipe, tuning), resume=resume, holder=holder) as setup:
+            executor.execute(_session(plan, setup, folder, clock, progress or Progress()))
+            results = collect(setup, folder, clock, complete=True).to_json()
+            write_json(folder.results, results)
+            write_report(out)
     return results
+
+
+def _session(plan: Plan, setup: ComparisonSetup, folder: RunFolder, clock: Clock, progress: Progress) -> Session:
+    """Return what an engine executes: the units of a comparison, its results written as they come."""
+
+    def record(unit: Unit) -> None:
+        if unit.action in ("tune", "evaluate"):
+            write_json(folder.results, collect(setup, folder, clock, complete=False).to_json())
+
+    return Session(
+        plan=plan,
+        complete=lambda unit: complete(unit, setup, progress),
+        is_due=lambda unit: is_due(unit, setup),
+        record=record,
+        steps=lambda unit: setup.recipe_of(unit.run).training.steps,
+        progress=progress,
+    )

@@ -4,6 +4,9 @@ A lock is a file in ``OUT/.locks``, created exclusively, which works on many net
 not. It names its holder: host, process, start time, command. A thread of the holder updates the file's time. A lock is
 stale once its process has ended, which a process on the same machine sees at once, or once it was not renewed for five
 minutes; so the next command can continue after a crash.
+
+A process that has others work for it lends them the locks that it holds (``lender`` of `hold`): a worker
+replaces its lender's lock by its own and puts it back afterwards, so that nobody else can take the run in between.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ GRACE_S = 30.0
 """How long a process may take to end after it lost a lock."""
 STALE_S = 300.0
 """How long a lock of another machine stays valid without being renewed."""
+ORPHAN_S = 75.0
+"""How long it stays valid if its holder worked for a process that is gone: such workers end themselves."""
 UNREADABLE_S = 10.0
 """How long a lock without the name of its holder stays valid: the holder is about to write it."""
 FOLDER = ".locks"
@@ -45,30 +50,26 @@ Holder: TypeAlias = Mapping[str, Any]
 
 
 @contextmanager
-def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[None]:
+def hold(
+    out: Path, names: Iterable[str], *, wait_s: float = 0.0, own: Holder | None = None, lender: Holder | None = None
+) -> Iterator[None]:
     """Hold several locks of a folder, or none of them.
 
     If another process takes one of them over, which can happen after this one was suspended for minutes, the main
-    thread is interrupted as by Ctrl-C.
+    thread is interrupted as by Ctrl-C. A worker whose lender is gone is waited for, as it ends itself.
 
     Args:
         out: the folder; it is created if needed, and removed again if it is left empty.
         names: the names of the locks, see `run_lock`.
         wait_s: how long to wait for other processes to release them.
+        own: what the locks name as their holder, as `new_holder` returns it, for one that lends them; None makes one.
+        lender: the holder that lends them; its locks are replaced, and put back afterwards.
 
     Raises:
         HfpatchError: naming the lock and its holder.
     """
     made, ended = not out.exists(), threading.Event()
-    holder = {
-        "host": socket.gethostname(),
-        "machine": _machine(),
-        "pid": os.getpid(),
-        "born": _birth(os.getpid()),
-        "command": command_line(sys.argv),
-        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "token": uuid.uuid4().hex,
-    }
+    holder = {**(own or new_holder()), **({"lender": lender} if lender else {})}
     held: list[Path] = []
     renewer = threading.Thread(target=_renew, args=(held, holder, ended), daemon=True)
     try:
@@ -86,6 +87,26 @@ def hold(out: Path, names: Iterable[str], *, wait_s: float = 0.0) -> Iterator[No
             (out / FOLDER).rmdir()
             if made:
                 out.rmdir()
+
+
+def new_holder() -> Holder:
+    """Return what names this process in the locks that it is about to take."""
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": os.getpid(),
+        "born": _birth(os.getpid()),
+        "command": command_line(sys.argv),
+        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "token": uuid.uuid4().hex,
+    }
+
+
+def take_back(out: Path, name: str, lender: Holder) -> None:
+    """Put a lender's lock in the place of that of a worker which is known to have ended."""
+    path = out / FOLDER / name
+    if _is_lent(_read(path), lender):
+        _replace(path, lender)
 
 
 def hold_shared(out: Path) -> AbstractContextManager[None]:
@@ -112,13 +133,16 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
             return path
         except FileExistsError:
             other = _read(path)
+            if other is not None and other.get("token") == _lender(holder).get("token"):
+                _replace(path, holder)
+                return path
         except FileNotFoundError:
             continue  # another process has just removed the empty folder
         except OSError as error:
             raise HfpatchError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error
         if other is not None and _is_gone(path, other):
             _remove_stale(path, other)
-        elif other is not None and time.monotonic() >= deadline:
+        elif other is not None and time.monotonic() >= deadline and not _has_ended(_lender(other)):
             what, who = _locked(path), _describe(other)
             raise HfpatchError(f"{what} is in use by {who}; wait for it or end it, or choose another --out")
         elif other is not None:
@@ -134,6 +158,8 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
                     _take(path, holder, deadline=0.0)
                 elif other.get("token") == holder["token"]:
                     os.utime(path)
+                elif _is_lent(other, holder):
+                    continue
                 else:
                     taken = f"the lock on {_locked(path)} was taken over by {_describe(other)}"
                     print(f"hfpatch: {taken} while this process was suspended, so it ends", file=sys.stderr)
@@ -163,10 +189,32 @@ def _read(path: Path) -> Holder | None:
 
 
 def _release(path: Path, holder: Holder) -> None:
-    """Remove a lock if it is still that of ``holder``."""
+    """Remove a lock if it is still that of ``holder``, or put that of its lender back."""
     with suppress(OSError):
         if (_read(path) or {}).get("token") == holder["token"]:
-            path.unlink()
+            lender = _lender(holder)
+            if lender and not _has_ended(lender):
+                _replace(path, lender)
+            else:
+                path.unlink()
+
+
+def _replace(path: Path, holder: Holder) -> None:
+    """Write another holder into a lock, which is at no time without one."""
+    beside = path.with_name(f".{uuid.uuid4().hex}")
+    beside.write_text(json.dumps(holder), encoding="utf-8")
+    beside.replace(path)
+
+
+def _lender(holder: Holder) -> Holder:
+    """Return who lent a lock to its holder; an empty one where nobody did."""
+    lender = holder.get("lender")
+    return lender if isinstance(lender, dict) else {}
+
+
+def _is_lent(current: Holder | None, lender: Holder) -> bool:
+    """Return whether the holder of a lock has it from this lender."""
+    return current is not None and bool(_lender(current)) and _lender(current).get("token") == lender["token"]
 
 
 def _remove_stale(path: Path, holder: Holder) -> None:
@@ -193,17 +241,27 @@ def _remove_stale(path: Path, holder: Holder) -> None:
 
 def _is_gone(path: Path, holder: Holder) -> bool:
     """Return whether the holder of a lock has ended without releasing it."""
-    machine = _machine()
-    if machine is not None and holder.get("machine") == machine:
-        return _birth(holder.get("pid")) != holder.get("born")
+    if _is_here(holder):
+        return _has_ended(holder)
+    limit = ORPHAN_S if _has_ended(_lender(holder)) else STALE_S if holder else UNREADABLE_S
     probe = path.with_name(f".{uuid.uuid4().hex}")
     try:
         probe.touch()  # the file system's clock may differ from this machine's
-        return probe.stat().st_mtime - path.stat().st_mtime > (STALE_S if holder else UNREADABLE_S)
+        return probe.stat().st_mtime - path.stat().st_mtime > limit
     except OSError:
         return False  # released meanwhile
     finally:
         probe.unlink(missing_ok=True)
+
+
+def _is_here(holder: Holder) -> bool:
+    """Return whether a holder is, or was, a process of this machine."""
+    return _machine() is not None and holder.get("machine") == _machine()
+
+
+def _has_ended(holder: Holder) -> bool:
+    """Return whether a holder is known to have ended, which only a process of the same machine can know."""
+    return _is_here(holder) and _birth(holder.get("pid")) != holder.get("born")
 
 
 @cache

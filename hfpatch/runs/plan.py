@@ -212,9 +212,9 @@ def _tuning_rounds(recipe: Recipe, out: Path) -> tuple[Round, ...]:
 
 
 def _planned_trial(recipe: Recipe, out: Path, method: str, values: Point) -> PlannedRun:
-    tuning = out / "runs" / method / "tuning"
+    folder = out / "runs" / method / "tuning" / point_name(values)
     name = f"{method} · {point_name(values)} · tuning"
-    return PlannedRun(name, method, values, recipe.tuning_seed, tuning / point_name(values), run_lock(out, tuning))
+    return PlannedRun(name, method, values, recipe.tuning_seed, folder, run_lock(out, folder))
 
 
 def _trials(rounds: Sequence[Round]) -> list[PlannedRun]:

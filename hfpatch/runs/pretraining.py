@@ -18,7 +18,7 @@ from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.runs.corpus import Corpus, load_corpus
 from hfpatch.runs.folder import summarise
 from hfpatch.runs.identity import Identity, hash_values, identify_training, write_shared
-from hfpatch.runs.plan import PlannedRun, plan_pretraining, planned_runs
+from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining, planned_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.support.files import read_json, write_json
@@ -118,6 +118,19 @@ def set_up_pretraining(recipe: AnyPretraining, out: Path) -> PretrainingSetup[An
                 where = f"variants.{run.variant}: " if isinstance(recipe, StudyRecipe) else ""
                 raise HfpatchError(f"{where}{error}") from error
     return PretrainingSetup(recipe, out, corpus, plans, parameters, resumed_clock(out))
+
+
+def complete_pretraining(unit: Unit, setup: PretrainingSetup[AnyPretraining], progress: Progress) -> None:
+    """Bring a unit of a study to its end, if it is not complete yet.
+
+    Raises:
+        HfpatchError: if it fails, naming the run.
+    """
+    try:
+        if not unit.is_complete():
+            pretrain_run(setup, unit.run, progress)
+    except HfpatchError as error:
+        raise HfpatchError(f"{unit.run.name}: {error}") from error
 
 
 def pretrain_run(setup: PretrainingSetup[AnyPretraining], run: PlannedRun, progress: Progress) -> None:

@@ -8,6 +8,12 @@ from hfpatch.training.records import StepRecord
 class Progress:
     """Callbacks for each event, which do nothing; the command line overrides them to show progress."""
 
+    def opened(self, engine: str, units: int) -> None:
+        """Called when runs are about to be worked on beside each other: by what, and how many units are left."""
+
+    def placed(self, run: str, action: str, node: str) -> None:
+        """Called when a worker begins with a unit of a run, or goes on with it."""
+
     def started(self, run: str, steps: int) -> None:
         """Called when the training of a run starts, of so many steps."""
 
@@ -22,3 +28,6 @@ class Progress:
 
     def finished(self, run: str, summary: str) -> None:
         """Called when a run is complete."""
+
+    def failed(self, run: str, error: str) -> None:
+        """Called when a run failed and others go on."""

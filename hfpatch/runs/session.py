@@ -11,7 +11,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.nn.matmul import MatmulLibrary, pinned_library
 from hfpatch.runs.folder import check_folder, discard_failed_start
 from hfpatch.runs.identity import Identity, check_run, check_shared, stored_library, write_shared
-from hfpatch.runs.locks import hold, hold_shared
+from hfpatch.runs.locks import Holder, hold, hold_shared
 from hfpatch.runs.plan import Plan, PlannedRun
 from hfpatch.support.files import read_json
 from hfpatch.support.provenance import Clock
@@ -53,7 +53,9 @@ def check_start(plan: Plan, *, resume: bool) -> None:
 
 
 @contextmanager
-def open_runs(plan: Plan, set_up: Callable[[], AnySetup], *, resume: bool) -> Iterator[AnySetup]:
+def open_runs(
+    plan: Plan, set_up: Callable[[], AnySetup], *, resume: bool, holder: Holder | None = None
+) -> Iterator[AnySetup]:
     """Lock the runs of a plan, set them up and, if nothing in the folder comes from elsewhere, yield what they share.
 
     Everything is compared before anything is written. A start that fails leaves no folder behind.
@@ -62,6 +64,7 @@ def open_runs(plan: Plan, set_up: Callable[[], AnySetup], *, resume: bool) -> It
         plan: what the command does; `check_start` has accepted its folder.
         set_up: loads and checks what the runs share.
         resume: whether the folder may hold runs of this recipe.
+        holder: what the locks name as their holder, for one that lends them to workers.
 
     Raises:
         HfpatchError: if another process has one of the locks, the set-up fails, or something in the folder was made
@@ -70,7 +73,7 @@ def open_runs(plan: Plan, set_up: Callable[[], AnySetup], *, resume: bool) -> It
     out, state = plan.out, start_processes()
     with ExitStack() as stack:
         if state.is_main_process:
-            stack.enter_context(hold(out, plan.locks))
+            stack.enter_context(hold(out, plan.locks, own=holder))
             stack.enter_context(discard_failed_start(out, plan.locks))
         state.wait_for_everyone()
         stack.enter_context(pinned_library(stored_library(out)))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.reporting import write_report
+from hfpatch.runs.engines.engine import Session
+from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.locks import hold_shared
-from hfpatch.runs.plan import plan_pretraining
-from hfpatch.runs.pretraining import StudySetup, pretrain_run, set_up_pretraining
+from hfpatch.runs.plan import Plan, plan_pretraining
+from hfpatch.runs.pretraining import StudySetup, complete_pretraining, set_up_pretraining, single_recipe
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs
 from hfpatch.runs.study_results import collect_study
@@ -26,6 +28,7 @@ def pretrain_study(
     resume: bool = False,
     variant: str | None = None,
     progress: Progress | None = None,
+    engine: EngineSettings | None = None,
 ) -> dict[str, Any]:
     """Train every variant of a study with every seed on the same batches, compare them and report.
 
@@ -41,6 +44,7 @@ def pretrain_study(
         variant: train this one's runs alone, and leave the report to a later call; several such calls may work in
             one folder at a time.
         progress: called at every step; None shows nothing.
+        engine: where the runs take place; None is one after the other in this process.
 
     Returns:
         The content of ``out/results.json``.
@@ -51,20 +55,30 @@ def pretrain_study(
     """
     state, plan = start_processes(), plan_pretraining(recipe, out, variant)
     check_start(plan, resume=resume)
-    with open_runs(plan, partial(set_up_pretraining, recipe, out), resume=resume) as setup:
-        for unit in plan.units:
-            if not unit.is_complete():
-                try:
-                    pretrain_run(setup, unit.run, progress or Progress())
-                except HfpatchError as error:
-                    raise HfpatchError(f"{unit.run.name}: {error}") from error
-                _collect(setup)
-        _collect(setup)  # also what other calls completed
-        if state.is_main_process and variant is None:
-            write_report(out)
-        state.wait_for_everyone()
+    listener, executor = progress or Progress(), make_engine(engine or EngineSettings())
+    with closing(executor):
+        executor.connect()
+        prepare = partial(set_up_pretraining, recipe, out)
+        with open_runs(plan, prepare, resume=resume, holder=executor.holder) as setup:
+            executor.execute(_session(plan, setup, listener))
+            _collect(setup)  # also what other calls completed
+            if state.is_main_process and variant is None:
+                write_report(out)
+            state.wait_for_everyone()
     results: dict[str, Any] = read_json(out / "results.json")
     return results
+
+
+def _session(plan: Plan, setup: StudySetup, progress: Progress) -> Session:
+    """Return what an engine executes: the runs of a study, its results written as they come."""
+    return Session(
+        plan=plan,
+        complete=lambda unit: complete_pretraining(unit, setup, progress),
+        is_due=lambda unit: not unit.is_complete(),
+        record=lambda _: _collect(setup),
+        steps=lambda unit: single_recipe(setup.recipe, unit.run).training.steps,
+        progress=progress,
+    )
 
 
 def _collect(setup: StudySetup) -> None:

@@ -59,6 +59,15 @@ def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
         raise HfpatchError(f"{run.name}: {error}") from error
 
 
+def is_due(unit: Unit, setup: ComparisonSetup) -> bool:
+    """Return whether `complete` would train or evaluate something; the units that this one needs are complete."""
+    if unit.action == "check_baseline" or unit.is_complete():
+        return False
+    if unit.action == "tune":
+        return setup.tuning.needs(unit.run)
+    return unit.action == "evaluate" or not unit.run.result.is_file()
+
+
 def _train(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> None:
     """Train a method and save its patch, unless it diverged or is a trial; afterwards the base is as it was."""
     state, paths, settings = PartialState(), RunPaths(run.folder), setup.recipe_of(run).training

@@ -19,10 +19,10 @@ class Terminated(SystemExit):
     """A run was asked to end and has saved a checkpoint; the exit code is 143, as for any program ended by SIGTERM.
 
     Attributes:
-        step: the optimiser steps done and saved.
+        step: the optimiser steps done and saved; None where workers did them.
     """
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int | None) -> None:
         super().__init__(128 + signal.SIGTERM)
         self.step = step
 
@@ -35,13 +35,18 @@ def end_with_launcher() -> None:
     folder. It does nothing where no such launcher is at work.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+        end_with_parent("launcher")
 
 
-def _watch_parent(launcher: int) -> None:
-    while os.getppid() == launcher:
+def end_with_parent(name: str) -> None:
+    """End this process by SIGTERM once the one that started it is gone; ``name`` is what messages call that."""
+    threading.Thread(target=_watch_parent, args=(os.getppid(), name), daemon=True).start()
+
+
+def _watch_parent(parent: int, name: str) -> None:
+    while os.getppid() == parent:
         time.sleep(_POLL_S)
-    print(f"hfpatch: the launcher (process {launcher}) is gone, so this process ends", file=sys.stderr, flush=True)
+    print(f"hfpatch: the {name} (process {parent}) is gone, so this process ends", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)  # the step is finished and saved, if one is under way
     time.sleep(_GRACE_S)
     os._exit(128 + signal.SIGTERM)

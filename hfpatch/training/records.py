@@ -16,6 +16,9 @@ from hfpatch.nn.matmul import MatmulLibrary
 from hfpatch.results.parts import TrainResult
 from hfpatch.support.files import write_text
 
+_END_BYTES = 4096
+"""How much of a file is read for its last line."""
+
 
 @dataclass(frozen=True)
 class StepRecord:
@@ -232,6 +235,20 @@ class MetricsFile(JsonLines):
             except TypeError as error:
                 raise self.damaged(number) from error
         return records
+
+    def last(self) -> StepRecord | None:
+        """Return the newest whole record, reading only the file's end; None if there is none yet."""
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _END_BYTES))
+                lines = stream.read().decode("utf-8", errors="replace").split("\n")[:-1]
+        except OSError:
+            return None
+        value = _parse(lines[-1]) if lines else None
+        try:
+            return None if value is None else StepRecord(**{"loss": math.nan, **value})
+        except TypeError:
+            return None
 
     def truncate(self, step: int) -> None:
         """Drop what was written after ``step``; before the first step, everything.

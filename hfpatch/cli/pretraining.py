@@ -1,0 +1,96 @@
+"""The commands that train from scratch and prepare its text: ``pretrain`` and ``tokenize``."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hfpatch.cli import engines
+from hfpatch.cli.options import DataDir, Out, Overrides, RecipeArgument, Resume, with_data_dir
+from hfpatch.cli.quiet import quiet_libraries
+from hfpatch.cli.running import RESUME, interruptible, print_report
+from hfpatch.support.lazy import collection_paused
+
+
+def pretrain(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    data_dir: DataDir = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Of a study, train this variant's runs alone; a later call reports.")
+    ] = None,
+    jobs: engines.Jobs = None,
+    ray: engines.Ray = None,
+    gpus_per_run: engines.GpusPerRun = None,
+    cpus_per_run: engines.CpusPerRun = None,
+    processes_per_run: engines.ProcessesPerRun = None,
+) -> None:
+    """Pretrain a model from scratch and write it as a Hugging Face folder, OUT/model; or run a study of variants.
+
+    A recipe with ``variants`` is a study: every variant is trained with every seed on the same batches, at each point
+    of its sweep, and the report compares them with the baseline. On several processes:
+    accelerate launch -m hfpatch pretrain RECIPE
+
+    Example: hfpatch pretrain my-model.yaml training.steps=1000 --out runs/my-model
+    """
+    from hfpatch.errors import HfpatchError
+    from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_or_study
+    from hfpatch.runs.engines.settings import EngineSettings
+
+    engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run)
+    loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
+    folder = out or Path("runs") / loaded.name
+    if isinstance(loaded, PretrainRecipe) and variant is not None:
+        raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
+    if isinstance(loaded, PretrainRecipe) and not engine.is_sequential:
+        raise HfpatchError(f"--jobs and --ray work on several runs, and {recipe} is one; use accelerate launch")
+    quiet_libraries()
+    with collection_paused():
+        from hfpatch.cli.progress import choose_progress, is_first_process
+        from hfpatch.runs import pretrain as run_pretrain
+        from hfpatch.runs import pretrain_study
+
+    gc.freeze()
+    with interruptible(RESUME.format(folder)), choose_progress() as progress:
+        if isinstance(loaded, PretrainRecipe):
+            step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
+        else:
+            pretrain_study(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
+    if not is_first_process():
+        return
+    if isinstance(loaded, PretrainRecipe):
+        print(f"model: {folder / 'model'}" if step is None else f"diverged at step {step}: {folder / 'metrics.jsonl'}")
+    elif variant is None:
+        print_report(folder)
+    else:
+        print(f"runs of {variant}: {folder / 'runs' / variant}; without --variant and with --resume: the report")
+
+
+def tokenize(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The token file, NAME.bin; <recipe name>.bin if not given.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Tokenise a pretraining recipe's text into a token file, which data.source can then name.
+
+    The text is read once, piece by piece; NAME.json beside the file describes it. A data.source that is a token file of
+    another tool gets only its NAME.json.
+
+    Example: hfpatch tokenize my-model.yaml data.source=Skylion007/openwebtext --out openwebtext.bin
+    """
+    from hfpatch.recipes.pretraining import load_pretrain_or_study
+
+    loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
+    quiet_libraries()
+    from hfpatch.cli.progress import TokensSoFar
+    from hfpatch.runs import tokenize as run_tokenize
+
+    made = run_tokenize(loaded, out, on_part=TokensSoFar())
+    print(f"tokens: {made.file} ({made.info.tokens:,} tokens, {made.info.documents:,} documents)")
+    print(f"to train on them: {' '.join(made.overrides)}")

@@ -1,0 +1,37 @@
+"""What the commands that fill a run folder share: how they end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+RESUME = "the same command with --resume continues in {}"
+
+
+def print_report(folder: Path) -> None:
+    """Print the summary of a report and where it is."""
+    from hfpatch.reporting.report import document_of
+    from hfpatch.reporting.terminal import print_document
+
+    print_document(document_of(folder))
+    print(f"report: {folder / 'report.html'}")
+
+
+@contextmanager
+def interruptible(advice: str) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into one line that says how to continue."""
+    from hfpatch.training.interruption import Terminated
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"hfpatch: interrupted; {advice}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except Terminated as end:
+        saved = "" if end.step is None else f" after step {end.step}, which is saved"
+        print(f"hfpatch: ended by SIGTERM{saved}; {advice}", file=sys.stderr)
+        raise

@@ -1,0 +1,240 @@
+"""The loop that keeps workers busy: ready units to free workers, wait for any, and again."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hfpatch.errors import HfpatchError
+from hfpatch.runs.engines.engine import Engine, Session
+from hfpatch.runs.engines.schedule import Schedule
+from hfpatch.runs.engines.worker import Job, Outcome, Place, to_send
+from hfpatch.runs.engines.workers import Worker, Workers
+from hfpatch.runs.locks import new_holder, take_back
+from hfpatch.runs.plan import Unit
+from hfpatch.training.interruption import SigtermWatch, Terminated
+from hfpatch.training.records import MetricsFile
+
+TRIES = 3
+"""How often a unit is begun whose workers end before it does."""
+GRACE_S = 8.0
+"""How long workers may take to save a checkpoint when the command is interrupted."""
+POLL_S = 1.0
+"""How often the steps of the runs are looked at."""
+
+
+class Parallel(Engine):
+    """Executes several units at a time, each in a worker process; this process only collects their results.
+
+    A unit that fails is reported in the end, after all units that do not need it. One whose worker ends before it
+    does is given to another one, which goes on from its checkpoint.
+
+    Args:
+        workers: where workers come from.
+        processes: how many processes share a training.
+    """
+
+    def __init__(self, workers: Workers, processes: int = 1) -> None:
+        self.workers, self.processes = workers, processes
+        self.holder = new_holder()
+        self._threads: int | None = None
+
+    def connect(self) -> None:
+        """Find the devices; they are left to the workers, and this process computes like one of them on the CPU."""
+        self.workers.connect()
+        threads = self.workers.threads()
+        if threads is not None:
+            self._threads = torch.get_num_threads()
+            torch.set_num_threads(threads)
+
+    def execute(self, session: Session) -> None:
+        """Bring every unit to its end, or to where it or one that it needs fails."""
+        plan: Any = session.plan
+        job = Job(
+            plan.recipe, plan.out.absolute(), plan.part, self.holder or {}, self.workers.threads(), self.processes
+        )
+        self.workers.check(job)
+        _Dispatch(session, self.workers, job).run()
+
+    def close(self) -> None:
+        """Give back what `connect` took."""
+        self.workers.close()
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+
+
+@dataclass
+class _Seat:
+    """A place for a worker: the worker in it, where that is, and what it works on."""
+
+    number: int
+    worker: Worker
+    future: Future[Any]
+    node: str = ""
+    unit: Unit | None = None
+    started: bool = False
+
+
+class _Dispatch:
+    """One execution of a plan's units by workers."""
+
+    def __init__(self, session: Session, workers: Workers, job: Job) -> None:
+        self.session, self.workers, self.job = session, workers, job
+        self.schedule = Schedule(session.plan.units)
+        self.queue: list[Unit] = []
+        self.seats: list[_Seat] = []
+        self.begun: Counter[int] = Counter()
+        self.starts = 0
+        self.failures: list[str] = []
+        self.dropped = 0
+        self.said: set[str] = set()
+        self.seen: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Execute all units that can be.
+
+        Raises:
+            HfpatchError: if some failed.
+            Terminated: if this process was asked to end.
+        """
+        self._sort()
+        self.session.progress.opened(self.workers.describe(), self.schedule.open)
+        try:
+            with SigtermWatch() as sigterm:
+                while self.schedule.open:
+                    if sigterm.asked:
+                        raise Terminated(None)
+                    self._assign()
+                    self._wait()
+                    self._sort()
+                    self._show_steps()
+        finally:
+            self._end_workers()
+        if self.failures:
+            raise HfpatchError(self._summary())
+
+    def _sort(self) -> None:
+        """Complete at once the units that take no time, and queue the others that are ready."""
+        while (unit := self.schedule.take()) is not None:
+            try:
+                if self.session.is_due(unit):
+                    self.queue.append(unit)
+                    continue
+                self.session.complete(unit)
+            except HfpatchError as error:
+                self._fail(unit, str(error))
+            else:
+                self.schedule.complete(unit)
+
+    def _assign(self) -> None:
+        """Give units to free workers, and start more workers where there is room for them."""
+        free = [seat for seat in self.seats if seat.started and seat.unit is None]
+        starting = sum(not seat.started for seat in self.seats)
+        wanted = len(self.queue) - len(free) - starting
+        taken = {seat.number for seat in self.seats}
+        open_seats = [number for number in range(self.workers.room()) if number not in taken]
+        for number in open_seats[: max(0, wanted)]:
+            worker = self.workers.make(self.job, number)
+            self.seats.append(_Seat(number, worker, worker.start()))
+        for seat in free[: len(self.queue)]:
+            unit = seat.unit = self.queue.pop(0)
+            self.begun[id(unit)] += 1
+            seat.future = seat.worker.submit(to_send(unit))
+            self.session.progress.placed(unit.run.name, unit.action, seat.node)
+            if unit.action == "evaluate":
+                self.session.progress.evaluating(unit.run.name, "evaluation")
+            else:
+                self.session.progress.started(unit.run.name, self.session.steps(unit))
+
+    def _wait(self) -> None:
+        busy = [seat for seat in self.seats if seat.unit is not None or not seat.started]
+        done, _ = wait([seat.future for seat in busy], timeout=POLL_S, return_when=FIRST_COMPLETED)
+        for seat in busy:
+            if seat.future in done:
+                self._take_note(seat)
+
+    def _take_note(self, seat: _Seat) -> None:
+        """Note what became of a start or of a unit."""
+        error = seat.future.exception()
+        if error is not None:
+            self._replace(seat, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+            return
+        result = seat.future.result()
+        if isinstance(result, Place):
+            seat.started, seat.node = True, f"{result.node}:{result.pid}"
+            return
+        outcome: Outcome = result
+        unit, seat.unit = seat.unit, None
+        assert unit is not None
+        for text in outcome.warnings:
+            if text not in self.said:
+                self.said.add(text)
+                warnings.warn(text, stacklevel=2)
+        if outcome.ended:
+            seat.unit = unit
+            self._replace(seat, "ended by SIGTERM")
+        elif outcome.error is not None:
+            self._fail(unit, outcome.error)
+        else:
+            self._complete(unit, outcome)
+
+    def _complete(self, unit: Unit, outcome: Outcome) -> None:
+        self.schedule.complete(unit)
+        self.session.record(unit)
+        if outcome.summary is not None:
+            self.session.progress.finished(unit.run.name, outcome.summary)
+
+    def _replace(self, seat: _Seat, reason: str) -> None:
+        """Leave a worker that has ended; its unit is begun again, from its checkpoint, before all others."""
+        seat.worker.kill()
+        self.seats.remove(seat)
+        unit = seat.unit
+        if unit is None:
+            self.starts += 1
+            if self.starts >= TRIES:
+                raise HfpatchError(f"workers cannot be started ({reason})")
+            return
+        take_back(self.session.plan.out, unit.run.lock, self.job.holder)
+        if self.begun[id(unit)] >= TRIES:
+            self._fail(unit, f"{unit.run.name}: its worker ended {TRIES} times before it did ({reason})")
+        else:
+            self.queue.insert(0, unit)
+
+    def _fail(self, unit: Unit, message: str) -> None:
+        self.failures.append(message)
+        self.dropped += len(self.schedule.drop(unit))
+        self.session.progress.failed(unit.run.name, message)
+
+    def _summary(self) -> str:
+        """Return all failures in one line; the only one as it is."""
+        also = f" (and {self.dropped} that need it were left out)" if self.dropped else ""
+        if len(self.failures) == 1:
+            return self.failures[0] + also
+        return f"{len(self.failures)} units failed{also}: {'; '.join(self.failures)}"
+
+    def _show_steps(self) -> None:
+        """Show the last step of each run that is at work, as its metrics.jsonl has it."""
+        for seat in self.seats:
+            unit = seat.unit
+            if unit is None or unit.action == "evaluate":
+                continue
+            record = MetricsFile(unit.run.folder / "metrics.jsonl").last()
+            if record is not None and self.seen.get(id(unit)) != record.step:
+                self.seen[id(unit)] = record.step
+                self.session.progress.stepped(unit.run.name, record)
+
+    def _end_workers(self) -> None:
+        """End all workers: those at work may save a checkpoint first."""
+        for seat in self.seats:
+            seat.worker.terminate()
+        wait([seat.future for seat in self.seats if seat.unit is not None], timeout=GRACE_S)
+        for seat in self.seats:
+            seat.worker.kill()
+            if seat.unit is not None:
+                take_back(self.session.plan.out, seat.unit.run.lock, self.job.holder)
+        self.seats = []

@@ -1,0 +1,129 @@
+"""Workers that are processes on this machine: ``--jobs N``."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing import get_context
+
+import torch
+
+from hfpatch.errors import HfpatchError
+from hfpatch.runs.engines.settings import EngineSettings
+from hfpatch.runs.engines.worker import Job, Outcome, Place, begin, place, work
+from hfpatch.runs.engines.workers import Worker, Workers
+from hfpatch.runs.plan import Unit
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Processes(Workers):
+    """So many processes of this machine, which share its cores and GPUs."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings, self.jobs = settings, settings.jobs or 1
+        self.devices: list[str] = []
+
+    def connect(self) -> None:
+        """Count this machine's cores and GPUs.
+
+        Raises:
+            HfpatchError: if there are fewer than the runs ask for.
+        """
+        self.devices = _visible_devices()
+        gpus, cpus = self.settings.gpus_per_run, self.settings.cpus_per_run
+        if gpus and self.jobs > room_on(len(self.devices), gpus):
+            raise HfpatchError(
+                f"--jobs {self.jobs} with --gpus-per-run {gpus:g}: this machine has {len(self.devices)} GPUs, enough "
+                f"for {room_on(len(self.devices), gpus)} runs at a time"
+            )
+        if cpus and self.jobs * cpus > (cores := count_cores()):
+            raise HfpatchError(
+                f"--jobs {self.jobs} with --cpus-per-run {cpus}: this machine has {cores} cores; lower one of them"
+            )
+
+    def check(self, job: Job) -> None:
+        """Do nothing: they see what this process sees."""
+
+    def room(self) -> int:
+        """Return the number asked for."""
+        return self.jobs
+
+    def make(self, job: Job, number: int) -> Worker:
+        """Make a process with its own GPUs."""
+        environment: dict[str, str | None] = {"ACCELERATE_USE_CPU": os.environ.get("ACCELERATE_USE_CPU")}
+        if self.devices:
+            environment[VISIBLE] = ",".join(self._devices_of(number))
+        return _Process(job, environment)
+
+    def threads(self) -> int:
+        """Return the share of each process in the cores, at most as many as torch uses here."""
+        share = self.settings.cpus_per_run or max(1, count_cores() // self.jobs)
+        return max(1, min(share, torch.get_num_threads()) // self.settings.processes)
+
+    def describe(self) -> str:
+        """Return how many runs are worked on at a time."""
+        threads = self.threads() * self.settings.processes
+        return f"{self.jobs} runs at a time, each on {threads} thread{'s' * (threads > 1)} of this machine"
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _devices_of(self, number: int) -> list[str]:
+        gpus = self.settings.gpus_per_run
+        if gpus == 0:
+            return []
+        if gpus is None or gpus < 1:
+            each = 1 if gpus is None else math.floor(1 / gpus + 1e-6)
+            return [self.devices[number // each % len(self.devices)]]
+        first = number * int(gpus)
+        return self.devices[first : first + int(gpus)]
+
+
+class _Process(Worker):
+    """A pool of one process, so that its end is no other's."""
+
+    def __init__(self, job: Job, environment: dict[str, str | None]) -> None:
+        self._pool = ProcessPoolExecutor(
+            1, mp_context=get_context("spawn"), initializer=begin, initargs=(job, environment)
+        )
+
+    def start(self) -> Future[Place]:
+        return self._pool.submit(place)
+
+    def submit(self, unit: Unit) -> Future[Outcome]:
+        return self._pool.submit(work, unit)
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _signal(self, number: int) -> None:
+        for pid in list(self._pool._processes or {}):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def room_on(gpus: int, gpus_per_run: float) -> int:
+    """Return how many runs fit on so many GPUs; one that takes a fraction lies on one GPU."""
+    if gpus_per_run >= 1:
+        return gpus // int(gpus_per_run)
+    return gpus * math.floor(1 / gpus_per_run + 1e-6)
+
+
+def _visible_devices() -> list[str]:
+    """Return the GPUs that this process sees, as the variable that hides others names them."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
+    return named[:count] if named else [str(number) for number in range(count)]

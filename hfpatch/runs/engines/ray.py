@@ -1,0 +1,175 @@
+"""Workers that are actors of Ray: ``--ray``, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from concurrent.futures import Future
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from hfpatch.errors import HfpatchError
+from hfpatch.runs.engines.processes import room_on
+from hfpatch.runs.engines.settings import LOCAL, EngineSettings
+from hfpatch.runs.engines.worker import Job, Outcome, Place, UnitWorker
+from hfpatch.runs.engines.workers import Worker, Workers
+from hfpatch.runs.plan import Unit
+
+CONNECT_S = 10.0
+"""How long an address may take to answer."""
+STORE_BYTES = 80_000_000
+"""Ray's memory for objects on this machine: units and outcomes are all that is sent."""
+_PASSED_ON = ("TRANSFORMERS_", "HF_HUB_", "DATASETS_VERBOSITY", "HF_DATASETS_", "TOKENIZERS_", "HFPATCH_MATMUL")
+
+
+class RayWorkers(Workers):
+    """Actors that each hold the devices of one run for as long as the command lasts, so that models stay loaded.
+
+    Ray decides on which machines they are. One that ends is made again; Ray itself repeats nothing.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.ray = _import_ray()
+        self._joined = False
+
+    def connect(self) -> None:
+        """Start Ray on this machine, or join a cluster.
+
+        Raises:
+            HfpatchError: if it cannot be reached, or no machine of it has the devices of one run.
+        """
+        ray, address = self.ray, self.settings.ray
+        if not ray.is_initialized():
+            common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+            if address == LOCAL:
+                ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, **common)
+            else:
+                _join(ray, str(address), common)
+            self._joined = True
+        self._check_devices()
+
+    def check(self, job: Job) -> None:
+        """Check that every machine has the same versions and sees the run folder."""
+
+    def room(self) -> int:
+        """Return how many runs fit on the machines that are there now, or how many were asked for."""
+        return self.settings.jobs or max(1, sum(self._fits(node) for node in self._nodes()))
+
+    def make(self, job: Job, number: int) -> Worker:
+        """Make an actor."""
+        options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0}
+        passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+        if passed and self.settings.ray != LOCAL:  # on this machine they are inherited
+            options["runtime_env"] = {"env_vars": passed}
+        return _Actor(self.ray, self.ray.remote(UnitWorker).options(**options), job)
+
+    def threads(self) -> int:
+        """Return the cores of a process."""
+        return max(1, self.cpus // self.settings.processes)
+
+    def describe(self) -> str:
+        """Return on how many machines runs are worked on, and what each of them has."""
+        nodes, gpus = len(self._nodes()), f" and {self.gpus:g} GPUs" if self.gpus else ""
+        where = "this machine" if self.settings.ray == LOCAL else f"{nodes} machine{'s' * (nodes > 1)}"
+        return f"{self.room()} runs at a time on {where}, each on {self.cpus} CPU cores{gpus}, by Ray"
+
+    def close(self) -> None:
+        """Leave the cluster, or end the one on this machine."""
+        if self._joined:
+            self.ray.shutdown()
+
+    @property
+    def cpus(self) -> int:
+        """The cores of a run."""
+        return self.settings.cpus_per_run or self.settings.processes
+
+    @property
+    def gpus(self) -> float:
+        """The GPUs of a run; one each where there are any."""
+        if self.settings.gpus_per_run is not None:
+            return self.settings.gpus_per_run
+        return float(any(node.get("GPU") for node in self._nodes()))
+
+    def _nodes(self) -> list[dict[str, float]]:
+        """Return what each living machine has."""
+        return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+
+    def _fits(self, node: dict[str, float]) -> int:
+        by_cpus = int(node.get("CPU", 0) // self.cpus)
+        return min(by_cpus, room_on(int(node.get("GPU", 0)), self.gpus)) if self.gpus else by_cpus
+
+    def _check_devices(self) -> None:
+        for name, key, asked in (("gpus", "GPU", self.gpus), ("cpus", "CPU", float(self.cpus))):
+            most = max((node.get(key, 0.0) for node in self._nodes()), default=0.0)
+            if asked > most:
+                raise HfpatchError(
+                    f"--{name}-per-run {asked:g}: no machine of the cluster has so many (the most is {most:g}); ask "
+                    "for fewer, or start a machine that has them"
+                )
+
+
+class _Actor(Worker):
+    """One actor."""
+
+    def __init__(self, ray: ModuleType, remote: Any, job: Job) -> None:
+        self._ray, self._actor = ray, remote.remote(job)
+        self._place: Place | None = None
+
+    def start(self) -> Future[Place]:
+        future: Future[Place] = self._actor.place.remote().future()
+        future.add_done_callback(self._note_place)
+        return future
+
+    def submit(self, unit: Unit) -> Future[Outcome]:
+        future: Future[Outcome] = self._actor.work.remote(unit).future()
+        return future
+
+    def terminate(self) -> None:
+        """Send SIGTERM where that is possible, on this machine; elsewhere Ray can only kill, which `kill` does."""
+        if self._place is not None and self._place.node == socket.gethostname():
+            with suppress(OSError):
+                os.kill(self._place.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        with suppress(Exception):  # Ray may have lost it, or be gone itself
+            self._ray.kill(self._actor)
+
+    def _note_place(self, future: Future[Place]) -> None:
+        if future.exception() is None:
+            self._place = future.result()
+
+
+def _import_ray() -> ModuleType:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a run without GPUs sees none
+    try:
+        import ray
+    except ImportError as error:
+        raise HfpatchError("--ray needs Ray, which is not installed; pip install 'hfpatch[ray]'") from error
+    return ray
+
+
+def _join(ray: ModuleType, address: str, common: dict[str, Any]) -> None:
+    """Join a cluster at an address that answers.
+
+    Raises:
+        HfpatchError: if there is none.
+    """
+    where = f"--ray {address}"
+    if address != "auto":
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if not host or not port.isdigit():
+            raise HfpatchError(f"{where}: write the address as HOST:PORT, ray://HOST:PORT or auto")
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise HfpatchError(f"{where}: cannot be reached ({reason}); start the cluster with ray start") from error
+    try:
+        ray.init(address=address, **common)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise HfpatchError(f"{where}: cannot be joined ({reason}); start the cluster with ray start") from error

@@ -1,0 +1,84 @@
+"""Which engine a command asks for, as plain values that need no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hfpatch.errors import HfpatchError
+
+if TYPE_CHECKING:
+    from hfpatch.runs.engines.engine import Engine
+
+LOCAL = "local"
+"""The address that starts Ray on this machine."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What the options of the command line say about where runs take place.
+
+    Attributes:
+        jobs: how many runs at a time; None is one in this process or, with Ray, as many as fit.
+        ray: the address of a Ray cluster, ``auto``, or ``local``; None works without Ray.
+        gpus_per_run: GPUs of a run, fractions allowed; None is one each where there are any.
+        cpus_per_run: CPU cores, and torch's threads, of a run; None is its share of this machine, with Ray one.
+        processes_per_run: processes that share a training; None is one for each GPU of the run.
+    """
+
+    jobs: int | None = None
+    ray: str | None = None
+    gpus_per_run: float | None = None
+    cpus_per_run: int | None = None
+    processes_per_run: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_positive()
+        gpus = self.gpus_per_run or 0.0
+        if gpus > 1 and gpus != int(gpus):
+            raise HfpatchError(f"--gpus-per-run {gpus:g}: more than one GPU must be a whole number")
+        if self.processes_per_run is not None and gpus >= 1 and self.processes_per_run != gpus:
+            raise HfpatchError(
+                f"--processes-per-run {self.processes_per_run}: a run has one process for each of its GPUs "
+                f"(--gpus-per-run {gpus:g}); leave the option out"
+            )
+        each = (self.gpus_per_run, self.cpus_per_run, self.processes_per_run)
+        if self.is_sequential and each != (None, None, None):
+            raise HfpatchError("options for each run go with --jobs N or --ray; add one of them")
+
+    def _check_positive(self) -> None:
+        for name in ("jobs", "gpus_per_run", "cpus_per_run", "processes_per_run"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 or (name == "gpus_per_run" and value == 0)):
+                raise HfpatchError(f"--{name.replace('_', '-')} {value:g}: must be positive")
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether runs are worked on one after the other in the process that asks."""
+        return self.jobs is None and self.ray is None
+
+    @property
+    def processes(self) -> int:
+        """How many processes share a training."""
+        return self.processes_per_run or max(1, int(self.gpus_per_run or 1))
+
+
+def make_engine(settings: EngineSettings) -> Engine:
+    """Return the engine that the settings ask for.
+
+    Raises:
+        HfpatchError: if Ray is asked for and not installed.
+    """
+    if settings.ray is not None:
+        from hfpatch.runs.engines.parallel import Parallel
+        from hfpatch.runs.engines.ray import RayWorkers
+
+        return Parallel(RayWorkers(settings), settings.processes)
+    if settings.jobs is not None:
+        from hfpatch.runs.engines.parallel import Parallel
+        from hfpatch.runs.engines.processes import Processes
+
+        return Parallel(Processes(settings), settings.processes)
+    from hfpatch.runs.engines.engine import Sequential
+
+    return Sequential()

@@ -1,0 +1,225 @@
+"""What a worker process does: one unit at a time, on what it has loaded for the first of them.
+
+Nothing here imports torch before the first unit, so that a worker is soon deaf to the Ctrl-C that its driver answers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.runs.engines.engine import error_file
+from hfpatch.runs.locks import Holder, hold
+from hfpatch.runs.plan import Unit, plan_comparison, plan_pretraining
+
+_PACKAGE = str(Path(__file__).parents[2])
+_LOCK_WAIT_S = 20.0
+"""How long to wait for a lock: the worker that had the run before may be about to end."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One command, as its workers must know it.
+
+    Attributes:
+        recipe: the recipe.
+        out: the run folder, which every worker sees under this path.
+        part: the variant that a study is limited to; None for all.
+        holder: who holds the locks on the runs and lends them.
+        folder: where the command was given, which relative paths in the recipe start from.
+        threads: torch's threads for CPU work; None leaves them.
+        processes: how many processes share a training.
+    """
+
+    recipe: Recipe | StudyRecipe
+    out: Path
+    part: str | None
+    holder: Holder
+    folder: Path
+    threads: int | None = None
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker is.
+
+    Attributes:
+        node: the machine, for messages.
+        pid: its process id there.
+    """
+
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a unit.
+
+    Attributes:
+        error: why it failed; None if it is complete.
+        ended: whether the worker was asked to end by SIGTERM, so that the unit can go on elsewhere.
+        summary: the run in one line, where it is complete.
+        warnings: hfpatch's own.
+    """
+
+    error: str | None = None
+    ended: bool = False
+    summary: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class UnitWorker:
+    """Works on the units of one job, in the main thread of its own process."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        with suppress(OSError):  # another machine need not have it, if the recipe has absolute paths
+            os.chdir(job.folder)
+        self._complete: Callable[[Unit], None] | None = None
+        self._summary: str | None = None
+
+    def place(self) -> Place:
+        """Return where this worker is."""
+        return Place(socket.gethostname(), os.getpid())
+
+    def work(self, unit: Unit) -> Outcome:
+        """Bring one unit to its end, from where another worker may have left it; no error of it is raised."""
+        from hfpatch.training.interruption import Terminated
+
+        self._summary, said = None, list[str]()
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    with hold(self.job.out, [unit.run.lock], wait_s=_LOCK_WAIT_S, lender=self.job.holder):
+                        self._bring_to_end(unit)
+                finally:
+                    said = [str(each.message) for each in caught if each.filename.startswith(_PACKAGE)]
+        except Terminated:
+            return Outcome(ended=True)
+        except HfpatchError as error:
+            return Outcome(error=str(error), warnings=tuple(said))
+        except Exception as error:  # whatever a method, a task or a library raises
+            return Outcome(error=_report(unit, error), warnings=tuple(said))
+        error_file(unit.run.folder).unlink(missing_ok=True)
+        return Outcome(summary=self._summary, warnings=tuple(said))
+
+    def _bring_to_end(self, unit: Unit) -> None:
+        if self._complete is None:
+            self._complete = _set_up(self.job, self._finished)
+        self._complete(unit)
+
+    def _finished(self, summary: str) -> None:
+        self._summary = summary
+
+
+def _set_up(job: Job, finished: Callable[[str], None]) -> Callable[[Unit], None]:
+    """Load what the units of a job share, and return the function that completes one of them.
+
+    Raises:
+        HfpatchError: if something cannot be loaded here, or is not what the driver has loaded.
+    """
+    import torch
+
+    from hfpatch.nn.matmul import pinned_library
+    from hfpatch.runs.identity import check_shared, stored_library
+    from hfpatch.runs.progress import Progress
+
+    class Listener(Progress):
+        def finished(self, run: str, summary: str) -> None:
+            finished(summary)
+
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    setup: Any
+    complete_one: Callable[..., None]
+    with pinned_library(stored_library(job.out)):
+        if isinstance(job.recipe, StudyRecipe):
+            from hfpatch.runs.pretraining import complete_pretraining as complete_one
+            from hfpatch.runs.pretraining import set_up_pretraining
+
+            plan = plan_pretraining(job.recipe, job.out, job.part)
+            setup = set_up_pretraining(job.recipe, job.out)
+        else:
+            from hfpatch.runs.setup import set_up
+            from hfpatch.runs.train_eval import complete as complete_one
+            from hfpatch.runs.tuning import Tuning
+
+            plan = plan_comparison(job.recipe, job.out)
+            setup = set_up(job.recipe, Tuning(plan.tuning, plan.part))
+    check_shared(job.out, setup.shared, setup.plans)
+
+    def complete(unit: Unit) -> None:
+        with pinned_library(setup.matmul):
+            complete_one(unit, setup, Listener())
+
+    return complete
+
+
+def _report(unit: Unit, error: Exception) -> str:
+    """Write the traceback of an error into the run's folder, and return it in one line."""
+    text = " ".join(str(error).split())
+    said = f"{unit.run.name}: {type(error).__name__}{': ' if text else ''}{text}"
+    file = error_file(unit.run.folder)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    except OSError:
+        return said
+    return f"{said}; its traceback is in {file}"
+
+
+# what a process of `concurrent.futures` calls
+
+_worker: UnitWorker | None = None
+
+
+def begin(job: Job, environment: dict[str, str | None]) -> None:
+    """Make this process a worker: it ends with its parent, and leaves Ctrl-C to it.
+
+    Args:
+        job: what it works on.
+        environment: variables to set, or with None to remove, before anything reads them.
+    """
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    from hfpatch.training.interruption import end_with_parent
+
+    end_with_parent("driver")
+    _worker = UnitWorker(job)
+
+
+def place() -> Place:
+    """Return where this process is."""
+    assert _worker is not None
+    return _worker.place()
+
+
+def work(unit: Unit) -> Outcome:
+    """Bring one unit to its end in this process."""
+    assert _worker is not None
+    return _worker.work(unit)
+
+
+def to_send(unit: Unit) -> Unit:
+    """Return a unit as a worker is given it: without others, which it need not know, and by absolute paths."""
+    run = replace(unit.run, folder=unit.run.folder.absolute())
+    return replace(unit, run=run, marker=unit.marker and unit.marker.absolute(), needs=())
