@@ -27,6 +27,10 @@ CpusPerRun = Annotated[int | None, typer.Option(metavar="N", help="CPU cores, an
 ProcessesPerRun = Annotated[
     int | None, typer.Option(metavar="N", help="Processes that share each training; one for each GPU if not given.")
 ]
+LaunchConfig = Annotated[
+    str | None,
+    typer.Option("--accelerate-config", metavar="FILE", help="accelerate's file for these processes, as for FSDP2."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be run, and how long it would take.")]
 
 _ADDRESS = re.compile(r"auto|local|[^=\s]+:\d*|ray://\S*")

@@ -29,6 +29,7 @@ def pretrain(
     gpus_per_run: engines.GpusPerRun = None,
     cpus_per_run: engines.CpusPerRun = None,
     processes_per_run: engines.ProcessesPerRun = None,
+    launch_config: engines.LaunchConfig = None,
 ) -> None:
     """Pretrain a model from scratch and write it as a Hugging Face folder, OUT/model; or run a study of variants.
 
@@ -42,7 +43,7 @@ def pretrain(
     from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_or_study
     from hfpatch.runs.engines.settings import EngineSettings
 
-    engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run)
+    engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run, launch_config)
     loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     if isinstance(loaded, PretrainRecipe) and variant is not None:
@@ -56,7 +57,7 @@ def pretrain(
         from hfpatch.runs import pretrain_study
 
     gc.freeze()
-    with interruptible(RESUME.format(folder)), choose_progress() as progress:
+    with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
         if isinstance(loaded, PretrainRecipe):
             step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
         else:
