@@ -54,7 +54,7 @@ def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys):
             "architecture": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32},
             "tokenizer": {"path": "tinyworld/gpt2"},
             "data": {"source": "tinyworld/base", "block_size": 32, "held_out": 5},
-            "training": {"steps": 100, "batch_size": 4, "lr": 1e-2},
+            "training": {"steps": 100, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2},
             "baseline": "one",
             "variants": {"one": {}, "two": {}},
             "seeds": [0, 1],
