@@ -51,6 +51,7 @@ def compare(
     cpus_per_run: engines.CpusPerRun = None,
     processes_per_run: engines.ProcessesPerRun = None,
     launch_config: engines.LaunchConfig = None,
+    dry_run: engines.DryRun = False,
 ) -> None:
     """Train and evaluate every method of a recipe, then report.
 
@@ -68,6 +69,9 @@ def compare(
         from hfpatch.runs import compare as run_compare
 
     gc.freeze()  # collecting garbage then takes no time for what the libraries imported
+    if dry_run:
+        engines.print_preview_of(loaded, folder, engine=engine, resume=resume)
+        return
     with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
         run_compare(loaded, folder, resume=resume, progress=progress, engine=engine)
     print_report(folder)

@@ -30,6 +30,7 @@ def pretrain(
     cpus_per_run: engines.CpusPerRun = None,
     processes_per_run: engines.ProcessesPerRun = None,
     launch_config: engines.LaunchConfig = None,
+    dry_run: engines.DryRun = False,
 ) -> None:
     """Pretrain a model from scratch and write it as a Hugging Face folder, OUT/model; or run a study of variants.
 
@@ -50,6 +51,8 @@ def pretrain(
         raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
     if isinstance(loaded, PretrainRecipe) and not engine.is_sequential:
         raise HfpatchError(f"--jobs and --ray work on several runs, and {recipe} is one; use accelerate launch")
+    if isinstance(loaded, PretrainRecipe) and dry_run:
+        raise HfpatchError(f"--dry-run shows the runs of a study, and {recipe} is one run")
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress, is_first_process
@@ -57,6 +60,10 @@ def pretrain(
         from hfpatch.runs import pretrain_study
 
     gc.freeze()
+    if dry_run:
+        assert not isinstance(loaded, PretrainRecipe)
+        engines.print_preview_of(loaded, folder, engine=engine, resume=resume, variant=variant)
+        return
     with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
         if isinstance(loaded, PretrainRecipe):
             step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]

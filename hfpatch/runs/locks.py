@@ -133,7 +133,8 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
             return path
         except FileExistsError:
             other = _read(path)
-            if other is not None and other.get("token") == _lender(holder).get("token"):
+            lender = _lender(holder)
+            if other is not None and lender and other.get("token") == lender["token"]:
                 _replace(path, holder)
                 return path
         except FileNotFoundError:

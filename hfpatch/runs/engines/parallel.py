@@ -60,6 +60,11 @@ class Parallel(Engine):
             self._threads = torch.get_num_threads()
             torch.set_num_threads(threads)
 
+    @property
+    def at_once(self) -> int:
+        """As many as there is room for."""
+        return self.workers.room()
+
     def _leave_devices(self) -> None:
         """Take no memory on a GPU, where workers may be about to use all of it."""
         if PartialState().device.type != "cpu":

@@ -148,6 +148,11 @@ class RayWorkers(Workers):
                     f"--{name}-per-run {asked:g}: no machine of the cluster has so many (the most is {most:g}); ask "
                     "for fewer, or start a machine that has them"
                 )
+        if not any(self._fits(node) for node in self._nodes()):
+            raise HfpatchError(
+                f"--cpus-per-run {self.cpus} with --gpus-per-run {self.gpus:g}: no machine of the cluster has both; "
+                "ask for fewer"
+            )
 
 
 class _Actor(Worker):
