@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runs.test_engines import Kill, Log, assert_equal, look_often, recipe, straight_study, study  # noqa: F401
+from runs.test_engines import Log, _no_report, assert_equal, look_often, recipe, straight_study, study  # noqa: F401
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs import pretrain_study
