@@ -197,8 +197,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--count", action="store_true", help="count file-system operations, with strace")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--stage", choices=STAGES)
+    parser.add_argument("--stage", choices=("make", *STAGES), help="this alone, in this process")
     options = parser.parse_args()
+    if options.stage == "make":
+        make(options.out, options)
+        return
     if options.stage:
         print(json.dumps(measure(options.stage, options.out)))
         return
