@@ -143,10 +143,8 @@ def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(rec
     log = Break(broken)
     with pytest.raises(HfpatchError) as caught:
         compare(recipe, out, engine=EngineSettings(jobs=2), progress=log)
-    assert re.fullmatch(
-        rf"lora · seed 1: IsADirectoryError: .*; its traceback is in {broken}/error.txt \(1 unit that need this left out\)",
-        str(caught.value),
-    )
+    why = rf"lora · seed 1: IsADirectoryError: .*; its traceback is in {broken}/error.txt"
+    assert re.fullmatch(rf"{why} \(1 unit that need this left out\)", str(caught.value))
     assert log.errors == [str(caught.value).partition(" (1 unit")[0]]
     assert "Traceback" in (broken / "error.txt").read_text()
     assert log.opened_with == "2 runs at a time, each on 1 thread of this machine"
@@ -163,7 +161,7 @@ def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(rec
 def one_ray():
     """Ray on this machine, started once for all tests."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
     yield
     ray.shutdown()
 
