@@ -75,6 +75,10 @@ class _Rows(Progress):
         self.rows.pop(run, None)
         self.units_left = units
 
+    def waiting(self, reason: str) -> None:
+        """Say why nothing moves."""
+        self.say(f"waiting: {reason}")
+
     def lost(self, run: str, reason: str) -> None:
         """Say that a run goes on elsewhere."""
         self.rows.pop(run, None)

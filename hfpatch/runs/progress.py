@@ -17,6 +17,9 @@ class Progress:
     def left(self, run: str, units: int) -> None:
         """Called when no worker is at a run any more: its unit is complete or failed; so many units are left of all."""
 
+    def waiting(self, reason: str) -> None:
+        """Called now and then while nothing can be worked on."""
+
     def lost(self, run: str, reason: str) -> None:
         """Called when the worker of a run ended before the unit did, which is begun again from its checkpoint."""
 

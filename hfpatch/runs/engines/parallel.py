@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from bisect import insort
 from collections import Counter
@@ -30,6 +31,8 @@ TRIES = 3
 """How often a unit is begun whose workers end before it does."""
 GRACE_S = 8.0
 """How long workers may take to save a checkpoint when the command is interrupted."""
+SAY_WAITING_S = 60.0
+"""How often it is said that there is no worker yet."""
 POLL_S = 1.0
 """How often the steps of the runs are looked at."""
 
@@ -52,7 +55,13 @@ class Parallel(Engine):
         self._cpu_only: str | None = None
 
     def connect(self) -> None:
-        """Find the devices; they are left to the workers, and this process computes like one of them on the CPU."""
+        """Find the devices; they are left to the workers, and this process computes like one of them on the CPU.
+
+        Raises:
+            HfpatchError: if they are not there, or a launcher started several processes.
+        """
+        if PartialState().num_processes > 1:
+            raise HfpatchError("--jobs and --ray start processes of their own; leave out the launcher")
         self._leave_devices()
         self.workers.connect()
         threads = self.workers.threads()
@@ -124,6 +133,7 @@ class _Dispatch:
         self.dropped = 0
         self.said: set[str] = set()
         self.seen: dict[int, int] = {}
+        self.waiting_since = time.monotonic()
 
     def run(self) -> None:
         """Execute all units that can be.
@@ -187,6 +197,11 @@ class _Dispatch:
         for seat in busy:
             if seat.future in done:
                 self._take_note(seat)
+        if any(seat.started for seat in self.seats):
+            self.waiting_since = time.monotonic()
+        elif time.monotonic() - self.waiting_since > SAY_WAITING_S:
+            self.waiting_since = time.monotonic()
+            self.session.progress.waiting("no machine has free devices for a run yet")
 
     def _take_note(self, seat: _Seat) -> None:
         """Note what became of a start or of a unit."""

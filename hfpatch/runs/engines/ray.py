@@ -187,7 +187,7 @@ class _Actor(Worker):
 
 
 def _import_ray() -> ModuleType:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a run without GPUs sees none
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # a run without GPUs sees none
     try:
         import ray
     except ImportError as error:
