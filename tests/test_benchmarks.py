@@ -196,3 +196,17 @@ def test_gpu_keeps_each_measurement_and_fills_its_place_in_the_readme(tmp_path):
     readme.write_text("before\n", encoding="utf-8")
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (refused.returncode, "<!-- gpu: begin -->" in refused.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_many_runs_are_made_collected_and_reported(start, tmp_path):
+    size = ["--methods", "3", "--seeds", "2", "--documents", "30", "--steps", "5"]
+    start("many_runs", "--out", tmp_path, *size, "--stage", "make")
+    for stage in ("update", "collect", "report"):
+        found = json.loads(start("many_runs", "--out", tmp_path, "--stage", stage))
+        assert found["cpu_s"] > 0
+        assert found["peak_mb"] > 0
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert {len(method["runs"]) for name, method in results["methods"].items() if name != "baseline"} == {2}
+    assert len(results["comparisons"]) == 2 * 4
+    assert (tmp_path / "report.html").is_file()

@@ -50,6 +50,8 @@ def compare(
     gpus_per_run: engines.GpusPerRun = None,
     cpus_per_run: engines.CpusPerRun = None,
     processes_per_run: engines.ProcessesPerRun = None,
+    launch_config: engines.LaunchConfig = None,
+    dry_run: engines.DryRun = False,
 ) -> None:
     """Train and evaluate every method of a recipe, then report.
 
@@ -58,7 +60,7 @@ def compare(
     from hfpatch.recipes.comparison import load_recipe
     from hfpatch.runs.engines.settings import EngineSettings
 
-    engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run)
+    engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run, launch_config)
     loaded = load_recipe(recipe, with_data_dir(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
@@ -67,7 +69,10 @@ def compare(
         from hfpatch.runs import compare as run_compare
 
     gc.freeze()  # collecting garbage then takes no time for what the libraries imported
-    with interruptible(RESUME.format(folder)), choose_progress() as progress:
+    if dry_run:
+        engines.print_preview_of(loaded, folder, engine=engine, resume=resume)
+        return
+    with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
         run_compare(loaded, folder, resume=resume, progress=progress, engine=engine)
     print_report(folder)
 

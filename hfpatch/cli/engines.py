@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -27,7 +28,18 @@ CpusPerRun = Annotated[int | None, typer.Option(metavar="N", help="CPU cores, an
 ProcessesPerRun = Annotated[
     int | None, typer.Option(metavar="N", help="Processes that share each training; one for each GPU if not given.")
 ]
+LaunchConfig = Annotated[
+    str | None,
+    typer.Option("--accelerate-config", metavar="FILE", help="accelerate's file for these processes, as for FSDP2."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be run, and how long it would take.")]
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hfpatch.recipes.comparison import Recipe
+    from hfpatch.recipes.pretraining import StudyRecipe
+    from hfpatch.runs.previewing import Preview
 
 _ADDRESS = re.compile(r"auto|local|[^=\s]+:\d*|ray://\S*")
 
@@ -46,3 +58,58 @@ def with_address(words: list[str]) -> list[str]:
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         found += [word, "local"] if word == "--ray" and not _ADDRESS.fullmatch(following) else [word]
     return found
+
+
+def print_preview_of(recipe: Recipe | StudyRecipe, out: Path, **options: Any) -> None:
+    """Print what a command would do, after what `hfpatch.runs.preview` measures for it."""
+    from hfpatch.cli.progress import choose_progress
+    from hfpatch.runs import preview
+
+    with choose_progress() as progress:
+        found = preview(recipe, out, progress=progress, **options)
+    print_preview(found)
+
+
+def print_preview(found: Preview) -> None:
+    """Print the graph of units, a line each, and how long they take on one device and on more."""
+    rows = [("#", "unit", "run", "needs", "about")]
+    for number, step in enumerate(found.steps, start=1):
+        unit = step.unit
+        about = "done" if unit.is_complete() else "" if unit.marker is None else _time(step.seconds)
+        action = unit.action.replace("_", " ") + " (if needed)" * step.optional
+        rows.append((str(number), action, unit.run.name, _ranges(step.needs), about))
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    complete = sum(step.unit.is_complete() for step in found.steps)
+    optional = sum(step.optional for step in found.steps)
+    extra = f", {optional} of them only if tuning needs other rates (not counted below)" if optional else ""
+    print(f"{len(found.steps)} units, {complete} of them complete{extra}")
+    if found.source is None:
+        print("no run is finished here, so nothing is known of the time")
+        return
+    for devices in sorted({1, 2, 4, 8, found.devices}):
+        chosen = " <- as asked" * (devices == found.devices)
+        print(f"on {devices} at a time: {_time(found.duration(devices))}{chosen}")
+    print(f"times: {found.source}; loading and saving are left out")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers with those in a row as a range: ``1, 3-9``."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ", ".join("-".join(map(str, each)) for each in found)
+
+
+def _time(seconds: float | None) -> str:
+    """Return a duration in a unit that suits it."""
+    if seconds is None:
+        return "unknown"
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.2g} s"

@@ -29,6 +29,8 @@ def pretrain(
     gpus_per_run: engines.GpusPerRun = None,
     cpus_per_run: engines.CpusPerRun = None,
     processes_per_run: engines.ProcessesPerRun = None,
+    launch_config: engines.LaunchConfig = None,
+    dry_run: engines.DryRun = False,
 ) -> None:
     """Pretrain a model from scratch and write it as a Hugging Face folder, OUT/model; or run a study of variants.
 
@@ -42,13 +44,15 @@ def pretrain(
     from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_or_study
     from hfpatch.runs.engines.settings import EngineSettings
 
-    engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run)
+    engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run, launch_config)
     loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
     if isinstance(loaded, PretrainRecipe) and variant is not None:
         raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
     if isinstance(loaded, PretrainRecipe) and not engine.is_sequential:
         raise HfpatchError(f"--jobs and --ray work on several runs, and {recipe} is one; use accelerate launch")
+    if isinstance(loaded, PretrainRecipe) and dry_run:
+        raise HfpatchError(f"--dry-run shows the runs of a study, and {recipe} is one run")
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress, is_first_process
@@ -56,7 +60,11 @@ def pretrain(
         from hfpatch.runs import pretrain_study
 
     gc.freeze()
-    with interruptible(RESUME.format(folder)), choose_progress() as progress:
+    if dry_run:
+        assert not isinstance(loaded, PretrainRecipe)
+        engines.print_preview_of(loaded, folder, engine=engine, resume=resume, variant=variant)
+        return
+    with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
         if isinstance(loaded, PretrainRecipe):
             step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
         else:

@@ -21,11 +21,21 @@ PLAIN_EVERY_S = 30.0
 
 
 @contextmanager
-def choose_progress() -> Iterator[Progress]:
-    """Yield live bars in a terminal and plain lines elsewhere, on standard error; only the first process shows them."""
+def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
+    """Yield live bars in a terminal and plain lines elsewhere, on standard error; only the first process shows them.
+
+    Args:
+        parallel: whether runs are worked on beside each other; they are shown as a table then.
+    """
     console = Console(stderr=True)
     if not is_first_process():
         yield Progress()
+        return
+    if parallel:
+        from hfpatch.cli.table import PlainTable, TableProgress
+
+        with TableProgress(console) if console.is_terminal else PlainTable() as table:
+            yield table
         return
     if not console.is_terminal:
         yield PlainProgress()

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from typing import Any
 
+from hfpatch.support.quiet import quiet_libraries as quiet
+
 
 def quiet_libraries() -> None:
     """Turn off the libraries' progress bars, advice and warnings; hfpatch's own warnings remain."""
-    for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
-        os.environ.setdefault(name, "error")
-    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
-        os.environ.setdefault(name, "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import logging
-
-    for name in ("bitsandbytes", "torchao"):  # say at import which of their kernels this machine lacks
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet()
     warnings.filterwarnings("ignore", module=r"(?!hfpatch)")
     warnings.showwarning = _show
 

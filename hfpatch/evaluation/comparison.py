@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.clusters import Groups, count_groups, grouped
+from hfpatch.evaluation.clusters import Groups, count_groups
 from hfpatch.evaluation.metrics import Aggregation, Array, Metric, metric_named
+from hfpatch.evaluation.reading import Reader, read_metric
 from hfpatch.evaluation.stats import (
     ALPHA,
     Estimate,
@@ -122,14 +122,8 @@ def compare(
     Raises:
         HfpatchError: if a record is missing or broken, or two runs were not scored on the same documents.
     """
-    metrics = {task: _metric(result, (aggregations or {}).get(task)) for task, result in tasks.items()}
-    resampled = {task: _Resampled() for task in tasks}  # each task its own: two may share a function
-    found = []
-    pairs = [(method, reference) for method, others in references.items() for reference in others]
-    for method, reference in pairs:
-        if records.get(method) and records.get(reference):
-            runs = _paired(records, method, reference, untrained=reference == baseline)
-            found += [_compare(method, reference, tasks[task], metrics[task], runs, resampled[task]) for task in tasks]
+    measures = [_Measure(result, _metric(result, (aggregations or {}).get(task))) for task, result in tasks.items()]
+    found = _compare_pairs(records, measures, references, baseline)
     return _corrected(found, [tasks[one.task].higher_is_better for one in found], baseline)
 
 
@@ -160,21 +154,43 @@ def compare_low_noise(
     Raises:
         HfpatchError: as `compare`.
     """
-    found: list[Comparison] = []
+    measures: list[_Measure] = []
     for name, higher in LOW_NOISE.items():
-        own = {task: each[name] for task, each in (aggregations or {}).items() if name in each}
-        chosen = {
-            task: result.model_copy(update={"primary": name, "higher_is_better": higher})
-            for task, result in tasks.items()
-            if name in result.metrics and name != result.primary
-            if metric_named(name, aggregation=own.get(task)).aggregate is None  # else a task's own of another kind
-        }
-        found += compare(records, tasks=chosen, references=references, baseline=baseline, aggregations=own)
-    order = list(dict.fromkeys((one.method, one.reference, one.task) for one in found))
-    found.sort(key=lambda one: order.index((one.method, one.reference, one.task)))
+        for task, result in tasks.items():
+            if name in result.metrics and name != result.primary:
+                chosen = result.model_copy(update={"primary": name, "higher_is_better": higher})
+                metric = _metric(chosen, (aggregations or {}).get(task, {}).get(name))
+                if metric.aggregate is None:  # else a task's own of another kind
+                    measures.append(_Measure(chosen, metric))
+    found = _compare_pairs(records, measures, references, baseline)
+    first = {each.result.task: each.result.primary for each in reversed(measures)}  # the first measure of each task
+    found.sort(key=lambda one: list(LOW_NOISE).index(first[one.task]))
     broken = {(one.method, one.reference, one.task) for one in found if not math.isfinite(one.difference)}
     known = [one for one in found if (one.method, one.reference, one.task) not in broken]
     return _corrected(known, [LOW_NOISE[one.metric] for one in known], baseline)
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What is compared: a task's result, whose primary metric it is, how that is computed, and its scores so far."""
+
+    result: TaskResult
+    metric: Metric
+    resampled: _Resampled = field(default_factory=lambda: _Resampled())
+
+
+def _compare_pairs(
+    records: Mapping[str, Runs], measures: Sequence[_Measure], references: Mapping[str, Sequence[str]], baseline: str
+) -> list[Comparison]:
+    """Return the comparison of each method with each of its references by each measure, not yet corrected."""
+    found, reader = [], Reader()
+    for method, others in references.items():
+        for reference in others:
+            if records.get(method) and records.get(reference):
+                runs = _paired(records, method, reference, untrained=reference == baseline)
+                reader.keep([*runs.method, *runs.reference])
+                found += [_compare(method, reference, each, runs, reader) for each in measures]
+    return found
 
 
 def _corrected(found: Sequence[Comparison], higher_is_better: Sequence[bool], baseline: str) -> list[Comparison]:
@@ -196,7 +212,7 @@ def check_comparable(folder: Path, tasks: Mapping[str, TaskResult], aggregations
     for task, result in tasks.items():
         metric = _metric(result, aggregations.get(task))
         try:
-            score = metric.overall(_read(folder / f"{task}.jsonl", result.primary)[1])
+            score = metric.overall(read_metric(folder / f"{task}.jsonl", result.primary)[1])
         except (ArithmeticError, TypeError, ValueError, AttributeError, LookupError) as error:
             raise _not_comparable(result, f"{type(error).__name__}: {error}") from error
         if not math.isclose(score, result.metrics[result.primary], rel_tol=1e-6, abs_tol=1e-9):
@@ -225,13 +241,12 @@ def _metric(result: TaskResult, aggregation: Aggregation | None) -> Metric:
     return metric_named(name, higher_is_better=result.higher_is_better, aggregation=aggregation)
 
 
-def _compare(
-    method: str, reference: str, result: TaskResult, metric: Metric, runs: _Pairing, resampled: _Resampled
-) -> Comparison:
-    """Return the comparison on one task, not yet corrected."""
-    values = _read_runs(result, metric, [*runs.method, *runs.reference])
+def _compare(method: str, reference: str, measure: _Measure, runs: _Pairing, reader: Reader) -> Comparison:
+    """Return the comparison by one measure, not yet corrected."""
+    result, metric = measure.result, measure.metric
+    values = reader.read_runs(result, metric, [*runs.method, *runs.reference])
     documents = len(values[runs.method[0]])
-    groups = _read_groups(runs.method[0], result)
+    groups = reader.read_groups(runs.method[0], result)
     few = "documents" if groups is None else "groups"
     enough = (documents if groups is None else count_groups(groups)) >= FEWEST_DOCUMENTS
     if metric.aggregate is None:
@@ -244,7 +259,7 @@ def _compare(
     else:
         scores = [np.array([metric.aggregate(values[run]) for run in side]) for side in (runs.method, runs.reference)]
         base, difference = 0.0, float(scores[0].mean() - scores[1].mean())
-        tested = _test_aggregate(metric.aggregate, values, runs, scores, resampled, groups) if enough else None
+        tested = _test_aggregate(metric.aggregate, values, runs, scores, measure.resampled, groups) if enough else None
     comparison = Comparison(
         method=method,
         reference=reference,
@@ -294,7 +309,7 @@ def _test_ratio(table: _Table, metric: Metric, runs: _Pairing) -> _Tested:
 
 def _test_aggregate(
     aggregate: Aggregation,
-    values: Mapping[Path, list[Any]],
+    values: Mapping[Path, Sequence[Any]],
     runs: _Pairing,
     scores: Sequence[Array],
     resampled: _Resampled,
@@ -352,34 +367,3 @@ def _judged(comparison: Comparison, p_holm: float, higher_is_better: bool) -> Co
     if p_holm < ALPHA:
         verdict = "better" if (comparison.difference > 0) == higher_is_better else "worse"
     return comparison.model_copy(update={"p_holm": p_holm, "verdict": verdict})
-
-
-def _read_runs(result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict[Path, list[Any]]:
-    """Return one task's values of all runs, which must have the same documents with the same weights."""
-    read = {run: _read(run / f"{result.task}.jsonl", result.primary) for run in runs}
-    first, (hashes, values) = next(iter(read.items()))
-    for run, (others, found) in read.items():
-        same = others == hashes and (
-            metric.aggregate is not None or np.array_equal(metric.ratio_terms(found)[1], metric.ratio_terms(values)[1])
-        )
-        if not same:
-            raise HfpatchError(f"{run} and {first}: {result.task} was scored on other documents; evaluate both again")
-    return {run: found for run, (_, found) in read.items()}
-
-
-def _read_groups(run: Path, result: TaskResult) -> Groups | None:
-    """Return the group of each document; None where there are no groups of several documents."""
-    if result.clusters is None:
-        return None
-    names = _read(run / f"{result.task}.jsonl", "cluster")[1]
-    groups = grouped([name if isinstance(name, str) else None for name in names])
-    return groups if count_groups(groups) < len(groups) else None
-
-
-def _read(path: Path, metric: str) -> tuple[list[str], list[Any]]:
-    """Return the documents' hashes and their values of a metric; null is a value that was not finite."""
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return [row["doc_hash"] for row in rows], [math.nan if row[metric] is None else row[metric] for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HfpatchError(f"{path}: not a record of {metric} ({error!r}); evaluate this run again") from error

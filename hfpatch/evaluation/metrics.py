@@ -42,10 +42,17 @@ class Metric:
     aggregate: Aggregation | None = None
 
     def ratio_terms(self, values: Sequence[Any]) -> tuple[Array, Array]:
-        """Return ``a`` and ``c``, each (documents,), from the per-document values."""
-        pairs = values if self.weighted else [(value, 1.0) for value in values]
-        table = np.asarray(pairs, dtype=np.float64)
-        return self.factor * table[:, 0], table[:, 1]
+        """Return ``a`` and ``c``, each (documents,), from the per-document values.
+
+        Raises:
+            ValueError: if they are pairs where the metric has numbers, or the reverse.
+        """
+        table = np.asarray(values, dtype=np.float64)
+        if table.shape[1:] != ((2,) if self.weighted else ()):
+            raise ValueError(f"values of shape {table.shape} are not those of a {'weighted ' * self.weighted}mean")
+        if self.weighted:
+            return self.factor * table[:, 0], table[:, 1]
+        return self.factor * table, np.ones(len(table))
 
     def score(self, ratio: float) -> float:
         """Return the metric's value for a ratio ``r``."""

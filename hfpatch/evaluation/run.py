@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import HfpatchLM
 from hfpatch.evaluation.tasks import load_tasks
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results.records import hash_documents, write_values
 from hfpatch.results.schema import Clusters, TaskResult
 from hfpatch.support.files import write_text
 
@@ -55,7 +55,8 @@ def evaluate(
         data_dir: a folder with local copies of hub data; None takes the hub.
         records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
             ``doc_hash``, ``target``, ``doc``, the ``cluster`` it belongs to where the task's documents come in groups,
-            and each metric's value, a number or a pair (log-likelihood, count).
+            and each metric's value, a number or a pair (log-likelihood, count). The numbers of all tasks are in
+            ``values.safetensors`` beside them.
         answers_dir: the folder of the cache of log-likelihoods, which are saved as they come. What is there is not
             scored again, from an interrupted evaluation or from one with a smaller limit; see
             `hfpatch.evaluation.cache`.
@@ -93,6 +94,8 @@ def evaluate(
                 scorer.reused = 0
                 scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
                 results[name] = _score(scorer, name, task, settings.limit, records_dir, clusters.get(name))
+            if records_dir is not None:
+                write_values(records_dir, results)
             return results
     finally:
         model.train(training)
@@ -165,7 +168,7 @@ def _score(
         primary=primary,
         higher_is_better=bool(task.higher_is_better().get(primary.partition(",")[0], True)),
         num_fewshot=task.get_config("num_fewshot") or 0,
-        data_sha256=hashlib.sha256("\n".join(record["doc_hash"] for record in records).encode()).hexdigest(),
+        data_sha256=hash_documents(record["doc_hash"] for record in records),
         version=str(task.VERSION),
         clusters=None if groups is None else Clusters(column=str(cluster), groups=count_groups(groups)),
         reused=scorer.reused,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from hfpatch.evaluation.model import Encoded, HfpatchLM
 from hfpatch.evaluation.run import evaluate, primary_aggregations, run_task
 from hfpatch.evaluation.tasks import load_tasks
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results.records import read_lines
 from hfpatch.results.schema import TaskResult
 
 _SAMPLE_TOKENS = {"cpu": 1 << 14}  # of the base's sample of each task
@@ -159,8 +159,7 @@ def base_spread(
         one = settings.model_copy(update={"tasks": (name,), "limit": limit})
         with tempfile.TemporaryDirectory() as folder:
             result = evaluate(model, tokenizer, settings=one, data_dir=data_dir, records_dir=Path(folder))[name]
-            lines = (Path(folder) / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        values = [json.loads(line)[result.primary] for line in lines]
+            values = [record[result.primary] for record in read_lines(Path(folder) / f"{name}.jsonl")]
         spreads[name] = _spread(result, values, settings, data_dir)
     return spreads
 

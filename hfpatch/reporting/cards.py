@@ -35,8 +35,10 @@ def write_patch_cards(run_dir: Path, results: ComparisonResults) -> list[Path]:
                 card = patch_card(manifest["base"], manifest["adapters"], _measured(results, name, seed))
             except (HfpatchError, KeyError, TypeError):
                 continue
-            write_text(folder / "README.md", card)
-            written.append(folder / "README.md")
+            path = folder / "README.md"
+            if not path.is_file() or path.read_bytes() != card.encode("utf-8"):
+                write_text(path, card)
+            written.append(path)
     return written
 
 

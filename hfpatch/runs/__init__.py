@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hfpatch.runs.inspection import inspect
     from hfpatch.runs.models import evaluate_models
     from hfpatch.runs.pretraining import pretrain
+    from hfpatch.runs.previewing import preview
     from hfpatch.runs.progress import Progress
     from hfpatch.runs.scoring import evaluate
     from hfpatch.runs.study import pretrain_study
@@ -29,6 +30,7 @@ __all__ = [
     "inspect",
     "pretrain",
     "pretrain_study",
+    "preview",
     "tokenize",
     "train",
 ]
@@ -43,6 +45,7 @@ _HOMES = {
     "inspect": "inspection",
     "pretrain": "pretraining",
     "pretrain_study": "study",
+    "preview": "previewing",
     "tokenize": "tokens",
     "train": "training",
 }

@@ -14,6 +14,7 @@ from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunFolder
 from hfpatch.runs.growth import changes
+from hfpatch.runs.pacing import Paced
 from hfpatch.runs.plan import Plan, Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.results import collect
@@ -66,19 +67,26 @@ def compare(
         executor.connect()
         tuning, holder = Tuning(plan.tuning, plan.part), executor.holder
         with open_runs(plan, partial(set_up, recipe, tuning), resume=resume, holder=holder) as setup:
-            executor.execute(_session(plan, setup, folder, clock, progress or Progress()))
-            results = collect(setup, folder, clock, complete=True).to_json()
-            write_json(folder.results, results)
+            with Paced(lambda: _write(setup, folder, clock, complete=False)) as paced:
+                executor.execute(_session(plan, setup, paced, progress or Progress()))
+            results = _write(setup, folder, clock, complete=True)
             write_report(out)
     return results
 
 
-def _session(plan: Plan, setup: ComparisonSetup, folder: RunFolder, clock: Clock, progress: Progress) -> Session:
+def _write(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> dict[str, Any]:
+    """Write results.json, of all runs that are complete, and return its content."""
+    results = collect(setup, folder, clock, complete=complete).to_json()
+    write_json(folder.results, results)
+    return results
+
+
+def _session(plan: Plan, setup: ComparisonSetup, paced: Paced, progress: Progress) -> Session:
     """Return what an engine executes: the units of a comparison, its results written as they come."""
 
     def record(unit: Unit) -> None:
         if unit.action in ("tune", "evaluate"):
-            write_json(folder.results, collect(setup, folder, clock, complete=False).to_json())
+            paced()
 
     return Session(
         plan=plan,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -84,6 +84,19 @@ def forecast(recipe: Recipe, *, effect: float | None = None, progress: Progress 
         warnings=_warnings(asked, spreads),
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
+
+
+def measured_seconds(recipe: Recipe, units: Sequence[Unit], progress: Progress) -> list[float]:
+    """Return about how long trainings and evaluations take here, from a step and a batch of each kind of method.
+
+    Raises:
+        HfpatchError: if the recipe cannot be run.
+    """
+    setup = set_up(recipe)
+    with pinned_library(setup.matmul):
+        asked = collect_requests(setup.base.model, setup.base.tokenizer, recipe.evaluation, recipe.data_dir)
+        kinds = {kind: _measure(setup, kind, name, asked, progress) for kind, name in _largest(setup).items()}
+    return [_work_of(setup, unit, kinds, asked).seconds for unit in units]
 
 
 def _kind(method: Method) -> str:
@@ -224,22 +237,32 @@ def _work(
     """Return what all units of each action take together."""
     found: dict[str, Work] = {}
     for unit in units:
-        if unit.action == "check_baseline":
-            continue
-        kind, before = kinds[_kind(setup.methods[unit.run.variant])], found.get(unit.action, Work())
-        if unit.action == "evaluate":
-            added = {
-                "requests": sum(len(each.encoded) for each in asked.values()),
-                "tokens": sum(each.tokens for each in asked.values()),
-                "seconds": sum(kind.evaluation_s.values()),
-            }
-        else:
-            steps = _steps(setup.recipe, unit)
-            added = {"steps": steps, "tokens": steps * setup.recipe.training.batch_size * setup.blocks.block_size}
-            added["seconds"] = (kind.step_s or 0.0) * (steps + _held_out_steps(setup, unit, steps))
-        together = {name: getattr(before, name) + value for name, value in added.items()}
-        found[unit.action] = before.model_copy(update={"units": before.units + 1, **together})
+        if unit.action != "check_baseline":
+            before, added = found.get(unit.action, Work()), _work_of(setup, unit, kinds, asked)
+            together = {name: getattr(before, name) + getattr(added, name) for name in type(added).model_fields}
+            found[unit.action] = Work(**together)
     return found
+
+
+def _work_of(
+    setup: ComparisonSetup, unit: Unit, kinds: Mapping[str, MeasuredKind], asked: Mapping[str, TaskRequests]
+) -> Work:
+    """Return what one unit takes, which trains or evaluates something."""
+    kind = kinds[_kind(setup.methods[unit.run.variant])]
+    if unit.action == "evaluate":
+        return Work(
+            units=1,
+            requests=sum(len(each.encoded) for each in asked.values()),
+            tokens=sum(each.tokens for each in asked.values()),
+            seconds=sum(kind.evaluation_s.values()),
+        )
+    steps = _steps(setup.recipe, unit)
+    return Work(
+        units=1,
+        steps=steps,
+        tokens=steps * setup.recipe.training.batch_size * setup.blocks.block_size,
+        seconds=(kind.step_s or 0.0) * (steps + _held_out_steps(setup, unit, steps)),
+    )
 
 
 def _steps(recipe: Recipe, unit: Unit) -> int:

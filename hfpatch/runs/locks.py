@@ -133,7 +133,8 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
             return path
         except FileExistsError:
             other = _read(path)
-            if other is not None and other.get("token") == _lender(holder).get("token"):
+            lender = _lender(holder)
+            if other is not None and lender and other.get("token") == lender["token"]:
                 _replace(path, holder)
                 return path
         except FileNotFoundError:
@@ -142,7 +143,7 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
             raise HfpatchError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error
         if other is not None and _is_gone(path, other):
             _remove_stale(path, other)
-        elif other is not None and time.monotonic() >= deadline and not _has_ended(_lender(other)):
+        elif other is not None and time.monotonic() >= deadline and not has_ended(_lender(other)):
             what, who = _locked(path), _describe(other)
             raise HfpatchError(f"{what} is in use by {who}; wait for it or end it, or choose another --out")
         elif other is not None:
@@ -193,7 +194,7 @@ def _release(path: Path, holder: Holder) -> None:
     with suppress(OSError):
         if (_read(path) or {}).get("token") == holder["token"]:
             lender = _lender(holder)
-            if lender and not _has_ended(lender):
+            if lender and not has_ended(lender):
                 _replace(path, lender)
             else:
                 path.unlink()
@@ -242,8 +243,8 @@ def _remove_stale(path: Path, holder: Holder) -> None:
 def _is_gone(path: Path, holder: Holder) -> bool:
     """Return whether the holder of a lock has ended without releasing it."""
     if _is_here(holder):
-        return _has_ended(holder)
-    limit = ORPHAN_S if _has_ended(_lender(holder)) else STALE_S if holder else UNREADABLE_S
+        return has_ended(holder)
+    limit = ORPHAN_S if has_ended(_lender(holder)) else STALE_S if holder else UNREADABLE_S
     probe = path.with_name(f".{uuid.uuid4().hex}")
     try:
         probe.touch()  # the file system's clock may differ from this machine's
@@ -259,7 +260,7 @@ def _is_here(holder: Holder) -> bool:
     return _machine() is not None and holder.get("machine") == _machine()
 
 
-def _has_ended(holder: Holder) -> bool:
+def has_ended(holder: Holder) -> bool:
     """Return whether a holder is known to have ended, which only a process of the same machine can know."""
     return _is_here(holder) and _birth(holder.get("pid")) != holder.get("born")
 

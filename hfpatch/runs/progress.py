@@ -9,10 +9,22 @@ class Progress:
     """Callbacks for each event, which do nothing; the command line overrides them to show progress."""
 
     def opened(self, engine: str, units: int) -> None:
-        """Called when runs are about to be worked on beside each other: by what, and how many units are left."""
+        """Called when runs are about to be worked on beside each other: how, and how many units are left."""
 
     def placed(self, run: str, action: str, node: str) -> None:
         """Called when a worker begins with a unit of a run, or goes on with it."""
+
+    def left(self, run: str, units: int) -> None:
+        """Called when no worker is at a run any more: its unit is complete or failed; so many units are left of all."""
+
+    def waiting(self, reason: str) -> None:
+        """Called now and then while nothing can be worked on."""
+
+    def lost(self, run: str, reason: str) -> None:
+        """Called when the worker of a run ended before the unit did, which is begun again from its checkpoint."""
+
+    def failed(self, error: str) -> None:
+        """Called when a run failed and others go on; the error names it."""
 
     def started(self, run: str, steps: int) -> None:
         """Called when the training of a run starts, of so many steps."""
@@ -28,6 +40,3 @@ class Progress:
 
     def finished(self, run: str, summary: str) -> None:
         """Called when a run is complete."""
-
-    def failed(self, run: str, error: str) -> None:
-        """Called when a run failed and others go on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.comparison import read_match
 from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task, Tuning
 from hfpatch.results.series import mean_curve, mean_series
-from hfpatch.runs.cautions import cautions, form_of, scores_of
-from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step
-from hfpatch.runs.plan import planned_runs, references
+from hfpatch.runs.cautions import cautions, form_of
+from hfpatch.runs.folder import RunFolder, RunPaths
+from hfpatch.runs.plan import PlannedRun, planned_runs, references
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.runs.tuning import collect_tuning
 from hfpatch.support.files import read_json
@@ -31,7 +31,8 @@ from hfpatch.support.provenance import Clock, provenance
 def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> ComparisonResults:
     """Return the results of all complete runs and, where the comparison is complete, the paired tests."""
     recipe = setup.recipe.model_dump(mode="json")
-    methods = {name: _method(setup, folder, name) for name in setup.recipe.methods}
+    runs = [run for run in planned_runs(setup.recipe, folder.root) if run.result.is_file()]
+    methods = {name: _method(setup, name, runs) for name in setup.recipe.methods}
     training = setup.recipe.training
     held_out = {"held_out": setup.held_out.to_json() | _base_loss(setup, folder)} if setup.held_out else {}
     results = ComparisonResults(
@@ -58,7 +59,7 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         evaluation=recipe["evaluation"],
         tasks=_tasks(methods),
         methods=methods,
-        **(_comparisons(setup, folder) if complete else {}),
+        **(_comparisons(setup, runs, methods) if complete else {}),
         correction=CORRECTION,
     )
     warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
@@ -72,10 +73,9 @@ def _base_loss(setup: ComparisonSetup, folder: RunFolder) -> dict[str, float]:
     return {} if loss is None else {"base_loss": loss}
 
 
-def _method(setup: ComparisonSetup, folder: RunFolder, name: str) -> Method:
+def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Method:
     size, match = setup.sizes[name], setup.methods[name].match
-    planned = [run for run in planned_runs(setup.recipe, folder.root) if run.variant == name]
-    paths = {run.seed: RunPaths(run.folder) for run in planned if run.result.is_file()}
+    paths = {run.seed: RunPaths(run.folder) for run in runs if run.variant == name}
     done = {seed: read_json(path.result) for seed, path in paths.items()}
     layers = (LayerSeries.model_validate(series) for result in done.values() for series in result["layers"])
     return Method(
@@ -107,14 +107,16 @@ def _tasks(methods: Mapping[str, Method]) -> dict[str, Task]:
     return {task: Task.model_validate(score.to_json()) for task, score in scores.items()}
 
 
-def _comparisons(setup: ComparisonSetup, folder: RunFolder) -> dict[str, list[Comparison]]:
+def _comparisons(
+    setup: ComparisonSetup, runs: Sequence[PlannedRun], methods: Mapping[str, Method]
+) -> dict[str, list[Comparison]]:
     """Return the paired differences by the primary metrics, and those by the low-noise ones."""
     records: dict[str, dict[int, Path]] = {}
-    for run in planned_runs(setup.recipe, folder.root):
-        if run.result.is_file() and diverged_step(read_json(run.result)["train"]) is None:
+    for run in runs:
+        if methods[run.variant].runs[run.seed].diverged_step is None:
             records.setdefault(run.variant, {})[run.seed] = RunPaths(run.folder).evaluations
     recipe = setup.recipe
-    scores = scores_of(read_json(folder.run(recipe.baseline, 0).result))
+    scores = methods[recipe.baseline].runs[0].evaluation
     tasks = tasks_of(recipe)
     compared = {
         method: [other for other in others if other in records]

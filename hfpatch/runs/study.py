@@ -12,6 +12,7 @@ from hfpatch.reporting import write_report
 from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.locks import hold_shared
+from hfpatch.runs.pacing import Paced
 from hfpatch.runs.plan import Plan, plan_pretraining
 from hfpatch.runs.pretraining import StudySetup, complete_pretraining, set_up_pretraining, single_recipe
 from hfpatch.runs.progress import Progress
@@ -60,7 +61,8 @@ def pretrain_study(
         executor.connect()
         prepare = partial(set_up_pretraining, recipe, out)
         with open_runs(plan, prepare, resume=resume, holder=executor.holder) as setup:
-            executor.execute(_session(plan, setup, listener))
+            with Paced(lambda: _collect(setup)) as paced:
+                executor.execute(_session(plan, setup, paced, listener))
             _collect(setup)  # also what other calls completed
             if state.is_main_process and variant is None:
                 write_report(out)
@@ -69,13 +71,13 @@ def pretrain_study(
     return results
 
 
-def _session(plan: Plan, setup: StudySetup, progress: Progress) -> Session:
+def _session(plan: Plan, setup: StudySetup, paced: Paced, progress: Progress) -> Session:
     """Return what an engine executes: the runs of a study, its results written as they come."""
     return Session(
         plan=plan,
         complete=lambda unit: complete_pretraining(unit, setup, progress),
         is_due=lambda unit: not unit.is_complete(),
-        record=lambda _: _collect(setup),
+        record=lambda _: paced(),
         steps=lambda unit: single_recipe(setup.recipe, unit.run).training.steps,
         progress=progress,
     )

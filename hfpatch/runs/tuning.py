@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hfpatch.data.blocks import TokenBlocks
@@ -51,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The trials of a comparison; what they found is read from their folders each time.
+    """The trials of a comparison; what one found is read from its folder again only where that has changed.
 
     Args:
         rounds: the trials in the order in which they are decided on; none where the recipe does not tune.
@@ -60,6 +62,7 @@ class Tuning:
 
     rounds: Sequence[Round] = ()
     part: str | None = None
+    _read: dict[Path, tuple[int, Outcome]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def needs(self, run: PlannedRun) -> bool:
         """Whether a trial takes place, judged by the rounds before its own."""
@@ -68,7 +71,7 @@ class Tuning:
             needed = _is_needed(each, known)
             if run in each.runs:
                 return needed
-            known += [one for one in _outcomes(each) if needed and self.part in (None, one.run.variant)]
+            known += [one for one in self._outcomes(each) if needed and self.part in (None, one.run.variant)]
         return False
 
     def outcomes(self) -> list[Outcome]:
@@ -79,7 +82,7 @@ class Tuning:
         """
         known: list[Outcome] = []
         for each in self.rounds:
-            known += _outcomes(each) if self.part is not None or _is_needed(each, known) else []
+            known += self._outcomes(each) if self.part is not None or _is_needed(each, known) else []
         return sorted(known, key=lambda outcome: outcome.rate)
 
     def best(self, method: str) -> Outcome | None:
@@ -97,6 +100,18 @@ class Tuning:
         edges: tuple[Edge, Edge] = ("lowest", "highest")
         return next((edge for edge in edges if method in _at_edge(known, edge)), None)
 
+    def _outcomes(self, each: Round) -> list[Outcome]:
+        """Return the trials of a round that are complete."""
+        found = []
+        for run in each.runs:
+            file = RunPaths(run.folder).training
+            with suppress(FileNotFoundError):
+                changed = file.stat().st_mtime_ns
+                if self._read.get(file, (None,))[0] != changed:
+                    self._read[file] = changed, Outcome(run, read_json(file))
+                found.append(self._read[file][1])
+        return found
+
 
 def best_of(outcomes: Sequence[Outcome], method: str) -> Outcome | None:
     """Return the outcome of the lowest loss among a method's, of equal ones that of the lowest rate, or None."""
@@ -107,11 +122,6 @@ def best_of(outcomes: Sequence[Outcome], method: str) -> Outcome | None:
 def values_text(values: Values) -> str:
     """Return the values of a trial for a message: ``lr=0.001, weight_decay=0.1``."""
     return point_name(values).replace(",", ", ")
-
-
-def _outcomes(each: Round) -> list[Outcome]:
-    files = [(run, RunPaths(run.folder).training) for run in each.runs]
-    return [Outcome(run, read_json(file)) for run, file in files if file.is_file()]
 
 
 def _is_needed(each: Round, known: Sequence[Outcome]) -> bool:

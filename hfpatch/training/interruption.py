@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from types import FrameType, TracebackType
 from typing import Any
@@ -40,13 +41,19 @@ def end_with_launcher() -> None:
 
 def end_with_parent(name: str) -> None:
     """End this process by SIGTERM once the one that started it is gone; ``name`` is what messages call that."""
-    threading.Thread(target=_watch_parent, args=(os.getppid(), name), daemon=True).start()
+    parent = os.getppid()
+    end_when(lambda: os.getppid() != parent, f"{name} (process {parent})")
 
 
-def _watch_parent(parent: int, name: str) -> None:
-    while os.getppid() == parent:
+def end_when(gone: Callable[[], bool], name: str) -> None:
+    """End this process by SIGTERM once another one is ``gone``; ``name`` is what messages call that."""
+    threading.Thread(target=_watch, args=(gone, name), daemon=True).start()
+
+
+def _watch(gone: Callable[[], bool], name: str) -> None:
+    while not gone():
         time.sleep(_POLL_S)
-    print(f"hfpatch: the {name} (process {parent}) is gone, so this process ends", file=sys.stderr, flush=True)
+    print(f"hfpatch: the {name} is gone, so this process ends", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)  # the step is finished and saved, if one is under way
     time.sleep(_GRACE_S)
     os._exit(128 + signal.SIGTERM)

@@ -10,6 +10,9 @@ from accelerate import PartialState
 from hfpatch.errors import HfpatchError
 from hfpatch.training.interruption import end_with_launcher
 
+CPU_ONLY = "ACCELERATE_USE_CPU"
+"""The variable that keeps accelerate from using an accelerator."""
+
 
 def start_processes() -> PartialState:
     """Join the other processes, if the launcher started any; later calls return the same state.
@@ -44,5 +47,5 @@ def runs_on_cpu() -> bool:
 
     Without this, accelerate takes several processes on a machine without GPUs for as many runs of their own.
     """
-    cpu_only = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    cpu_only = os.environ.get(CPU_ONLY, "").lower() in ("1", "true")
     return cpu_only or torch.accelerator.current_accelerator(check_available=True) is None

@@ -22,6 +22,7 @@ from transformers import LlamaConfig, MambaConfig, ZambaConfig
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
 from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
+from hfpatch.cli.table import TableProgress
 from hfpatch.promises import PROMISES
 from hfpatch.results import load_results
 from hfpatch.runs import Progress
@@ -356,6 +357,49 @@ def test_more_runs_than_the_terminal_has_lines_scroll_away():
     assert "a: done, loss of a\nb: done, loss of b" in "\n".join(
         line.strip() for line in console.file.getvalue().splitlines()
     )
+
+
+def drive_two(progress):
+    progress.opened("2 runs at a time", 6)
+    for number, run in enumerate(("lora · seed 0", "pre · seed 0")):
+        progress.placed(run, "train", f"node{number}:7")
+        progress.started(run, 1000)
+        progress.stepped(run, StepRecord(step=30 + number, loss=2.5, lr=1e-3, tokens=4000, seconds=2.0))
+
+
+def test_runs_beside_each_other_are_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("hfpatch.cli.table.PLAIN_EVERY_S", -1.0)
+    with choose_progress(parallel=True) as progress:
+        drive_two(progress)
+        progress.lost("pre · seed 0", "BrokenProcessPool")
+        progress.left("lora · seed 0", 5)
+        progress.finished("lora · seed 0", "cloze acc 0.5")
+        progress.failed("pre · seed 0: no")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["6 units of work, 2 runs at a time", "lora · seed 0: train on node0:7"]
+    runs = "lora · seed 0 train 30 / 1,000 loss 2.5000, pre · seed 0 train 31 / 1,000 loss 2.5000"
+    assert lines[-4] == f"0 of 6 units done; at work: {runs}"
+    assert lines[-3].startswith("pre · seed 0: its worker ended (BrokenProcessPool); another one goes on")
+    assert lines[-2:] == ["lora · seed 0: done, cloze acc 0.5", "failed: pre · seed 0: no"]
+
+
+def test_runs_beside_each_other_are_one_table_in_a_terminal():
+    console = Console(file=io.StringIO(), width=100, height=7, force_terminal=True)
+    with TableProgress(console) as progress:
+        drive_two(progress)
+        progress.placed("third · seed 0", "evaluate", "node2:7")
+        progress.left("lora · seed 0", 5)
+        plain = Console(file=io.StringIO(), width=100)
+        plain.print(progress.table())
+        assert [line.split() for line in plain.file.getvalue().splitlines()] == [
+            ["run", "state", "node", "step", "loss", "tokens/s"],
+            ["pre", "·", "seed", "0", "train", "node1:7", "31", "/", "1,000", "2.5000", "2,000"],
+            ["third", "·", "seed", "0", "evaluate", "node2:7"],
+            ["1", "of", "6", "units", "done"],
+        ]
+        progress.placed("fourth · seed 0", "evaluate", "node3:7")
+        plain.print(progress.table())
+        assert "1 of the runs at work are not shown" in plain.file.getvalue()
 
 
 def test_plain_lines_tell_the_time_left(capsys, monkeypatch):

@@ -1,18 +1,28 @@
 """Engines: whoever works on which unit in whatever order, the numbers are those of one process."""
 
 import json
+import os
+import re
+import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 import hfpatch.runs.comparison
+import hfpatch.runs.study
 from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.runs import Progress, compare
+from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.runs import Progress, compare, locks, pretrain_study
+from hfpatch.runs.engines import parallel
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.support.files import read_json
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
+from hfpatch.training.records import MetricsFile
 
 ARCHITECTURE = {
     "model_type": "gpt_neox",
@@ -22,7 +32,17 @@ ARCHITECTURE = {
     "intermediate_size": 32,
     "max_position_embeddings": 64,
 }
-DIFFERENT = {"seconds", "wall_s", "tokens_per_s", "peak_memory_bytes", "mfu", "provenance", "commit", "started"}
+DIFFERENT = {
+    "seconds",
+    "wall_s",
+    "tokens_per_s",
+    "peak_memory_bytes",
+    "mfu",
+    "seconds_per_step",
+    "provenance",
+    "commit",
+    "started",
+}
 """What depends on when and where a run took place."""
 
 
@@ -48,7 +68,8 @@ def recipe(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def _no_report():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+        for module in (hfpatch.runs.comparison, hfpatch.runs.study):
+            patched.setattr(module, "write_report", lambda _: None)
         yield
 
 
@@ -88,7 +109,7 @@ def assert_equal(out: Path, other: Path) -> None:
 
 class Log(Progress):
     def __init__(self):
-        self.opened_with, self.nodes, self.done, self.errors = None, [], {}, {}
+        self.opened_with, self.nodes, self.done, self.errors = None, [], {}, []
 
     def opened(self, engine, units):
         self.opened_with = engine
@@ -99,30 +120,179 @@ class Log(Progress):
     def finished(self, run, summary):
         self.done[run] = summary
 
-    def failed(self, run, error):
-        self.errors[run] = error
+    def failed(self, error):
+        self.errors.append(error)
+
+
+class Break(Log):
+    """Puts a folder in the place of a file that one run writes, once the run folder is there."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def opened(self, engine, units):
+        super().opened(engine, units)
+        (self.folder / "metrics.jsonl").mkdir(parents=True)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(recipe, straight, tmp_path):
+    out = tmp_path / "out"
+    broken = out / "runs" / "lora" / "seed-1"
+    log = Break(broken)
+    with pytest.raises(HfpatchError) as caught:
+        compare(recipe, out, engine=EngineSettings(jobs=2), progress=log)
+    why = rf"lora · seed 1: IsADirectoryError: .*; its traceback is in {broken}/error.txt"
+    assert re.fullmatch(rf"{why} \(1 unit that need this left out\)", str(caught.value))
+    assert log.errors == [str(caught.value).partition(" (1 unit")[0]]
+    assert "Traceback" in (broken / "error.txt").read_text()
+    assert log.opened_with == "2 runs at a time, each on 1 thread of this machine"
+    assert len({node for _, _, node in log.nodes}) == 2
+    assert len(log.nodes) == len({each[:2] for each in log.nodes}) == 1 + 6 + 4 + 3
+    assert len(log.done) == 6 + 4  # trials and evaluations
+    assert not read_json(out / "results.json")["complete"]
+    shutil.rmtree(broken)
+    compare(recipe, out, resume=True)  # one process goes on where several left off
+    assert_equal(out, straight)
 
 
 @pytest.fixture(scope="module")
 def one_ray():
     """Ray on this machine, started once for all tests."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
     yield
     ray.shutdown()
 
 
+class Lose(Log):
+    """Kills the worker that is given a unit of one run, once."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run, self.reasons = run, []
+
+    def placed(self, run, action, node):
+        super().placed(run, action, node)
+        if run == self.run and not self.reasons:
+            os.kill(int(node.rpartition(":")[2]), signal.SIGKILL)
+
+    def lost(self, run, reason):
+        self.reasons.append((run, reason))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [EngineSettings(jobs=2), EngineSettings(ray="local")], ids=["jobs", "ray"])
-def test_two_workers_give_the_numbers_of_one_process(recipe, straight, tmp_path, settings, request):
-    if settings.ray:
-        request.getfixturevalue("one_ray")
-    out, log = tmp_path / "out", Log()
-    compare(recipe, out, engine=settings, progress=log)
-    assert_equal(out, straight)
-    assert log.opened_with.startswith("2 runs at a time")
-    assert len({node for _, _, node in log.nodes}) == 2
-    trained = [(run, action) for run, action, _ in log.nodes]
-    assert len(trained) == len(set(trained)) == 1 + 6 + 4 + 4
-    assert len(log.done) == 6 + 5
+@pytest.mark.usefixtures("one_ray")
+def test_two_workers_of_ray_give_the_numbers_of_one_process_though_one_is_killed(recipe, straight, tmp_path):
+    log = Lose("pre · seed 0")
+    compare(recipe, tmp_path / "out", engine=EngineSettings(ray="local"), progress=log)
+    assert_equal(tmp_path / "out", straight)
+    assert log.opened_with == "2 runs at a time on this machine, each on 1 CPU cores, by Ray"
+    ((run, reason),) = log.reasons
+    assert (run, reason.partition(":")[0]) == ("pre · seed 0", "ActorDiedError")
+    places = [node for name, action, node in log.nodes if (name, action) == ("pre · seed 0", "train")]
+    assert len(set(places)) == 2
+    assert not (tmp_path / "out" / ".locks").exists()
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32, "biases": False}
+
+
+@pytest.fixture(scope="module")
+def study(recipe):
+    return StudyRecipe.model_validate(
+        {
+            "name": "small",
+            "architecture": GPT2,
+            "tokenizer": {"path": recipe.model.name},
+            "data": {"source": "tinyworld/base", "max_documents": 40, "block_size": 32, "held_out": 5},
+            "training": {"steps": 150, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 10},
+            "baseline": "one",
+            "variants": {"one": {}, "two": {}},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def straight_study(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("study") / "out"
+    pretrain_study(study, out)
+    return out
+
+
+@pytest.fixture
+def look_often(monkeypatch):
+    monkeypatch.setattr(parallel, "POLL_S", 0.02)
+
+
+@pytest.mark.slow
+def test_a_run_shared_by_two_processes_that_cut_the_model(study, tmp_path):
+    short = study.training.model_copy(update={"steps": 4, "lr": 1e-4})
+    one = study.model_copy(update={"training": short, "variants": {"one": study.variants["one"]}})
+    config = Path(__file__).parents[2] / "docs" / "accelerate" / "fsdp2-cpu.yaml"
+    pretrain_study(one, tmp_path / "straight")
+    settings = EngineSettings(jobs=1, processes_per_run=2, launch_config=str(config))
+    pretrain_study(one, tmp_path / "out", engine=settings)
+    losses = [
+        [record.loss for record in MetricsFile(tmp_path / out / "runs/one/seed-0/metrics.jsonl").read()[1:]]
+        for out in ("straight", "out")
+    ]
+    assert len(losses[1]) == 4
+    assert losses[0] != losses[1]  # other sums: it was shared
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert not (tmp_path / "out" / ".locks").exists()
+
+
+class Tell(Log):
+    """Kills the worker of a run after one step, and writes down where the next one is after another."""
+
+    def __init__(self, file, kill_after, tell_after):
+        super().__init__()
+        self.file, self.kill_after, self.tell_after = file, kill_after, tell_after
+
+    def stepped(self, run, record):
+        worker = int(self.nodes[-1][2].rpartition(":")[2])
+        if self.kill_after and record.step > self.kill_after:
+            self.kill_after = None
+            os.kill(worker, signal.SIGKILL)
+        elif self.kill_after is None and record.step > self.tell_after:
+            self.file.write_text(str(worker))
+
+
+def interrupted(study, out, number, kill_after, tell_after) -> None:
+    """Run a study by one worker, and send the driver a signal after some steps, which must end both within seconds."""
+    told = out.with_suffix(f".{number}")
+    driver = os.fork()
+    if driver == 0:
+        try:
+            log = Tell(told, kill_after, tell_after)
+            pretrain_study(study, out, resume=True, engine=EngineSettings(jobs=1), progress=log)
+        finally:
+            os._exit(3)
+    deadline = time.monotonic() + 120
+    while not (told.exists() and told.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    worker = int(told.read_text())
+    os.kill(driver, number)
+    begin = time.monotonic()
+    os.waitpid(driver, 0)
+    while locks._birth(worker) is not None and time.monotonic() < begin + 20:
+        time.sleep(0.05)
+    assert locks._birth(worker) is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("look_often")
+def test_a_run_goes_on_from_its_checkpoint_whoever_ends(study, straight_study, tmp_path):
+    out = tmp_path / "out"
+    run = out / "runs" / "one" / "seed-0"
+    interrupted(study, out, signal.SIGINT, kill_after=20, tell_after=40)
+    last = MetricsFile(run / "metrics.jsonl").last().step
+    assert 40 < last < 150
+    assert max(int(path.name[5:]) for path in (run / "checkpoints").iterdir()) == last  # saved where it was stopped
     assert not (out / ".locks").exists()
+    interrupted(study, out, signal.SIGKILL, kill_after=None, tell_after=last)
+    assert (out / ".locks" / "one@seed-0").exists()
+    pretrain_study(study, out, resume=True)
+    assert_equal(out, straight_study)

@@ -13,7 +13,7 @@ import pytest
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs import locks
-from hfpatch.runs.locks import FOLDER, STALE_S, UNREADABLE_S, hold, run_lock
+from hfpatch.runs.locks import FOLDER, ORPHAN_S, STALE_S, UNREADABLE_S, hold, new_holder, run_lock, take_back
 
 LOCK = "lora@seed-0"
 HOLDER = """
@@ -158,6 +158,50 @@ def test_a_lock_is_renewed_and_whoever_lost_his_ends(tmp_path, monkeypatch, caps
         lose(path)
     assert "seed-0 was taken over by process 1 on node7 since then (hfpatch)" in capsys.readouterr().err
     assert json.loads(path.read_text())["token"] == "theirs"
+
+
+def tokens(out):
+    return {path.name: json.loads(path.read_text()).get("token") for path in (out / FOLDER).iterdir()}
+
+
+def test_a_worker_borrows_a_lock_and_gives_it_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "RENEW_S", 0.02)
+    driver = new_holder()
+    with hold(tmp_path, [LOCK, "skip@seed-0"], own=driver):
+        with hold(tmp_path, [LOCK], lender=driver):
+            assert tokens(tmp_path)["skip@seed-0"] == driver["token"] != tokens(tmp_path)[LOCK]
+            time.sleep(0.2)  # the driver looks at its locks, and is not interrupted
+            assert "in use by process" in refused(tmp_path, LOCK)
+            with pytest.raises(HfpatchError, match="in use by"), hold(tmp_path, [LOCK], lender=driver):
+                pass  # one worker at a time
+        assert tokens(tmp_path) == dict.fromkeys([LOCK, "skip@seed-0"], driver["token"])
+        dead = {**ELSEWHERE, "token": "dead", "lender": driver}
+        (tmp_path / FOLDER / LOCK).write_text(json.dumps(dead))
+        take_back(tmp_path, "skip@seed-0", driver)  # is not lent
+        take_back(tmp_path, LOCK, driver)
+        assert tokens(tmp_path) == dict.fromkeys([LOCK, "skip@seed-0"], driver["token"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_worker_of_a_driver_that_is_gone_is_waited_for(tmp_path):
+    gone = {**HERE, "born": "2", "token": "driver"}
+    put(tmp_path, ORPHAN_S - 20, {**ELSEWHERE, "token": "worker", "lender": gone})
+    path = tmp_path / FOLDER / LOCK
+    late = threading.Timer(0.3, path.unlink)
+    late.start()
+    begin = time.monotonic()
+    with hold(tmp_path, [LOCK]):
+        assert time.monotonic() - begin > 0.2
+    put(tmp_path, ORPHAN_S + 20, {**ELSEWHERE, "token": "worker", "lender": gone})
+    with hold(tmp_path, [LOCK]):
+        pass  # it is not renewed any more, on whatever machine it was
+
+
+def test_a_worker_whose_driver_is_gone_leaves_no_lock(tmp_path):
+    driver = new_holder()
+    with hold(tmp_path, [LOCK], lender={**driver, "born": "2"}):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_whoever_waits_goes_on_when_the_lock_is_released(tmp_path):

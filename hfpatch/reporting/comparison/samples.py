@@ -10,10 +10,15 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from math import isnan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hfpatch.results.folder import printable
+from hfpatch.results.records import Array, TaskValues, read_values
 from hfpatch.results.schema import ComparisonResults
 
 Record = Mapping[str, Any]
@@ -84,26 +89,81 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
     others = [name for name in results.methods if name != results.baseline]
     limit = max(_FEWEST, min(_MOST, _LISTED // max(1, len(others) * len(results.tasks))))
     sides: list[Sides] = []
-    documents: dict[str, dict[str, dict[str, str]]] = {}
     missing: list[str] = []
     runs = run_dir / "runs"
     names = [path for path in sorted(runs.iterdir()) if path.is_dir()] if runs.is_dir() else []
     folders = {path.name: sorted(path.glob("seed-*/evaluations")) for path in names}
+    bases: dict[str, _Run] = {}
     for task in results.tasks if results.baseline is not None and folders else ():
-        base = next((read for path in folders.get(results.baseline or "", []) if (read := _read(path, task))), None)
+        known = (_Run(path) for path in folders.get(results.baseline or "", []))
+        base = next((run for run in known if run.records(task)), None)
         if base is None:
             missing.append(f"{task}: no record of the baseline's documents, so none that changed sides can be shown.")
-            continue
-        scored = (run.evaluation.get(task) for method in results.methods.values() for run in method.runs.values())
-        metrics = {name for score in scored if score is not None for name in score.metrics}
-        for method in others:
-            found = _sides(method, task, results, base, [_read(path, task) for path in folders.get(method, [])], limit)
-            if found is not None:
-                sides.append(found)
-                shown = documents.setdefault(task, {})
-                for change in found.changes:
-                    shown.setdefault(change.document, _fields(base[change.document], metrics))
-    return Samples(tuple(sides), documents, tuple(missing))
+        else:
+            bases[task] = base
+    for method in others:
+        own = [_Run(path) for path in folders.get(method, [])]
+        found = (_sides(method, task, results, base, own, limit) for task, base in bases.items())
+        sides += [each for each in found if each is not None]
+    sides.sort(key=lambda each: list(bases).index(each.task))
+    return Samples(tuple(sides), _documents(sides, results, bases), tuple(missing))
+
+
+def _documents(
+    sides: Sequence[Sides], results: ComparisonResults, bases: Mapping[str, _Run]
+) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the fields of every document that is listed, by task and key."""
+    scored = [
+        score for method in results.methods.values() for run in method.runs.values() for score in [run.evaluation]
+    ]
+    metrics = {task: {name for each in scored if task in each for name in each[task].metrics} for task in bases}
+    documents: dict[str, dict[str, dict[str, str]]] = {}
+    for side in sides:
+        shown, base = documents.setdefault(side.task, {}), bases[side.task].records(side.task) or {}
+        for key in (change.document for change in side.changes):
+            if key not in shown:
+                shown[key] = _fields(base[key], metrics[side.task])
+    return documents
+
+
+class _Run:
+    """The records of one run, as they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._records: dict[str, dict[str, Record] | None] = {}
+
+    @cached_property
+    def values(self) -> dict[str, TaskValues]:
+        """The numbers of its tasks, of those where they are known without reading the records."""
+        return read_values(self._folder)
+
+    def records(self, task: str) -> dict[str, Record] | None:
+        """Return a task's records by document, None where there are none."""
+        if task not in self._records:
+            self._records[task] = _read(self._folder, task)
+        return self._records[task]
+
+
+def _table(task: str, metric: str, base: _Run, runs: Sequence[_Run]) -> tuple[int, dict[str, list[float]]]:
+    """Return how many runs there are, and by document the base's value and that of each run; all of them have it."""
+    every, keys = [each.values.get(task) for each in (base, *runs)], base.records(task) or {}
+    arrays = [each.metrics[metric] for each in every if each is not None and metric in each.metrics]
+    documents = {each.documents for each in every if each is not None}
+    if len(arrays) == len(every) and len(documents) == 1 and len(arrays[0]) == len(keys):
+        table = np.stack([_units(values) for values in arrays], axis=1)
+        return len(runs), {k: row for k, row in zip(keys, table.tolist(), strict=True) if not any(map(isnan, row))}
+    records = [known for run in runs if (known := run.records(task))]
+    common = [key for key in keys if records and all(key in known for known in records)]
+    values = {key: [_value(known[key], metric) for known in (keys, *records)] for key in common}
+    return len(records), {key: [v for v in row if v is not None] for key, row in values.items() if None not in row}
+
+
+def _units(values: Array) -> Array:
+    """Return each document's value; of pairs the first a unit, NaN where there is none."""
+    if values.ndim == 1:
+        return values
+    return np.divide(values[:, 0], values[:, 1], out=np.full(len(values), np.nan), where=values[:, 1] != 0)
 
 
 def _read(folder: Path, task: str) -> dict[str, Record] | None:
@@ -127,27 +187,23 @@ def _sides(
     method: str,
     task: str,
     results: ComparisonResults,
-    base: Mapping[str, Record],
-    runs: Sequence[Mapping[str, Record] | None],
+    base: _Run,
+    runs: Sequence[_Run],
     limit: int,
 ) -> Sides | None:
-    metric = results.tasks[task].primary
-    seeds = [run for run in runs if run]
-    common = [key for key in base if seeds and all(key in run for run in seeds)]
-    values = {key: [_value(base[key], metric), *(_value(run[key], metric) for run in seeds)] for key in common}
-    known = {key: [v for v in found if v is not None] for key, found in values.items() if None not in found}
+    seeds, known = _table(task, results.tasks[task].primary, base, runs)
     if not known:
         return None
     binary = all(value in (0.0, 1.0) for found in known.values() for value in found)
     changes = _flips(known) if binary else _moves(known)
-    half = len(seeds) / 2
+    half = seeds / 2
     shown = changes[:limit]
     if not binary and len(changes) > limit:  # what rose most, and what fell most
         shown = [*changes[: limit // 2], *changes[-(limit // 2) :]]
     return Sides(
         method=method,
         task=task,
-        seeds=len(seeds),
+        seeds=seeds,
         documents=len(known),
         gained=sum(change.gained > half for change in changes) if binary else None,
         lost=sum(change.lost > half for change in changes) if binary else None,

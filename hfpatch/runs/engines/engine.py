@@ -55,6 +55,11 @@ class Engine(ABC):
             HfpatchError: if they are not there.
         """
 
+    @property
+    @abstractmethod
+    def at_once(self) -> int:
+        """How many runs are worked on at a time, known once it is connected."""
+
     @abstractmethod
     def execute(self, session: Session) -> None:
         """Bring every unit of a plan to its end.
@@ -76,6 +81,11 @@ class Sequential(Engine):
 
     def connect(self) -> None:
         """Do nothing."""
+
+    @property
+    def at_once(self) -> int:
+        """One."""
+        return 1
 
     def execute(self, session: Session) -> None:
         """Bring one unit after the other to its end."""

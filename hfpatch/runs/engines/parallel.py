@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import time
 import warnings
+from bisect import insort
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.engine import Engine, Session
 from hfpatch.runs.engines.schedule import Schedule
+from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, to_send
 from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.locks import new_holder, take_back
 from hfpatch.runs.plan import Unit
 from hfpatch.training.interruption import SigtermWatch, Terminated
+from hfpatch.training.processes import CPU_ONLY, start_processes
 from hfpatch.training.records import MetricsFile
 
 TRIES = 3
 """How often a unit is begun whose workers end before it does."""
 GRACE_S = 8.0
 """How long workers may take to save a checkpoint when the command is interrupted."""
+SAY_WAITING_S = 60.0
+"""How often it is said that there is no worker yet."""
 POLL_S = 1.0
 """How often the steps of the runs are looked at."""
 
@@ -36,27 +45,54 @@ class Parallel(Engine):
 
     Args:
         workers: where workers come from.
-        processes: how many processes share a training.
+        settings: what was asked for.
     """
 
-    def __init__(self, workers: Workers, processes: int = 1) -> None:
-        self.workers, self.processes = workers, processes
+    def __init__(self, workers: Workers, settings: EngineSettings) -> None:
+        self.workers, self.settings = workers, settings
         self.holder = new_holder()
         self._threads: int | None = None
+        self._cpu_only: str | None = None
 
     def connect(self) -> None:
-        """Find the devices; they are left to the workers, and this process computes like one of them on the CPU."""
+        """Find the devices; they are left to the workers, and this process computes like one of them on the CPU.
+
+        Raises:
+            HfpatchError: if they are not there, or a launcher started several processes.
+        """
+        if PartialState().num_processes > 1:
+            raise HfpatchError("--jobs and --ray start processes of their own; leave out the launcher")
+        self._leave_devices()
         self.workers.connect()
         threads = self.workers.threads()
         if threads is not None:
             self._threads = torch.get_num_threads()
             torch.set_num_threads(threads)
 
+    @property
+    def at_once(self) -> int:
+        """As many as there is room for."""
+        return self.workers.room()
+
+    def _leave_devices(self) -> None:
+        """Take no memory on a GPU, where workers may be about to use all of it."""
+        if PartialState().device.type != "cpu":
+            os.environ[CPU_ONLY] = self._cpu_only = "true"
+            PartialState._reset_state()
+            start_processes()
+
     def execute(self, session: Session) -> None:
         """Bring every unit to its end, or to where it or one that it needs fails."""
         plan: Any = session.plan
         job = Job(
-            plan.recipe, plan.out.absolute(), plan.part, self.holder or {}, self.workers.threads(), self.processes
+            recipe=plan.recipe,
+            out=plan.out.absolute(),
+            part=plan.part,
+            holder=self.holder or {},
+            folder=Path.cwd(),
+            threads=self.workers.threads(),
+            processes=self.settings.processes,
+            launch_config=self.settings.launch_config,
         )
         self.workers.check(job)
         _Dispatch(session, self.workers, job).run()
@@ -64,6 +100,9 @@ class Parallel(Engine):
     def close(self) -> None:
         """Give back what `connect` took."""
         self.workers.close()
+        if self._cpu_only is not None:
+            os.environ.pop(CPU_ONLY)
+            PartialState._reset_state()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
 
@@ -94,6 +133,7 @@ class _Dispatch:
         self.dropped = 0
         self.said: set[str] = set()
         self.seen: dict[int, int] = {}
+        self.waiting_since = time.monotonic()
 
     def run(self) -> None:
         """Execute all units that can be.
@@ -123,7 +163,7 @@ class _Dispatch:
         while (unit := self.schedule.take()) is not None:
             try:
                 if self.session.is_due(unit):
-                    self.queue.append(unit)
+                    insort(self.queue, unit, key=self.schedule.place)
                     continue
                 self.session.complete(unit)
             except HfpatchError as error:
@@ -157,6 +197,11 @@ class _Dispatch:
         for seat in busy:
             if seat.future in done:
                 self._take_note(seat)
+        if any(seat.started for seat in self.seats):
+            self.waiting_since = time.monotonic()
+        elif time.monotonic() - self.waiting_since > SAY_WAITING_S:
+            self.waiting_since = time.monotonic()
+            self.session.progress.waiting("no machine has free devices for a run yet")
 
     def _take_note(self, seat: _Seat) -> None:
         """Note what became of a start or of a unit."""
@@ -175,9 +220,9 @@ class _Dispatch:
             if text not in self.said:
                 self.said.add(text)
                 warnings.warn(text, stacklevel=2)
-        if outcome.ended:
+        if outcome.ended is not None:
             seat.unit = unit
-            self._replace(seat, "ended by SIGTERM")
+            self._replace(seat, outcome.ended)
         elif outcome.error is not None:
             self._fail(unit, outcome.error)
         else:
@@ -186,11 +231,16 @@ class _Dispatch:
     def _complete(self, unit: Unit, outcome: Outcome) -> None:
         self.schedule.complete(unit)
         self.session.record(unit)
+        self.session.progress.left(unit.run.name, self.schedule.open)
         if outcome.summary is not None:
             self.session.progress.finished(unit.run.name, outcome.summary)
 
     def _replace(self, seat: _Seat, reason: str) -> None:
-        """Leave a worker that has ended; its unit is begun again, from its checkpoint, before all others."""
+        """Leave a worker that has ended; another one goes on with its unit from the checkpoint.
+
+        Raises:
+            HfpatchError: if workers end again and again before they have a unit.
+        """
         seat.worker.kill()
         self.seats.remove(seat)
         unit = seat.unit
@@ -203,16 +253,18 @@ class _Dispatch:
         if self.begun[id(unit)] >= TRIES:
             self._fail(unit, f"{unit.run.name}: its worker ended {TRIES} times before it did ({reason})")
         else:
-            self.queue.insert(0, unit)
+            insort(self.queue, unit, key=self.schedule.place)
+            self.session.progress.lost(unit.run.name, reason)
 
     def _fail(self, unit: Unit, message: str) -> None:
         self.failures.append(message)
         self.dropped += len(self.schedule.drop(unit))
-        self.session.progress.failed(unit.run.name, message)
+        self.session.progress.left(unit.run.name, self.schedule.open)
+        self.session.progress.failed(message)
 
     def _summary(self) -> str:
         """Return all failures in one line; the only one as it is."""
-        also = f" (and {self.dropped} that need it were left out)" if self.dropped else ""
+        also = f" ({self.dropped} unit{'s' * (self.dropped > 1)} that need this left out)" if self.dropped else ""
         if len(self.failures) == 1:
             return self.failures[0] + also
         return f"{len(self.failures)} units failed{also}: {'; '.join(self.failures)}"

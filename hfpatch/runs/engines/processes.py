@@ -16,6 +16,7 @@ from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, begin, place, work
 from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.plan import Unit
+from hfpatch.training.processes import CPU_ONLY
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -26,6 +27,7 @@ class Processes(Workers):
     def __init__(self, settings: EngineSettings) -> None:
         self.settings, self.jobs = settings, settings.jobs or 1
         self.devices: list[str] = []
+        self._environment: dict[str, str | None] = {CPU_ONLY: os.environ.get(CPU_ONLY)}
 
     def connect(self) -> None:
         """Count this machine's cores and GPUs.
@@ -54,7 +56,7 @@ class Processes(Workers):
 
     def make(self, job: Job, number: int) -> Worker:
         """Make a process with its own GPUs."""
-        environment: dict[str, str | None] = {"ACCELERATE_USE_CPU": os.environ.get("ACCELERATE_USE_CPU")}
+        environment = dict(self._environment)
         if self.devices:
             environment[VISIBLE] = ",".join(self._devices_of(number))
         return _Process(job, environment)

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from hfpatch.errors import HfpatchError
+from hfpatch.runs.engines.nodes import NodeReport, Token, check_nodes, current_versions, inspect_node, shared_token
 from hfpatch.runs.engines.processes import room_on
 from hfpatch.runs.engines.settings import LOCAL, EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, UnitWorker
@@ -20,6 +21,8 @@ from hfpatch.runs.plan import Unit
 
 CONNECT_S = 10.0
 """How long an address may take to answer."""
+START_S = 120.0
+"""How long a machine may take to start a process and report on itself."""
 STORE_BYTES = 80_000_000
 """Ray's memory for objects on this machine: units and outcomes are all that is sent."""
 _PASSED_ON = ("TRANSFORMERS_", "HF_HUB_", "DATASETS_VERBOSITY", "HF_DATASETS_", "TOKENIZERS_", "HFPATCH_MATMUL")
@@ -53,7 +56,16 @@ class RayWorkers(Workers):
         self._check_devices()
 
     def check(self, job: Job) -> None:
-        """Check that every machine has the same versions and sees the run folder."""
+        """Check that every machine has the same versions and sees the run folder.
+
+        Raises:
+            HfpatchError: naming the machine.
+        """
+        if self.settings.ray == LOCAL:
+            return
+        with shared_token(job.out) as token:
+            reports = [self._report(node, asked) for node, asked in self._ask_nodes(token)]
+            check_nodes(reports, token, current_versions())
 
     def room(self) -> int:
         """Return how many runs fit on the machines that are there now, or how many were asked for."""
@@ -98,6 +110,32 @@ class RayWorkers(Workers):
         """Return what each living machine has."""
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
+    def _ask_nodes(self, token: Token) -> list[tuple[str, Any]]:
+        """Ask every living machine for its report; return their names and what to wait for."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        inspect = self.ray.remote(inspect_node)
+        return [
+            (
+                str(node["NodeManagerHostname"]),
+                inspect.options(
+                    num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                ).remote(token),
+            )
+            for node in self.ray.nodes()
+            if node["Alive"]
+        ]
+
+    def _report(self, node: str, asked: Any) -> NodeReport:
+        try:
+            report: NodeReport = self.ray.get(asked, timeout=START_S)
+        except Exception as error:  # whatever Ray raises where a process cannot start or import hfpatch
+            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            raise HfpatchError(
+                f"{node}: hfpatch cannot be started there ({reason}); install the same on all machines"
+            ) from error
+        return report
+
     def _fits(self, node: dict[str, float]) -> int:
         by_cpus = int(node.get("CPU", 0) // self.cpus)
         return min(by_cpus, room_on(int(node.get("GPU", 0)), self.gpus)) if self.gpus else by_cpus
@@ -110,6 +148,11 @@ class RayWorkers(Workers):
                     f"--{name}-per-run {asked:g}: no machine of the cluster has so many (the most is {most:g}); ask "
                     "for fewer, or start a machine that has them"
                 )
+        if not any(self._fits(node) for node in self._nodes()):
+            raise HfpatchError(
+                f"--cpus-per-run {self.cpus} with --gpus-per-run {self.gpus:g}: no machine of the cluster has both; "
+                "ask for fewer"
+            )
 
 
 class _Actor(Worker):
@@ -144,7 +187,7 @@ class _Actor(Worker):
 
 
 def _import_ray() -> ModuleType:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a run without GPUs sees none
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # a run without GPUs sees none
     try:
         import ray
     except ImportError as error:

@@ -16,13 +16,12 @@ class Schedule:
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = units
-        place = {id(unit): number for number, unit in enumerate(units)}
+        self._place = {id(unit): number for number, unit in enumerate(units)}
         self._needed_by: list[list[int]] = [[] for _ in units]
         self._left = [len(unit.needs) for unit in units]
         for number, unit in enumerate(units):
             for needed in unit.needs:
-                self._needed_by[place[id(needed)]].append(number)
-        self._place = place
+                self._needed_by[self.place(needed)].append(number)
         self._ready = [number for number, left in enumerate(self._left) if not left]
         self._open = len(units)
 
@@ -30,6 +29,10 @@ class Schedule:
     def open(self) -> int:
         """How many units are neither complete nor dropped."""
         return self._open
+
+    def place(self, unit: Unit) -> int:
+        """Return a unit's place in the plan."""
+        return self._place[id(unit)]
 
     def take(self) -> Unit | None:
         """Return the first unit that is ready and was not returned yet, or None."""
@@ -42,7 +45,7 @@ class Schedule:
     def complete(self, unit: Unit) -> None:
         """Note that a unit is complete; units that needed it alone become ready."""
         self._open -= 1
-        for number in self._needed_by[self._place[id(unit)]]:
+        for number in self._needed_by[self.place(unit)]:
             self._left[number] -= 1
             if not self._left[number]:
                 self._ready.append(number)
@@ -50,7 +53,7 @@ class Schedule:
     def drop(self, unit: Unit) -> list[Unit]:
         """Note that a unit cannot be completed; return the units that thereby cannot either, directly or not."""
         dropped: dict[int, None] = {}
-        reached = [self._place[id(unit)]]
+        reached = [self.place(unit)]
         while reached:
             for number in self._needed_by[reached.pop()]:
                 if number not in dropped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hfpatch.errors import HfpatchError
@@ -24,6 +25,7 @@ class EngineSettings:
         gpus_per_run: GPUs of a run, fractions allowed; None is one each where there are any.
         cpus_per_run: CPU cores, and torch's threads, of a run; None is its share of this machine, with Ray one.
         processes_per_run: processes that share a training; None is one for each GPU of the run.
+        launch_config: accelerate's configuration file for these processes; None is plain data parallelism.
     """
 
     jobs: int | None = None
@@ -31,6 +33,7 @@ class EngineSettings:
     gpus_per_run: float | None = None
     cpus_per_run: int | None = None
     processes_per_run: int | None = None
+    launch_config: str | None = None
 
     def __post_init__(self) -> None:
         self._check_positive()
@@ -42,6 +45,10 @@ class EngineSettings:
                 f"--processes-per-run {self.processes_per_run}: a run has one process for each of its GPUs "
                 f"(--gpus-per-run {gpus:g}); leave the option out"
             )
+        if self.launch_config is not None and self.processes == 1:
+            raise HfpatchError("--accelerate-config: a training of one process has none; add --gpus-per-run 2 or more")
+        if self.launch_config is not None and not Path(self.launch_config).is_file():
+            raise HfpatchError(f"--accelerate-config {self.launch_config}: there is no such file")
         each = (self.gpus_per_run, self.cpus_per_run, self.processes_per_run)
         if self.is_sequential and each != (None, None, None):
             raise HfpatchError("options for each run go with --jobs N or --ray; add one of them")
@@ -73,12 +80,12 @@ def make_engine(settings: EngineSettings) -> Engine:
         from hfpatch.runs.engines.parallel import Parallel
         from hfpatch.runs.engines.ray import RayWorkers
 
-        return Parallel(RayWorkers(settings), settings.processes)
+        return Parallel(RayWorkers(settings), settings)
     if settings.jobs is not None:
         from hfpatch.runs.engines.parallel import Parallel
         from hfpatch.runs.engines.processes import Processes
 
-        return Parallel(Processes(settings), settings.processes)
+        return Parallel(Processes(settings), settings)
     from hfpatch.runs.engines.engine import Sequential
 
     return Sequential()

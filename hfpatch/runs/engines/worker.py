@@ -11,7 +11,7 @@ import socket
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs.engines.engine import error_file
+from hfpatch.runs.engines.launching import launch
 from hfpatch.runs.locks import Holder, hold
 from hfpatch.runs.plan import Unit, plan_comparison, plan_pretraining
 
@@ -40,6 +41,7 @@ class Job:
         folder: where the command was given, which relative paths in the recipe start from.
         threads: torch's threads for CPU work; None leaves them.
         processes: how many processes share a training.
+        launch_config: accelerate's configuration file for them, None for plain data parallelism.
     """
 
     recipe: Recipe | StudyRecipe
@@ -49,6 +51,7 @@ class Job:
     folder: Path
     threads: int | None = None
     processes: int = 1
+    launch_config: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,13 @@ class Outcome:
 
     Attributes:
         error: why it failed; None if it is complete.
-        ended: whether the worker was asked to end by SIGTERM, so that the unit can go on elsewhere.
+        ended: why its processes ended before it did, so that it can go on elsewhere.
         summary: the run in one line, where it is complete.
         warnings: hfpatch's own.
     """
 
     error: str | None = None
-    ended: bool = False
+    ended: str | None = None
     summary: str | None = None
     warnings: tuple[str, ...] = ()
 
@@ -99,17 +102,18 @@ class UnitWorker:
         """Bring one unit to its end, from where another worker may have left it; no error of it is raised."""
         from hfpatch.training.interruption import Terminated
 
-        self._summary, said = None, list[str]()
+        said: list[str] = []
         try:
+            if self.job.processes > 1:
+                return launch(self.job, unit)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
-                    with hold(self.job.out, [unit.run.lock], wait_s=_LOCK_WAIT_S, lender=self.job.holder):
-                        self._bring_to_end(unit)
+                    self._bring_to_end(unit)
                 finally:
                     said = [str(each.message) for each in caught if each.filename.startswith(_PACKAGE)]
         except Terminated:
-            return Outcome(ended=True)
+            return Outcome(ended="asked to by SIGTERM")
         except HfpatchError as error:
             return Outcome(error=str(error), warnings=tuple(said))
         except Exception as error:  # whatever a method, a task or a library raises
@@ -118,9 +122,16 @@ class UnitWorker:
         return Outcome(summary=self._summary, warnings=tuple(said))
 
     def _bring_to_end(self, unit: Unit) -> None:
-        if self._complete is None:
-            self._complete = _set_up(self.job, self._finished)
-        self._complete(unit)
+        """Work on a unit under the lock on its run, which the first of several processes holds."""
+        from hfpatch.training.processes import start_processes
+
+        self._summary, state = None, start_processes()
+        lock = hold(self.job.out, [unit.run.lock], wait_s=_LOCK_WAIT_S, lender=self.job.holder)
+        with lock if state.is_main_process else nullcontext():
+            state.wait_for_everyone()
+            if self._complete is None:
+                self._complete = _set_up(self.job, self._finished)
+            self._complete(unit)
 
     def _finished(self, summary: str) -> None:
         self._summary = summary
@@ -201,8 +212,10 @@ def begin(job: Job, environment: dict[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    from hfpatch.support.quiet import quiet_libraries
     from hfpatch.training.interruption import end_with_parent
 
+    quiet_libraries()
     end_with_parent("driver")
     _worker = UnitWorker(job)
 

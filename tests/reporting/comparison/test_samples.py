@@ -1,9 +1,13 @@
 import json
 
 import pytest
+from reporting.big import write_big_run
 
+from hfpatch.reporting.comparison import samples
 from hfpatch.reporting.comparison.samples import Change, read_samples
 from hfpatch.reporting.comparison.tables import sides_table
+from hfpatch.results.folder import load_comparison
+from hfpatch.results.records import write_values
 
 
 def write(run_dir, method, seed, task, records):
@@ -85,3 +89,16 @@ def test_more_changes_than_are_listed_are_counted(run_dir, results):
     write(run_dir, "lora", 0, "tinyworld_cloze", answers(range(100), total=100))
     (sides,) = read_samples(run_dir, results).sides
     assert (len(sides.changes), sides.left_out, sides.gained) == (60, 40, 100)
+
+
+def test_samples_are_the_same_from_the_numbers_of_records_alone(tmp_path, monkeypatch):
+    folder = write_big_run(tmp_path, methods=4, tasks=2, seeds=2, documents=60, steps=0)
+    results = load_comparison(folder)
+    expected = read_samples(folder, results)
+    assert len(expected.sides) == 6
+    for records in folder.glob("runs/*/*/evaluations"):
+        write_values(records, results.tasks)
+    read = []
+    monkeypatch.setattr(samples, "_read", lambda path, task, own=samples._read: read.append(path) or own(path, task))
+    assert read_samples(folder, results) == expected
+    assert {path.parent.parent.name for path in read} == {"baseline"}

@@ -1,0 +1,76 @@
+"""Reading what runs were scored on, document by document, for comparisons of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.clusters import Groups, count_groups, grouped
+from hfpatch.evaluation.metrics import Metric
+from hfpatch.results.records import TaskValues, hash_documents, read_lines, read_values
+from hfpatch.results.schema import TaskResult
+
+
+class Reader:
+    """Reads the records of runs, each file once for all measures of a pair."""
+
+    def __init__(self) -> None:
+        self._values: dict[Path, dict[str, TaskValues]] = {}
+        self._groups: dict[tuple[str, str], Groups | None] = {}
+
+    def keep(self, runs: Sequence[Path]) -> None:
+        """Forget all other runs."""
+        self._values = {run: values for run, values in self._values.items() if run in runs}
+
+    def read_runs(self, result: TaskResult, metric: Metric, runs: Sequence[Path]) -> dict[Path, Sequence[Any]]:
+        """Return one task's values of all runs, which must have the same documents with the same weights."""
+        read = {run: self._read(run, result, metric) for run in runs}
+        first, (documents, values) = next(iter(read.items()))
+        for run, (others, found) in read.items():
+            same = others == documents and (not metric.weighted or _have_equal_weights(found, values))
+            if not same:
+                raise HfpatchError(
+                    f"{run} and {first}: {result.task} was scored on other documents; evaluate both again"
+                )
+        return {run: found for run, (_, found) in read.items()}
+
+    def _read(self, run: Path, result: TaskResult, metric: Metric) -> tuple[str, Sequence[Any]]:
+        """Return the hash of the documents and their values, as an array where the metric is a ratio of sums."""
+        if metric.aggregate is None:
+            if run not in self._values:
+                self._values[run] = read_values(run)
+            known = self._values[run].get(result.task)
+            if known is not None and result.primary in known.metrics:
+                return known.documents, known.metrics[result.primary]  # type: ignore[return-value]  # a sequence too
+        hashes, values = read_metric(run / f"{result.task}.jsonl", result.primary)
+        return hash_documents(hashes), values
+
+    def read_groups(self, run: Path, result: TaskResult) -> Groups | None:
+        """Return the group of each document, alike in all runs; None where there are no groups of several documents."""
+        if result.clusters is None:
+            return None
+        known = self._values.get(run, {}).get(result.task)
+        key = (result.task, known.documents if known is not None else str(run))
+        if key not in self._groups:
+            names = read_metric(run / f"{result.task}.jsonl", "cluster")[1]
+            groups = grouped([name if isinstance(name, str) else None for name in names])
+            self._groups[key] = groups if count_groups(groups) < len(groups) else None
+        return self._groups[key]
+
+
+def _have_equal_weights(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return np.array_equal(*(np.asarray(values, dtype=np.float64)[:, 1] for values in (one, other)))
+
+
+def read_metric(path: Path, metric: str) -> tuple[list[str], list[Any]]:
+    """Return the documents' hashes and their values of a metric; null is a value that was not finite."""
+    try:
+        rows = read_lines(path)
+        return [row["doc_hash"] for row in rows], [math.nan if row[metric] is None else row[metric] for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HfpatchError(f"{path}: not a record of {metric} ({error!r}); evaluate this run again") from error

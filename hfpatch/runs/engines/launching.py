@@ -1,0 +1,104 @@
+"""Runs that need several devices: a worker starts the processes that share a training, and waits for them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hfpatch.runs.locks import has_ended, new_holder
+from hfpatch.runs.plan import Unit
+
+if TYPE_CHECKING:
+    from hfpatch.runs.engines.worker import Job, Outcome
+
+_TASK = "task"
+_OUTCOME = "outcome-{}"
+_OUTPUT = "output.txt"
+_POLL_S = 0.2
+_MODULE = "hfpatch.runs.engines.launching"
+
+
+def launch(job: Job, unit: Unit) -> Outcome:
+    """Work on one unit in processes of its own, and return what they say of it.
+
+    A training is shared by ``job.processes``, through torchrun, or through `accelerate launch` where the job names a
+    configuration, as FSDP2 and DeepSpeed need one. An evaluation takes one process. All of them end if this one does.
+
+    Raises:
+        Terminated: if this process was asked to end; a checkpoint has been written then.
+    """
+    from hfpatch.runs.engines.worker import Outcome
+    from hfpatch.training.interruption import SigtermWatch, Terminated
+
+    processes = 1 if unit.action == "evaluate" else job.processes
+    with tempfile.TemporaryDirectory(prefix="hfpatch-") as name, SigtermWatch() as sigterm:
+        folder = Path(name)
+        (folder / _TASK).write_bytes(pickle.dumps((replace(job, processes=1), unit, new_holder())))
+        with (folder / _OUTPUT).open("wb") as output:
+            command = [*_launcher(job, processes), "-m", _MODULE, name]
+            started = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        forwarded = False
+        while (code := _wait(started)) is None:
+            if sigterm.asked and not forwarded:
+                started.terminate()  # the launcher passes it on
+                forwarded = True
+        if forwarded:
+            raise Terminated(None)
+        outcomes = [_outcome(folder / _OUTCOME.format(rank)) for rank in range(processes)]
+        known = [outcome for outcome in outcomes if outcome is not None]
+        failed = [outcome for outcome in known if outcome.error is not None]
+        if failed or (code == 0 and known):
+            return (failed or known)[0]
+        lines = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return Outcome(ended=f"its processes ended with exit code {code}: {lines[-1] if lines else 'no output'}")
+
+
+def _launcher(job: Job, processes: int) -> Sequence[str]:
+    if processes == 1:
+        return [sys.executable]
+    if job.launch_config is None:
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    chosen = ["--config_file", job.launch_config, "--num_processes", str(processes), "--main_process_port", "0"]
+    return [sys.executable, "-m", "accelerate.commands.launch", *chosen]
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(_POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _outcome(path: Path) -> Outcome | None:
+    if not path.is_file():
+        return None
+    outcome: Outcome = pickle.loads(path.read_bytes())  # written by a process of this command
+    return outcome
+
+
+def main(folder: Path) -> int:
+    """Work on a unit as one of the processes that share it."""
+    from hfpatch.runs.engines.worker import UnitWorker
+    from hfpatch.support.quiet import quiet_libraries
+    from hfpatch.training.interruption import end_when
+
+    job, unit, worker = pickle.loads((folder / _TASK).read_bytes())
+    quiet_libraries()
+    end_when(lambda: has_ended(worker), "worker")
+    outcome = UnitWorker(job).work(unit)
+    target = folder / _OUTCOME.format(os.environ.get("RANK", "0"))
+    partial = target.with_suffix(".partial")
+    partial.write_bytes(pickle.dumps(outcome))
+    partial.rename(target)
+    return int(outcome.error is not None or outcome.ended is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

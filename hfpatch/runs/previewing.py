@@ -1,0 +1,167 @@
+"""`compare --dry-run` and `pretrain --dry-run`: the units of a plan as a graph, and how long they take on N devices."""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from bisect import insort
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.recipes.tuning import trial_training
+from hfpatch.runs.engines.schedule import Schedule
+from hfpatch.runs.engines.settings import EngineSettings, make_engine
+from hfpatch.runs.folder import RunPaths, check_folder
+from hfpatch.runs.forecasting import measured_seconds
+from hfpatch.runs.plan import Plan, PlannedRun, Unit, plan_comparison, plan_pretraining
+from hfpatch.runs.progress import Progress
+from hfpatch.training.records import MetricsFile
+
+MEASURED = "one step and one batch of each kind of method, measured on this machine"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One unit of a preview.
+
+    Attributes:
+        unit: what is done.
+        needs: the places of the units that must be complete before, counted from 1.
+        seconds: how long it takes; None where nothing is known of it.
+        optional: whether it may turn out not to be needed.
+    """
+
+    unit: Unit
+    needs: tuple[int, ...]
+    seconds: float | None
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a command would do.
+
+    Attributes:
+        steps: the units, each after those that it needs.
+        devices: how many runs the engine works on at a time.
+        source: what the times are from; None where nothing is known.
+    """
+
+    steps: tuple[Step, ...]
+    devices: int
+    source: str | None
+
+    def duration(self, devices: int) -> float | None:
+        """Return the seconds that the units take on so many devices, without those that may not be needed.
+
+        They are given to devices as the engines give them to workers. None where a unit's time is not known.
+        """
+        takes = {
+            id(step.unit): 0.0 if step.unit.is_complete() or step.optional else step.seconds for step in self.steps
+        }
+        schedule, now = Schedule([step.unit for step in self.steps]), 0.0
+        queue: list[Unit] = []
+        running: list[tuple[float, int, Unit]] = []
+        while schedule.open:
+            while (unit := schedule.take()) is not None:
+                seconds = takes[id(unit)]
+                if seconds is None:
+                    return None
+                if seconds:
+                    insort(queue, unit, key=schedule.place)
+                else:
+                    schedule.complete(unit)
+            while queue and len(running) < devices:
+                unit = queue.pop(0)
+                heapq.heappush(running, (now + (takes[id(unit)] or 0.0), schedule.place(unit), unit))
+            if running:
+                now, _, unit = heapq.heappop(running)
+                schedule.complete(unit)
+        return now
+
+
+def preview(
+    recipe: Recipe | StudyRecipe,
+    out: Path,
+    *,
+    engine: EngineSettings | None = None,
+    variant: str | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Preview:
+    """Plan a comparison or a study as `compare` and `pretrain_study` do, and write nothing but caches.
+
+    The times of trainings are those of finished runs in ``out``, where there are any. What is left of a comparison is
+    measured: one step and one batch of each kind of method. Of a study nothing else is known.
+
+    Args:
+        recipe: what would be run.
+        out: the run folder.
+        engine: where the runs would take place.
+        variant: of a study, the one whose runs alone would take place.
+        resume: whether ``out`` may hold runs of this recipe.
+        progress: shown what is measured.
+
+    Raises:
+        HfpatchError: as the command itself does before it trains anything.
+    """
+    check_folder(out, recipe, resume=resume, part=variant)
+    with closing(make_engine(engine or EngineSettings())) as executor:
+        executor.connect()
+        devices = executor.at_once
+    is_study = isinstance(recipe, StudyRecipe)
+    plan = plan_pretraining(recipe, out, variant) if is_study else plan_comparison(recipe, out)
+    finished = _finished_seconds(plan)
+    seconds = [0.0 if unit.marker is None else finished.get((unit.action, unit.run.variant)) for unit in plan.units]
+    sources = [f"finished runs in {out}"] if finished else []
+    open_units = [place for place, unit in enumerate(plan.units) if not unit.is_complete() and seconds[place] is None]
+    if isinstance(recipe, Recipe) and open_units:
+        measured = measured_seconds(recipe, [plan.units[place] for place in open_units], progress or Progress())
+        for place, value in zip(open_units, measured, strict=True):
+            seconds[place] = value
+        sources.append(MEASURED)
+    return Preview(_steps(plan, seconds), devices, "; ".join(sources) or None)
+
+
+def _steps(plan: Plan, seconds: Sequence[float | None]) -> tuple[Step, ...]:
+    place = {id(unit): number for number, unit in enumerate(plan.units, start=1)}
+    extensions = {run.folder for each in plan.tuning if each.edge is not None for run in each.runs}
+    return tuple(
+        Step(unit, tuple(place[id(needed)] for needed in unit.needs), value, unit.run.folder in extensions)
+        for unit, value in zip(plan.units, seconds, strict=True)
+    )
+
+
+def _finished_seconds(plan: Plan) -> dict[tuple[str, str], float]:
+    """Return how long each kind of training takes, by action and method, from the steps of finished runs.
+
+    A trial of tuning and a final run of one method take the same time a step.
+    """
+    of_step: dict[str, list[float]] = {}
+    for unit in plan.units:
+        if unit.action != "evaluate" and unit.is_complete():
+            records = MetricsFile(RunPaths(unit.run.folder).metrics).read()
+            of_step.setdefault(unit.run.variant, []).extend(record.seconds for record in records if record.step)
+    medians = {variant: statistics.median(found) for variant, found in of_step.items() if found}
+    trained = [unit for unit in plan.units if unit.action in ("tune", "train", "pretrain")]
+    return {
+        (unit.action, unit.run.variant): medians[unit.run.variant] * _count_steps(plan, unit.action, unit.run)
+        for unit in trained
+        if unit.run.variant in medians
+    }
+
+
+def _count_steps(plan: Plan, action: str, run: PlannedRun) -> int:
+    recipe = plan.recipe
+    if isinstance(recipe, Recipe):
+        if action == "tune" and recipe.tuning is not None:
+            return trial_training(recipe.training, recipe.tuning).steps
+        return recipe.training.steps
+    if isinstance(recipe, StudyRecipe):
+        return recipe.single(run.variant, run.point, run.seed).training.steps
+    raise HfpatchError("a single model has no graph")

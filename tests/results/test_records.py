@@ -1,0 +1,71 @@
+"""The numbers of records in one file, which comparisons and reports read in place of the records."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hfpatch.evaluation import TaskResult, compare
+from hfpatch.results import records
+from hfpatch.results.records import VALUES, hash_documents, read_values, write_values
+
+ROWS = [
+    {"doc_id": 0, "doc_hash": "a", "target": " b\u2028c", "acc": 1.0, "f1": [0, 1, 1], "word_perplexity": [-2.5, 3]},
+    {"doc_id": 1, "doc_hash": "b", "target": 2, "doc": {"x": "y"}, "acc": 0, "f1": None, "word_perplexity": [None, 4]},
+]
+
+
+def write(folder, rows=ROWS, task="quiz"):
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / f"{task}.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_numbers_and_pairs_are_kept_exactly(tmp_path):
+    rows = [{**row, "acc": value} for row, value in zip(ROWS, (0.1 + 0.2, None), strict=True)]
+    write_values(write(tmp_path, rows), ["quiz"])
+    found = read_values(tmp_path)["quiz"]
+    assert set(found.metrics) == {"acc", "word_perplexity"}  # f1 has neither numbers nor pairs
+    assert found.metrics["acc"][0] == 0.1 + 0.2
+    assert math.isnan(found.metrics["acc"][1])
+    assert np.array_equal(found.metrics["word_perplexity"], [[-2.5, 3], [math.nan, 4]], equal_nan=True)
+    assert found.documents == hash_documents(["a", "b"]) != hash_documents(["b", "a"])
+    first = (tmp_path / VALUES).read_bytes()
+    write_values(tmp_path, ["quiz"])
+    assert (tmp_path / VALUES).read_bytes() == first
+
+
+def test_records_that_changed_since_are_read_themselves(tmp_path):
+    assert read_values(tmp_path) == {}
+    write(tmp_path, task="other")
+    write_values(write(tmp_path), ["quiz", "other"])
+    write(tmp_path, ROWS[:1])
+    assert set(read_values(tmp_path)) == {"other"}
+    (tmp_path / VALUES).write_bytes(b"damaged")
+    assert read_values(tmp_path) == {}
+
+
+def test_comparisons_are_the_same_with_and_without_them(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    runs = {"baseline": {0: tmp_path / "base"}, "method": {seed: tmp_path / f"seed-{seed}" for seed in (0, 1)}}
+    for folder in (tmp_path / "base", *runs["method"].values()):
+        rows = [
+            {"doc_id": i, "doc_hash": f"h{i}", "target": "\u2028", "acc": int(rng.random() < 0.5),
+             "bits_per_byte": [-rng.random(), i % 7 + 1]}
+            for i in range(60)
+        ]  # fmt: skip
+        write(folder, rows)
+    given = {"task": "quiz", "n": 60, "metrics": {}, "stderr": {}, "num_fewshot": 0, "data_sha256": "", "version": "1"}
+    for primary in ("acc", "bits_per_byte"):
+        tasks = {"quiz": TaskResult(**given, primary=primary, higher_is_better=primary == "acc")}
+        from_records = compare(runs, tasks=tasks, references={"method": ["baseline"]})
+        for folder in (tmp_path / "base", *runs["method"].values()):
+            write_values(folder, ["quiz"])
+        with monkeypatch.context() as patched:
+            patched.setattr(records, "read_lines", lambda path: pytest.fail(f"{path} was read"))
+            patched.setattr("hfpatch.evaluation.reading.read_lines", records.read_lines)
+            assert compare(runs, tasks=tasks, references={"method": ["baseline"]}) == from_records
+        for folder in (tmp_path / "base", *runs["method"].values()):
+            (folder / VALUES).unlink()

@@ -1,0 +1,31 @@
+from contextlib import suppress
+
+from hfpatch.runs.pacing import EVERY_S, SHARE, Paced
+
+
+def test_results_are_written_at_once_then_rarely_and_before_an_error_leaves():
+    now, written = [0.0], []
+
+    def write():
+        now[0] += cost
+        written.append(now[0])
+
+    cost = 1.0
+    with suppress(KeyboardInterrupt), Paced(write, clock=lambda: now[0]) as paced:
+        paced()
+        assert written == [1.0]
+        now[0] = EVERY_S
+        paced()
+        assert len(written) == 1
+        now[0] = 1.0 + EVERY_S
+        cost = 100.0
+        paced()
+        paced()
+        assert len(written) == 2
+        now[0] = written[1] + 100.0 / SHARE - 1  # it may take a twentieth of the time
+        paced()
+        assert len(written) == 2
+        raise KeyboardInterrupt
+    assert len(written) == 3
+    paced.flush()
+    assert len(written) == 3

@@ -1,0 +1,111 @@
+"""`--dry-run`: the graph of units, and how long it takes on N devices."""
+
+import pytest
+
+from hfpatch.cli.engines import print_preview, with_address
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pretraining import StudyRecipe
+from hfpatch.runs import previewing
+from hfpatch.runs.engines.settings import EngineSettings
+from hfpatch.runs.folder import RunPaths
+from hfpatch.runs.plan import plan_pretraining
+from hfpatch.runs.previewing import preview
+
+METHODS = {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]}
+SECONDS = {"evaluate": 2.0, "tune": 3.0, "train": 10.0}
+
+
+@pytest.fixture
+def tuned():
+    return Recipe.model_validate(
+        {
+            "name": "small",
+            "model": {"name": "tinyworld/gpt-neox"},
+            "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1]},
+            "tuning": {"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1},
+            "evaluation": {"tasks": ["tinyworld_cloze"]},
+            "methods": METHODS,
+        }
+    )
+
+
+def test_the_time_on_many_devices_is_that_of_the_graph(tuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(previewing, "measured_seconds", lambda _, units, __: [SECONDS[unit.action] for unit in units])
+    found = preview(tuned, tmp_path / "out", engine=EngineSettings(jobs=2))
+    assert not (tmp_path / "out").exists()
+    assert (len(found.steps), sum(step.optional for step in found.steps), found.devices) == (2 + 4 + 4 + 8, 4, 2)
+    assert found.duration(1) == 2 + 4 * 3 + 4 * (10 + 2)
+    assert found.duration(2) == 2 + 2 * 3 + 2 * (10 + 2)
+    assert found.duration(4) == found.duration(100) == 2 + 3 + 10 + 2  # no more than four runs are beside each other
+    assert found.duration(3) == 2 + 2 * 3 + (10 + 2) + (10 + 2)  # the fourth training begins after three evaluations
+    print_preview(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["2", "check", "baseline", "baseline", "·", "seed", "0", "1"]
+    assert lines[-6].startswith("18 units, 0 of them complete, 4 of them only if tuning needs other rates")
+    assert lines[-4] == "on 2 at a time: 32 s <- as asked"
+    assert [line.split("  ")[0] for line in lines if "3-10" in line] == ["11", "13", "15", "17"]
+
+
+def test_a_study_takes_the_time_of_its_finished_runs(tmp_path, capsys):
+    study = StudyRecipe.model_validate(
+        {
+            "name": "small",
+            "architecture": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32},
+            "tokenizer": {"path": "tinyworld/gpt2"},
+            "data": {"source": "tinyworld/base", "block_size": 32, "held_out": 5},
+            "training": {"steps": 100, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2},
+            "baseline": "one",
+            "variants": {"one": {}, "two": {}},
+            "seeds": [0, 1],
+        }
+    )
+    out = tmp_path / "out"
+    found = preview(study, out)
+    assert found.duration(1) is None
+    print_preview(found)
+    assert capsys.readouterr().out.endswith("no run is finished here, so nothing is known of the time\n")
+    out.mkdir()
+    (out / "recipe.yaml").write_text(study.to_yaml())
+    for unit in plan_pretraining(study, out).units[:2]:
+        unit.run.folder.mkdir(parents=True)
+        unit.run.result.write_text("{}")
+        line = '{"step": 1, "loss": 1.0, "lr": 0.1, "tokens": 9, "seconds": 0.5}\n'
+        RunPaths(unit.run.folder).metrics.write_text(line)
+    with pytest.raises(HfpatchError, match="unfinished run"):
+        preview(study, out)
+    found = preview(study, out, resume=True)
+    assert (found.duration(1), found.duration(2)) == (100.0, 50.0)
+    assert found.source == f"finished runs in {out}"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--ray"], ["--ray", "local"]),
+        (["--ray", "training.steps=3"], ["--ray", "local", "training.steps=3"]),
+        (["r", "--ray", "--resume"], ["r", "--ray", "local", "--resume"]),
+        (["--ray", "auto", "a=b:1"], ["--ray", "auto", "a=b:1"]),
+        (["--ray", "ray://head:10001"], ["--ray", "ray://head:10001"]),
+        (["--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
+    ],
+)
+def test_ray_without_an_address_is_this_machine(words, found):
+    assert with_address(words) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"jobs": 0}, "--jobs 0: must be positive"),
+        ({"jobs": 2, "gpus_per_run": 1.5}, "more than one GPU must be a whole number"),
+        ({"gpus_per_run": 1.0}, "go with --jobs N or --ray"),
+        ({"jobs": 1, "gpus_per_run": 4.0, "processes_per_run": 2}, "one process for each of its GPUs"),
+        ({"jobs": 1, "launch_config": "no.yaml"}, "a training of one process has none"),
+        ({"jobs": 1, "processes_per_run": 2, "launch_config": "no.yaml"}, "there is no such file"),
+    ],
+)
+def test_options_that_contradict_are_one_line(options, message):
+    with pytest.raises(HfpatchError, match=message) as caught:
+        EngineSettings(**options)
+    assert "\n" not in str(caught.value)
