@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hfpatch.cli import options, planning, sharing
+from hfpatch.cli import evaluation, options, planning, sharing
 from hfpatch.cli.help import Group
 from hfpatch.cli.options import (
     AsJson,
@@ -24,7 +23,7 @@ from hfpatch.cli.options import (
     model_settings,
     with_data_dir,
 )
-from hfpatch.cli.quiet import quiet_libraries
+from hfpatch.cli.quiet import interruptible, quiet_libraries
 from hfpatch.support.lazy import collection_paused
 
 _RESUME = "the same command with --resume continues in {}"
@@ -50,6 +49,8 @@ def compare(
 ) -> None:
     """Train and evaluate every method of a recipe, then report.
 
+    On several processes, which share every training and evaluation: accelerate launch -m hfpatch compare RECIPE
+
     Example: hfpatch compare quickstart training.seeds=[0] --out runs/first
     """
     from hfpatch.recipes.comparison import load_recipe
@@ -58,13 +59,14 @@ def compare(
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
     with collection_paused():
-        from hfpatch.cli.progress import choose_progress
+        from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import compare as run_compare
 
     gc.freeze()  # collecting garbage then takes no time for what the libraries imported
-    with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
+    with interruptible(_RESUME.format(folder)), choose_progress() as progress:
         run_compare(loaded, folder, resume=resume, progress=progress)
-    _print_report(folder)
+    if is_first_process():
+        _print_report(folder)
 
 
 @app.command()
@@ -96,82 +98,10 @@ def train(
     from hfpatch.runs import train as run_train
 
     gc.freeze()
-    with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
+    with interruptible(_RESUME.format(folder)), choose_progress() as progress:
         patches = run_train(loaded, method, folder, resume=resume, progress=progress)
     if is_first_process():
         print("\n".join(f"patch: {patch}" for patch in patches))
-
-
-@app.command("eval")
-def evaluate(
-    model: options.Models,
-    tasks: options.Tasks,
-    include_path: options.IncludePath = None,
-    cluster: options.Cluster = None,
-    patch: options.Patches = None,
-    baseline: options.Baseline = False,
-    limit: options.Limit = None,
-    num_fewshot: options.NumFewshot = None,
-    max_length: options.MaxLength = None,
-    token_budget: options.TokenBudget = None,
-    batch_size: options.BatchSize = 16,
-    output: options.Output = None,
-    cache: options.Cache = True,
-    allow_unknown_base: options.AllowUnknownBase = False,
-    allow_other_base: options.AllowOtherBase = False,
-    data_dir: DataDir = None,
-    revision: options.Revision = None,
-    dtype: options.DtypeOption = "float32",
-    as_json: AsJson = False,
-) -> None:
-    """Evaluate a model, bare or with each of several patches, on lm-eval tasks; or compare several whole models.
-
-    Example: hfpatch eval --model EleutherAI/pythia-160m --tasks lambada_openai,arc_easy --limit 100
-    """
-    from hfpatch.recipes.evaluation import EvaluationSettings
-    from hfpatch.recipes.strict import validate
-
-    given = {
-        "tasks": [name.strip() for name in tasks.split(",") if name.strip()],
-        "include_path": str(include_path) if include_path else None,
-        "limit": limit,
-        "num_fewshot": num_fewshot,
-        "max_length": max_length,
-        "token_budget": token_budget,
-        "batch_size": batch_size,
-        "allow_unknown_base": allow_unknown_base,
-        "cluster": options.read_clusters(cluster),
-    }
-    settings = validate(given, EvaluationSettings, "hfpatch eval")
-    options.check_patches_go_with(model, patches=bool(patch), baseline=baseline)
-    models = options.read_models(model, revision, dtype)
-    quiet_libraries()
-    with collection_paused():
-        from hfpatch.cli.progress import choose_progress
-        from hfpatch.runs import evaluate as run_evaluate
-    gc.freeze()
-    from hfpatch.support.cache import cache_folder, is_writable
-
-    answers = cache_folder("answers")
-    kept = answers if cache and output is None and is_writable(answers, "the answers") else None
-    folder = output or kept
-    advice = f"the same command continues from what is in {folder}" if folder else "nothing is kept with --no-cache"
-    with _interruptible(advice), choose_progress() as progress:
-        common: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "output": output, "cache_dir": kept}
-        of_one: dict[str, Any] = {"patches": patch or [], "allow_other_base": allow_other_base, "baseline": baseline}
-        if len(models) > 1:
-            from hfpatch.runs import evaluate_models
-
-            found = evaluate_models(models, progress=progress, **common)
-        else:
-            found = run_evaluate(models[0], progress=progress, **of_one, **common)
-    from hfpatch.reporting.evaluation import evaluation_document
-    from hfpatch.reporting.terminal import print_document
-
-    if as_json:
-        print(json.dumps(found.to_json(), indent=2))
-    else:
-        print_document(evaluation_document(found))
 
 
 @app.command()
@@ -329,7 +259,7 @@ def pretrain(
         from hfpatch.runs import pretrain_study
 
     gc.freeze()
-    with _interruptible(_RESUME.format(folder)), choose_progress() as progress:
+    with interruptible(_RESUME.format(folder)), choose_progress() as progress:
         if isinstance(loaded, PretrainRecipe):
             step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
         else:
@@ -370,6 +300,7 @@ def tokenize(
     print(f"to train on them: {' '.join(made.overrides)}")
 
 
+app.command("eval")(evaluation.evaluate)
 app.command()(planning.plan)
 app.command()(sharing.push)
 app.command()(sharing.export)
@@ -382,18 +313,3 @@ def _print_report(folder: Path) -> None:
 
     print_document(document_of(folder))
     print(f"report: {folder / 'report.html'}")
-
-
-@contextmanager
-def _interruptible(advice: str) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into one line that says how to continue."""
-    from hfpatch.training.interruption import Terminated
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"hfpatch: interrupted; {advice}", file=sys.stderr)
-        raise typer.Exit(130) from None
-    except Terminated as end:
-        print(f"hfpatch: ended by SIGTERM after step {end.step}, which is saved; {advice}", file=sys.stderr)
-        raise
