@@ -31,6 +31,8 @@ def evaluate(
     data_dir: DataDir = None,
     revision: options.Revision = None,
     dtype: options.DtypeOption = "float32",
+    device_map: options.DeviceMap = None,
+    tp: options.TensorParallel = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model, bare or with each of several patches, on lm-eval tasks; or compare several whole models.
@@ -58,9 +60,11 @@ def evaluate(
     models = options.read_models(model, revision, dtype)
     quiet_libraries()
     with collection_paused():
-        from hfpatch.training.processes import start_ranks
+        from hfpatch.runs.placing import ranks_of
+        from hfpatch.surgery.placement import Placement
 
-        ranks = start_ranks()  # before imports that take seconds, so that mistakes show at once
+        placement = Placement(device_map, tp)
+        ranks = ranks_of(placement)  # before imports that take seconds, so that mistakes show at once
         from hfpatch.cli.progress import choose_progress
         from hfpatch.runs import evaluate as run_evaluate
     gc.freeze()
@@ -72,6 +76,7 @@ def evaluate(
     advice = f"the same command continues from what is in {folder}" if folder else "nothing is kept with --no-cache"
     with interruptible(advice), choose_progress() as progress:
         common: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "output": output, "cache_dir": kept}
+        common["placement"] = placement
         of_one: dict[str, Any] = {"patches": patch or [], "allow_other_base": allow_other_base, "baseline": baseline}
         if len(models) > 1:
             from hfpatch.runs import evaluate_models

@@ -162,6 +162,7 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
         "dtype": str(model.dtype),
         "attention": str(model.config._attn_implementation),
         "device": model.device.type,
+        "tensor_parallel": getattr(model, "tp_size", None),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "matmul": choose_library(model),
         "precision": _precision(),

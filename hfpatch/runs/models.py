@@ -24,6 +24,7 @@ from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.schema import EvaluatedVariant, EvaluationResults
 from hfpatch.runs.identity import hash_values, identify_base
+from hfpatch.runs.placing import load_placed, ranks_of
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.scoring import (
     ANSWERS,
@@ -36,8 +37,9 @@ from hfpatch.runs.scoring import (
     short_names,
 )
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.surgery.bases import Base, load_base
-from hfpatch.training.processes import start_processes, start_ranks
+from hfpatch.support.ranks import Ranks
+from hfpatch.surgery.bases import Base
+from hfpatch.surgery.placement import Placement
 
 
 def evaluate_models(
@@ -48,6 +50,7 @@ def evaluate_models(
     output: Path | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    placement: Placement | None = None,
 ) -> EvaluationResults:
     """Evaluate whole models, each with its own tokenizer, and compare every one with all before it.
 
@@ -61,6 +64,7 @@ def evaluate_models(
         output: as in `hfpatch.runs.evaluate`.
         cache_dir: likewise.
         progress: called at every task; None shows nothing.
+        placement: where the weights go; None takes one device for each process.
 
     Raises:
         HfpatchError: if a model is named twice, two are the same, a model, a task or its data cannot be loaded,
@@ -70,9 +74,10 @@ def evaluate_models(
     named = _label(models)
     identity: dict[str, Any] = identify_settings(settings)
     identity["models"] = {label: model.model_dump(mode="json") for label, model in named.items()}
-    ranks = start_ranks()
+    placement = placement or Placement()
+    ranks = ranks_of(placement)
     ranks.on_first(partial(check_output, output, identity))
-    clock, listener, memory = Clock(), progress or Progress(), _Memory()
+    clock, listener, memory = Clock(), progress or Progress(), _Memory(placement, ranks)
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before any model
     cluster_columns(tasks, settings.cluster)
     described = {label: _describe(memory.load(model), model, settings) for label, model in reversed(named.items())}
@@ -114,7 +119,8 @@ def evaluate_models(
 class _Memory:
     """Holds the model that was loaded last, and no other; callers keep none of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, placement: Placement, ranks: Ranks) -> None:
+        self._placement, self._ranks = placement, ranks
         self._settings: ModelSettings | None = None
         self._base: Base | None = None
 
@@ -125,8 +131,7 @@ class _Memory:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self._base = load_base(settings.name, revision=settings.revision, dtype=settings.dtype)
-            self._base.model.to(start_processes().device)
+            self._base = load_placed(settings, self._placement, self._ranks)
             self._settings = settings
         return self._base
 

@@ -21,11 +21,12 @@ from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.folder import flatten
+from hfpatch.runs.placing import load_placed, ranks_of
 from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, sha256_file, write_json
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.surgery.bases import Base, load_base
-from hfpatch.training.processes import start_processes, start_ranks
+from hfpatch.surgery.bases import Base
+from hfpatch.surgery.placement import Placement
 
 BASE = "base"
 IDENTITY = "evaluation.json"  # what the folder's evaluation is of, written before its first answer
@@ -45,6 +46,7 @@ def evaluate(
     output: Path | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    placement: Placement | None = None,
 ) -> EvaluationResults:
     """Evaluate a base with each of several patches on the tasks of ``settings``; the base is loaded once.
 
@@ -59,20 +61,21 @@ def evaluate(
             which the same call continues after an interruption.
         cache_dir: where answers are kept without an ``output``; None keeps none.
         progress: called at every task; None shows nothing.
+        placement: where the weights go; None takes one device for each process.
 
     Raises:
         HfpatchError: if the model, a patch, a task or its data cannot be loaded, or ``output`` has another evaluation;
             or if patches are to be compared with a base whose scores are not the published ones, or by a metric that
             allows no comparison.
     """
-    labels, ranks = _labels(patches, baseline=baseline), start_ranks()
+    labels, placement = _labels(patches, baseline=baseline), placement or Placement()
+    ranks = ranks_of(placement)
     identity = _identity(model, settings, labels)
     ranks.on_first(partial(check_output, output, identity))
     clock, listener = Clock(), progress or Progress()
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
     cluster_columns(tasks, settings.cluster)
-    base = load_base(model.name, revision=model.revision, dtype=model.dtype)
-    base.model.to(start_processes().device)
+    base = load_placed(model, placement, ranks)
     for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
         with _patched(base, folder, allow_other_base):
             pass
