@@ -23,6 +23,7 @@ from hfpatch.evaluation.generation import SharedGeneration
 from hfpatch.evaluation.scorer import Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
 from hfpatch.nn.matmul import choose_library, fast_matmul
+from hfpatch.sites import input_device
 from hfpatch.support.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class HfpatchLM(HFLM):
         super().__init__(pretrained, device=device, softmax_dtype="float32", **options)
         if self.backend != "causal":
             raise HfpatchError(f"{type(self.model).__name__} is no causal language model; hfpatch scores only those")
+        self._device = input_device(self.model)
         check_tokenizer(self.model, self.tokenizer)
         check_positions(self.model, options.get("max_length"))
         if patch is not None:
@@ -275,7 +277,7 @@ class HfpatchLM(HFLM):
                 self.score_cache.add([(cut[index], score) for index, score in valid])
             if len(valid) < len(new):
                 index = min(index for index, (value, _) in new if math.isnan(value))
-                place = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.model.device))
+                place = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.device))
                 where = f" (first in {place})" if place else ""
                 raise RequestError(
                     index,
@@ -295,7 +297,7 @@ class HfpatchLM(HFLM):
         """Return a scorer of the model as it is now, a new one after patching or unpatching."""
         modules = list(self.model.modules())
         if self._probed is None or list(map(id, self._probed[0])) != list(map(id, modules)):
-            limits = BatchLimits.for_device(self.model.device)
+            limits = BatchLimits.for_device(self.device)
             if self._token_budget is not None:
                 limits = replace(limits, tokens=self._token_budget)
             self._probed = (modules, Scorer(self.model, self.max_length, limits))

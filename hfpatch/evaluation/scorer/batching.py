@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hfpatch.evaluation.scorer.trees import Tree
+from hfpatch.sites import input_device
 
 _MOST_BATCHES = 16  # of a unit: scores have waited for long enough
 _ENOUGH_UNITS = 16  # to be shared out evenly; fewer where batches would become so small that they cost more
@@ -139,12 +140,12 @@ def model_inputs(model: Any, trees: Sequence[Tree]) -> dict[str, Tensor]:
     ids (batch, seq) and a mask (batch, 1, seq, seq) with which each token attends to its ancestors and itself. The mask
     is boolean for sdpa; eager attention adds it to its scores.
     """
-    longest = max(len(tree) for tree in trees)
-    tokens = torch.tensor([tree.tokens + [0] * (longest - len(tree)) for tree in trees], device=model.device)
+    longest, device = max(len(tree) for tree in trees), input_device(model)
+    tokens = torch.tensor([tree.tokens + [0] * (longest - len(tree)) for tree in trees], device=device)
     if all(tree.is_chain for tree in trees):
         return {"tokens": tokens}
-    positions = torch.tensor([tree.depths + [0] * (longest - len(tree)) for tree in trees], device=model.device)
-    mask = torch.from_numpy(np.stack([visible(tree, longest) for tree in trees])[:, None]).to(model.device)
+    positions = torch.tensor([tree.depths + [0] * (longest - len(tree)) for tree in trees], device=device)
+    mask = torch.from_numpy(np.stack([visible(tree, longest) for tree in trees])[:, None]).to(device)
     if model.config._attn_implementation != "sdpa":
         zeros = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
         mask = zeros.masked_fill_(~mask, torch.finfo(model.dtype).min)

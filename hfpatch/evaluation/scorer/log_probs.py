@@ -126,7 +126,7 @@ def log_probabilities(parts: Parts, features: Tensor, targets: Targets, numbers:
 
 def from_logits(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and greedy decisions from logits (n, vocabulary) in fp32, which are overwritten."""
-    rows, tokens = targets.rows, targets.tokens
+    rows, tokens = targets.rows.to(logits.device), targets.tokens.to(logits.device)  # where the head is
     top = logits.amax(dim=-1)
     wanted, highest = logits[rows, tokens], top[rows]
     greedy = _reaches(wanted, highest)

@@ -24,6 +24,7 @@ from hfpatch.evaluation.scorer.head import Parts, WholeModel, split_model
 from hfpatch.evaluation.scorer.log_probs import Pool, Score, Table, scored_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack, plain_rows
 from hfpatch.evaluation.scorer.trimming import Modules, find_trimmable, only_at
+from hfpatch.sites import input_device
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Scorer:
 
     def __init__(self, model: Any, max_length: int, limits: BatchLimits | None = None) -> None:
         self.model = model
-        self.limits = limits or BatchLimits.for_device(model.device)
+        self.limits = limits or BatchLimits.for_device(input_device(model))
         with torch.no_grad():
             probe = random_tokens(model, 1, min(_PROBE_TOKENS, max_length))
             self.parts: Parts = split_model(model)
@@ -106,7 +107,7 @@ class Scorer:
                         "use a smaller dtype, or more memory (nothing scored so far is lost)"
                     ) from error
                 logger.warning("out of memory with %s tokens at once; trying a quarter", limits.tokens)
-            if self.model.device.type == "cuda":
+            if input_device(self.model).type == "cuda":
                 torch.cuda.empty_cache()
 
     @torch.no_grad()
@@ -138,7 +139,7 @@ class Scorer:
         positions, targets = scored_positions(batch, requests)
         if len(positions) == 1:
             positions = positions.repeat(2, axis=0)
-        rows, nodes = torch.from_numpy(positions).to(self.model.device).unbind(1)
+        rows, nodes = torch.from_numpy(positions).to(inputs["tokens"].device).unbind(1)
         with only_at(modules, rows, nodes, inputs["tokens"]):
             features = self.parts.features(**inputs)
         return features[rows, nodes], targets
