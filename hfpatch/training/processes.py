@@ -47,7 +47,6 @@ def start_processes(precision: tuple[str, str] = _OF_RECIPES) -> PartialState:
         raise HfpatchError(f"the processes cannot meet at {address}: {reason}") from error
 
 
-@cache
 def start_ranks(*, split: bool = False) -> Ranks:
     """Join the other processes as the ranks of one evaluation; later calls return the same ranks.
 
@@ -57,6 +56,11 @@ def start_ranks(*, split: bool = False) -> Ranks:
     Raises:
         HfpatchError: as `start_processes`.
     """
+    return _ranks(split)
+
+
+@cache
+def _ranks(split: bool) -> Ranks:
     state = start_processes(_OF_EVAL)
     return join_ranks(state.process_index, state.num_processes, split=split)
 
