@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfpatch.cli import options
 from hfpatch.cli.options import AsJson, DataDir
 from hfpatch.cli.quiet import interruptible, quiet_libraries
 from hfpatch.support.lazy import collection_paused
+
+if TYPE_CHECKING:
+    from hfpatch.results.schema import EvaluationResults
 
 
 def evaluate(
@@ -84,8 +87,12 @@ def evaluate(
             found = evaluate_models(models, progress=progress, **common)
         else:
             found = run_evaluate(models[0], progress=progress, **of_one, **common)
-    if not ranks.is_first:
-        return
+    if ranks.is_first:
+        _print_results(found, as_json=as_json)
+
+
+def _print_results(found: EvaluationResults, *, as_json: bool) -> None:
+    """Print results as tables or as JSON."""
     from hfpatch.reporting.evaluation import evaluation_document
     from hfpatch.reporting.terminal import print_document
 

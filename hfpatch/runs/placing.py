@@ -26,8 +26,7 @@ def load_placed(model: ModelSettings, placement: Placement, ranks: Ranks) -> Bas
     Raises:
         HfpatchError: as `load_base`.
     """
-    given = {"revision": model.revision, "dtype": model.dtype}
-    base = load_base(model.name, **given, placement=placement, processes=ranks.count)
+    base = load_base(model.name, revision=model.revision, dtype=model.dtype, placement=placement, processes=ranks.count)
     if not placement.places:
         base.model.to(start_processes().device)
     return base

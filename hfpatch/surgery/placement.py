@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from hfpatch.errors import HfpatchError
@@ -63,12 +64,9 @@ class Placement:
         """
         if not self.tp:
             return {} if self.device_map is None else {"device_map": self.device_map}
-        import transformers
-
-        if tuple(map(int, transformers.__version__.split(".")[:2])) < _OLDEST:
-            raise HfpatchError(
-                f"--tp: needs transformers {'.'.join(map(str, _OLDEST))}, this is {transformers.__version__}"
-            )
+        installed, oldest = version("transformers"), ".".join(map(str, _OLDEST))
+        if tuple(map(int, installed.split(".")[:2])) < _OLDEST:
+            raise HfpatchError(f"--tp: needs transformers {oldest}, this is {installed}")
         text = config.get_text_config()
         if not getattr(text, "base_model_tp_plan", None):
             raise HfpatchError(
