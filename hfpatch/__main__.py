@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from hfpatch.errors import HfpatchError
+from hfpatch.support.ranks import may_speak
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="hfpatch")
     except HfpatchError as error:
-        message = " ".join(str(error).split())
-        print(f"hfpatch: error: {message}", file=sys.stderr)
+        if may_speak():  # where there are several processes, one of them
+            print(f"hfpatch: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 2
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

@@ -7,11 +7,11 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hfpatch.cli import engines, options, planning, pretraining, sharing
+from hfpatch.cli import engines, evaluation, options, planning, pretraining, sharing
 from hfpatch.cli.help import Group
 from hfpatch.cli.options import (
     AsJson,
@@ -55,6 +55,8 @@ def compare(
 ) -> None:
     """Train and evaluate every method of a recipe, then report.
 
+    On several processes, which share every training and evaluation: accelerate launch -m hfpatch compare RECIPE
+
     Example: hfpatch compare quickstart training.seeds=[0] --out runs/first
     """
     from hfpatch.recipes.comparison import load_recipe
@@ -65,7 +67,7 @@ def compare(
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
     with collection_paused():
-        from hfpatch.cli.progress import choose_progress
+        from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import compare as run_compare
 
     gc.freeze()  # collecting garbage then takes no time for what the libraries imported
@@ -74,7 +76,8 @@ def compare(
         return
     with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
         run_compare(loaded, folder, resume=resume, progress=progress, engine=engine)
-    print_report(folder)
+    if is_first_process():
+        print_report(folder)
 
 
 @app.command()
@@ -110,78 +113,6 @@ def train(
         patches = run_train(loaded, method, folder, resume=resume, progress=progress)
     if is_first_process():
         print("\n".join(f"patch: {patch}" for patch in patches))
-
-
-@app.command("eval")
-def evaluate(
-    model: options.Models,
-    tasks: options.Tasks,
-    include_path: options.IncludePath = None,
-    cluster: options.Cluster = None,
-    patch: options.Patches = None,
-    baseline: options.Baseline = False,
-    limit: options.Limit = None,
-    num_fewshot: options.NumFewshot = None,
-    max_length: options.MaxLength = None,
-    token_budget: options.TokenBudget = None,
-    batch_size: options.BatchSize = 16,
-    output: options.Output = None,
-    cache: options.Cache = True,
-    allow_unknown_base: options.AllowUnknownBase = False,
-    allow_other_base: options.AllowOtherBase = False,
-    data_dir: DataDir = None,
-    revision: options.Revision = None,
-    dtype: options.DtypeOption = "float32",
-    as_json: AsJson = False,
-) -> None:
-    """Evaluate a model, bare or with each of several patches, on lm-eval tasks; or compare several whole models.
-
-    Example: hfpatch eval --model EleutherAI/pythia-160m --tasks lambada_openai,arc_easy --limit 100
-    """
-    from hfpatch.recipes.evaluation import EvaluationSettings
-    from hfpatch.recipes.strict import validate
-
-    given = {
-        "tasks": [name.strip() for name in tasks.split(",") if name.strip()],
-        "include_path": str(include_path) if include_path else None,
-        "limit": limit,
-        "num_fewshot": num_fewshot,
-        "max_length": max_length,
-        "token_budget": token_budget,
-        "batch_size": batch_size,
-        "allow_unknown_base": allow_unknown_base,
-        "cluster": options.read_clusters(cluster),
-    }
-    settings = validate(given, EvaluationSettings, "hfpatch eval")
-    options.check_patches_go_with(model, patches=bool(patch), baseline=baseline)
-    models = options.read_models(model, revision, dtype)
-    quiet_libraries()
-    with collection_paused():
-        from hfpatch.cli.progress import choose_progress
-        from hfpatch.runs import evaluate as run_evaluate
-    gc.freeze()
-    from hfpatch.support.cache import cache_folder, is_writable
-
-    answers = cache_folder("answers")
-    kept = answers if cache and output is None and is_writable(answers, "the answers") else None
-    folder = output or kept
-    advice = f"the same command continues from what is in {folder}" if folder else "nothing is kept with --no-cache"
-    with interruptible(advice), choose_progress() as progress:
-        common: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "output": output, "cache_dir": kept}
-        of_one: dict[str, Any] = {"patches": patch or [], "allow_other_base": allow_other_base, "baseline": baseline}
-        if len(models) > 1:
-            from hfpatch.runs import evaluate_models
-
-            found = evaluate_models(models, progress=progress, **common)
-        else:
-            found = run_evaluate(models[0], progress=progress, **of_one, **common)
-    from hfpatch.reporting.evaluation import evaluation_document
-    from hfpatch.reporting.terminal import print_document
-
-    if as_json:
-        print(json.dumps(found.to_json(), indent=2))
-    else:
-        print_document(evaluation_document(found))
 
 
 @app.command()
@@ -306,6 +237,7 @@ def inspect(
         print_document(inspection_document(found))
 
 
+app.command("eval")(evaluation.evaluate)
 app.command(cls=engines.EngineCommand)(pretraining.pretrain)
 app.command()(pretraining.tokenize)
 app.command()(planning.plan)

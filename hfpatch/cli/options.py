@@ -66,6 +66,14 @@ Output = Annotated[
 Cache = Annotated[
     bool, typer.Option("--cache/--no-cache", help="Without --output: keep answers for the next call, and use them.")
 ]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(help="For a model that one device cannot hold: auto spreads its blocks over the devices there are."),
+]
+TensorParallel = Annotated[
+    bool,
+    typer.Option("--tp", help="Tensor parallelism: every process that the launcher starts has a piece of the model."),
+]
 AllowUnknownBase = Annotated[
     bool, typer.Option("--allow-unknown-base", help="Continue if the base does not have its published score.")
 ]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import typer
 
+from hfpatch.support.ranks import may_speak
+
 RESUME = "the same command with --resume continues in {}"
 
 
@@ -29,9 +31,11 @@ def interruptible(advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"hfpatch: interrupted; {advice}", file=sys.stderr)
+        if may_speak():
+            print(f"hfpatch: interrupted; {advice}", file=sys.stderr)
         raise typer.Exit(130) from None
     except Terminated as end:
         saved = "" if end.step is None else f" after step {end.step}, which is saved"
-        print(f"hfpatch: ended by SIGTERM{saved}; {advice}", file=sys.stderr)
+        if may_speak():
+            print(f"hfpatch: ended by SIGTERM{saved}; {advice}", file=sys.stderr)
         raise

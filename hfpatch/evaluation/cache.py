@@ -7,6 +7,7 @@ it: a file holds the scores of one model, and its name has the hash of the descr
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import warnings
@@ -47,19 +48,23 @@ class ScoreCache:
         path: the file; it and its folder are created when the first score is added.
         key: the description of the model, see `model_key`.
         optional: continue with a warning, and without a file, if it cannot be read or written.
+        rank: which of several processes writes. The first one, 0, reads the file and what is left of the others'; each
+            other one adds to a file of its own beside it, so that its scores survive, and reads nothing.
 
     Raises:
         HfpatchError: if the file cannot be read or written and is not optional.
     """
 
-    def __init__(self, path: Path, key: Mapping[str, Any], *, optional: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: Path, key: Mapping[str, Any], *, optional: bool = False, rank: int = 0) -> None:
+        self.path = path.with_suffix(f".rank-{rank}.jsonl") if rank else path
         self._optional = optional
         self._usable = True
         self._header = json.dumps({"format": FORMAT, "key": key}, sort_keys=True)
         self._scores: dict[str, Score] = {}
         try:
-            self._read()
+            if not rank:
+                self._read(path)
+                self.take_over([])
         except OSError as error:
             self._disable(error)
 
@@ -69,9 +74,23 @@ class ScoreCache:
 
     def add(self, scores: Sequence[tuple[TokenRequest, Score]]) -> None:
         """Append scores; when this returns they survive the end of the process."""
-        rows = {_digest(request): score for request, score in scores}
+        self._append({_digest(request): score for request, score in scores})
+
+    def take_over(self, scores: Sequence[tuple[TokenRequest, Score]]) -> None:
+        """Add scores, those in the files of other processes included, and remove these files."""
+        files = sorted(self.path.parent.glob(f"{glob.escape(self.path.stem)}.rank-*.jsonl"))
+        before = set(self._scores)
+        for file in files:
+            self._read(file)
+        left = {digest: score for digest, score in self._scores.items() if digest not in before}
+        new = {digest: score for request, score in scores if (digest := _digest(request)) not in before}
+        self._append(left | new)
+        for file in files:
+            file.unlink(missing_ok=True)
+
+    def _append(self, rows: Mapping[str, Score]) -> None:
         self._scores.update(rows)
-        if not self._usable:
+        if not self._usable or not rows:
             return
         try:
             new = not self.path.is_file()
@@ -83,17 +102,17 @@ class ScoreCache:
         except OSError as error:
             self._disable(error)
 
-    def _read(self) -> None:
-        if not self.path.is_file():
+    def _read(self, path: Path) -> None:
+        if not path.is_file():
             return
-        content = self.path.read_bytes()
+        content = path.read_bytes()
         complete = content[: content.rfind(b"\n") + 1]
         header, _, rows = complete.decode("utf-8", errors="replace").partition("\n")
         if header != self._header:
-            self.path.unlink()
+            path.unlink()
             return
         if len(complete) < len(content):
-            with self.path.open("r+b") as stream:
+            with path.open("r+b") as stream:
                 stream.truncate(len(complete))
         for line in rows.splitlines():
             try:
@@ -110,10 +129,10 @@ class ScoreCache:
         self._usable = False
 
 
-def open_cache(folder: Path, task: str, key: Mapping[str, Any], *, optional: bool = False) -> ScoreCache:
+def open_cache(folder: Path, task: str, key: Mapping[str, Any], *, optional: bool = False, rank: int = 0) -> ScoreCache:
     """Return the cache of a model's scores on a task, in a folder that may hold those of other models."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return ScoreCache(folder / f"{task.replace('/', '-')}-{name}.jsonl", key, optional=optional)
+    return ScoreCache(folder / f"{task.replace('/', '-')}-{name}.jsonl", key, optional=optional, rank=rank)
 
 
 def _digest(request: TokenRequest) -> str:
@@ -143,6 +162,7 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
         "dtype": str(model.dtype),
         "attention": str(model.config._attn_implementation),
         "device": model.device.type,
+        "tensor_parallel": getattr(model, "tp_size", None),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "matmul": choose_library(model),
         "precision": _precision(),

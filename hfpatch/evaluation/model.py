@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lm_eval.models.huggingface import HFLM
@@ -19,9 +19,12 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.generation import SharedGeneration
 from hfpatch.evaluation.scorer import Score, Scorer, TokenRequest
-from hfpatch.evaluation.scorer.batching import BatchLimits
-from hfpatch.nn.matmul import fast_matmul
+from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
+from hfpatch.nn.matmul import choose_library, fast_matmul
+from hfpatch.sites import input_device
+from hfpatch.support.ranks import Ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,7 +71,10 @@ class HfpatchLM(HFLM):
     Attributes:
         score_cache: a cache that scores are read from and added to as they come; None is no cache.
         reused: how many scores came from the cache so far.
-        on_scored: called during scoring with the number of requests scored so far and of all.
+        on_scored: called during scoring with the number of requests scored so far and of all; where ranks share them,
+            with those of this rank.
+        ranks: the processes that hold this model, or pieces of it, and answer the same requests together. Each does its
+            share of the batches that one process would make, and all have all answers afterwards.
 
     Raises:
         HfpatchError: if an option is not supported, or the tokenizer or the patch does not fit the model.
@@ -99,6 +105,7 @@ class HfpatchLM(HFLM):
         super().__init__(pretrained, device=device, softmax_dtype="float32", **options)
         if self.backend != "causal":
             raise HfpatchError(f"{type(self.model).__name__} is no causal language model; hfpatch scores only those")
+        self._device = input_device(self.model)
         check_tokenizer(self.model, self.tokenizer)
         check_positions(self.model, options.get("max_length"))
         if patch is not None:
@@ -108,6 +115,8 @@ class HfpatchLM(HFLM):
         self.score_cache: ScoreCache | None = None
         self.reused = 0
         self.on_scored: Callable[[int, int], None] | None = None
+        self.ranks = Ranks()
+        self._generated: SharedGeneration | None = None
         self._token_budget = token_budget
         self._encoded: dict[str, list[int]] = {}
         self._probed: tuple[list[torch.nn.Module], Scorer] | None = None
@@ -167,6 +176,28 @@ class HfpatchLM(HFLM):
         scores = self._score_tokens(requests, encoded)
         return [(*score, size) for score, size in zip(scores, sizes, strict=True)]
 
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Return the generated text of each request; ranks share out the batches that one process would make.
+
+        HFLM goes through all batches twice there: to generate this rank's, and to read what all ranks have generated.
+        """
+        if not self.ranks.shares:
+            alone: list[str] = super().generate_until(requests, disable_tqdm)
+            return alone
+        try:
+            self._generated = SharedGeneration(self.ranks)
+            super().generate_until(requests, disable_tqdm=True)
+            self._generated = self._generated.gathered()
+            texts: list[str] = super().generate_until(requests, disable_tqdm=True)
+        finally:
+            self._generated = None
+        return texts
+
+    def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options: Any) -> torch.Tensor:
+        generate = partial(super()._model_generate, context, max_length, stop, **options)
+        tokens = generate() if self._generated is None else self._generated.next_batch(context, max_length, generate)
+        return cast("torch.Tensor", tokens)
+
     def tok_encode(self, string: str, *arguments: Any, **options: Any) -> list[int]:
         """Return a text's tokens, as HFLM does."""
         if not arguments and not options and string in self._encoded:
@@ -204,44 +235,69 @@ class HfpatchLM(HFLM):
     ) -> list[Score]:
         """Return the score of each ``(texts, context tokens, continuation tokens)``."""
         cut = self._cut(requests)
+        scores = self.ranks.same(self._known(cut))
+        self.reused += len(scores)
+        if len(scores) < len(cut):
+            own = self._score(cut, scores)
+            parts = self.ranks.everyone(own) if self.ranks.shares else [self.ranks.same(own)]
+            new = {index: score for part in reversed(parts) for index, score in part.items()}
+            if self.ranks.is_first and self.score_cache is not None:
+                self.score_cache.take_over([(cut[index], score) for index, score in new.items()])
+            scores |= new
+        for index, (texts, _, _) in enumerate(requests):
+            if texts is not None:
+                self.cache_hook.add_partial("loglikelihood", texts, scores[index])
+        return [scores[index] for index in range(len(cut))]
+
+    def _known(self, cut: Sequence[TokenRequest]) -> dict[int, Score]:
+        """Return the scores that the cache has, by the index of the request."""
+        if self.score_cache is None:
+            return {}
+        found = ((index, self.score_cache.find(request)) for index, request in enumerate(cut))
+        return {index: score for index, score in found if score is not None}
+
+    def _score(self, cut: Sequence[TokenRequest], known: Mapping[int, Score]) -> dict[int, Score]:
+        """Return the new scores of this process's share of the requests, by index, and keep them as they come."""
         scores: dict[int, Score] = {}
-        if self.score_cache is not None:
-            found = ((index, self.score_cache.find(request)) for index, request in enumerate(cut))
-            scores = {index: score for index, score in found if score is not None}
-            self.reused += len(scores)
+        total = len(cut)
+
+        def share(units: Sequence[Unit], done: Collection[int]) -> set[int]:
+            nonlocal total
+            owners = self.ranks.share_out([unit.cost(done) for unit in units])
+            others = [unit for unit, owner in zip(units, owners, strict=True) if owner != self.ranks.index]
+            elsewhere = {index for unit in others for index in unit.requests()} - set(known)
+            total -= len(elsewhere)
+            return elsewhere
 
         def take(batch: Sequence[tuple[int, Score]]) -> None:
-            new = [(index, score) for index, score in batch if index not in scores]
+            new = [(index, score) for index, score in batch if index not in known and index not in scores]
             valid = [(index, score) for index, score in new if not math.isnan(score[0])]
             scores.update(valid)
             if self.score_cache is not None:
                 self.score_cache.add([(cut[index], score) for index, score in valid])
             if len(valid) < len(new):
                 index = min(index for index, (value, _) in new if math.isnan(value))
-                place = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.model.device))
+                place = first_not_finite(self.model, torch.tensor([cut[index].tokens], device=self.device))
                 where = f" (first in {place})" if place else ""
                 raise RequestError(
                     index,
                     f"the log-likelihood is NaN{where}; the model's weights or dtype are broken (try dtype float32)",
                 )
             if self.on_scored is not None:
-                self.on_scored(len(scores), len(cut))
+                self.on_scored(len(known) + len(scores), total)
 
-        if len(scores) < len(cut):
-            mixed = self.mixed_precision_dtype
-            autocast = torch.autocast(self.device.type, dtype=mixed) if mixed is not None else nullcontext()
-            with autocast, fast_matmul(self.model):
-                self._scorer().score(cut, take, known=list(scores))
-        for index, (texts, _, _) in enumerate(requests):
-            if texts is not None:
-                self.cache_hook.add_partial("loglikelihood", texts, scores[index])
-        return [scores[index] for index in range(len(cut))]
+        mixed = self.mixed_precision_dtype
+        autocast = torch.autocast(self.device.type, dtype=mixed) if mixed is not None else nullcontext()
+        library = self.ranks.same(choose_library(self.model))  # each rank measures, and may find another one faster
+        with autocast, fast_matmul(self.model, library=library):
+            self._scorer().score(cut, take, known=list(known), share=share if self.ranks.shares else None)
+        return scores
 
     def _scorer(self) -> Scorer:
         """Return a scorer of the model as it is now, a new one after patching or unpatching."""
         modules = list(self.model.modules())
         if self._probed is None or list(map(id, self._probed[0])) != list(map(id, modules)):
-            limits = BatchLimits.for_device(self.model.device)
+            limits = BatchLimits.for_device(self.device)
             if self._token_budget is not None:
                 limits = replace(limits, tokens=self._token_budget)
             self._probed = (modules, Scorer(self.model, self.max_length, limits))

@@ -27,6 +27,7 @@ from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, write_values
 from hfpatch.results.schema import Clusters, TaskResult
 from hfpatch.support.files import write_text
+from hfpatch.support.ranks import Ranks, ended_together
 
 Record = dict[str, Any]
 OnTask = Callable[[str], None]
@@ -45,6 +46,7 @@ def evaluate(
     base_sha256: str | None = None,
     on_task: OnTask | None = None,
     on_scored: OnScored | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, TaskResult]:
     """Score a model on tasks with lm-eval.
 
@@ -64,6 +66,8 @@ def evaluate(
         base_sha256: the hash of the base's weights if it is known; it is part of the cache's key.
         on_task: called with each task's name before it is scored.
         on_scored: called with a task's name, its scored requests and all of them, while it is scored.
+        ranks: the processes that share the requests out, of which each calls this with the same arguments and has all
+            results in the end; the first one writes the records. None is this process alone.
 
     Returns:
         The result of each task, in the order of ``settings.tasks``.
@@ -72,9 +76,9 @@ def evaluate(
         HfpatchError: if a task, its data or the tokenizer is unsuitable, a log-likelihood is NaN or memory is too
             small; what was scored before is kept.
     """
-    training = model.training
+    training, ranks = model.training, ranks or Ranks()
     try:
-        with quiet(), templates_compiled_once():
+        with quiet(), templates_compiled_once(), ended_together(ranks):
             scorer = HfpatchLM(
                 model,
                 tokenizer=tokenizer,
@@ -84,17 +88,19 @@ def evaluate(
             )
             tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)
             clusters = cluster_columns(tasks, settings.cluster)
-            key = model_key(model, base_sha256) if answers_dir is not None else {}
+            scorer.ranks = ranks
+            key = ranks.same(model_key(model, base_sha256)) if answers_dir is not None else {}
             results = {}
             for name, task in tasks.items():
                 if on_task is not None:
                     on_task(name)
                 if answers_dir is not None:
-                    scorer.score_cache = open_cache(answers_dir, name, key, optional=answers_optional)
+                    scorer.score_cache = open_cache(answers_dir, name, key, optional=answers_optional, rank=ranks.index)
                 scorer.reused = 0
                 scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
-                results[name] = _score(scorer, name, task, settings.limit, records_dir, clusters.get(name))
-            if records_dir is not None:
+                written = records_dir if ranks.is_first else None
+                results[name] = _score(scorer, name, task, settings.limit, written, clusters.get(name))
+            if records_dir is not None and ranks.is_first:
                 write_values(records_dir, results)
             return results
     finally:

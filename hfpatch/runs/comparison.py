@@ -25,6 +25,7 @@ from hfpatch.runs.tuning import Tuning
 from hfpatch.support.files import write_json
 from hfpatch.support.provenance import Clock
 from hfpatch.training.processes import start_processes
+from hfpatch.training.sharding import cuts_tensors
 
 
 def compare(
@@ -40,7 +41,8 @@ def compare(
     The base is evaluated first, and compared with its known scores before anything is trained. Each run leaves its
     result when it is complete; with ``resume`` such runs are not repeated, also where the recipe has got more methods
     or seeds since: what is new is trained, and compared with all the rest. A run that diverges is a result like others,
-    without scores: the reports name its step, and the comparisons leave it out.
+    without scores: the reports name its step, and the comparisons leave it out. On several processes every training and
+    every evaluation is shared by all of them.
 
     Args:
         recipe: what to compare.
@@ -55,12 +57,17 @@ def compare(
     Raises:
         HfpatchError: if ``out`` cannot take this run, or something that the recipe names cannot be loaded or used.
     """
-    if start_processes().num_processes > 1:
-        raise HfpatchError("compare runs in one process; launch hfpatch train for each method, then compare --resume")
-    plan, folder = plan_comparison(recipe, out), RunFolder(out)
+    state, plan, folder = start_processes(), plan_comparison(recipe, out), RunFolder(out)
+    if state.num_processes > 1 and cuts_tensors():
+        raise HfpatchError(
+            "compare evaluates a whole model on each process, which FSDP and DeepSpeed cut in pieces; launch with "
+            "plain DDP, or launch hfpatch train for each method, then compare --resume"
+        )
     check_start(plan, resume=resume)
     if folder.is_complete() and not changes(out, recipe)[0]:
-        write_report(out)
+        if state.is_main_process:
+            write_report(out)
+        state.wait_for_everyone()
         return folder.read_results()
     clock, executor = resumed_clock(out), make_engine(engine or EngineSettings())
     with closing(executor):
@@ -69,16 +76,17 @@ def compare(
         with open_runs(plan, partial(set_up, recipe, tuning), resume=resume, holder=holder) as setup:
             with Paced(lambda: _write(setup, folder, clock, complete=False)) as paced:
                 executor.execute(_session(plan, setup, paced, progress or Progress()))
-            results = _write(setup, folder, clock, complete=True)
-            write_report(out)
-    return results
+            _write(setup, folder, clock, complete=True)
+            if state.is_main_process:
+                write_report(out)
+            state.wait_for_everyone()
+    return folder.read_results()
 
 
-def _write(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> dict[str, Any]:
-    """Write results.json, of all runs that are complete, and return its content."""
-    results = collect(setup, folder, clock, complete=complete).to_json()
-    write_json(folder.results, results)
-    return results
+def _write(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> None:
+    """Write results.json, of all runs that are complete; of several processes the first does."""
+    if start_processes().is_main_process:
+        write_json(folder.results, collect(setup, folder, clock, complete=complete).to_json())
 
 
 def _session(plan: Plan, setup: ComparisonSetup, paced: Paced, progress: Progress) -> Session:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.errors import HfpatchError
@@ -23,22 +22,24 @@ from hfpatch.evaluation.paper_tasks import counts_tokens
 from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import EvaluatedVariant, EvaluationResults
 from hfpatch.runs.identity import hash_values, identify_base
+from hfpatch.runs.placing import load_placed, ranks_of
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.scoring import (
     ANSWERS,
-    IDENTITY,
+    begin_output,
     check_base,
     check_output,
+    close_output,
     differences,
     identify_settings,
     short_names,
 )
-from hfpatch.support.files import write_json
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.surgery.bases import Base, load_base
+from hfpatch.support.ranks import Ranks
+from hfpatch.surgery.bases import Base
+from hfpatch.surgery.placement import Placement
 
 
 def evaluate_models(
@@ -49,6 +50,7 @@ def evaluate_models(
     output: Path | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    placement: Placement | None = None,
 ) -> EvaluationResults:
     """Evaluate whole models, each with its own tokenizer, and compare every one with all before it.
 
@@ -62,6 +64,7 @@ def evaluate_models(
         output: as in `hfpatch.runs.evaluate`.
         cache_dir: likewise.
         progress: called at every task; None shows nothing.
+        placement: where the weights go; None takes one device for each process.
 
     Raises:
         HfpatchError: if a model is named twice, two are the same, a model, a task or its data cannot be loaded,
@@ -71,21 +74,22 @@ def evaluate_models(
     named = _label(models)
     identity: dict[str, Any] = identify_settings(settings)
     identity["models"] = {label: model.model_dump(mode="json") for label, model in named.items()}
-    check_output(output, identity)
-    clock, listener, memory = Clock(), progress or Progress(), _Memory()
+    placement = placement or Placement()
+    ranks = ranks_of(placement)
+    ranks.on_first(partial(check_output, output, identity))
+    clock, listener, memory = Clock(), progress or Progress(), _Memory(placement, ranks)
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before any model
     cluster_columns(tasks, settings.cluster)
     described = {label: _describe(memory.load(model), model, settings) for label, model in reversed(named.items())}
-    described = {label: described[label] for label in named}
+    described = ranks.same({label: described[label] for label in named})
     _check_different(described)
     if output is not None:
         for label, values in described.items():
             identity["models"][label]["sha256"] = values["sha256"]
-        check_output(output, identity)
-        write_json(output / IDENTITY, identity)
+        ranks.on_first(partial(begin_output, output, identity))
     variants: dict[str, EvaluatedVariant] = {}
     warnings = [*_across_tokenizers(described, tasks), *_across_lengths(described, tasks)]
-    given: dict[str, Any] = {"settings": settings, "data_dir": data_dir}
+    given: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "ranks": ranks}
     given |= {"answers_dir": cache_dir if output is None else output / ANSWERS, "answers_optional": output is None}
     with ExitStack() as stack:
         records = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -93,11 +97,14 @@ def evaluate_models(
             variant = _score(memory.load(model), label, listener, records_dir=records / label, **given)
             variants[label] = variant.model_copy(update={"model": described[label]})
             listener.finished(label, "")
-            warnings += check_base(model, settings, variant.scores, records / label, tasks, compared="the other models")
+            scores, compared = variant.scores, "the other models"
+            check = partial(check_base, model, settings, scores, records / label, tasks, compared=compared)
+            warnings += ranks.on_first(check)
         labels = list(variants)
         earlier = {label: labels[:place] for place, label in enumerate(labels) if place}
         cut = _cut_by_tokens(described, tasks)
-        compared_by = differences(records, variants, tasks, earlier, "", without_low_noise=cut)  # "": all pairs alike
+        compare = partial(differences, records, variants, tasks, earlier, "", without_low_noise=cut)
+        compared_by = ranks.on_first(compare)  # "" above: all pairs alike
     found = EvaluationResults(
         model=next(iter(described.values())),
         settings=settings.model_dump(mode="json"),
@@ -106,15 +113,14 @@ def evaluate_models(
         warnings=warnings,
         provenance=provenance(clock),
     )
-    if output is not None:
-        write_json(output / RESULTS, found.to_json())
-    return found
+    return ranks.on_first(partial(close_output, output, found))
 
 
 class _Memory:
     """Holds the model that was loaded last, and no other; callers keep none of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, placement: Placement, ranks: Ranks) -> None:
+        self._placement, self._ranks = placement, ranks
         self._settings: ModelSettings | None = None
         self._base: Base | None = None
 
@@ -125,8 +131,7 @@ class _Memory:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self._base = load_base(settings.name, revision=settings.revision, dtype=settings.dtype)
-            self._base.model.to(PartialState().device)
+            self._base = load_placed(settings, self._placement, self._ranks)
             self._settings = settings
         return self._base
 

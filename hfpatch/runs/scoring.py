@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
 from hfpatch import evaluation  # its comparisons, which import scipy, are loaded where patches are compared
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import check_known_scores, load_tasks, unknown_base
@@ -23,10 +21,12 @@ from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.strict import flatten
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
+from hfpatch.runs.placing import load_placed, ranks_of
 from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, sha256_file, write_json
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.surgery.bases import Base, load_base
+from hfpatch.surgery.bases import Base
+from hfpatch.surgery.placement import Placement
 
 BASE = "base"
 IDENTITY = "evaluation.json"  # what the folder's evaluation is of, written before its first answer
@@ -46,6 +46,7 @@ def evaluate(
     output: Path | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    placement: Placement | None = None,
 ) -> EvaluationResults:
     """Evaluate a base with each of several patches on the tasks of ``settings``; the base is loaded once.
 
@@ -60,32 +61,32 @@ def evaluate(
             which the same call continues after an interruption.
         cache_dir: where answers are kept without an ``output``; None keeps none.
         progress: called at every task; None shows nothing.
+        placement: where the weights go; None takes one device for each process.
 
     Raises:
         HfpatchError: if the model, a patch, a task or its data cannot be loaded, or ``output`` has another evaluation;
             or if patches are to be compared with a base whose scores are not the published ones, or by a metric that
             allows no comparison.
     """
-    labels = _labels(patches, baseline=baseline)
+    labels, placement = _labels(patches, baseline=baseline), placement or Placement()
+    ranks = ranks_of(placement)
     identity = _identity(model, settings, labels)
-    check_output(output, identity)
+    ranks.on_first(partial(check_output, output, identity))
     clock, listener = Clock(), progress or Progress()
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
     cluster_columns(tasks, settings.cluster)
-    base = load_base(model.name, revision=model.revision, dtype=model.dtype)
-    base.model.to(PartialState().device)
+    base = load_placed(model, placement, ranks)
     for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
         with _patched(base, folder, allow_other_base):
             pass
     if output is not None:
         identity["model"]["sha256"] = base.sha256
-        check_output(output, identity)
-        write_json(output / IDENTITY, identity)
-    given: dict[str, Any] = {"settings": settings, "data_dir": data_dir}
+        ranks.on_first(partial(begin_output, output, identity))
+    given: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "ranks": ranks}
     given |= {"answers_dir": cache_dir if output is None else output / ANSWERS, "answers_optional": output is None}
     variants: dict[str, EvaluatedVariant] = {}
     warnings: list[str] = []
-    library = choose_library(base.model)  # of all variants
+    library = ranks.same(choose_library(base.model))  # of all variants
     with ExitStack() as stack:
         records = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(pinned_library(library))
@@ -96,9 +97,10 @@ def evaluate(
             listener.finished(label, "")
             if patch is None:
                 scores, compared = variants[label].scores, "the patches" if len(labels) > 1 else ""
-                warnings = check_base(model, settings, scores, records / label, tasks, compared=compared)
+                check = partial(check_base, model, settings, scores, records / label, tasks, compared=compared)
+                warnings = ranks.on_first(check)
         references = {label: [BASE] for label in variants if label != BASE} if BASE in variants else {}
-        compared_by = differences(records, variants, tasks, references, BASE)
+        compared_by = ranks.on_first(partial(differences, records, variants, tasks, references, BASE))
     found = EvaluationResults(
         model={
             **{"name": base.name, "revision": base.revision, "sha256": base.sha256},
@@ -110,9 +112,7 @@ def evaluate(
         warnings=warnings,
         provenance={**provenance(clock), "matmul": library},
     )
-    if output is not None:
-        write_json(output / RESULTS, found.to_json())
-    return found
+    return ranks.on_first(partial(close_output, output, found))
 
 
 def _labels(patches: Sequence[Path], *, baseline: bool) -> dict[str, Path | None]:
@@ -214,6 +214,19 @@ def check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
             raise HfpatchError(
                 f"{output}: holds another evaluation ({key} is {there!r} there, {here!r} here); choose another --output"
             )
+
+
+def begin_output(output: Path, identity: Mapping[str, Any]) -> None:
+    """Check a folder and note in it what is evaluated there."""
+    check_output(output, identity)
+    write_json(output / IDENTITY, identity)
+
+
+def close_output(output: Path | None, found: EvaluationResults) -> EvaluationResults:
+    """Write the results into their folder, if there is one, and return them."""
+    if output is not None:
+        write_json(output / RESULTS, found.to_json())
+    return found
 
 
 def check_base(

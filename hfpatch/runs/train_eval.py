@@ -23,6 +23,7 @@ from hfpatch.support.provenance import checkout_state
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch
 from hfpatch.training.probe import train_probe
+from hfpatch.training.processes import start_ranks
 from hfpatch.training.validation import mean_loss
 
 
@@ -124,7 +125,7 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
     """Evaluate the bare base or a saved patch, and write the run's result; a run that diverged has no scores."""
     from hfpatch.evaluation import evaluate
 
-    paths, recipe = RunPaths(run.folder), setup.recipe
+    paths, recipe, ranks = RunPaths(run.folder), setup.recipe, start_ranks()
     trained = read_json(paths.training) if paths.training.is_file() else None
     scores: dict[str, Any] = {}
     held_out: dict[str, float] = {}
@@ -141,6 +142,7 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
                 base_sha256=setup.base.sha256,
                 on_task=lambda task: progress.evaluating(run.name, task),
                 on_scored=lambda task, done, total: progress.scored(run.name, task, done, total),
+                ranks=ranks,
             )
             if trained is None and setup.held_out is not None:  # of a trained method, training measured it
                 size = recipe.training.micro_batch_size or recipe.training.batch_size
@@ -154,8 +156,10 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
         "evaluation": {task: score.to_json() for task, score in scores.items()},
         "layers": [series.to_json() for series in patch_norms(paths.patch)],
     }
-    write_json(paths.result, result)
-    shutil.rmtree(paths.answers, ignore_errors=True)  # they are of use to an interrupted evaluation only
+    if ranks.is_first:
+        write_json(paths.result, result)
+        shutil.rmtree(paths.answers, ignore_errors=True)  # they are of use to an interrupted evaluation only
+    PartialState().wait_for_everyone()
 
 
 def _check_baseline(setup: ComparisonSetup, run: PlannedRun) -> None:

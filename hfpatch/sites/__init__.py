@@ -8,7 +8,7 @@ from hfpatch.sites.heads import QueryHeads
 from hfpatch.sites.layouts import TARGETS, Projection, concatenated, gated, latent, per_head, separate
 from hfpatch.sites.modules import features, require_matrix, submodule, unwrapped
 from hfpatch.sites.site import AttentionSite
-from hfpatch.sites.tower import base_model, text_config, text_tower
+from hfpatch.sites.tower import base_model, input_device, text_config, text_tower
 
 __all__ = [
     "TARGETS",
@@ -26,6 +26,7 @@ __all__ = [
     "features",
     "find_sites",
     "gated",
+    "input_device",
     "latent",
     "per_head",
     "register_family",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hfpatch.sites.tower import base_model, text_config
+from hfpatch.sites.tower import base_model, input_device, text_config
 
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
 """Keys of configurations that name a soft cap."""
@@ -84,9 +84,9 @@ def find_lm_head(model: Any) -> LMHead | None:
     handle = head.register_forward_hook(enlarge)
     model.eval()
     try:
-        tokens = torch.arange(_PROBE_TOKENS, device=model.device)[None] % head.weight.shape[0]
+        tokens = torch.arange(_PROBE_TOKENS, device=input_device(model))[None] % head.weight.shape[0]
         logits = model(input_ids=tokens, use_cache=False).logits.float()
-        z = head(body(input_ids=tokens, use_cache=False)[0])
+        z = head(body(input_ids=tokens, use_cache=False)[0]).to(logits.device)
     except (AttributeError, TypeError, RuntimeError, IndexError, KeyError, ValueError):
         return None
     finally:

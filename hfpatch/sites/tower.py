@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -11,6 +12,13 @@ def base_model(model: nn.Module) -> nn.Module:
     """Return the transformers model inside a ``PeftModel``, or the model itself."""
     unwrap = getattr(model, "get_base_model", None)
     return unwrap() if callable(unwrap) else model
+
+
+def input_device(model: Any) -> torch.device:
+    """Return the device that a model's tokens go to: the embeddings', also while accelerate keeps them elsewhere."""
+    execution = getattr(getattr(model.get_input_embeddings(), "_hf_hook", None), "execution_device", None)
+    device: torch.device = model.device if execution is None else torch.device(execution)
+    return device
 
 
 def text_tower(model: Any) -> tuple[str, nn.Module]:

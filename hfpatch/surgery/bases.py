@@ -19,6 +19,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.models import register_scratch
 from hfpatch.recipes.strict import Dtype
 from hfpatch.surgery.peft_registration import peft_is_imported
+from hfpatch.surgery.placement import Placement
 
 TINYWORLD = "tinyworld/"
 _HALVES = ("bfloat16", "float16")
@@ -44,16 +45,25 @@ class Base:
     sha256: str
 
 
-def load_base(name: str, *, revision: str | None = None, dtype: str = "float32") -> Base:
+def load_base(
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    placement: Placement | None = None,
+    processes: int = 1,
+) -> Base:
     """Load a causal language model and its tokenizer; no remote code is run.
 
     Args:
         name: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``.
         revision: hub branch, tag or commit.
         dtype: float32, bfloat16 or float16.
+        placement: where the weights go; None loads to the CPU.
+        processes: how many load the model together, for tensor parallelism.
 
     Raises:
-        HfpatchError: if the model or its tokenizer cannot be found or loaded.
+        HfpatchError: if the model or its tokenizer cannot be found or loaded, or not so.
     """
     from transformers import AutoModelForCausalLM
 
@@ -62,10 +72,13 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
             f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}{nearest(dtype, get_args(Dtype))}"
         )
     source = locate_base(name)
+    placed = {}
+    if placement is not None and placement.places:
+        placed = placement.options(load_config(name, revision=revision), processes)
     with _one_line_errors(f"model {name!r}"):
         register_scratch(source)
         model = AutoModelForCausalLM.from_pretrained(
-            source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False
+            source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False, **placed
         ).eval()
         tokenizer = _tokenizer_of(source, revision)
     if not Path(source).is_dir():  # the hub's cache names a model's folder by its commit
@@ -173,7 +186,12 @@ def difference(saved: Mapping[str, Any], model: nn.Module) -> str:
 
 def bytes_of(tensor: Tensor) -> Any:
     """Return a tensor's bytes as an array, without a copy where it is contiguous and on the CPU."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return whole(tensor.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor with all values where processes have pieces of it; all of them must call this."""
+    return cast("Any", tensor).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @dataclass(frozen=True)
@@ -192,7 +210,7 @@ class _Place:
             HfpatchError: if there are none.
         """
         if not self.tensor.is_meta:
-            return self.tensor.detach()
+            return whole(self.tensor.detach())
         hook = getattr(self.module, "_hf_hook", None)
         for one in getattr(hook, "hooks", [hook]):
             if self.key in (getattr(one, "weights_map", None) or {}):

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import torch
 from accelerate import PartialState
 
 from hfpatch.errors import HfpatchError
+from hfpatch.support.ranks import Ranks, join_ranks
 from hfpatch.training.interruption import end_with_launcher
 
 CPU_ONLY = "ACCELERATE_USE_CPU"
 """The variable that keeps accelerate from using an accelerator."""
 
+_OF_RECIPES = ("the recipe's training.autocast", "training.autocast=bfloat16")
+_OF_EVAL = ("--dtype", "--dtype bfloat16")
 
-def start_processes() -> PartialState:
+
+def start_processes(precision: tuple[str, str] = _OF_RECIPES) -> PartialState:
     """Join the other processes, if the launcher started any; later calls return the same state.
 
     From then on this process ends when the launcher does.
 
+    Args:
+        precision: what decides the precision, and how to ask for another one, as the error says it.
+
     Raises:
         HfpatchError: if the address and port by which they meet cannot be used, or the launcher asks for mixed
-            precision, which ``training.autocast`` decides.
+            precision.
     """
     asked = (os.environ.get("ACCELERATE_MIXED_PRECISION") or "no").lower()
     if asked != "no":
         raise HfpatchError(
-            f"the launcher asks for mixed precision ({asked}), and the recipe's training.autocast decides that; launch "
-            "with --mixed_precision no, and set training.autocast=bfloat16 if that is what you want"
+            f"the launcher asks for mixed precision ({asked}), and {precision[0]} decides that; launch "
+            f"with --mixed_precision no, and set {precision[1]} if that is what you want"
         )
     end_with_launcher()
     try:
@@ -40,6 +48,24 @@ def start_processes() -> PartialState:
             reason = "the port is in use; choose another (accelerate launch --main_process_port N)"
         address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
         raise HfpatchError(f"the processes cannot meet at {address}: {reason}") from error
+
+
+def start_ranks(*, split: bool = False) -> Ranks:
+    """Join the other processes as the ranks of one evaluation; later calls return the same ranks.
+
+    Args:
+        split: every process holds a piece of the model, as in tensor parallelism.
+
+    Raises:
+        HfpatchError: as `start_processes`.
+    """
+    return _ranks(split)
+
+
+@cache
+def _ranks(split: bool) -> Ranks:
+    state = start_processes(_OF_EVAL)
+    return join_ranks(state.process_index, state.num_processes, split=split)
 
 
 def runs_on_cpu() -> bool:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from accelerate import PartialState
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from accelerate.state import AcceleratorState
 from families import logits_of, make_model, make_tokens, perturb
 from peft import LoraConfig
@@ -143,6 +144,32 @@ def test_the_scorer_scores_on_the_device_as_on_the_cpu(family, name, attention):
     with simulated_device():
         found = scores("cuda")
     assert found == scores("cpu")
+
+
+def test_the_scorer_scores_a_model_on_two_devices():
+    """As ``device_map`` leaves it: the last block, the norm after it and the head are on another device."""
+
+    def scores(parts):
+        model = make_model("llama").eval()
+        for name in parts:
+            module = model.get_submodule(name).to("cuda")
+            add_hook_to_module(module, AlignDevicesHook(CUDA))
+        if parts:
+            add_hook_to_module(model, AlignDevicesHook(CPU, io_same_device=True))
+        patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)])
+        perturb(model)
+        added = {str(layer._device()) for layer in model.modules() if isinstance(layer, SurgeryLayer)}
+        found = {}
+        scorer.Scorer(model, 40, BatchLimits(tokens=64, logits=1 << 12)).score(requests(), found.update)
+        return found, added
+
+    with simulated_device():
+        found, added = scores(["model.layers.1", "model.norm", "lm_head"])
+    expected, _ = scores([])
+    assert added == {"cpu", "cuda:0"}
+    assert found.keys() == expected.keys()
+    for index, (value, greedy) in expected.items():
+        assert found[index] == (pytest.approx(value, rel=1e-5), greedy)
 
 
 @pytest.fixture

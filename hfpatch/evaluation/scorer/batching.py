@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hfpatch.evaluation.scorer.trees import Tree
+from hfpatch.sites import input_device
+
+_MOST_BATCHES = 16  # of a unit: scores have waited for long enough
+_ENOUGH_UNITS = 16  # to be shared out evenly; fewer where batches would become so small that they cost more
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,56 @@ class BatchLimits:
     def quarter(self) -> BatchLimits:
         """Return a quarter of these limits."""
         return replace(self, tokens=max(1, self.tokens // 4), logits=max(1, self.logits // 4))
+
+    def divided(self, total: int) -> BatchLimits:
+        """Return limits by which so many tokens become enough batches, unless their fixed cost would show."""
+        most = max(4 * self.overhead, total // _ENOUGH_UNITS)
+        return replace(self, tokens=min(self.tokens, most))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Batches whose scored positions go through the head together, and whose scores are known at the same time.
+
+    Attributes:
+        batches: of rows.
+    """
+
+    batches: list[list[Tree]]
+
+    def requests(self) -> Iterator[int]:
+        """Yield the indices of the requests that it scores."""
+        return (index for batch in self.batches for tree in batch for index, _ in tree.scored)
+
+    def missing(self, done: Collection[int]) -> Iterator[list[Tree]]:
+        """Yield the batches that score any other request than those that are done."""
+        return (batch for batch in self.batches if any(i not in done for tree in batch for i, _ in tree.scored))
+
+    def cost(self, done: Collection[int]) -> int:
+        """Return the tokens, padding included, of the batches that are not done."""
+        return sum(len(batch) * max(map(len, batch)) for batch in self.missing(done))
+
+
+def units(made: Sequence[list[Tree]], limits: BatchLimits, *, together: bool = True) -> list[Unit]:
+    """Return batches in units, in their order; they depend on nothing but the batches.
+
+    A unit ends when it has half as many scored positions as a batch may have tokens, or a number of batches that leaves
+    enough units.
+
+    Args:
+        made: the batches.
+        limits: what a batch may contain.
+        together: False makes a unit of each batch.
+    """
+    most = max(1, min(_MOST_BATCHES, len(made) // _ENOUGH_UNITS)) if together else 1
+    found, positions = [Unit([])] if made else [], 0
+    for batch in made:
+        if len(found[-1].batches) == most or positions >= limits.tokens // 2:
+            found.append(Unit([]))
+            positions = 0
+        found[-1].batches.append(batch)
+        positions += sum(len({node for _, nodes in tree.scored for node in nodes}) for tree in batch)
+    return found
 
 
 def batches(rows: Sequence[Tree], limits: BatchLimits) -> list[list[Tree]]:
@@ -86,12 +140,12 @@ def model_inputs(model: Any, trees: Sequence[Tree]) -> dict[str, Tensor]:
     ids (batch, seq) and a mask (batch, 1, seq, seq) with which each token attends to its ancestors and itself. The mask
     is boolean for sdpa; eager attention adds it to its scores.
     """
-    longest = max(len(tree) for tree in trees)
-    tokens = torch.tensor([tree.tokens + [0] * (longest - len(tree)) for tree in trees], device=model.device)
+    longest, device = max(len(tree) for tree in trees), input_device(model)
+    tokens = torch.tensor([tree.tokens + [0] * (longest - len(tree)) for tree in trees], device=device)
     if all(tree.is_chain for tree in trees):
         return {"tokens": tokens}
-    positions = torch.tensor([tree.depths + [0] * (longest - len(tree)) for tree in trees], device=model.device)
-    mask = torch.from_numpy(np.stack([visible(tree, longest) for tree in trees])[:, None]).to(model.device)
+    positions = torch.tensor([tree.depths + [0] * (longest - len(tree)) for tree in trees], device=device)
+    mask = torch.from_numpy(np.stack([visible(tree, longest) for tree in trees])[:, None]).to(device)
     if model.config._attn_implementation != "sdpa":
         zeros = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
         mask = zeros.masked_fill_(~mask, torch.finfo(model.dtype).min)

@@ -21,6 +21,7 @@ from hfpatch.evaluation.scorer.batching import model_inputs
 from hfpatch.evaluation.scorer.head import Parts
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group
 from hfpatch.evaluation.scorer.trimming import only_at
+from hfpatch.sites import input_device
 from hfpatch.sites.lm_head import close
 
 SHORT = 18  # tokens of a row in the first probe
@@ -137,7 +138,7 @@ def random_tokens(model: Any, rows: int, size: int, seed: int = 0) -> Tensor:
     """Return tokens (rows, size), the same for the same seed."""
     words = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(words, (rows, size), generator=generator).to(model.device)
+    return torch.randint(words, (rows, size), generator=generator).to(input_device(model))
 
 
 def _equal_padded(parts: Parts, modules: Sequence[nn.Module], tokens: Tensor, sizes: tuple[int, int]) -> bool:

@@ -34,9 +34,9 @@ class BodyAndHead(LMHead):
         return int(self.head.weight.shape[0])
 
     def features(self, tokens: Tensor, **inputs: Tensor) -> Tensor:
-        """Return the last hidden states."""
+        """Return the last hidden states, on the device of the tokens wherever the last block is."""
         hidden: Tensor = self.body(tokens, use_cache=False, **inputs)[0]
-        return hidden
+        return hidden.to(tokens.device)
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits of hidden states, in the head's dtype up to the last step."""

@@ -19,7 +19,6 @@ Score = tuple[float, bool]
 Table = NDArray[np.int64]
 
 _FEWEST_ROWS = 64
-_MOST_BATCHES = 16
 _NEAR = 1e-5
 
 
@@ -45,7 +44,7 @@ def scored_positions(trees: Sequence[Tree], requests: Sequence[TokenRequest]) ->
 
 
 class Pool:
-    """Features of scored positions, collected over batches until there are enough to keep the head busy.
+    """Features of scored positions, collected over the batches of a unit to keep the head busy.
 
     Args:
         parts: the model in two steps.
@@ -58,12 +57,6 @@ class Pool:
         self._features: list[Tensor] = []
         self._targets: list[Table] = []
         self._size = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether to flush: there are enough features, or scores have waited for long enough."""
-        enough = self._size >= self._limits.tokens // 2 or len(self._features) >= _MOST_BATCHES
-        return enough or not isinstance(self._parts, BodyAndHead)
 
     def add(self, features: Tensor, targets: Table) -> None:
         """Add the features (n, width) of a batch's scored positions and their targets, see `scored_positions`."""
@@ -133,7 +126,7 @@ def log_probabilities(parts: Parts, features: Tensor, targets: Targets, numbers:
 
 def from_logits(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and greedy decisions from logits (n, vocabulary) in fp32, which are overwritten."""
-    rows, tokens = targets.rows, targets.tokens
+    rows, tokens = targets.rows.to(logits.device), targets.tokens.to(logits.device)  # where the head is
     top = logits.amax(dim=-1)
     wanted, highest = logits[rows, tokens], top[rows]
     greedy = _reaches(wanted, highest)

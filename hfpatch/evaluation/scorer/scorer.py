@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.scorer.batching import BatchLimits, batches, model_inputs
+from hfpatch.evaluation.scorer.batching import BatchLimits, Unit, batches, model_inputs, units
 from hfpatch.evaluation.scorer.exactness import (
     SHORT,
     Sharing,
@@ -24,10 +24,13 @@ from hfpatch.evaluation.scorer.head import Parts, WholeModel, split_model
 from hfpatch.evaluation.scorer.log_probs import Pool, Score, Table, scored_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack, plain_rows
 from hfpatch.evaluation.scorer.trimming import Modules, find_trimmable, only_at
+from hfpatch.sites import input_device
 
 logger = logging.getLogger(__name__)
 
 OnScores = Callable[[Sequence[tuple[int, Score]]], None]
+Share = Callable[[Sequence[Unit], Collection[int]], Collection[int]]
+"""Takes all units of work and the requests that are done, and returns the requests that other processes score."""
 
 _PROBE_TOKENS = 16
 _FEWEST_TOKENS = 256
@@ -44,7 +47,7 @@ class Scorer:
 
     def __init__(self, model: Any, max_length: int, limits: BatchLimits | None = None) -> None:
         self.model = model
-        self.limits = limits or BatchLimits.for_device(model.device)
+        self.limits = limits or BatchLimits.for_device(input_device(model))
         with torch.no_grad():
             probe = random_tokens(model, 1, min(_PROBE_TOKENS, max_length))
             self.parts: Parts = split_model(model)
@@ -62,13 +65,21 @@ class Scorer:
             self._warn("its head cannot be separated from its body; the logits of every position are computed")
         self._warn_of_sharing()
 
-    def score(self, requests: Sequence[TokenRequest], on_scores: OnScores, *, known: Collection[int] = ()) -> None:
-        """Score requests, and pass on the scores of each batch as soon as they are known.
+    def score(
+        self,
+        requests: Sequence[TokenRequest],
+        on_scores: OnScores,
+        *,
+        known: Collection[int] = (),
+        share: Share | None = None,
+    ) -> None:
+        """Score requests, and pass on the scores of each unit of batches as soon as they are known.
 
         Args:
             requests: what to score; the batches depend on all of them, including known ones.
-            on_scores: called with the index and the score of each request in a batch.
+            on_scores: called with the index and the score of each request in a unit.
             known: indices of requests that need no score; a batch of such requests alone is skipped.
+            share: shares the units out among several processes; it is called once, also where memory is too small.
 
         Raises:
             HfpatchError: if a quarter of the limits is too much for the memory, too.
@@ -81,7 +92,11 @@ class Scorer:
 
         for limits in (self.limits, self.limits.quarter()):
             try:
-                self._score_all(requests, done, take, limits)
+                found = self.units(requests, limits)
+                if share is not None:
+                    done.update(share(found, done))
+                    share = None
+                self._score_units(found, requests, done, take, limits)
                 return
             except (MemoryError, RuntimeError) as error:
                 if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)):
@@ -92,31 +107,46 @@ class Scorer:
                         "use a smaller dtype, or more memory (nothing scored so far is lost)"
                     ) from error
                 logger.warning("out of memory with %s tokens at once; trying a quarter", limits.tokens)
-            if self.model.device.type == "cuda":
+            if input_device(self.model).type == "cuda":
                 torch.cuda.empty_cache()
 
     @torch.no_grad()
-    def _score_all(self, requests: Sequence[TokenRequest], done: set[int], take: OnScores, limits: BatchLimits) -> None:
-        pool = Pool(self.parts, limits)
+    def _score_units(
+        self,
+        found: Sequence[Unit],
+        requests: Sequence[TokenRequest],
+        done: Collection[int],
+        take: OnScores,
+        limits: BatchLimits,
+    ) -> None:
         modules = self.trimmable if self._takes_padding(requests) else ()
-        for batch in self.batches(requests, limits):
-            if all(index in done for tree in batch for index, _ in tree.scored):
-                continue
-            pool.add(*self._features(batch, requests, modules))
-            if pool.full:
-                take(pool.flush())
-        take(pool.flush())
+        for unit in found:
+            pool = Pool(self.parts, limits)
+            for batch in unit.missing(done):
+                pool.add(*self._features(batch, requests, modules))
+            if scores := pool.flush():
+                take(scores)
 
     def _features(
         self, batch: Sequence[Tree], requests: Sequence[TokenRequest], modules: Modules
     ) -> tuple[torch.Tensor, Table]:
-        """Return the features (n, width) of a batch's scored positions and the targets that they predict."""
+        """Return the features (n, width) of a batch's scored positions and the targets that they predict.
+
+        A position that is alone comes twice: the rounding of MKL's product of one row depends on where in memory the
+        weights begin, which differs between processes.
+        """
         inputs = model_inputs(self.model, batch)
         positions, targets = scored_positions(batch, requests)
-        rows, nodes = torch.from_numpy(positions).to(self.model.device).unbind(1)
+        if len(positions) == 1:
+            positions = positions.repeat(2, axis=0)
+        rows, nodes = torch.from_numpy(positions).to(inputs["tokens"].device).unbind(1)
         with only_at(modules, rows, nodes, inputs["tokens"]):
             features = self.parts.features(**inputs)
         return features[rows, nodes], targets
+
+    def units(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> list[Unit]:
+        """Return the batches that score all requests, in units; they depend on the requests and the limits alone."""
+        return units(self.batches(requests, limits), limits, together=not isinstance(self.parts, WholeModel))
 
     @torch.no_grad()
     def batches(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> list[list[Tree]]:
@@ -127,7 +157,8 @@ class Scorer:
             tokens = min(tokens, max(_FEWEST_TOKENS, limits.logits // words))  # each position has a row of logits
         if not self._takes_padding(requests):
             return [[row] for row in sorted(plain_rows(requests), key=lambda row: (-len(row), row.tokens))]
-        return batches(self._rows(requests, tokens), replace(limits, tokens=tokens))
+        rows = self._rows(requests, tokens)
+        return batches(rows, replace(limits, tokens=tokens).divided(sum(map(len, rows))))
 
     def _takes_padding(self, requests: Sequence[TokenRequest]) -> bool:
         """Return whether rows as long as the requests' may be padded, and share rows."""

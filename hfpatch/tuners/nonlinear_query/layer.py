@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hfpatch.nn import activation, anchor_preserving, anchored, make_norm, nonlinear_map
+from hfpatch.nn.columns import on_all_columns
 from hfpatch.nn.nonlinear import bottleneck_rank, init_nonlinear
 from hfpatch.sites import TARGETS, AttentionSite
 from hfpatch.tuners.layer import SurgeryLayer
@@ -92,10 +93,16 @@ class NonlinearQueryLayer(SurgeryLayer):
         kwargs: dict[str, Any],
         output: Tensor,
     ) -> Tensor:
+        entered = {target: self.entered(target, args[0]) for target in targets}
         for target in targets:
-            columns, x = self.columns[target], self.entered(target, args[0])
             self.take(target)
-            for name in self.working_adapters():
-                if target in self.configs[name].targets:
-                    output = columns.write(output, self.query(name, target, x, columns.read(output)))
-        return output
+
+        def change(every: Tensor) -> Tensor:
+            for target, x in entered.items():
+                columns = self.columns[target]
+                for name in self.working_adapters():
+                    if target in self.configs[name].targets:
+                        every = columns.write(every, self.query(name, target, x, columns.read(every)))
+            return every
+
+        return on_all_columns(module, output, change)

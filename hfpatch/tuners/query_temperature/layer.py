@@ -7,6 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hfpatch.nn import QueryTemperature, scale_heads
+from hfpatch.nn.columns import on_all_columns
 from hfpatch.sites import AttentionSite, QueryHeads
 from hfpatch.tuners.layer import SurgeryLayer
 from hfpatch.tuners.query_temperature.config import QueryTemperatureConfig
@@ -52,7 +53,9 @@ class QueryTemperatureLayer(SurgeryLayer):
     ) -> Tensor:
         if not self.working_adapters():
             return output
-        return self.columns.write(output, self.scale(self.columns.read(output), -1))
+        return on_all_columns(
+            module, output, lambda every: self.columns.write(every, self.scale(self.columns.read(every), -1))
+        )
 
     def _scale_normed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         if not self.working_adapters():

@@ -1,0 +1,84 @@
+"""Where the weights of a model go: to one device, to all devices of a process, or in pieces to several processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from hfpatch.errors import HfpatchError
+
+_OLDEST = (5, 17)  # the first transformers whose tensor parallelism keeps pieces as DTensors
+_HEADS = ("num_attention_heads", "num_key_value_heads")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the weights of a model go.
+
+    Attributes:
+        device_map: as transformers takes it: ``auto`` fills the devices of this process block by block, then the
+            memory of the machine; or a place for each module. None loads to the CPU, to be moved to one device.
+        tp: tensor parallelism: each process has a piece of every large weight, as the model's plan says.
+    """
+
+    device_map: str | dict[str, Any] | None = None
+    tp: bool = False
+
+    @property
+    def places(self) -> bool:
+        """Whether loading brings the weights where they are to be."""
+        return self.tp or self.device_map is not None
+
+    def check(self, processes: int) -> None:
+        """Refuse what does not go together.
+
+        Args:
+            processes: how many there are.
+
+        Raises:
+            HfpatchError: naming the option.
+        """
+        if self.tp and self.device_map is not None:
+            raise HfpatchError("--tp: cannot go with --device-map, which puts whole blocks on devices; leave one out")
+        if self.tp and processes == 1:
+            raise HfpatchError(
+                "--tp: needs a process for each device; start them with torchrun --nproc-per-node N -m hfpatch eval ..."
+            )
+        if self.device_map is not None and processes > 1:
+            raise HfpatchError(
+                f"--device-map {self.device_map}: spreads one model over the devices of one process, and there are "
+                f"{processes} processes; start hfpatch without a launcher, or leave it out"
+            )
+
+    def options(self, config: Any, processes: int) -> dict[str, Any]:
+        """Return what ``from_pretrained`` is given.
+
+        Args:
+            config: the model's configuration.
+            processes: how many there are.
+
+        Raises:
+            HfpatchError: if tensor parallelism is asked for, and this model or this transformers does not have it, or
+                its heads cannot be divided by the number of processes.
+        """
+        if not self.tp:
+            return {} if self.device_map is None else {"device_map": self.device_map}
+        installed, oldest = version("transformers"), ".".join(map(str, _OLDEST))
+        if tuple(map(int, installed.split(".")[:2])) < _OLDEST:
+            raise HfpatchError(f"--tp: needs transformers {oldest}, this is {installed}")
+        text = config.get_text_config()
+        if not getattr(text, "base_model_tp_plan", None):
+            raise HfpatchError(
+                f"--tp: transformers has no plan of tensor parallelism for {config.model_type} models; use "
+                "--device-map auto in one process, or leave it out"
+            )
+        for name in _HEADS:
+            heads = getattr(text, name, None)
+            if isinstance(heads, int) and heads % processes:
+                raise HfpatchError(
+                    f"--tp: {processes} processes cannot share {heads} heads ({name}); start a number that divides them"
+                )
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=processes)}

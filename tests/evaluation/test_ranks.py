@@ -1,0 +1,262 @@
+"""One evaluation on two processes: gloo, a share for each, pieces of a model, and a process that dies."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from evaluate_on_processes import run
+from families import make_model, make_tokens
+from reference import twin_of
+
+import hfpatch
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.scorer.batching import BatchLimits, batches, units
+from hfpatch.evaluation.scorer.trees import TokenRequest, group
+from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.runs import evaluate
+from hfpatch.support import ranks
+from hfpatch.support.ranks import Ranks
+from hfpatch.surgery.bases import hash_weights, load_base
+
+TESTS = Path(__file__).parent.parent
+PROGRAM = TESTS / "evaluate_on_processes.py"
+WRITING = """
+task: writing
+custom_dataset: !function writing.texts
+output_type: generate_until
+test_split: test
+doc_to_text: "{{text}}"
+doc_to_target: "{{text}}"
+generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 6}
+metric_list:
+  - metric: exact_match
+metadata: {version: 1.0}
+"""
+TEXTS = """
+from datasets import Dataset, DatasetDict
+
+def texts(**_):
+    rows = [{"text": "Anna took the lamp " + "to the mill " * (n % 5)} for n in range(11)]
+    return DatasetDict({"test": Dataset.from_list(rows)})
+"""
+PRE, QUERY = PreProjectionConfig(content_skip=True, init="paper"), NonlinearQueryConfig(rank=5, form="literal")
+KINDS = (PreProjectionConfig, NonlinearQueryConfig)
+METHODS = {"baseline": [], "pre_projection": [{"type": "pre_projection"}]}
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def launch(root: Path, scenarios: dict) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "docs/accelerate/ddp-cpu.yaml"]
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HFPATCH_MATMUL": "mkl"}
+    return subprocess.run(
+        [*command, "--main_process_port", str(free_port()), str(PROGRAM), str(root), json.dumps(scenarios)],
+        env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def make_patch(model, configs, folder: Path) -> str:
+    hfpatch.patch(model, configs, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in (p for p in model.parameters() if p.requires_grad):
+        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
+    hfpatch.save_patch(model, folder)
+    hfpatch.unpatch(model)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """Run every scenario on two processes, in one launch, and all but the last here; return the folder of all."""
+    root = tmp_path_factory.mktemp("ranks")
+    (root / "writing.yaml").write_text(WRITING)
+    (root / "writing.py").write_text(TEXTS)
+    base = load_base("tinyworld/gpt2").model
+    patches = [make_patch(base, each, root / name) for name, each in {"pre": PRE, "query": QUERY}.items()]
+    settings = {"limit": 24, "tasks": ["tinyworld_cloze", "tinyworld_endings"], "batch_size": 2}
+    with_texts = {**settings, "tasks": [*settings["tasks"], "tinyworld_text", "writing"], "include_path": str(root)}
+    recipe = {
+        "name": "small", "model": {"name": "tinyworld/gpt2"}, "data": {"block_size": 32, "max_documents": 30},
+        "training": {"steps": 2, "warmup_steps": 1, "batch_size": 4, "lr": 1e-3, "seeds": [0]},
+        "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 24, "allow_unknown_base": True}, "methods": METHODS,
+    }  # fmt: skip
+    scenarios = {
+        "patches": {"kind": "evaluate", "model": "tinyworld/gpt2", "patches": patches, "settings": with_texts},
+        "models": {"kind": "models", "models": ["tinyworld/gpt2", "tinyworld/gpt-neox"], "settings": settings},
+        "compare": {"kind": "compare", "recipe": recipe},
+    }
+    shared = list(scenarios)
+    scenarios["loads"] = {"kind": "loads"}
+    for case in ("llama", "gpt_neox"):
+        model = make_model(case)
+        model.save_pretrained(root / case)
+        made = [make_patch(model, [PRE, QUERY], root / f"{case}-patch")]
+        tokens = make_tokens().tolist()
+        scenarios[case] = {"kind": "pieces", "model": str(root / case), "patches": made, "tokens": tokens}
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HFPATCH_MATMUL", "mkl")
+        torch.set_num_threads(1)
+        for name in shared:
+            run(root / "one" / name, scenarios[name])
+        arguments = ["eval", "--model", "tinyworld/gpt2", "--tasks"]
+        scenarios["bad"] = {"kind": "command", "arguments": [*arguments, "tinyworld_clozed"]}
+        killed = [*arguments, "tinyworld_cloze", "--limit", "60", "--output", str(root / "two" / "killed")]
+        scenarios["command"] = {"kind": "command", "arguments": killed, "kill": 4}  # the last: it ends the launch
+        ended = launch(root / "two", scenarios)
+        assert (root / "two" / "killed" / "answers").exists(), ended.stderr[-4000:]
+        torch.set_num_threads(threads)
+    return root, ended, time.time()
+
+
+@pytest.fixture(scope="module")
+def root(launched):
+    return launched[0]
+
+
+def read(path: Path):
+    return json.loads(path.read_text())
+
+
+def without_times(value):
+    left_out = ("provenance", "wall_s", "tokens_per_s", "peak_memory_bytes", "mfu", "layers")
+    if isinstance(value, dict):
+        return {key: without_times(each) for key, each in value.items() if key not in left_out}
+    return [without_times(each) for each in value] if isinstance(value, list) else value
+
+
+def assert_alike(found, expected, *, rel=1e-6):
+    """Compare JSON values; numbers to rounding."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_alike(found[key], value, rel=rel)
+    elif isinstance(expected, list):
+        for one, two in zip(found, expected, strict=True):
+            assert_alike(one, two, rel=rel)
+    else:
+        assert found == (pytest.approx(expected, rel=rel, abs=rel) if isinstance(expected, float) else expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["patches", "models"])
+def test_results_and_records_are_those_of_one_process(root, name):
+    one, two = root / "one" / name, root / "two" / name
+    assert_alike(*(without_times(read(place / "results.json")) for place in (two, one)))
+    records = sorted(path.relative_to(one) for path in one.rglob("*.jsonl"))
+    assert records == sorted(path.relative_to(two) for path in two.rglob("*.jsonl"))
+    assert len([path for path in records if path.parts[0] != "answers"]) == {"patches": 12, "models": 4}[name]
+    for path in records:
+        lines = [[json.loads(line) for line in (place / path).read_text().splitlines()] for place in (two, one)]
+        if path.parts[0] == "answers":
+            lines = [sorted(each[1:]) for each in lines]
+        assert_alike(*lines)
+
+
+@pytest.mark.slow
+def test_compare_is_shared_by_all_processes(root):
+    one, two = (read(root / place / "compare" / "results.json") for place in ("one", "two"))
+    assert_alike(without_times(two), without_times(one), rel=1e-4)
+    assert (root / "two" / "compare" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_each_process_has_its_share_of_the_tokens(root):
+    loads = read(root / "two" / "loads" / "rank-0.json")["loads"]
+    assert loads == read(root / "two" / "loads" / "rank-1.json")["loads"]
+    assert 0.45 <= loads[0] / sum(loads) <= 0.55
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["llama", "gpt_neox"])
+def test_pieces_of_a_model_compute_the_formula(root, case):
+    tokens, plain = make_tokens(), make_model(case)
+    patched = hfpatch.load_patch(make_model(case), root / f"{case}-patch")
+    pre, query = (next(name for name, each in patched.peft_config.items() if isinstance(each, kind)) for kind in KINDS)
+    formula = twin_of(patched, case, pre_projection=(pre, PRE), nonlinear_query=(query, QUERY))
+    expected = [model(tokens).logits for model in (plain, formula)]
+    assert not torch.allclose(*expected, rtol=1e-2)
+    for rank in (0, 1):
+        facts = read(root / "two" / case / f"rank-{rank}.json")
+        assert facts["sha256"] == hash_weights(plain)
+        assert [name for name in facts["cut"] if "q_proj.weight" in name or "query_key_value.weight" in name]
+        for logits, value in zip(facts["logits"], expected, strict=True):
+            torch.testing.assert_close(torch.tensor(logits), value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_bad_input_is_said_once_and_ends_all(launched):
+    root, ended, _ = launched
+    assert [read(root / "two" / "bad" / f"rank-{rank}.json") for rank in (0, 1)] == [{"code": 2}] * 2
+    said = [line for line in ended.stderr.splitlines() if line.startswith("hfpatch: error")]
+    assert len([line for line in said if "tinyworld_clozed" in line]) == 1
+    assert len(said) == 2, said
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_others_and_loses_no_answer(launched):
+    root, ended, seen = launched
+    out = root / "two" / "killed"
+    assert ended.returncode != 0
+    assert seen - (out / "evaluation.json").stat().st_mtime < 60
+    assert "a process of this run was ended, so the others end too" in ended.stderr
+    assert not (out / "results.json").exists()
+    lines = {path.name: path.read_text().count("\n") - 1 for path in (out / "answers").iterdir()}
+    assert next(count for name, count in lines.items() if name.endswith(".rank-1.jsonl")) >= 3
+    settings = EvaluationSettings(tasks=["tinyworld_cloze"], limit=60)
+    found = evaluate(ModelSettings(name="tinyworld/gpt2"), settings=settings, output=out)
+    assert found.variants["base"].scores["tinyworld_cloze"].reused >= sum(lines.values())
+    assert not list((out / "answers").glob("*.rank-*"))
+
+
+def test_shares_are_even_and_contexts_stay_together():
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(5, 60, (150,), generator=generator).tolist()
+    contexts = [torch.randint(90, (size,), generator=generator).tolist() for size in sizes]
+    requests = [
+        TokenRequest.cut(context, [ending, *context[: ending % 4]], 200) for context in contexts for ending in range(4)
+    ]
+    for limits in (BatchLimits(512, 1), BatchLimits(32768, 1, 2048)):
+        rows = group(requests, longest=128)
+        found = units(batches(rows, limits.divided(sum(map(len, rows)))), limits)
+        assert sorted(index for unit in found for index in unit.requests()) == list(range(len(requests)))
+        if limits.overhead > 100:
+            continue  # so few tokens are not worth several batches on a GPU
+        for count in (2, 3):
+            shared = Ranks(count=count)
+            owners = shared._assigned([unit.cost(()) for unit in found])
+            assert max(shared.loads) / sum(shared.loads) <= 1.1 / count
+            by_request = {index: owner for unit, owner in zip(found, owners, strict=True) for index in unit.requests()}
+            assert all(len({by_request[4 * place + each] for each in range(4)}) == 1 for place in range(150))
+
+
+def test_one_speaks_for_all(monkeypatch):
+    assert ranks.may_speak()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(ranks, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        assert ranks.may_speak() is (rank == 0)
+
+
+def test_a_lost_connection_is_one_line(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", fail)
+    with pytest.raises(HfpatchError, match="a process of this run was ended"):
+        Ranks(0, 2).everyone(1)

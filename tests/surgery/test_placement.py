@@ -1,0 +1,46 @@
+"""Where a model's weights go: what is refused before anything is loaded, and a map with parts elsewhere."""
+
+import pytest
+from families import make_config
+
+from hfpatch.errors import HfpatchError
+from hfpatch.surgery import placement
+from hfpatch.surgery.placement import Placement
+
+
+@pytest.mark.parametrize(
+    ("asked", "processes", "why"),
+    [
+        (Placement("auto", tp=True), 2, "--tp: cannot go with --device-map"),
+        (Placement(tp=True), 1, "--tp: needs a process for each device"),
+        (Placement("auto"), 2, "--device-map auto: spreads one model .* there are 2 processes"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(asked, processes, why):
+    with pytest.raises(HfpatchError, match=why):
+        asked.check(processes)
+
+
+@pytest.mark.parametrize(
+    ("case", "processes", "why"),
+    [
+        ("gpt2", 2, "no plan of tensor parallelism for gpt2 models"),
+        ("llama", 3, r"3 processes cannot share 4 heads \(num_attention_heads\)"),
+        ("llama", 4, r"4 processes cannot share 2 heads \(num_key_value_heads\)"),
+    ],
+)
+def test_models_that_cannot_be_cut_are_refused(case, processes, why):
+    with pytest.raises(HfpatchError, match=why):
+        Placement(tp=True).options(make_config(case), processes)
+
+
+def test_old_versions_of_transformers_are_refused(monkeypatch):
+    monkeypatch.setattr(placement, "version", lambda _: "5.16.2")
+    with pytest.raises(HfpatchError, match=r"--tp: needs transformers 5\.17, this is 5\.16\.2"):
+        Placement(tp=True).options(make_config("llama"), 2)
+
+
+def test_what_is_asked_for_goes_to_transformers():
+    Placement().check(4)
+    assert Placement().options(make_config("gpt2"), 1) == {}
+    assert Placement("auto").options(make_config("gpt2"), 1) == {"device_map": "auto"}
