@@ -18,7 +18,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.sizes import size_mistake
-from hfpatch.recipes.strict import Dtype, Section, explain, load_as, read_override, write_yaml
+from hfpatch.recipes.strict import Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override, write_yaml
 from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
 from hfpatch.recipes.tuning import TuningSettings, Values, trial_training, tuning_mistake, tuning_seed
 
@@ -29,7 +29,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 class ModelSettings(Section):
     """The base model, which is never trained."""
 
-    name: str = "tinyworld/gpt-neox"
+    name: PathText = "tinyworld/gpt-neox"
     """A hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``."""
     revision: str | None = None
     """The hub revision; None takes the newest and records which one it was."""
@@ -56,7 +56,7 @@ class Recipe(Section):
     """What every method is tried at before its final runs; None trains all at ``training.lr``."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """The tasks."""
-    data_dir: Path | None = None
+    data_dir: ExpandedPath | None = None
     """A folder that holds local copies of hub data sets, relative to the working directory."""
     baseline: str = "baseline"
     """The method of no part that all others are compared with."""

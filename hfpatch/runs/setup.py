@@ -17,6 +17,7 @@ from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import MatmulLibrary, choose_library
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import trial_training
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_method, identify_training
 from hfpatch.runs.plan import PlannedRun
@@ -143,6 +144,8 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
             tuning=_tuning_text(recipe),
         )
     check_blocks(base.model, splits.train, splits.held_out)
+    training = with_steps(recipe.training, len(splits.train))
+    recipe = recipe.model_copy(update={"training": training})
     plans = draw_plans(recipe.training, splits.train, recipe.training.seeds)
     shared = of_base | identify_data(base.tokenizer, splits.train, splits.held_out)
     if recipe.tuning is not None and splits.tuning is not None:

@@ -80,8 +80,8 @@ def stream_of(texts, columns=None):
         column_names = columns
         info = datasets.DatasetInfo()
 
-        def select_columns(self, name):
-            assert name in (columns or ())
+        def select_columns(self, names):
+            assert set(names) <= set(columns or ())
             return self
 
         def __iter__(self):

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from hfpatch.data.readers import is_readable, read_documents
+from hfpatch.data.rows import Rows
 from hfpatch.errors import HfpatchError
 
 
 def read(path, text_column="text"):
-    return list(read_documents(path, text_column=text_column))
+    return list(read_documents(path, Rows(columns=(text_column,))))
 
 
 def jsonl(*rows):
@@ -49,7 +50,7 @@ def test_txt_is_read_a_document_at_a_time(tmp_path):
     path.write_text("the mill likes nobody\n\n" * 40_000 + "the end\n")
     tracemalloc.start()
     last, count = "", 0
-    for text in read_documents(path, text_column="text"):
+    for text in read_documents(path, Rows()):
         last, count = text, count + 1
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -64,7 +65,7 @@ def test_txt_gives_its_documents_back(documents, separated):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"
         path.write_text(separator.join(texts) + ("\n<|endoftext|>\n" if separated else ""))
-        assert list(read_documents(path, text_column="text")) == texts
+        assert list(read_documents(path, Rows())) == texts
 
 
 def test_parquet_column(tmp_path):
@@ -91,8 +92,19 @@ def test_a_byte_order_mark_is_no_text(tmp_path, name):
 
 
 def test_readable_names(tmp_path):
-    names = ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.xz", "a.parquet", "a.md", "a.json", "a.gz"]
-    assert [is_readable(tmp_path / name) for name in names] == [True] * 5 + [False] * 3
+    names = [
+        "a.jsonl",
+        "a.jsonl.gz",
+        "a.txt",
+        "a.txt.xz",
+        "a.parquet",
+        "a.json.bz2",
+        "a.csv.zst",
+        "a.md",
+        "a.gz",
+        "a.parquet.gz",
+    ]
+    assert [is_readable(tmp_path / name) for name in names] == [True] * 7 + [False] * 2
 
 
 @pytest.mark.parametrize(
