@@ -112,7 +112,7 @@ def split_parts(split: str) -> list[SplitPart]:
     """Return the parts of a split, ``train[:10%]+test``.
 
     Raises:
-        ValueError: if it is written otherwise, or a percentage is beyond 100.
+        ValueError: if it is written otherwise, its bounds are of two kinds, or a percentage is beyond 100.
     """
     found = []
     for text in split.split("+"):
@@ -120,6 +120,8 @@ def split_parts(split: str) -> list[SplitPart]:
         if match is None:
             raise ValueError(f"data.split is {split!r}; write a name or a slice of it, such as train[:1%]")
         part = SplitPart(match["name"], match["start"], match["stop"])
+        if part.start and part.stop and part.start.endswith("%") != part.stop.endswith("%"):
+            raise ValueError(f"data.split is {split!r}; both bounds must be numbers or both percentages")
         for bound in (part.start, part.stop):
             if bound and bound.endswith("%") and abs(int(bound[:-1])) > 100:
                 raise ValueError(f"data.split is {split!r}; a percentage must be between -100% and 100%")

@@ -129,6 +129,11 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     check_data_dir(recipe.data_dir)
     check_trackers(recipe.training.report_to)
     validate_methods(recipe.methods)
+    if recipe.model.device_map is not None and PartialState().num_processes > 1:
+        raise HfpatchError(
+            "model.device_map says where one process puts the base, and there are "
+            f"{PartialState().num_processes}, each with a device of its own; leave it out, or start one process"
+        )
     base = load_base(recipe.model.name, **recipe.model.loading)
     check_tokenizer(base.model, base.tokenizer)
     of_base = identify_base(base)

@@ -61,7 +61,7 @@ def require_matrix(module: nn.Module, at: str) -> None:
 
 
 def count_values(parameter: nn.Parameter) -> int:
-    """Return how many values a parameter has; of one in 4 bits, which shares bytes between values, those it stands for."""
+    """Return how many values a parameter has; in 4 bits, where two share a byte, those that it represents."""
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else math.prod(state.shape)
 

@@ -1,4 +1,7 @@
+import bz2
+import csv
 import gzip
+import io
 import json
 import lzma
 import tracemalloc
@@ -24,7 +27,15 @@ def jsonl(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-@pytest.mark.parametrize(("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def zst(data):
+    """Two frames, one after the other, as parallel compressors write them."""
+    return b"".join(pa.compress(part, codec="zstd", asbytes=True) for part in (data[:9], data[9:]))
+
+
+COMPRESSORS = [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress), (".zst", zst)]
+
+
+@pytest.mark.parametrize(("suffix", "compress"), COMPRESSORS)
 def test_jsonl_is_read_in_order_blank_lines_skipped(tmp_path, suffix, compress):
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(compress(jsonl({"text": "één"}) + b"\n" + jsonl({"text": "two\n", "id": 2})))
@@ -66,6 +77,22 @@ def test_txt_gives_its_documents_back(documents, separated):
         path = Path(folder) / "a.txt"
         path.write_text(separator.join(texts) + ("\n<|endoftext|>\n" if separated else ""))
         assert list(read_documents(path, Rows())) == texts
+
+
+@pytest.mark.parametrize(("suffix", "compress"), COMPRESSORS)
+def test_csv_is_read_with_quoted_commas_and_lines(tmp_path, suffix, compress):
+    texts = ["one, two", 'she said "no"', "two\nlines", "", "x" * 200_000]
+    table = io.StringIO()
+    csv.writer(table).writerows([["n", "text"], *enumerate(texts)])
+    path = tmp_path / f"a.csv{suffix}"
+    path.write_bytes(compress(b"\xef\xbb\xbf" + table.getvalue().encode() + b"\r\n"))
+    assert read(path) == texts
+
+
+@pytest.mark.parametrize("content", [b' [{"text": "one"},\n{"text": "two"}]', b'{"text": "one"}\n{"text": "two"}\n'])
+def test_json_is_a_list_or_lines(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    assert read(tmp_path / "a.json") == ["one", "two"]
 
 
 def test_parquet_column(tmp_path):
@@ -112,6 +139,13 @@ def test_readable_names(tmp_path):
         ("a.txt.xz", b"no xz at all", "a.txt.xz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(jsonl({"text": "x" * 999}), mtime=0)[:-9], "a.jsonl.gz: cannot be read"),
         ("a.txt.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 9, "a.txt.gz: cannot be read .*invalid block type"),
+        ("a.txt.bz2", b"no bz2 at all", "a.txt.bz2: cannot be read"),
+        ("a.jsonl.zst", zst(jsonl({"text": "x" * 999}))[:-9], "a.jsonl.zst: cannot be read .*Truncated"),
+        ("a.csv", b"text,n\none\n", "a.csv:2: has 1 fields, the first line 2; quote commas"),
+        ("a.csv", b'text\n"one\n', "a.csv:2: not valid CSV"),
+        ("a.csv", b"txt\none\n", r"a.csv:2: no column 'text' \(did you mean 'txt'\?\)"),
+        ("a.json", b'[{"text": "one"}, 3]', "a.json, row 2: is a JSON int; each row must be an object"),
+        ("a.json", b'[{"text": "one"}', "a.json: not valid JSON .*; it must be a list of objects"),
         ("a.parquet", b"no parquet", "a.parquet: not a parquet file"),
     ],
 )  # fmt: skip
@@ -121,3 +155,9 @@ def test_bad_files_are_one_clear_error(tmp_path, name, content, message):
     with pytest.raises(HfpatchError, match=message) as caught:
         read(path)
     assert "\n" not in str(caught.value)
+
+
+def test_plain_text_has_no_columns(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    with pytest.raises(HfpatchError, match=r"a \.txt file has no columns; data.format=messages needs"):
+        list(read_documents(tmp_path / "a.txt", Rows("messages", ("messages",))))
