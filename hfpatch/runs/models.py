@@ -127,7 +127,7 @@ class _Memory:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             self._base = load_base(settings.name, **settings.loading)
-            place_base(self._base.model, PartialState().device)
+            place_base(self._base, PartialState().device)
             self._settings = settings
         return self._base
 

@@ -73,7 +73,7 @@ def evaluate(
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
     cluster_columns(tasks, settings.cluster)
     base = load_base(model.name, **model.loading)
-    place_base(base.model, PartialState().device)
+    place_base(base, PartialState().device)
     for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
         with _patched(base, folder, allow_other_base):
             pass

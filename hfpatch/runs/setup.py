@@ -24,7 +24,7 @@ from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.tuning import Tuning, values_text
 from hfpatch.support.cache import cache_folder
 from hfpatch.support.files import check_data_dir
-from hfpatch.surgery.bases import Base, hash_weights, load_base, place_base
+from hfpatch.surgery.bases import Base, check_place, hash_weights, load_base, place_base
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.methods import Method, build_method, validate_methods
 from hfpatch.surgery.patch import PatchSummary, patch_summary, unpatch
@@ -135,6 +135,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
             f"{PartialState().num_processes}, each with a device of its own; leave it out, or start one process"
         )
     base = load_base(recipe.model.name, **recipe.model.loading)
+    check_place(base, PartialState().device)
     check_tokenizer(base.model, base.tokenizer)
     of_base = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
@@ -157,7 +158,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
         plans |= draw_plans(trial_training(recipe.training, recipe.tuning), splits.train, [recipe.tuning_seed])
         shared["tuning_text"] = splits.tuning.sha256
     if not cuts_tensors():  # what is cut in pieces goes to the devices piece by piece
-        place_base(base.model, PartialState().device)
+        place_base(base, PartialState().device)
     return ComparisonSetup(
         recipe=recipe,
         base=base,

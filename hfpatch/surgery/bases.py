@@ -39,6 +39,7 @@ class Base:
         model: in evaluation mode.
         tokenizer: with a padding token.
         sha256: hash of the weights, see :func:`hash_weights`.
+        placed: whether a device map or a quantiser has put it where it is.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Base:
     model: Any
     tokenizer: Any
     sha256: str
+    placed: bool = False
 
 
 def load_base(
@@ -107,13 +109,34 @@ def load_base(
     if not Path(source).is_dir():  # the hub's cache names a model's folder by its commit
         config = try_to_load_from_cache(source, "config.json", revision=revision)
         revision = Path(config).parent.name if isinstance(config, str) else revision
-    return Base(name=name, revision=revision, model=model, tokenizer=tokenizer, sha256=hash_weights(model))
+    return Base(
+        name=name,
+        revision=revision,
+        model=model,
+        tokenizer=tokenizer,
+        sha256=hash_weights(model),
+        placed=device_map is not None or load_in_8bit or load_in_4bit,
+    )
 
 
-def place_base(model: Any, device: torch.device) -> None:
-    """Move a base to a device, unless it was loaded to where it is: by a device map, or by its quantiser."""
-    if getattr(model, "hf_device_map", None) is None and not getattr(model, "is_quantized", False):
-        model.to(device)
+def place_base(base: Base, device: torch.device) -> None:
+    """Move a base to a device, unless it was loaded to where it is."""
+    if not base.placed:
+        base.model.to(device)
+
+
+def check_place(base: Base, device: torch.device) -> None:
+    """Check that a base of which a part is to be trained on a device is there, at least in part.
+
+    Raises:
+        HfpatchError: if it is elsewhere.
+    """
+    places = {value.device for value in base.model.parameters() if not value.is_meta} if base.placed else set()
+    if places and not any((at.type, at.index or 0) == (device.type, device.index or 0) for at in places):
+        raise HfpatchError(
+            f"the base is on {', '.join(sorted(map(str, places)))} and this process trains on {device}; change "
+            "model.device_map, or the process's device by CUDA_VISIBLE_DEVICES or ACCELERATE_USE_CPU=true"
+        )
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
