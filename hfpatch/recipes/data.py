@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
@@ -100,9 +101,15 @@ class DataSettings(TextSource):
         if changed := self.changed(_SOURCE):
             return f"data.{changed[0]} is of a single text, and data.mixture has several; set it in each of them"
         try:
-            self.parts()
+            parts = self.parts()
         except ValidationError as error:
             return f"data.mixture: {explain(error, DataSettings)}"
+        for (place, one), (later, other) in itertools.combinations(enumerate(parts), 2):
+            if self.held_out and _may_share(one, other):
+                return (
+                    f"data.mixture.{place} and data.mixture.{later} are {one.split} and {other.split} of {one.source}, "
+                    "so one may train on what the other holds out; take slices that share nothing, or leave one out"
+                )
         return None
 
     def _token_file_mistake(self) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -109,7 +109,7 @@ def set_up_pretraining(recipe: AnyPretraining, out: Path) -> PretrainingSetup[An
     """
     corpus = load_corpus(recipe)
     training = with_steps(recipe.training, len(corpus.train))
-    recipe = recipe.model_copy(update={"training": training})
+    recipe = cast("AnyPretraining", recipe.model_copy(update={"training": training}))
     runs = planned_runs(recipe, out)
     plans = draw_plans(recipe.training, corpus.train, dict.fromkeys(run.seed for run in runs))
     parameters: dict[str, dict[str, int]] = {}
