@@ -36,6 +36,7 @@ from hfpatch.runs.scoring import (
     identify_settings,
     short_names,
 )
+from hfpatch.sites import count_values
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.support.ranks import Ranks
 from hfpatch.surgery.bases import Base
@@ -164,7 +165,7 @@ def _describe(base: Base, model: ModelSettings, settings: EvaluationSettings) ->
     return {
         **{"name": base.name, "revision": base.revision, "sha256": base.sha256, "dtype": model.dtype},
         "model_type": base.model.config.model_type,
-        "parameters": sum(parameter.numel() for parameter in base.model.parameters()),
+        "parameters": sum(map(count_values, base.model.parameters())),
         "max_length": scorer.max_length,
         "tokenizer_sha256": (tokenizer := hash_tokenizer(base.tokenizer)),
         "identity_sha256": hash_values({**identify_base(base), "tokenizer": tokenizer}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.support.ranks import Ranks
-from hfpatch.surgery.bases import Base, load_base
+from hfpatch.surgery.bases import Base, load_base, place_base
 from hfpatch.surgery.placement import Placement
 from hfpatch.training.processes import start_processes, start_ranks
 
@@ -26,7 +26,9 @@ def load_placed(model: ModelSettings, placement: Placement, ranks: Ranks) -> Bas
     Raises:
         HfpatchError: as `load_base`.
     """
-    base = load_base(model.name, revision=model.revision, dtype=model.dtype, placement=placement, processes=ranks.count)
-    if not placement.places:
-        base.model.to(start_processes().device)
+    loading = model.loading
+    if placement.device_map is not None:
+        loading["device_map"] = placement.device_map
+    base = load_base(model.name, **loading, tensor_parallel=ranks.count if placement.tp else None)
+    place_base(base, start_processes().device)
     return base

@@ -25,11 +25,6 @@ class Placement:
     device_map: str | dict[str, Any] | None = None
     tp: bool = False
 
-    @property
-    def places(self) -> bool:
-        """Whether loading brings the weights where they are to be."""
-        return self.tp or self.device_map is not None
-
     def check(self, processes: int) -> None:
         """Refuse what does not go together.
 
@@ -51,34 +46,33 @@ class Placement:
                 f"{processes} processes; start hfpatch without a launcher, or leave it out"
             )
 
-    def options(self, config: Any, processes: int) -> dict[str, Any]:
-        """Return what ``from_pretrained`` is given.
 
-        Args:
-            config: the model's configuration.
-            processes: how many there are.
+def tensor_parallel_plan(config: Any, processes: int) -> Any:
+    """Return the ``distributed_config`` with which ``from_pretrained`` gives each process a piece of a model.
 
-        Raises:
-            HfpatchError: if tensor parallelism is asked for, and this model or this transformers does not have it, or
-                its heads cannot be divided by the number of processes.
-        """
-        if not self.tp:
-            return {} if self.device_map is None else {"device_map": self.device_map}
-        installed, oldest = version("transformers"), ".".join(map(str, _OLDEST))
-        if tuple(map(int, installed.split(".")[:2])) < _OLDEST:
-            raise HfpatchError(f"--tp: needs transformers {oldest}, this is {installed}")
-        text = config.get_text_config()
-        if not getattr(text, "base_model_tp_plan", None):
+    Args:
+        config: the model's configuration.
+        processes: how many there are.
+
+    Raises:
+        HfpatchError: if tensor parallelism is asked for, and this model or this transformers does not have it, or
+            its heads cannot be divided by the number of processes.
+    """
+    installed, oldest = version("transformers"), ".".join(map(str, _OLDEST))
+    if tuple(map(int, installed.split(".")[:2])) < _OLDEST:
+        raise HfpatchError(f"--tp: needs transformers {oldest}, this is {installed}")
+    text = config.get_text_config()
+    if not getattr(text, "base_model_tp_plan", None):
+        raise HfpatchError(
+            f"--tp: transformers has no plan of tensor parallelism for {config.model_type} models; use "
+            "--device-map auto in one process, or leave it out"
+        )
+    for name in _HEADS:
+        heads = getattr(text, name, None)
+        if isinstance(heads, int) and heads % processes:
             raise HfpatchError(
-                f"--tp: transformers has no plan of tensor parallelism for {config.model_type} models; use "
-                "--device-map auto in one process, or leave it out"
+                f"--tp: {processes} processes cannot share {heads} heads ({name}); start a number that divides them"
             )
-        for name in _HEADS:
-            heads = getattr(text, name, None)
-            if isinstance(heads, int) and heads % processes:
-                raise HfpatchError(
-                    f"--tp: {processes} processes cannot share {heads} heads ({name}); start a number that divides them"
-                )
-        from transformers.distributed import DistributedConfig
+    from transformers.distributed import DistributedConfig
 
-        return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=processes)}
+    return DistributedConfig(tp_plan="auto", tp_size=processes)
