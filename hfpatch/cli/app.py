@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hfpatch.cli import options, planning, sharing
+from hfpatch.cli import harness, options, planning, sharing
 from hfpatch.cli.help import Group
 from hfpatch.cli.options import (
     AsJson,
@@ -373,6 +373,7 @@ def tokenize(
 app.command()(planning.plan)
 app.command()(sharing.push)
 app.command()(sharing.export)
+app.command("lm_eval", context_settings=harness.ALL_ARGUMENTS)(harness.lm_eval)
 
 
 def _print_report(folder: Path) -> None:
