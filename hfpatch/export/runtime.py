@@ -286,6 +286,12 @@ class Hooked:
         for item in config.hfpatch:
             if all(path.startswith(start) for path in paths_of(item)):
                 attach(self, item, start)
+        self.all_tied_weights_keys = self.get_expanded_tied_weights_keys(all_submodels=True)  # type: ignore[attr-defined]
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Tell transformers that weights and buffers are initialised as the stock classes do it."""
+        return False
 
 
 def paths_of(item: dict[str, Any]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ def write_model(model: Any, folder: Path) -> WrittenModel:
     """
     tokens = example_tokens(model)
     model.requires_grad_(False)  # torch picks kernels by it
-    expected = logits(model, tokens)
+    expected = logits(realigned(model), tokens)
     merged = merge_others(model)
     description, tensors = describe(model)
     base = {exported_name(name, description): tensor for name, tensor in parts_of_the_base(model).items()}
@@ -60,12 +59,22 @@ def write_model(model: Any, folder: Path) -> WrittenModel:
     lost = sorted({*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])})
     if lost:
         raise _refused(model, f"transformers does not load {lost[0]} as it was saved")
-    found = logits(loaded.eval().requires_grad_(False), tokens)
+    found = logits(realigned(loaded).eval().requires_grad_(False), tokens)
     same = _close(found, expected, rounding(model)) if merged else torch.equal(found, expected)
     if not same:
         why = "does not compute what the patched model computes; nothing was written"
         raise HfpatchError(f"the export {why}" + (f" (merged: {merged[0]}, ...)" if merged else ""))
     return WrittenModel(kind.__name__, sum(tensor.numel() for tensor in tensors.values()), merged)
+
+
+def realigned(model: Any) -> Any:
+    """Copy every weight to memory of its own and return the model.
+
+    Tensors of a file lie where the file has them, and some kernels compute other bits at other addresses.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
 
 
 def imported(folder: Path) -> ModuleType:
@@ -86,7 +95,7 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
     module, home = imported(folder), FILE.removesuffix(".py")
     kind, config_kind = (getattr(module, patched_name(type(stock))) for stock in (model, model.config))
     model.config.save_pretrained(str(folder))  # and read again, which is what transformers keeps of it
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    values, _ = config_kind.get_config_dict(str(folder))
     settings = config_kind.from_dict({**values, "model_type": config_kind.model_type, "hfpatch": description})
     settings.auto_map = {"AutoConfig": f"{home}.{config_kind.__name__}"}
     settings.auto_map["AutoModelForCausalLM"] = f"{home}.{kind.__name__}"
