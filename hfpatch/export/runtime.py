@@ -56,12 +56,15 @@ class Around(nn.Module):
         return self.base(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a module or parameter of this module, or a public value of ``base``; never its methods."""
+        """Return a module or parameter of this module, or a tensor or plain value of ``base``; no objects or methods.
+
+        Servers call what they find at the linear layers that they put in, such as ``quant_method``, once for each.
+        """
         try:
             return super().__getattr__(name)
         except AttributeError:
             value = None if name.startswith("_") else getattr(super().__getattr__("base"), name, None)
-            if value is None or callable(value):
+            if not isinstance(value, Tensor | int | float | str):
                 raise
             return value
 

@@ -27,6 +27,7 @@ class OtherLinear(nn.Module):
     def __init__(self, linear):
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
+        self.quant_method = object()  # what vLLM calls, once, at every module that has it
 
     def forward(self, x):
         return F.linear(x, self.weight, self.bias)
@@ -104,6 +105,8 @@ def test_linear_layers_and_norms_of_other_classes_change_nothing(tower):
             found.append(type(child).__name__)
     assert len(found) > 4
     assert torch.equal(hidden(tower), expected)
+    shown = [module for module in tower.modules() if hasattr(module, "quant_method")]
+    assert all(isinstance(module, OtherLinear) for module in shown)
 
 
 def test_attention_is_the_one_of_the_interface_and_gets_what_is_passed(tower, monkeypatch):
