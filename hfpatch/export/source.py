@@ -24,6 +24,7 @@ class Hfpatch{stock}(Hooked, {stock}):
 
     config_class = Hfpatch{config}
     _keep_in_fp32_modules_strict = {fp32}
+    _keys_to_ignore_on_load_unexpected = None  # the file holds what the model has; vLLM skips what is named here
     hfpatch_prefix = "{prefix}"
 '''
 
