@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
@@ -30,30 +31,37 @@ def is_plain_lora(module: nn.Module) -> bool:
 def merge_others(model: nn.Module) -> list[str]:
     """Merge the active adapters that are neither hfpatch's nor plain LoRA; return the paths of their modules.
 
+    A weight that is tied to another one is untied before, unless the adapter changes both.
+
     Raises:
         HfpatchError: if PEFT cannot merge one of them.
     """
     merged = []
     for name, module in list(model.named_modules()):
-        if isinstance(module, AuxiliaryTrainingWrapper) and not isinstance(module, ModulesToSaveWrapper):
-            _merge(name, module.token_adapter if hasattr(module, "token_adapter") else module)
-        elif isinstance(module, BaseTunerLayer) and not isinstance(module, SurgeryLayer) and not is_plain_lora(module):
-            _merge(name, module)
-        else:
-            continue
-        merged.append(base_name(name))
+        if isinstance(module, BaseTunerLayer) and not isinstance(module, SurgeryLayer) and not is_plain_lora(module):
+            if module.active_adapters and not module.disable_adapters:
+                if not isinstance(module, TrainableTokensLayer):
+                    _untie(module.get_base_layer(), model)
+                _merge(name, module)
+                merged.append(base_name(name))
     return merged
 
 
+def _untie(base: nn.Module, model: nn.Module) -> None:
+    """Give a module parameters of its own."""
+    others = {id(p) for module in model.modules() if module is not base for p in module._parameters.values()}
+    for key, parameter in list(base._parameters.items()):
+        if parameter is not None and id(parameter) in others:
+            base._parameters[key] = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+
+
 def _merge(name: str, layer: Any) -> None:
-    if not layer.active_adapters or getattr(layer, "merged", False):
-        return
     try:
         layer.merge(safe_merge=True)
     except (AttributeError, NotImplementedError, ValueError, TypeError, RuntimeError) as error:
-        reason = next(iter(str(error).splitlines()), "")
+        reason, method = next(iter(str(error).splitlines()), ""), type(layer).__module__.split(".")[-2]
         raise HfpatchError(
-            f"{name}: a {type(layer).__name__} adapter cannot be exported: PEFT cannot merge it ({reason})"
+            f"{base_name(name)}: a {method} adapter cannot be exported: PEFT cannot merge it ({reason})"
         ) from error
 
 

@@ -17,7 +17,7 @@ from hfpatch.tuners.nonlinear_query.layer import PARTS, NonlinearQueryLayer
 from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
 from hfpatch.tuners.query_temperature.layer import QueryTemperatureLayer
 
-_WRAPPED = {"base_layer", "original_module"}  # what PEFT calls the module inside
+_WRAPPED = {"base_layer", "original_module", "token_adapter"}  # what PEFT calls the module inside
 
 Description = list[dict[str, Any]]
 Tensors = dict[str, Tensor]

@@ -97,6 +97,8 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
     model.config.save_pretrained(str(folder))  # and read again, which is what transformers keeps of it
     values, _ = config_kind.get_config_dict(str(folder))
     settings = config_kind.from_dict({**values, "model_type": config_kind.model_type, "hfpatch": description})
+    if not _are_tied(model, description, base):
+        settings.tie_word_embeddings = settings.get_text_config(decoder=True).tie_word_embeddings = False
     settings.auto_map = {"AutoConfig": f"{home}.{config_kind.__name__}"}
     settings.auto_map["AutoModelForCausalLM"] = f"{home}.{kind.__name__}"
     if has_tower(model):
@@ -109,6 +111,13 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
     copy.generation_config = getattr(model, "generation_config", None)
     copy.save_pretrained(str(folder))
     return kind
+
+
+def _are_tied(model: Any, description: Description, base: Tensors) -> bool:
+    """Return whether what the model ties is still equal, after adapters of one of two tied modules were merged."""
+    ties = getattr(model, "all_tied_weights_keys", {}).items()
+    pairs = [[base[exported_name(name, description)] for name in tie] for tie in ties]
+    return all(one is other or torch.equal(one, other) for one, other in pairs)
 
 
 def _fill(model: Any, copy: Any, tensors: Tensors) -> None:
