@@ -14,16 +14,7 @@ import typer
 
 from hfpatch.cli import harness, options, planning, sharing
 from hfpatch.cli.help import Group
-from hfpatch.cli.options import (
-    AsJson,
-    DataDir,
-    Out,
-    Overrides,
-    RecipeArgument,
-    Resume,
-    model_settings,
-    with_data_dir,
-)
+from hfpatch.cli.options import AsJson, DataDir, Out, Overrides, RecipeArgument, Resume, model_settings, with_data_dir
 from hfpatch.cli.quiet import quiet_libraries
 from hfpatch.support.lazy import collection_paused
 
@@ -122,6 +113,7 @@ def evaluate(
     data_dir: DataDir = None,
     revision: options.Revision = None,
     dtype: options.DtypeOption = "float32",
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model, bare or with each of several patches, on lm-eval tasks; or compare several whole models.
@@ -144,7 +136,7 @@ def evaluate(
     }
     settings = validate(given, EvaluationSettings, "hfpatch eval")
     options.check_patches_go_with(model, patches=bool(patch), baseline=baseline)
-    models = options.read_models(model, revision, dtype)
+    models = options.read_models(model, revision, dtype, trust_remote_code)
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress
@@ -213,6 +205,7 @@ def check(
     ] = False,
     revision: options.Revision = None,
     dtype: options.DtypeOption = "float32",
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Test on a model what hfpatch promises: no-op at first, the right place, gradients, generation, saving, removing.
@@ -227,7 +220,7 @@ def check(
     if options and method is None:
         raise HfpatchError(f"{options[0]}: options belong to a method; name it, as in --method pre_projection")
     part = None if method is None else {**dict(read_override(option) for option in options or []), "type": method}
-    base = model_settings(model, revision, dtype)
+    base = model_settings(model, revision, dtype, trust_remote_code)
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress
@@ -262,12 +255,13 @@ def inspect(
     data_dir: DataDir = None,
     revision: options.Revision = None,
     dtype: options.DtypeOption = "float32",
+    trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Show what a model's attention does: where it is, the Q-K relation of every head, and what a patch changes.
 
     Example: hfpatch inspect tinyworld/gpt-neox --patch runs/quickstart/runs/pre_projection/seed-0/patch --html
     """
-    base = model_settings(model, revision, dtype)
+    base = model_settings(model, revision, dtype, trust_remote_code)
     quiet_libraries()
     from hfpatch.runs import inspect as run_inspect
 

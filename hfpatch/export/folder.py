@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from hfpatch.errors import HfpatchError
 from hfpatch.export.write import write_model
@@ -13,7 +14,10 @@ from hfpatch.models import take_apart
 from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate_base
 from hfpatch.surgery.card import base_licence, export_card, shown_base
-from hfpatch.surgery.folder import MANIFEST, load_patch
+from hfpatch.surgery.folder import CONFIG, MANIFEST, load_patch
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+_TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,10 @@ def export_patch(
 ) -> Export:
     """Write a base with a patch as one folder that transformers alone loads, with ``trust_remote_code=True``.
 
-    The folder holds the weights of both, the base's tokenizer, a modelling file in plain torch and a card. Its logits
-    are compared with the patched model's, bit for bit, before the folder appears.
+    The folder holds the weights of both, a tokenizer, a modelling file in plain torch and a card. What is loaded from
+    it is compared with the patched model before the folder appears: the logits are equal bit for bit or, where PEFT
+    merged an adapter other than LoRA into the weights of the base, up to rounding. A tokenizer, a chat template and
+    generation settings beside the adapter take the place of the base's.
 
     Args:
         patch: what ``save_patch`` wrote, or a PEFT adapter.
@@ -69,22 +75,43 @@ def export_patch(
             f"{name}: was pretrained with another query path and has its own modelling file; only patches of "
             "stock models can be exported (save_patch and load_patch work on it)"
         )
+    tokenizer, generation = _beside(patch, locate_base(name), revision)
     load_patch(base.model, patch, allow_other_base=allow_other_base)
     with atomic_directory(out) as folder:
         written = write_model(base.model, folder)
-        AutoTokenizer.from_pretrained(locate_base(name), revision=revision).save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(folder))
+        if generation is not None:
+            generation.save_pretrained(str(folder))
         card = export_card(shown_base(name), written.model_class, base_licence(name))
         write_text(folder / "README.md", card)
     return Export(out, written.model_class, written.added, written.merged)
 
 
 def _named_base(patch: Path) -> str:
-    """Return the base that a patch was made for."""
-    if not (patch / MANIFEST).is_file():
-        raise HfpatchError(f"{patch}: names no base ({MANIFEST} is missing); give the base with --model")
-    base = read_json(patch / MANIFEST).get("base")
-    name = base.get("name") if isinstance(base, dict) else None
+    """Return the base that a patch or an adapter was made for."""
+    if (patch / MANIFEST).is_file():
+        base = read_json(patch / MANIFEST).get("base")
+        name, file = (base.get("name") if isinstance(base, dict) else None), MANIFEST
+    elif (patch / CONFIG).is_file():
+        name, file = read_json(patch / CONFIG).get("base_model_name_or_path"), CONFIG
+    else:
+        raise HfpatchError(f"{patch}: names no base ({MANIFEST} and {CONFIG} are missing); give the base with --model")
     if not isinstance(name, str) or not name:
-        raise HfpatchError(f"{patch / MANIFEST}: names no base; give it with --model")
+        raise HfpatchError(f"{patch / file}: names no base; give it with --model")
     shown = shown_base(name)
     return shown if shown.startswith("tinyworld/") else name
+
+
+def _beside(patch: Path, base: str, revision: str | None) -> tuple[Any, Any]:
+    """Return tokenizer and generation settings: those beside the adapter, else the base's tokenizer and None."""
+    own = any((patch / file).is_file() for file in _TOKENIZER)
+    source, revision = (str(patch), None) if own else (base, revision)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        generation = GenerationConfig.from_pretrained(str(patch)) if (patch / _GENERATION).is_file() else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise HfpatchError(f"{patch}: its tokenizer or {_GENERATION} cannot be loaded: {reason}") from error
+    if (patch / _TEMPLATE).is_file():
+        tokenizer.chat_template = (patch / _TEMPLATE).read_text(encoding="utf-8")
+    return tokenizer, generation

@@ -37,13 +37,15 @@ def merge_others(model: nn.Module) -> list[str]:
         HfpatchError: if PEFT cannot merge one of them.
     """
     merged = []
-    for name, module in list(model.named_modules()):
-        if isinstance(module, BaseTunerLayer) and not isinstance(module, SurgeryLayer) and not is_plain_lora(module):
-            if module.active_adapters and not module.disable_adapters:
-                if not isinstance(module, TrainableTokensLayer):
-                    _untie(module.get_base_layer(), model)
-                _merge(name, module)
-                merged.append(base_name(name))
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    for name, module in modules:
+        if not isinstance(module, BaseTunerLayer) or isinstance(module, SurgeryLayer) or is_plain_lora(module):
+            continue
+        if module.active_adapters and not module.disable_adapters:
+            if not isinstance(module, TrainableTokensLayer):
+                _untie(module.get_base_layer(), model)
+            _merge(name, module)
+            merged.append(base_name(name))
     return merged
 
 

@@ -313,7 +313,7 @@ def attach(model: Any, item: dict[str, Any], start: str) -> None:
         if not isinstance(module(path), Around):
             parent, _, name = path.rpartition(".")
             setattr(module(parent), name, Around(module(path)))
-    part = MADE[item["kind"]](**item["options"])
+    part: Any = MADE[item["kind"]](**item["options"])
     module(item["host"]).add_module(item["name"], part)
     places = {role: [module(path) for path in paths] for role, paths in item["at"].items()}
     inside = f"{item['host']}.{item['name']}".removeprefix(item["block"]).lstrip(".")

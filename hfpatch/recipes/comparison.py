@@ -35,6 +35,8 @@ class ModelSettings(Section):
     """The hub revision; None takes the newest and records which one it was."""
     dtype: Dtype = "float32"
     """The dtype the base is loaded in."""
+    trust_remote_code: bool = False
+    """Run the modelling code that a model brings along, such as an exported one; read it before."""
 
 
 class Recipe(Section):

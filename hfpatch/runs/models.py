@@ -38,7 +38,7 @@ from hfpatch.runs.scoring import (
 )
 from hfpatch.support.files import write_json
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.surgery.bases import Base, load_base
+from hfpatch.surgery.bases import Base, load_model
 
 
 def evaluate_models(
@@ -70,7 +70,8 @@ def evaluate_models(
     """
     named = _label(models)
     identity: dict[str, Any] = identify_settings(settings)
-    identity["models"] = {label: model.model_dump(mode="json") for label, model in named.items()}
+    names = {"name", "revision", "dtype"}
+    identity["models"] = {label: model.model_dump(mode="json", include=names) for label, model in named.items()}
     check_output(output, identity)
     clock, listener, memory = Clock(), progress or Progress(), _Memory()
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before any model
@@ -125,7 +126,7 @@ class _Memory:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self._base = load_base(settings.name, revision=settings.revision, dtype=settings.dtype)
+            self._base = load_model(settings)
             self._base.model.to(PartialState().device)
             self._settings = settings
         return self._base

@@ -26,7 +26,7 @@ from hfpatch.runs.folder import flatten
 from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, sha256_file, write_json
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.surgery.bases import Base, load_base
+from hfpatch.surgery.bases import Base, load_model
 
 BASE = "base"
 IDENTITY = "evaluation.json"  # what the folder's evaluation is of, written before its first answer
@@ -72,7 +72,7 @@ def evaluate(
     clock, listener = Clock(), progress or Progress()
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
     cluster_columns(tasks, settings.cluster)
-    base = load_base(model.name, revision=model.revision, dtype=model.dtype)
+    base = load_model(model)
     base.model.to(PartialState().device)
     for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
         with _patched(base, folder, allow_other_base):
@@ -178,7 +178,7 @@ def _patched(base: Base, patch: Path | None, allow_other_base: bool) -> Iterator
 def _identity(model: ModelSettings, settings: EvaluationSettings, labels: Mapping[str, Path | None]) -> dict[str, Any]:
     """Return what makes two evaluations the same one, as far as it is known before the base is loaded."""
     return {
-        "model": model.model_dump(mode="json"),
+        "model": model.model_dump(mode="json", exclude={"trust_remote_code"}),
         **identify_settings(settings),
         "variants": {label: None if patch is None else _hash_patch(patch) for label, patch in labels.items()},
     }

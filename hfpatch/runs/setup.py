@@ -23,7 +23,7 @@ from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.tuning import Tuning, values_text
 from hfpatch.support.cache import cache_folder
 from hfpatch.support.files import check_data_dir
-from hfpatch.surgery.bases import Base, hash_weights, load_base
+from hfpatch.surgery.bases import Base, hash_weights, load_model
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.methods import Method, build_method, validate_methods
 from hfpatch.surgery.patch import PatchSummary, patch_summary, unpatch
@@ -128,7 +128,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     check_data_dir(recipe.data_dir)
     check_trackers(recipe.training.report_to)
     validate_methods(recipe.methods)
-    base = load_base(recipe.model.name, revision=recipe.model.revision, dtype=recipe.model.dtype)
+    base = load_model(recipe.model)
     check_tokenizer(base.model, base.tokenizer)
     of_base = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.models import register_scratch
+from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.strict import Dtype
 from hfpatch.surgery.peft_registration import peft_is_imported
 
@@ -44,13 +45,16 @@ class Base:
     sha256: str
 
 
-def load_base(name: str, *, revision: str | None = None, dtype: str = "float32") -> Base:
-    """Load a causal language model and its tokenizer; no remote code is run.
+def load_base(
+    name: str, *, revision: str | None = None, dtype: str = "float32", trust_remote_code: bool = False
+) -> Base:
+    """Load a causal language model and its tokenizer; no remote code is run unasked.
 
     Args:
         name: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``.
         revision: hub branch, tag or commit.
         dtype: float32, bfloat16 or float16.
+        trust_remote_code: run the modelling code that the model brings along.
 
     Raises:
         HfpatchError: if the model or its tokenizer cannot be found or loaded.
@@ -65,13 +69,23 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
     with _one_line_errors(f"model {name!r}"):
         register_scratch(source)
         model = AutoModelForCausalLM.from_pretrained(
-            source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False
+            source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
         ).eval()
-        tokenizer = _tokenizer_of(source, revision)
+        tokenizer = _tokenizer_of(source, revision, trust_remote_code)
     if not Path(source).is_dir():  # the hub's cache names a model's folder by its commit
         config = try_to_load_from_cache(source, "config.json", revision=revision)
         revision = Path(config).parent.name if isinstance(config, str) else revision
     return Base(name=name, revision=revision, model=model, tokenizer=tokenizer, sha256=hash_weights(model))
+
+
+def load_model(settings: ModelSettings) -> Base:
+    """Load what a recipe's section or the options of a command name, see :func:`load_base`."""
+    return load_base(
+        settings.name,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        trust_remote_code=settings.trust_remote_code,
+    )
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
@@ -89,12 +103,13 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
         return _tokenizer_of(source, revision)
 
 
-def load_config(name: str, *, revision: str | None = None) -> Any:
-    """Load the configuration of a causal language model, without its weights; no remote code is run.
+def load_config(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Load the configuration of a causal language model, without its weights; no remote code is run unasked.
 
     Args:
         name: as :func:`load_base` takes it, or the path of a ``config.json``.
         revision: hub branch, tag or commit.
+        trust_remote_code: run the modelling code that the model brings along.
 
     Raises:
         HfpatchError: if it cannot be found or read.
@@ -104,7 +119,7 @@ def load_config(name: str, *, revision: str | None = None) -> Any:
     source = name if Path(name).is_file() else locate_base(name)
     with _one_line_errors(f"the configuration of {name!r}"):
         register_scratch(source)
-        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
 
 
 def locate_base(name: str) -> str:
@@ -231,10 +246,10 @@ def _digests(model: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
-def _tokenizer_of(source: str, revision: str | None) -> Any:
+def _tokenizer_of(source: str, revision: str | None, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -246,6 +261,11 @@ def _one_line_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise HfpatchError(
+                f"{what} brings its own code, which is not run unasked; read it, then give eval, inspect or check "
+                "--trust-remote-code (in a recipe: model.trust_remote_code=true)"
+            ) from error
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise HfpatchError(
             f"{what} cannot be loaded: {reason} Check the id, the network and HF_HUB_OFFLINE, or give a local folder"
