@@ -7,9 +7,11 @@ from typing import Any, cast
 
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from hfpatch.nn.nonlinear import bottleneck_rank
 from hfpatch.sites import AttentionSite, find_sites
+from hfpatch.sites.modules import unwrapped
 from hfpatch.sites.site import joined
 from hfpatch.surgery.patch import stack
 from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
@@ -47,6 +49,10 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
             first = query is None or injected(scale) < injected(query)  # of two hooks on one projection
             made.insert(0 if first else 1, [item])
         found += [item for items in made for item in items]
+        output = unwrapped(model.get_submodule(site.output_path))
+        if isinstance(output, Conv1D):  # as in GPT-2, whose attention joins the heads by the last two axes
+            name = f"hfpatch_rows_{site.name.replace('.', '_')}"
+            found.append(_item("hfpatch_rows", name, site, {"projection": [site.output_path]}, {"width": output.nx}))
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer) and not module.merged:
             found.append(_lora(name, module, tensors))

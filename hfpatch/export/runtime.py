@@ -267,11 +267,32 @@ class Lora(HookedModule):
         return result.to(output.dtype)
 
 
+class Rows(HookedModule):
+    """Gives an output projection its rows of ``width`` where a server's attention returns them with the heads joined.
+
+    Attention modules that join the last two axes themselves (GPT-2's) then join the sequence: (batch, seq·width).
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def register(self, projection: list[nn.Module]) -> None:
+        """Act on the output projection."""
+        self.before(projection[0], Rows.split)
+
+    def split(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the arguments with ``(batch, seq, width)`` for ``(batch, seq·width)``."""
+        x = args[0]
+        return None if x.shape[-1] == self.width else ((x.reshape(*x.shape[:-1], -1, self.width), *args[1:]), kwargs)
+
+
 MADE: dict[str, Callable[..., HookedModule]] = {
     "hfpatch_pre": PreProjections,
     "hfpatch_queries": NonlinearQueries,
     "hfpatch_temperatures": Temperatures,
     "hfpatch_lora": Lora,
+    "hfpatch_rows": Rows,
 }
 
 
