@@ -11,18 +11,9 @@ from typing import Annotated
 
 import typer
 
-from hfpatch.cli import engines, evaluation, options, planning, pretraining, sharing
+from hfpatch.cli import engines, evaluation, harness, options, planning, pretraining, sharing
 from hfpatch.cli.help import Group
-from hfpatch.cli.options import (
-    AsJson,
-    DataDir,
-    Out,
-    Overrides,
-    RecipeArgument,
-    Resume,
-    model_settings,
-    with_data_dir,
-)
+from hfpatch.cli.options import AsJson, DataDir, Out, Overrides, RecipeArgument, Resume, model_settings, with_data_dir
 from hfpatch.cli.quiet import quiet_libraries
 from hfpatch.cli.running import RESUME, interruptible, print_report
 from hfpatch.support.lazy import collection_paused
@@ -154,6 +145,7 @@ def check(
     ] = False,
     revision: options.Revision = None,
     dtype: options.DtypeOption = "float32",
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Test on a model what hfpatch promises: no-op at first, the right place, gradients, generation, saving, removing.
@@ -168,7 +160,7 @@ def check(
     if options and method is None:
         raise HfpatchError(f"{options[0]}: options belong to a method; name it, as in --method pre_projection")
     part = None if method is None else {**dict(read_override(option) for option in options or []), "type": method}
-    base = model_settings(model, revision, dtype)
+    base = model_settings(model, revision, dtype, trust_remote_code)
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress
@@ -203,12 +195,13 @@ def inspect(
     data_dir: DataDir = None,
     revision: options.Revision = None,
     dtype: options.DtypeOption = "float32",
+    trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Show what a model's attention does: where it is, the Q-K relation of every head, and what a patch changes.
 
     Example: hfpatch inspect tinyworld/gpt-neox --patch runs/quickstart/runs/pre_projection/seed-0/patch --html
     """
-    base = model_settings(model, revision, dtype)
+    base = model_settings(model, revision, dtype, trust_remote_code)
     quiet_libraries()
     from hfpatch.runs import inspect as run_inspect
 
@@ -243,3 +236,4 @@ app.command()(pretraining.tokenize)
 app.command()(planning.plan)
 app.command()(sharing.push)
 app.command()(sharing.export)
+app.command("lm_eval", context_settings=harness.ALL_ARGUMENTS)(harness.lm_eval)

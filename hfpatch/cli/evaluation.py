@@ -37,6 +37,7 @@ def evaluate(
     dtype: options.DtypeOption = "float32",
     device_map: options.DeviceMap = None,
     tp: options.TensorParallel = False,
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model, bare or with each of several patches, on lm-eval tasks; or compare several whole models.
@@ -61,7 +62,7 @@ def evaluate(
     }
     settings = validate(given, EvaluationSettings, "hfpatch eval")
     options.check_patches_go_with(model, patches=bool(patch), baseline=baseline)
-    models = options.read_models(model, revision, dtype)
+    models = options.read_models(model, revision, dtype, trust_remote_code)
     quiet_libraries()
     with collection_paused():
         from hfpatch.runs.placing import ranks_of

@@ -23,6 +23,10 @@ DataDir = Annotated[Path | None, typer.Option(help="A folder that holds local co
 Revision = Annotated[str | None, typer.Option(help="The model's hub revision.")]
 DtypeOption = Annotated[str, typer.Option(help="The dtype to load the model in: float32, bfloat16 or float16.")]
 
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the modelling code that the model brings along; read it first.")
+]
+
 AllowOtherBase = Annotated[
     bool, typer.Option("--allow-other-base", help="Take a patch whose base had other weights than the model.")
 ]
@@ -99,7 +103,9 @@ def read_clusters(given: list[str] | None) -> dict[str, str | None]:
     return {task: column or None for task, _, column in pairs.values()}
 
 
-def read_models(given: list[str], revision: str | None, dtype: str) -> list[ModelSettings]:
+def read_models(
+    given: list[str], revision: str | None, dtype: str, trust_remote_code: bool = False
+) -> list[ModelSettings]:
     """Return the models that ``--model`` names, each with the revision after its ``@``.
 
     Raises:
@@ -114,7 +120,7 @@ def read_models(given: list[str], revision: str | None, dtype: str) -> list[Mode
             raise HfpatchError(f"--model {text}: no revision after the @; write ID@REVISION, or the id alone")
         if revision is not None and (own or len(given) > 1):
             raise HfpatchError(f"--revision {revision}: write the revision of each model as --model {name}@{revision}")
-        models.append(model_settings(name, own or revision, dtype))
+        models.append(model_settings(name, own or revision, dtype, trust_remote_code))
     return models
 
 
@@ -133,7 +139,7 @@ def check_patches_go_with(models: list[str], *, patches: bool, baseline: bool) -
         )
 
 
-def model_settings(name: str, revision: str | None, dtype: str) -> ModelSettings:
+def model_settings(name: str, revision: str | None, dtype: str, trust_remote_code: bool = False) -> ModelSettings:
     """Return the options that choose a model as a recipe's section.
 
     Raises:
@@ -142,4 +148,5 @@ def model_settings(name: str, revision: str | None, dtype: str) -> ModelSettings
     from hfpatch.recipes.comparison import ModelSettings
     from hfpatch.recipes.strict import validate
 
-    return validate({"name": name, "revision": revision, "dtype": dtype}, ModelSettings, "hfpatch")
+    given = {"name": name, "revision": revision, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    return validate(given, ModelSettings, "hfpatch")

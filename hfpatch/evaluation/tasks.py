@@ -65,6 +65,24 @@ def load_tasks(
     return tasks
 
 
+def hub_dataset(name: str, include_path: Path | None = None) -> str | None:
+    """Return the hub data set that a task is defined on, whatever local copy is read; None if there is none.
+
+    Args:
+        name: the task's name.
+        include_path: a folder with more task files; it may be gone.
+    """
+    added = AddedFolder()
+    if include_path is not None and include_path.is_dir():
+        added = AddedFolder(include_path.absolute(), frozenset(_index([include_path]).task_index))
+    try:
+        with quiet():
+            found = (_manager(name, added).task_index[name].cfg or {}).get("dataset_path")
+    except HfpatchError:
+        return None
+    return found if isinstance(found, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", found) else None
+
+
 @dataclass(frozen=True)
 class AddedFolder:
     """A folder of task files beside lm-eval's and hfpatch's own; the default is none.

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from hfpatch.errors import HfpatchError
-from hfpatch.export.parts import Description, base_name, describe
-from hfpatch.export.source import FILE, has_tower, modelling_source, patched_name
+from hfpatch.export.write import write_model
 from hfpatch.models import take_apart
 from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate_base
 from hfpatch.surgery.card import base_licence, export_card, shown_base
-from hfpatch.surgery.folder import MANIFEST, load_patch
-from hfpatch.tuners.adapters import adapter_parameters
+from hfpatch.surgery.folder import CONFIG, MANIFEST, load_patch
 
-_PROBE_TOKENS = 16
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+_TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was written: the folder, the class that it holds and how many parameters the patch adds."""
+    """What was written.
+
+    Attributes:
+        directory: the folder.
+        model_class: the class in its modelling file.
+        added: how many parameters the patch adds.
+        merged: the modules whose weights contain an adapter, because it can be no part of its own.
+    """
 
     directory: Path
     model_class: str
     added: int
+    merged: list[str]
 
 
 def export_patch(
@@ -46,8 +48,10 @@ def export_patch(
 ) -> Export:
     """Write a base with a patch as one folder that transformers alone loads, with ``trust_remote_code=True``.
 
-    The folder holds the weights of both, the base's tokenizer, a modelling file in plain torch and a card. Its logits
-    are compared with the patched model's, bit for bit, before the folder appears.
+    The folder holds the weights of both, a tokenizer, a modelling file in plain torch and a card. What is loaded from
+    it is compared with the patched model before the folder appears: the logits are equal bit for bit or, where PEFT
+    merged an adapter other than LoRA into the weights of the base, up to rounding. A tokenizer, a chat template and
+    generation settings beside the adapter take the place of the base's.
 
     Args:
         patch: what ``save_patch`` wrote, or a PEFT adapter.
@@ -71,68 +75,43 @@ def export_patch(
             f"{name}: was pretrained with another query path and has its own modelling file; only patches of "
             "stock models can be exported (save_patch and load_patch work on it)"
         )
+    tokenizer, generation = _beside(patch, locate_base(name), revision)
     load_patch(base.model, patch, allow_other_base=allow_other_base)
-    description, tensors = describe(base.model)
     with atomic_directory(out) as folder:
-        copy = _write_model(base.model, description, tensors, folder)
-        tokens = torch.arange(_PROBE_TOKENS)[None] % base.model.config.vocab_size
-        with torch.no_grad():  # torch picks kernels by requires_grad
-            expected, found = (each.requires_grad_(False)(tokens).logits for each in (base.model, copy))
-        if not torch.equal(found, expected):
-            raise HfpatchError("the export does not compute what the patched model computes; nothing was written")
-        AutoTokenizer.from_pretrained(locate_base(name), revision=revision).save_pretrained(str(folder))
-        card = export_card(shown_base(name), type(copy).__name__, base_licence(name))
+        written = write_model(base.model, folder)
+        tokenizer.save_pretrained(str(folder))
+        if generation is not None:
+            generation.save_pretrained(str(folder))
+        card = export_card(shown_base(name), written.model_class, base_licence(name))
         write_text(folder / "README.md", card)
-    return Export(out, type(copy).__name__, sum(tensor.numel() for tensor in tensors.values()))
+    return Export(out, written.model_class, written.added, written.merged)
 
 
 def _named_base(patch: Path) -> str:
-    """Return the base that a patch was made for."""
-    if not (patch / MANIFEST).is_file():
-        raise HfpatchError(f"{patch}: names no base ({MANIFEST} is missing); give the base with --model")
-    base = read_json(patch / MANIFEST).get("base")
-    name = base.get("name") if isinstance(base, dict) else None
+    """Return the base that a patch or an adapter was made for."""
+    if (patch / MANIFEST).is_file():
+        base = read_json(patch / MANIFEST).get("base")
+        name, file = (base.get("name") if isinstance(base, dict) else None), MANIFEST
+    elif (patch / CONFIG).is_file():
+        name, file = read_json(patch / CONFIG).get("base_model_name_or_path"), CONFIG
+    else:
+        raise HfpatchError(f"{patch}: names no base ({MANIFEST} and {CONFIG} are missing); give the base with --model")
     if not isinstance(name, str) or not name:
-        raise HfpatchError(f"{patch / MANIFEST}: names no base; give it with --model")
+        raise HfpatchError(f"{patch / file}: names no base; give it with --model")
     shown = shown_base(name)
     return shown if shown.startswith("tinyworld/") else name
 
 
-def _write_model(model: Any, description: Description, tensors: dict[str, Tensor], folder: Path) -> Any:
-    """Write modelling file, configuration and weights; return the model that they make."""
-    fp32 = any(tensor.dtype == torch.float32 for tensor in tensors.values())
-    write_text(folder / FILE, modelling_source(model, keep_fp32=fp32))
-    module, home = _imported(folder / FILE), FILE.removesuffix(".py")
-    patched, patched_config = patched_name(type(model)), patched_name(type(model.config))
-    values = {key: value for key, value in model.config.to_dict().items() if key != "model_type"}
-    settings = getattr(module, patched_config)(**values, hfpatch=description)
-    settings.auto_map = {"AutoConfig": f"{home}.{patched_config}", "AutoModelForCausalLM": f"{home}.{patched}"}
-    if has_tower(model):
-        settings.auto_map["AutoModel"] = f"{home}.{patched_name(type(model.base_model))}"
-    copy: Any = getattr(module, patched)._from_config(settings, dtype=model.dtype).eval()
-    added = set(adapter_parameters(model))
-    state = model.state_dict(keep_vars=True)
-    _fill(copy, {base_name(name): tensor for name, tensor in state.items() if name not in added} | tensors)
-    copy.generation_config = model.generation_config
-    copy.save_pretrained(str(folder))
-    return copy
-
-
-def _imported(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hfpatch_export", path)
-    if spec is None or spec.loader is None:
-        raise HfpatchError(f"{path}: cannot be imported")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
-    spec.loader.exec_module(module)
-    return module
-
-
-@torch.no_grad()
-def _fill(copy: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy every tensor into the model, each in its own dtype."""
-    places = copy.state_dict(keep_vars=True)
-    if places.keys() != tensors.keys():
-        odd = min(places.keys() ^ tensors.keys())
-        raise HfpatchError(f"tensor {odd!r} has no counterpart in the export; this architecture cannot be exported")
-    for name, place in places.items():
-        place.data = tensors[name].detach().clone()
+def _beside(patch: Path, base: str, revision: str | None) -> tuple[Any, Any]:
+    """Return tokenizer and generation settings: those beside the adapter, else the base's tokenizer and None."""
+    own = any((patch / file).is_file() for file in _TOKENIZER)
+    source, revision = (str(patch), None) if own else (base, revision)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        generation = GenerationConfig.from_pretrained(str(patch)) if (patch / _GENERATION).is_file() else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise HfpatchError(f"{patch}: its tokenizer or {_GENERATION} cannot be loaded: {reason}") from error
+    if (patch / _TEMPLATE).is_file():
+        tokenizer.chat_template = (patch / _TEMPLATE).read_text(encoding="utf-8")
+    return tokenizer, generation

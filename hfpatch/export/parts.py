@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from peft.tuners.lora import LoraLayer
-from peft.tuners.lora.layer import ParamWrapper
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from hfpatch.errors import HfpatchError
 from hfpatch.nn.nonlinear import bottleneck_rank
 from hfpatch.sites import AttentionSite, find_sites
+from hfpatch.sites.modules import unwrapped
 from hfpatch.sites.site import joined
 from hfpatch.surgery.patch import stack
 from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
 from hfpatch.tuners.nonlinear_query.layer import PARTS, NonlinearQueryLayer
 from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
 from hfpatch.tuners.query_temperature.layer import QueryTemperatureLayer
+
+_WRAPPED = {"base_layer", "original_module", "token_adapter"}  # what PEFT calls the module inside
 
 Description = list[dict[str, Any]]
 Tensors = dict[str, Tensor]
@@ -27,13 +28,12 @@ Tensors = dict[str, Tensor]
 def describe(model: nn.Module) -> tuple[Description, Tensors]:
     """Return what :class:`hfpatch.export.runtime.Hooked` reads, an item for each part, and its tensors by their name.
 
-    Raises:
-        HfpatchError: if an adapter is of a kind that cannot be written as plain torch.
+    LoRA that is merged into the weights is no part.
     """
-    _require_plain_parts(model)
     found: Description = []
     tensors: Tensors = {}
     stacked = list(stack(model))
+    names = {module: base_name(name) for name, module in model.named_modules()}
 
     def injected(layer: SurgeryLayer) -> int:
         return min(stacked.index(name) for name in layer.configs)
@@ -41,7 +41,7 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
     for site in find_sites(model):
         pre = surgery_layer(site, PreProjectionLayer)
         if pre is not None and pre.working_adapters():
-            found.append(_pre_projections(site, pre, tensors))
+            found.append(_pre_projections(site, pre, names, tensors))
         query, scale = surgery_layer(site, NonlinearQueryLayer), surgery_layer(site, QueryTemperatureLayer)
         made = [_queries(site, query, tensors)] if query is not None else []
         if scale is not None and scale.working_adapters():
@@ -49,37 +49,32 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
             first = query is None or injected(scale) < injected(query)  # of two hooks on one projection
             made.insert(0 if first else 1, [item])
         found += [item for items in made for item in items]
+        output = unwrapped(model.get_submodule(site.output_path))
+        if isinstance(output, Conv1D):  # as in GPT-2, whose attention joins the heads by the last two axes
+            name = f"hfpatch_rows_{site.name.replace('.', '_')}"
+            found.append(_item("hfpatch_rows", name, site, {"projection": [site.output_path]}, {"width": output.nx}))
     for name, module in model.named_modules():
-        if isinstance(module, LoraLayer):
+        if isinstance(module, LoraLayer) and not module.merged:
             found.append(_lora(name, module, tensors))
     return found, tensors
 
 
 def base_name(name: str) -> str:
     """Return the name that a module or parameter had before adapters were wrapped around it."""
-    return ".".join(part for part in name.split(".") if part != "base_layer")
+    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
 
 
-def _require_plain_parts(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, AuxiliaryTrainingWrapper):
-            raise HfpatchError(f"{name}: a copy of a base module (modules_to_save) cannot be exported; leave it out")
-        if not isinstance(module, BaseTunerLayer) or isinstance(module, SurgeryLayer):
-            continue
-        if not isinstance(module, LoraLayer):
-            raise HfpatchError(
-                f"{name}: a {type(module).__name__} adapter cannot be exported; hfpatch's own methods and lora can"
-            )
-        if module.lora_variant or module.lora_embedding_A:
-            raise HfpatchError(f"{name}: only plain LoRA on a linear projection can be exported; no DoRA, no embedding")
+def exported_name(name: str, description: Description) -> str:
+    """Return the name in the export of a tensor of the base: the modules in an ``Around`` are called ``base`` there."""
+    for path in sorted({path for item in description for path in item["around"]}, key=len, reverse=True):
+        if name.startswith(f"{path}."):
+            name = f"{path}.base{name[len(path) :]}"
+    return name
 
 
-def _pre_projections(site: AttentionSite, layer: PreProjectionLayer, tensors: Tensors) -> dict[str, Any]:
-    if site.norm is not None or site.entries != (site.attention,):
-        raise HfpatchError(
-            f"{site.path}: {type(site.attention).__name__} does not read its hidden state as one argument, so its "
-            "pre-projection cannot be exported; nonlinear queries and LoRA can"
-        )
+def _pre_projections(
+    site: AttentionSite, layer: PreProjectionLayer, names: Mapping[nn.Module, str], tensors: Tensors
+) -> dict[str, Any]:
     parts, name = [], f"hfpatch_pre_{site.name.replace('.', '_')}"
     for index, adapter in enumerate(layer.working_adapters()):
         config = layer.configs[adapter]
@@ -91,7 +86,8 @@ def _pre_projections(site: AttentionSite, layer: PreProjectionLayer, tensors: Te
         inner = layer.linear("preproj_up", adapter).out_features if config.expansion else 0
         part = {"hidden": site.hidden_size, "inner": inner, "activation": config.activation}
         parts.append({**part, "gated": config.gated, "skip": config.content_skip})
-    at = [site.path, site.exit_path]
+    at = {"entries": list(map(names.__getitem__, site.entries)), "exit": [names[site.exit]]}
+    at |= {} if site.norm is None else {"norm": [names[site.norm]]}
     return _item("hfpatch_pre", name, site, at, {"parts": parts, "factor": site.exit_factor})
 
 
@@ -103,7 +99,8 @@ def _queries(site: AttentionSite, layer: NonlinearQueryLayer, tensors: Tensors) 
         for target in config.targets:
             projection = site.projections[target]
             name = f"hfpatch_queries_{projection.path.replace('.', '_')}"
-            at = [joined(site.path, path) for path in (projection.path, projection.source) if path]
+            at = {"projection": [joined(site.path, projection.path)]}
+            at |= {"source": [joined(site.path, projection.source)]} if projection.source else {}
             item = items.setdefault(projection.path, _item("hfpatch_queries", name, site, at, {"parts": []}))
             parts = item["options"]["parts"]
             for kind in PARTS:
@@ -135,11 +132,14 @@ def _temperatures(site: AttentionSite, layer: QueryTemperatureLayer, tensors: Te
         "columns": [columns.groups, columns.width, columns.start, columns.length],
     }
     at = joined(site.path, heads.norm or site.projections["query"].path)
-    return _item("hfpatch_temperatures", name, site, [at], options)
+    return _item("hfpatch_temperatures", name, site, {"place": [at]}, options)
 
 
-def _item(kind: str, name: str, site: AttentionSite, at: list[str], options: dict[str, Any]) -> dict[str, Any]:
-    paths = {"host": site.host_path, "block": site.block_path, "at": at}
+def _item(
+    kind: str, name: str, site: AttentionSite, at: dict[str, list[str]], options: dict[str, Any]
+) -> dict[str, Any]:
+    around = sorted({path for paths in at.values() for path in paths} - {site.path})
+    paths = {"host": site.host_path, "block": site.block_path, "at": at, "around": around}
     return {"kind": kind, "name": name, **paths, "options": options}
 
 
@@ -148,12 +148,10 @@ def _lora(name: str, layer: LoraLayer, tensors: Tensors) -> dict[str, Any]:
     host, _, last = at.rpartition(".")
     own = f"hfpatch_lora_{last}"
     for index, adapter in enumerate(name for name in layer.active_adapters if name in layer.lora_A):
-        a, b = layer.lora_A[adapter], layer.lora_B[adapter]
-        if not isinstance(a, nn.Linear) or not isinstance(b, nn.Linear) or isinstance(layer, ParamWrapper):
-            raise HfpatchError(f"{at}: only LoRA on a linear projection can be exported, not {type(layer).__name__}")
+        a, b = (cast("nn.Linear", held[adapter]) for held in (layer.lora_A, layer.lora_B))
         tensors[joined(host, f"{own}.a.{index}.weight")] = a.weight
         tensors |= {joined(host, f"{own}.b.{index}.{kind}"): tensor for kind, tensor in b.named_parameters()}
         sizes = {"inputs": a.in_features, "rank": a.out_features, "outputs": b.out_features}
         parts.append({**sizes, "scaling": float(layer.scaling[adapter]), "bias": b.bias is not None})
-    paths = {"host": host, "block": host, "at": [at]}
+    paths = {"host": host, "block": host, "at": {"linear": [at]}, "around": [at]}
     return {"kind": "hfpatch_lora", "name": own, **paths, "options": {"parts": parts}}

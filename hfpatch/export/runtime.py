@@ -1,4 +1,4 @@
-"""A patch as modules that are attached to a model by hooks, from the functions of :mod:`hfpatch.nn`.
+"""A patch as modules around those of a stock model, from the functions of :mod:`hfpatch.nn`.
 
 :mod:`hfpatch.export.source` copies :class:`Hooked`, with all that it uses of hfpatch, into every exported folder. x is
 what a module receives, ``(batch, seq, hidden)``.
@@ -6,7 +6,7 @@ what a module receives, ``(batch, seq, hidden)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,16 +32,53 @@ class Matrix(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.weight = nn.Parameter(torch.zeros(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(..., inputs)`` to ``(..., outputs)``."""
         return F.linear(x, self.weight, self.bias)
 
 
+class Around(nn.Module):
+    """A module of the base, ``base``, in a place where a part acts.
+
+    Tools replace the modules of the base: quantisers and servers every linear layer, servers many norms. What acts on
+    this module stays. It shows the tensors and sizes of ``base`` as its own.
+    """
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module of the base."""
+        return self.base(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a module or parameter of this module, or a tensor or plain value of ``base``; no objects or methods.
+
+        Servers call what they find at the linear layers that they put in, such as ``quant_method``, once for each.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            value = None if name.startswith("_") else getattr(super().__getattr__("base"), name, None)
+            if not isinstance(value, Tensor | int | float | str):
+                raise
+            return value
+
+
 class PreProjectionPart(nn.Module):
-    """x~ and, where ``skip`` is set, x~ W_skip of one adapter; see :class:`hfpatch.nn.PreProjection`."""
+    """The tensors of one adapter's pre-projection and content skip; either may be missing.
+
+    .. math::
+        x~ = x + W_down σ(W_up x)                      (plain)
+        x~ = x + W_down (σ(W_gate x) ⊙ W_up x)         (gated)
+        residual += attention(q, k, v) + x~ W_skip     with q, k, v = x~ W_Q, x~ W_K, x~ W_V
+
+    Source: arXiv 2604.10791.
+    """
 
     def __init__(self, hidden: int, inner: int, activation: str, gated: bool, skip: bool) -> None:
         super().__init__()
@@ -59,7 +96,8 @@ class PreProjectionPart(nn.Module):
 class PreProjections(HookedModule):
     """Replaces the hidden state that enters an attention by x~, and adds x~ W_skip to the branch where it ends.
 
-    ``factor`` is what the block multiplies the branch with before it adds it.
+    Several parts act one after the other; each one's skip reads the final x~. ``factor`` is what the block multiplies
+    the branch with before it adds it.
     """
 
     def __init__(self, parts: list[dict[str, Any]], factor: float) -> None:
@@ -67,20 +105,33 @@ class PreProjections(HookedModule):
         self.parts = nn.ModuleList(PreProjectionPart(**part) for part in parts)
         self.factor = factor
 
-    def register(self, attention: nn.Module, exit: nn.Module) -> None:
-        """Hook into an attention, and into the module whose output joins the residual stream."""
-        self.before(attention, PreProjections.replace_input)
+    def register(self, entries: list[nn.Module], exit: list[nn.Module], norm: list[nn.Module] | None = None) -> None:
+        """Act on the modules that read the hidden state, or on the norm that computes it, and on the branch's end."""
+        for module in norm or []:
+            self.after(module, PreProjections.replace_output)
+        for module in entries if norm is None else []:
+            self.before(module, PreProjections.replace_input)
         if any(part.skip is not None for part in self.parts):
-            if exit is not attention:
-                self.after(attention, PreProjections.keep_input)
-            self.after(exit, PreProjections.add_skips, exit is not attention)
+            outside = exit[0] is not entries[0]
+            if outside:
+                self.after(entries[0], PreProjections.keep_input)
+            self.after(exit[0], PreProjections.add_skips, outside)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Map x to x~, both ``(batch, seq, hidden)``."""
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def replace_output(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> Tensor:
+        """Replace the hidden state, as a norm returns it, by x~."""
+        return self.project(output)
 
     def replace_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace the hidden state by x~."""
-        x = hidden_argument(args, kwargs)
-        for part in self.parts:
-            x = part(x)
-        return replace_hidden(module, args, kwargs, x)
+        return replace_hidden(module, args, kwargs, self.project(hidden_argument(args, kwargs)))
 
     def keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Keep x~ for the module where the branch ends."""
@@ -102,7 +153,14 @@ class PreProjections(HookedModule):
 
 
 class NonlinearQueryPart(nn.Module):
-    """The anchored nonlinear query of one adapter; see :class:`hfpatch.nn.NonlinearProjection`.
+    """The anchored nonlinear query of one adapter.
+
+    .. math::
+        f(x) = norm_out(g(norm_in(x) W_1) W_2)         W_1: d -> r,  W_2: r -> d_q
+        Q = A(x) + f(x) / 2                            (preserving: the anchor counts twice)
+        Q = (A(x) + f(x)) / 2                          (literal)
+
+    with the anchor A(x) = x W_Q, the projection of the base, or A(x) = x. Source: arXiv 2603.13381.
 
     ``columns`` (groups, width, start, length) are those of the projection's output that hold the query.
     """
@@ -134,11 +192,11 @@ class NonlinearQueries(HookedModule):
         super().__init__()
         self.parts = nn.ModuleList(NonlinearQueryPart(**part) for part in parts)
 
-    def register(self, projection: nn.Module, source: nn.Module | None = None) -> None:
-        """Hook into the projection and into its source."""
-        if source is not None:
-            self.before(source, NonlinearQueries.remember)
-        self.after(projection, NonlinearQueries.change)
+    def register(self, projection: list[nn.Module], source: list[nn.Module] | None = None) -> None:
+        """Act on the projection and on its source."""
+        for module in source or []:
+            self.before(module, NonlinearQueries.remember)
+        self.after(projection[0], NonlinearQueries.change)
 
     def remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep x for the projection."""
@@ -153,7 +211,10 @@ class NonlinearQueries(HookedModule):
 
 
 class Temperatures(HookedModule):
-    """Scales the query of each head behind its norm, or in its projection's output; see ``QueryTemperature``.
+    """Scales the query of each head behind its norm, or in its projection's output.
+
+    .. math::
+        q_h <- q_h (1 + τ_h)                           τ: (heads,)
 
     ``heads`` (number, path of the norm or None, whether heads come before the sequence there) and ``columns`` (groups,
     width, start, length) say where the heads are.
@@ -162,11 +223,11 @@ class Temperatures(HookedModule):
     def __init__(self, count: int, heads: list[Any], columns: list[int]) -> None:
         super().__init__()
         self.heads, self.columns = QueryHeads(*heads), Columns(*columns)
-        self.taus = nn.ParameterList(nn.Parameter(torch.empty(self.heads.count)) for _ in range(count))
+        self.taus = nn.ParameterList(nn.Parameter(torch.zeros(self.heads.count)) for _ in range(count))
 
-    def register(self, module: nn.Module) -> None:
-        """Hook into the norm or the projection."""
-        self.after(module, Temperatures.change)
+    def register(self, place: list[nn.Module]) -> None:
+        """Act on the norm or the projection."""
+        self.after(place[0], Temperatures.change)
 
     def change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """Scale the heads by every τ."""
@@ -179,7 +240,13 @@ class Temperatures(HookedModule):
 
 
 class Lora(HookedModule):
-    """y = xW + scaling · (x A) B for every part. Source: arXiv 2106.09685."""
+    """Low-rank terms of a linear projection.
+
+    .. math::
+        y = x W + scaling · (x A) B                    A: d -> rank,  B: rank -> out
+
+    Source: arXiv 2106.09685.
+    """
 
     def __init__(self, parts: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -187,9 +254,9 @@ class Lora(HookedModule):
         self.b = nn.ModuleList(Matrix(part["rank"], part["outputs"], part["bias"]) for part in parts)
         self.scaling = [part["scaling"] for part in parts]
 
-    def register(self, linear: nn.Module) -> None:
-        """Hook into the linear projection."""
-        self.after(linear, Lora.change)
+    def register(self, linear: list[nn.Module]) -> None:
+        """Act on the linear projection."""
+        self.after(linear[0], Lora.change)
 
     def change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """Add every part to the projection's output."""
@@ -200,47 +267,75 @@ class Lora(HookedModule):
         return result.to(output.dtype)
 
 
+class Rows(HookedModule):
+    """Gives an output projection its rows of ``width`` where a server's attention returns them with the heads joined.
+
+    Attention modules that join the last two axes themselves (GPT-2's) then join the sequence: (batch, seq·width).
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def register(self, projection: list[nn.Module]) -> None:
+        """Act on the output projection."""
+        self.before(projection[0], Rows.split)
+
+    def split(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the arguments with ``(batch, seq, width)`` for ``(batch, seq·width)``."""
+        x = args[0]
+        return None if x.shape[-1] == self.width else ((x.reshape(*x.shape[:-1], -1, self.width), *args[1:]), kwargs)
+
+
 MADE: dict[str, Callable[..., HookedModule]] = {
     "hfpatch_pre": PreProjections,
     "hfpatch_queries": NonlinearQueries,
     "hfpatch_temperatures": Temperatures,
     "hfpatch_lora": Lora,
+    "hfpatch_rows": Rows,
 }
 
 
 class Hooked:
-    """A model with the parts of a patch: every item of ``config.hfpatch`` is a child of the module ``host``."""
+    """A model with the parts of a patch: every item of ``config.hfpatch`` is a child of the module ``host``.
+
+    An item acts on the modules ``at``. Those that are listed in ``around`` are put into an :class:`Around`.
+    """
 
     hfpatch_prefix = ""  # of the items' paths, where the model is a part of the one that was patched
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        for item in self.hfpatch_items():
-            made = MADE[item["kind"]](**item["options"])
-            self.get_submodule(item["host"]).add_module(item["name"], made)  # type: ignore[attr-defined]
-        self.hfpatch_hook()
+        start = f"{self.hfpatch_prefix}." if self.hfpatch_prefix else ""
+        for item in config.hfpatch:
+            if all(path.startswith(start) for path in paths_of(item)):
+                attach(self, item, start)
+        self.all_tied_weights_keys = self.get_expanded_tied_weights_keys(all_submodels=True)  # type: ignore[attr-defined]
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load as transformers does; quantising puts other modules in the place of those that were hooked."""
-        loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
-        (loaded[0] if isinstance(loaded, tuple) else loaded).hfpatch_hook()
-        return loaded
+    def is_custom_code(cls) -> bool:
+        """Tell transformers that weights and buffers are initialised as the stock classes do it."""
+        return False
 
-    def hfpatch_items(self) -> Iterator[dict[str, Any]]:
-        """Yield the items of the patch that are inside this model, with their paths from here."""
-        start = self.hfpatch_prefix + "." if self.hfpatch_prefix else ""
-        for item in self.config.hfpatch:  # type: ignore[attr-defined]
-            paths = [item["host"], item["block"], *item["at"]]
-            if all(path.startswith(start) for path in paths):
-                host, block, *at = (path.removeprefix(start) for path in paths)
-                yield {**item, "host": host, "block": block, "at": at}
 
-    def hfpatch_hook(self) -> None:
-        """Let every item act on the modules that are now in their places."""
-        module = self.get_submodule  # type: ignore[attr-defined]
-        for item in self.hfpatch_items():
-            part = module(f"{item['host']}.{item['name']}".lstrip("."))
-            part.unhook()
-            path = f"{item['host']}.{item['name']}".removeprefix(item["block"]).lstrip(".")
-            part.hook_into(module(item["block"]), path, partial(part.register, *map(module, item["at"])))
+def paths_of(item: dict[str, Any]) -> list[str]:
+    """Return every path of an item."""
+    return [item["host"], item["block"], *(path for paths in item["at"].values() for path in paths)]
+
+
+def attach(model: Any, item: dict[str, Any], start: str) -> None:
+    """Add the part that an item describes to a model and let it act; ``start`` of every path is not in this model."""
+
+    def module(path: str) -> nn.Module:
+        found: nn.Module = model.get_submodule(f"{path}.".removeprefix(start).rstrip("."))
+        return found
+
+    for path in item["around"]:
+        if not isinstance(module(path), Around):
+            parent, _, name = path.rpartition(".")
+            setattr(module(parent), name, Around(module(path)))
+    part: Any = MADE[item["kind"]](**item["options"])
+    module(item["host"]).add_module(item["name"], part)
+    places = {role: [module(path) for path in paths] for role, paths in item["at"].items()}
+    inside = f"{item['host']}.{item['name']}".removeprefix(item["block"]).lstrip(".")
+    part.hook_into(module(item["block"]), inside, partial(part.register, **places))

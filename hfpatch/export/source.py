@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hfpatch.export.runtime import MADE
+from hfpatch.sites.family import EXPORTED
 from hfpatch.support.generated import modelling_file
 
 FILE = "modeling_hfpatch.py"
@@ -15,7 +16,7 @@ _CONFIG = '''\
 class Hfpatch{config}({config}):
     """Configuration of the base with the description of its patch, ``hfpatch``."""
 
-    model_type = "hfpatch_{model_type}"
+    model_type = "{prefix}{model_type}"
 '''
 _MODEL = '''
 
@@ -24,6 +25,7 @@ class Hfpatch{stock}(Hooked, {stock}):
 
     config_class = Hfpatch{config}
     _keep_in_fp32_modules_strict = {fp32}
+    _keys_to_ignore_on_load_unexpected = None  # the file holds what the model has; vLLM skips what is named here
     hfpatch_prefix = "{prefix}"
 '''
 
@@ -45,7 +47,7 @@ def modelling_source(model: Any, *, keep_fp32: bool) -> str:
     stock, config = type(model), type(model.config)
     kinds = {"": stock} | ({model.base_model_prefix: type(model.base_model)} if has_tower(model) else {})
     names = {"config": config.__name__}
-    made = _CONFIG.format(**names, model_type=config.model_type)
+    made = _CONFIG.format(**names, prefix=EXPORTED, model_type=config.model_type)
     for prefix, kind in kinds.items():
         kept = sorted({*(kind._keep_in_fp32_modules_strict or []), *(MADE if keep_fp32 else [])})
         where = f", those below ``{prefix}``" if prefix else ""

@@ -23,6 +23,7 @@ from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mi
 from hfpatch.recipes.tuning import TuningSettings, Values, trial_training, tuning_mistake, tuning_seed
 
 SEED_LIMIT = 2**32
+_PLACES = ("trust_remote_code", "device_map")
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -50,7 +51,7 @@ class ModelSettings(Section):
     )
     """How attention is computed; None leaves it to transformers."""
     trust_remote_code: bool = False
-    """Run code that comes with the model or its tokenizer."""
+    """Run code that comes with the model or its tokenizer, such as an exported one's; read it before."""
     device_map: str | dict[str, int | str] | None = None
     """Where the modules of the base are: ``auto``, ``balanced``, ``sequential``, a device, or a device for each module;
     None puts all on the device of the process."""
@@ -70,6 +71,12 @@ class ModelSettings(Section):
     def describe(self) -> dict[str, Any]:
         """Return what is not at its default of how the base is loaded, name, revision and dtype aside."""
         return self.model_dump(mode="json", exclude={"name", "revision", "dtype"}, exclude_defaults=True)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes two models the same one: not where they are computed, nor by whose code."""
+        own = self.model_dump(mode="json", include={"name", "revision", "dtype"})
+        return own | {key: value for key, value in self.describe().items() if key not in _PLACES}
 
 
 def _bits_mistake(model: ModelSettings) -> str | None:

@@ -11,7 +11,7 @@ from hfpatch.promises import CheckReport
 from hfpatch.promises import check as run_promises
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.runs.progress import Progress
-from hfpatch.surgery.bases import load_base, load_config
+from hfpatch.surgery.bases import load_config, load_model
 from hfpatch.surgery.methods import Part, build_method, validate_methods
 from hfpatch.twins import twin
 
@@ -65,12 +65,9 @@ def check(
     for each in parts:
         validate_methods({"checked": [each]})
     if config_only:
-        name, loaded = (
-            f"a tiny random twin of {model.name}",
-            twin(load_config(model.name, revision=model.revision, trust_remote_code=model.trust_remote_code)),
-        )
+        name, loaded = f"a tiny random twin of {model.name}", _twin(model)
     else:
-        name, loaded = model.name, load_base(model.name, **model.loading).model
+        name, loaded = model.name, load_model(model).model
     reports: list[CheckReport] = []
     refused: dict[str, str] = {}
     for each in parts:
@@ -86,6 +83,13 @@ def check(
     if not reports:
         raise HfpatchError(next(iter(refused.values())))
     return CheckOutcome(reports, refused)
+
+
+def _twin(model: ModelSettings) -> Any:
+    config = load_config(model.name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    if hasattr(config, "hfpatch"):
+        raise HfpatchError(f"{model.name}: is an export, whose parts have their sizes; leave --config-only out")
+    return twin(config)
 
 
 def _show(progress: Progress, method: str, promise: str, done: int, total: int) -> None:

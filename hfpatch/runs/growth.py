@@ -19,7 +19,7 @@ Changes: TypeAlias = dict[str, tuple[Any, Any]]
 """Dotted key of a recipe -> its value in the folder's recipe and in the one that is about to run."""
 
 NOT_IDENTITY = {
-    *("description", "data_dir", "evaluation.allow_unknown_base"),
+    *("description", "data_dir", "evaluation.allow_unknown_base", "model.device_map", "model.trust_remote_code"),
     *(f"training.{key}" for key in training_settings.NOT_IDENTITY - {"seeds"}),
 }
 """Keys of a recipe that may differ between a run and its continuation: they change no number, but for rounding."""

@@ -25,7 +25,7 @@ from hfpatch.models.paths import query_paths_with_f
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.data import DataSettings
 from hfpatch.sites import find_sites, survey
-from hfpatch.surgery.bases import TINYWORLD, Base, load_base
+from hfpatch.surgery.bases import TINYWORLD, Base, load_model
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch_summary, stack
 from hfpatch.tinyworld.tasks import items
@@ -63,7 +63,7 @@ def inspect(
     Raises:
         HfpatchError: if the model, the patch or the text cannot be loaded, or the model's architecture is not declared.
     """
-    base = load_base(model.name, **model.loading)
+    base = load_model(model)
     seen = survey(base.model)
     source, rows = _rows(base, seen.sites[0].hidden_size, text, tokens, data_dir)
     notes = [f"Block {layer} is no attention branch: {why}." for layer, why in seen.skipped.items()]

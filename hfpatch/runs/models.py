@@ -74,7 +74,7 @@ def evaluate_models(
     """
     named = _label(models)
     identity: dict[str, Any] = identify_settings(settings)
-    identity["models"] = {label: model.model_dump(mode="json") for label, model in named.items()}
+    identity["models"] = {label: model.identity for label, model in named.items()}
     placement = placement or Placement()
     ranks = ranks_of(placement)
     ranks.on_first(partial(check_output, output, identity))

@@ -178,7 +178,7 @@ def _patched(base: Base, patch: Path | None, allow_other_base: bool) -> Iterator
 def _identity(model: ModelSettings, settings: EvaluationSettings, labels: Mapping[str, Path | None]) -> dict[str, Any]:
     """Return what makes two evaluations the same one, as far as it is known before the base is loaded."""
     return {
-        "model": model.model_dump(mode="json"),
+        "model": model.identity,
         **identify_settings(settings),
         "variants": {label: None if patch is None else _hash_patch(patch) for label, patch in labels.items()},
     }

@@ -24,7 +24,7 @@ from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.tuning import Tuning, values_text
 from hfpatch.support.cache import cache_folder
 from hfpatch.support.files import check_data_dir
-from hfpatch.surgery.bases import Base, check_place, hash_weights, load_base, place_base
+from hfpatch.surgery.bases import Base, check_place, hash_weights, load_model, place_base
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.methods import Method, build_method, validate_methods
 from hfpatch.surgery.patch import PatchSummary, patch_summary, unpatch
@@ -134,7 +134,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
             "model.device_map says where one process puts the base, and there are "
             f"{PartialState().num_processes}, each with a device of its own; leave it out, or start one process"
         )
-    base = load_base(recipe.model.name, **recipe.model.loading)
+    base = load_model(recipe.model)
     check_place(base, PartialState().device)
     check_tokenizer(base.model, base.tokenizer)
     of_base = identify_base(base)

@@ -8,6 +8,7 @@ from pathlib import Path
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.reporting.cards import run_card
 from hfpatch.results.folder import load_comparison
+from hfpatch.sharing.eval_results import eval_results
 from hfpatch.surgery.card import shown_base
 
 Contents = dict[str, Path | bytes]
@@ -21,23 +22,26 @@ _BASE_NAMES = {"adapter_config.json": ("base_model_name_or_path",), "patch.json"
 _MARKERS = ("patch.json", "adapter_config.json", "config.json")
 
 
-def contents(folder: Path, *, method: str | None = None, seed: int | None = None) -> Contents:
+def contents(
+    folder: Path, *, method: str | None = None, seed: int | None = None, repo_id: str | None = None
+) -> Contents:
     """Return what of a folder is shared.
 
     Of a run: recipe, plan, results, report, figures, training curves and patches, with a card; not the checkpoints,
     and not the per-document records, which hold text of the data sets. Of a patch or an export: everything. Paths of
-    this machine are cut down to names.
+    this machine are cut down to names. One method's patch has its scores beside it, as the hub reads them.
 
     Args:
         folder: what `compare`, `save_patch` or `export` wrote.
         method: of a run, the one method whose patch is at the top level, ready to be loaded; None takes all patches.
         seed: the seed of that patch; None takes the first.
+        repo_id: where it goes, which the scores name as their source; None leaves them out.
 
     Raises:
         HfpatchError: if the folder is none of these, or has no such patch.
     """
     if (folder / "results.json").is_file():
-        return _run(folder, method, seed)
+        return _run(folder, method, seed, repo_id)
     if method is not None or seed is not None:
         raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
     if any((folder / name).is_file() for name in _MARKERS):
@@ -45,13 +49,16 @@ def contents(folder: Path, *, method: str | None = None, seed: int | None = None
     raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
 
 
-def _run(folder: Path, method: str | None, seed: int | None) -> Contents:
+def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None) -> Contents:
     results = load_comparison(folder)
     report = {name: folder / name for name in _REPORT if (folder / name).is_file()}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if path.is_file()}
     shared: Contents = {**report, **figures}
     if method is not None:
-        return {**shared, **_tree(_patch(folder, list(results.methods), method, seed))}
+        patch = _patch(folder, list(results.methods), method, seed)
+        number = int(patch.parent.name.removeprefix("seed-"))
+        scores = eval_results(results, method, number, repo_id) if repo_id is not None else {}
+        return {**shared, **_tree(patch), **scores}
     for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
         curve = patch.parent / "metrics.jsonl"
         paths = {f"patch/{name}": file for name, file in _tree(patch).items()}

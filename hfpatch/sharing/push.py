@@ -41,7 +41,7 @@ def push(
     Raises:
         HfpatchError: if the folder cannot be shared, or the hub refuses.
     """
-    shared = contents(folder, method=method, seed=seed)
+    shared = contents(folder, method=method, seed=seed, repo_id=repo_id)
     url = None if dry_run else _send(shared, repo_id, private=private, message=f"Upload {folder.resolve().name}")
     return Pushed(url, tuple(sorted(shared)))
 

@@ -60,6 +60,9 @@ class Family:
     refusals: Refusals | Callable[[nn.Module], Refusals] = field(default_factory=dict)
 
 
+EXPORTED = "hfpatch_"
+"""What precedes the stock model type in that of an export, which has its attention branches in the same places."""
+
 _FAMILIES: dict[str, Family] = {}
 _WITHOUT: dict[str, str] = {}  # model types that have no attention branch to change, with the reason
 
@@ -91,6 +94,8 @@ def family_of(model_type: str) -> Family | None:
     Raises:
         HfpatchError: with the reason, if models of this type cannot be patched.
     """
+    if model_type not in _FAMILIES:
+        model_type = model_type.removeprefix(EXPORTED)
     if model_type in _WITHOUT:
         raise HfpatchError(f"models of type {model_type!r} cannot be patched: {_WITHOUT[model_type]}")
     return _FAMILIES.get(model_type)

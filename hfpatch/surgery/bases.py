@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.models import register_scratch
+from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.strict import Dtype
 from hfpatch.surgery.peft_registration import peft_is_imported
 from hfpatch.surgery.placement import tensor_parallel_plan
@@ -146,6 +147,11 @@ def check_place(base: Base, device: torch.device) -> None:
         )
 
 
+def load_model(settings: ModelSettings) -> Base:
+    """Load what a recipe's section or the options of a command name, see :func:`load_base`."""
+    return load_base(settings.name, **settings.loading)
+
+
 def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
     """Load a tokenizer; one without a padding token takes its end-of-text token for it. No remote code is run.
 
@@ -162,7 +168,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
 
 
 def load_config(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """Load the configuration of a causal language model, without its weights.
+    """Load the configuration of a causal language model, without its weights; no remote code is run unasked.
 
     Args:
         name: as :func:`load_base` takes it, or the path of a ``config.json``.
@@ -345,6 +351,11 @@ def _one_line_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise HfpatchError(
+                f"{what} brings its own code, which is not run unasked; read it, then give eval, inspect or check "
+                "--trust-remote-code (in a recipe: model.trust_remote_code=true)"
+            ) from error
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise HfpatchError(
             f"{what} cannot be loaded: {reason} Check the id, the network and HF_HUB_OFFLINE, or give a local folder"

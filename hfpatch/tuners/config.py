@@ -7,11 +7,13 @@ import math
 import types
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from peft import PeftConfig, TaskType
 
 from hfpatch.errors import HfpatchError
+from hfpatch.tuners.card import describe_loading
 
 _NAMES = {
     int: "an integer",
@@ -55,6 +57,11 @@ class SurgeryConfig(PeftConfig):
         ours = {f.name for f in dataclasses.fields(self)} - {f.name for f in dataclasses.fields(PeftConfig)}
         for name in sorted(ours):
             setattr(self, name, _checked(name, getattr(self, name), hints[name]))
+
+    def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
+        """Write ``adapter_config.json``, and say in the card beside it that loading needs hfpatch."""
+        super().save_pretrained(save_directory, **kwargs)  # type: ignore[no-untyped-call]
+        describe_loading(Path(save_directory) / "README.md")
 
 
 def with_python_values(config: PeftConfig) -> PeftConfig:

@@ -1,11 +1,14 @@
 """All possible methods at once, under promises that need no formula."""
 
+import elsewhere
 import torch
 from architectures.catalogue import logits_of, make, model_type, tokens_for
-from architectures.sweep import close, configuration, refusal
+from architectures.sweep import ROUNDING, close, configuration, refusal
 from families import perturb
 
 import hfpatch
+from hfpatch.export.parts import describe
+from hfpatch.export.write import write_model
 
 WITHOUT_GENERATION = {
     "blt": "transformers makes no cache for it",
@@ -27,7 +30,7 @@ def agrees_with_its_cache(model, tokens):
 
 
 def promises(case, folder):
-    """Return in words which promises hold."""
+    """Return in words which promises hold, and whether the export computes the same elsewhere."""
     methods = [
         "pre-projection" if refusal(case, "content skip") else "content skip",
         "nonlinear query",
@@ -36,12 +39,39 @@ def promises(case, folder):
     model = hfpatch.patch(make(case), [configuration(method) for method in methods if not refusal(case, method)])
     perturb(model, std=0.1)
     tokens = tokens_for(model)
-    hfpatch.save_patch(model, folder)
-    loaded = hfpatch.load_patch(make(case), folder)
+    hfpatch.save_patch(model, folder / "patch")
+    loaded = hfpatch.load_patch(make(case), folder / "patch")
     assert torch.equal(logits_of(loaded, tokens), logits_of(model, tokens)), "another model comes back from the disk"
+    return keeps_its_cache(case, model, tokens), exported(case, model, tokens, folder / "export")
+
+
+def keeps_its_cache(case, model, tokens):
     if model_type(case) in WITHOUT_GENERATION:
         return f"save and load; {WITHOUT_GENERATION[model_type(case)]}"
     if not agrees_with_its_cache(model, tokens):
         assert not agrees_with_its_cache(make(case), tokens), "generation with and without cache disagree"
         return "save and load; the base itself disagrees with its cache"
     return "save and load, cache"
+
+
+def exported(case, model, tokens, folder):
+    """A process without hfpatch and PEFT computes the same logits, gradients of the parts and new tokens."""
+    reformer = model_type(case) == "reformer"  # it demands training mode and the full length; dropout is off
+    trained = tokens_for(model, length=64) if reformer else tokens
+    torch.manual_seed(0)
+    logits = model.train(reformer)(trained, use_cache=False).logits
+    (logits * torch.linspace(-1, 1, logits.numel()).reshape(logits.shape)).sum().backward()
+    gradients = {name: tensor.grad for name, tensor in describe(model.eval())[1].items()}
+    steps = {} if model_type(case) in WITHOUT_GENERATION else {"steps": generated(model, tokens, use_cache=True)}
+    folder.mkdir()
+    write_model(model, folder)
+    torch.manual_seed(0)
+    expected = logits_of(model, tokens)
+    found, _ = elsewhere.computed(folder, tokens, new_tokens=3 if steps else 0, trained=trained, training_mode=reformer)
+    logits = found.pop("logits")
+    assert torch.equal(logits, expected), f"the export computes other logits {(logits - expected).abs().max()}"
+    found.pop("written", None)
+    for name, tensor in ({f"gradient {name}": g for name, g in gradients.items()} | steps).items():
+        assert close(found.pop(name), tensor, rounding=10 * ROUNDING), f"the export has another {name}"
+    assert not found
+    return "yes"

@@ -1,13 +1,8 @@
 """Pushing to a local stand-in of the hub's HTTP API."""
 
-import base64
-import hashlib
 import json
-import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import safetensors.torch
@@ -20,82 +15,6 @@ import hfpatch
 from hfpatch import HfpatchError, sharing
 from hfpatch.reporting import write_report
 from hfpatch.sharing.contents import contents
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-def _mode(path):
-    """Weights go to large-file storage, as on the hub."""
-    return "lfs" if path.endswith(".safetensors") else "regular"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Takes a repository and a commit as the hub does, and remembers what it was sent."""
-
-    def log_message(self, *arguments):
-        pass
-
-    def _answer(self, value, status=200):
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _upload(self, oid):
-        return f"{self.server.address}/upload/{oid}"
-
-    def do_PUT(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.seen.append(("PUT", self.path, body))
-        self._answer({})
-
-    def do_GET(self):
-        self.server.seen.append(("GET", self.path, None))
-        self._answer({"error": "not found"}, 404)
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.seen.append(("POST", self.path, body))
-        if self.server.refusal is not None:
-            self._answer({"error": self.server.refusal}, 403)
-        elif self.path == "/api/repos/create":
-            self._answer({"url": f"{self.server.address}/me/run"})
-        elif self.path == "/api/validate-yaml":
-            self._answer({"errors": [], "warnings": []})
-        elif "/preupload/" in self.path:
-            files = json.loads(body)["files"]
-            told = [{"path": file["path"], "uploadMode": _mode(file["path"]), "shouldIgnore": False} for file in files]
-            self._answer({"files": told})
-        elif self.path.endswith("/info/lfs/objects/batch"):
-            objects = [
-                {
-                    **each,
-                    "authenticated": True,
-                    "actions": {"upload": {"href": self._upload(each["oid"]), "header": {}}},
-                }
-                for each in json.loads(body)["objects"]
-            ]
-            self._answer({"transfer": "basic", "objects": objects})
-        elif "/commit/" in self.path:
-            url = f"{self.server.address}/me/run/commit/{COMMIT}"
-            self._answer({"success": True, "commitOid": COMMIT, "commitUrl": url})
-        else:
-            self._answer({"error": "not found"}, 404)
-
-
-@pytest.fixture
-def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.seen, server.refusal = [], None
-    server.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 def patch_folder(folder):
@@ -132,22 +51,8 @@ def run(tmp_path):
 
 
 def push(hub, *arguments):
-    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_none", "HF_HUB_OFFLINE": "0"}
-    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}  # large files go by plain HTTP
     command = [sys.executable, "-m", "hfpatch", "push", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-
-
-def committed(hub):
-    """Return the files of the commit that the hub was sent, by path."""
-    (body,) = [body for method, path, body in hub.seen if "/commit/" in path]
-    lines = [json.loads(line) for line in body.decode().splitlines()]
-    files = [line["value"] for line in lines if line["key"] == "file"]
-    large = {line["value"]["path"]: line["value"]["oid"] for line in lines if line["key"] == "lfsFile"}
-    stored = {path.rsplit("/", 1)[1]: body for method, path, body in hub.seen if method == "PUT"}
-    assert all(hashlib.sha256(stored[oid]).hexdigest() == oid for oid in large.values())
-    small = {file["path"]: base64.b64decode(file["content"]) for file in files}
-    return {**small, **{path: stored[oid] for path, oid in large.items()}}
+    return subprocess.run(command, capture_output=True, text=True, env=hub.environment, timeout=120)
 
 
 @pytest.mark.slow
@@ -158,7 +63,7 @@ def test_a_run_goes_in_one_commit_without_checkpoints_and_records(hub, run):
     created = next(json.loads(body) for _, path, body in hub.seen if path == "/api/repos/create")
     assert (created["name"], created.get("organization")) == ("run", "me")
     assert created.get("private") is True or created.get("visibility") == "private"
-    files = committed(hub)
+    files = hub.repositories["models", "me/run"]
     assert {"README.md", "results.json", "results.csv", "report.html", "report.md", "figures/quality.svg"} <= set(files)
     tensors = "runs/lora/seed-1/patch/lora/adapter_model.safetensors"
     assert files[tensors] == (run / tensors).read_bytes()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import CASES, FAMILIES, FEW, logits_of, make_model, make_tokens, perturb
+from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -41,6 +42,9 @@ def test_save_and_load(case, method, tmp_path):
     model.save_pretrained(tmp_path)
     names = {file.name for file in tmp_path.iterdir()}
     assert names <= {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    card = (tmp_path / "README.md").read_text()
+    assert card.count("pip install hfpatch") == card.count("import hfpatch\n") == 1
+    assert ModelCard(card).data.library_name == "peft"
     by_peft = PeftModel.from_pretrained(make_model(case), tmp_path)
     by_transformers = make_model(case)
     info = by_transformers.load_adapter(str(tmp_path))

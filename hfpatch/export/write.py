@@ -1,0 +1,138 @@
+"""A patched model as a modelling file, a configuration and weights, compared with it as they are loaded again."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hfpatch.errors import HfpatchError
+from hfpatch.export.merge import merge_others, parts_of_the_base
+from hfpatch.export.parts import Description, Tensors, describe, exported_name
+from hfpatch.export.source import FILE, has_tower, modelling_source, patched_name
+from hfpatch.promises.common import example_tokens, logits, rounding
+from hfpatch.support.files import write_text
+
+_COUNT = itertools.count()
+
+
+@dataclass(frozen=True)
+class WrittenModel:
+    """What was written of a model.
+
+    Attributes:
+        model_class: the name of the class in the modelling file.
+        added: how many parameters the parts have; merged adapters have none.
+        merged: the paths of the modules whose weights contain an adapter now.
+    """
+
+    model_class: str
+    added: int
+    merged: list[str]
+
+
+def write_model(model: Any, folder: Path) -> WrittenModel:
+    """Write a patched model into a folder, and compare the logits of what is loaded from there with its own.
+
+    They are equal bit for bit; where adapters were merged into weights, up to rounding. The model is used up: the
+    adapters that were merged stay in its weights.
+
+    Raises:
+        HfpatchError: if a part of the patch or the architecture cannot be written so.
+    """
+    tokens = example_tokens(model)
+    model.requires_grad_(False)  # torch picks kernels by it
+    expected = logits(realigned(model), tokens)
+    merged = merge_others(model)
+    description, tensors = describe(model)
+    base = {exported_name(name, description): tensor for name, tensor in parts_of_the_base(model).items()}
+    kind = _write(model, description, base, tensors, folder)
+    loaded, report = kind.from_pretrained(str(folder), output_loading_info=True)
+    lost = sorted({*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])})
+    if lost:
+        raise _refused(model, f"transformers does not load {lost[0]} as it was saved")
+    found = logits(realigned(loaded).eval().requires_grad_(False), tokens)
+    same = _close(found, expected, rounding(model)) if merged else torch.equal(found, expected)
+    if not same:
+        why = "does not compute what the patched model computes; nothing was written"
+        raise HfpatchError(f"the export {why}" + (f" (merged: {merged[0]}, ...)" if merged else ""))
+    return WrittenModel(kind.__name__, sum(tensor.numel() for tensor in tensors.values()), merged)
+
+
+def realigned(model: Any) -> Any:
+    """Copy every weight to memory of its own and return the model.
+
+    Tensors of a file lie where the file has them, and some kernels compute other bits at other addresses.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
+
+
+def imported(folder: Path) -> ModuleType:
+    """Return the modelling file of an export, imported anew."""
+    name = f"hfpatch_export_{next(_COUNT)}"
+    spec = importlib.util.spec_from_file_location(name, folder / FILE)
+    if spec is None or spec.loader is None:
+        raise HfpatchError(f"{folder / FILE}: cannot be imported")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _write(model: Any, description: Description, base: Tensors, parts: Tensors, folder: Path) -> Any:
+    """Write modelling file, configuration and weights; return the class of the model that they make."""
+    fp32 = any(tensor.dtype == torch.float32 for tensor in parts.values())
+    write_text(folder / FILE, modelling_source(model, keep_fp32=fp32))
+    module, home = imported(folder), FILE.removesuffix(".py")
+    kind, config_kind = (getattr(module, patched_name(type(stock))) for stock in (model, model.config))
+    model.config.save_pretrained(str(folder))  # and read again, which is what transformers keeps of it
+    values, _ = config_kind.get_config_dict(str(folder))
+    settings = config_kind.from_dict({**values, "model_type": config_kind.model_type, "hfpatch": description})
+    if not _are_tied(model, description, base):
+        settings.tie_word_embeddings = settings.get_text_config(decoder=True).tie_word_embeddings = False
+    settings.auto_map = {"AutoConfig": f"{home}.{config_kind.__name__}"}
+    settings.auto_map["AutoModelForCausalLM"] = f"{home}.{kind.__name__}"
+    if has_tower(model):
+        settings.auto_map["AutoModel"] = f"{home}.{patched_name(type(model.base_model))}"
+    with ExitStack() as on:
+        for context in kind.get_init_context(model.dtype, False, False, None):  # as from_pretrained builds it
+            on.enter_context(context)
+        copy: Any = kind(settings)
+    _fill(model, copy, base | parts)
+    copy.generation_config = getattr(model, "generation_config", None)
+    copy.save_pretrained(str(folder))
+    return kind
+
+
+def _are_tied(model: Any, description: Description, base: Tensors) -> bool:
+    """Return whether what the model ties is still equal, after adapters of one of two tied modules were merged."""
+    ties = getattr(model, "all_tied_weights_keys", {}).items()
+    pairs = [[base[exported_name(name, description)] for name in tie] for tie in ties]
+    return all(one is other or torch.equal(one, other) for one, other in pairs)
+
+
+def _fill(model: Any, copy: Any, tensors: Tensors) -> None:
+    """Put every tensor into a model without values, each in its own dtype; those that are tied stay so."""
+    names = copy.state_dict().keys()
+    if names != tensors.keys():
+        raise _refused(model, f"tensor {min(names ^ tensors.keys())!r} has no counterpart")
+    copy.load_state_dict({name: tensor.detach() for name, tensor in tensors.items()}, assign=True)
+    copy.tie_weights()
+
+
+def _refused(model: Any, why: str) -> HfpatchError:
+    return HfpatchError(f"{type(model).__name__} cannot be exported: {why}; nothing was written")
+
+
+def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    difference = (found.double() - expected.double()).abs().max()
+    return bool(difference <= tolerance * expected.double().abs().max())

@@ -1,0 +1,46 @@
+"""A patch's scores as the hub reads them: ``.eval_results/TASK.yaml``, one for each task on a data set of the hub.
+
+The format: https://huggingface.co/docs/hub/eval-results.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import constants
+
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.parts import TaskResult
+
+FOLDER = ".eval_results"
+
+
+def eval_results(results: ComparisonResults, method: str, seed: int, repo_id: str) -> dict[str, bytes]:
+    """Return the files of one method and seed, by their path in the repository."""
+    from hfpatch.evaluation.tasks import hub_dataset  # lm-eval takes seconds to import
+
+    include = results.evaluation.get("include_path")
+    found = {}
+    for name, score in results.methods[method].runs[seed].evaluation.items():
+        dataset = hub_dataset(name, include_path=None if include is None else Path(include))
+        if dataset is not None and math.isfinite(score.metrics.get(score.primary, math.nan)):
+            entry = _entry(results, score, dataset, seed, repo_id)
+            found[f"{FOLDER}/{name}.yaml"] = yaml.safe_dump([entry], sort_keys=False, allow_unicode=True).encode()
+    return found
+
+
+def _entry(results: ComparisonResults, score: TaskResult, dataset: str, seed: int, repo_id: str) -> dict[str, Any]:
+    limit, version = results.evaluation.get("limit"), results.provenance.get("versions", {}).get("lm_eval", "")
+    documents = f"{score.n} documents" + (" of a part of the set only" if limit is not None else "")
+    date = results.provenance.get("started")
+    return {
+        "dataset": {"id": dataset, "task_id": score.task},
+        "value": score.metrics[score.primary],
+        **({"date": date} if date else {}),
+        "source": {"url": f"{constants.ENDPOINT}/{repo_id}/blob/main/report.md", "name": "hfpatch report"},
+        "notes": f"{score.primary} of lm-eval {version}, task version {score.version}, {score.num_fewshot}-shot, "
+        f"{documents}, seed {seed}",
+    }

@@ -1,0 +1,73 @@
+"""lm-eval's own command with hfpatch's model."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import hfpatch
+from hfpatch.__main__ import main
+from hfpatch.evaluation.model import HfpatchLM
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def test_the_entry_point_is_the_model():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    ((name, target),) = project["entry-points"]["lm_eval.models"].items()
+    assert name == "hfpatch"
+    assert EntryPoint(name, target, "lm_eval.models").load() is HfpatchLM
+
+
+def log_likelihoods(model, tokenizer, rows):
+    """Return the sum of log p over each target's tokens, computed one row at a time."""
+    for row in rows:
+        context, whole = tokenizer(row["text"])["input_ids"], tokenizer(f"{row['text']} {row['word']}")["input_ids"]
+        logits = model(torch.tensor([whole])).logits[0].double().log_softmax(-1)
+        targets = range(len(context), len(whole))
+        yield sum(float(logits[i - 1, whole[i]]) for i in targets)
+
+
+def test_lm_eval_scores_a_patched_folder(tmp_path, tokenizer, support):
+    model = support.gpt2()
+    base, patch, tasks = tmp_path / "base", tmp_path / "patch", tmp_path / "tasks"
+    rows = [dict(zip(("text", "word"), text.rsplit(" ", 1), strict=True)) for text in support.passages(6)]
+    model.save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    hfpatch.patch(model, hfpatch.PreProjectionConfig(content_skip=True))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.2)
+    hfpatch.save_patch(model, patch)
+    tasks.mkdir()
+    (tasks / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": "last_word", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": f"{tasks}/rows.jsonl"}},
+        "test_split": "test", "output_type": "loglikelihood", "doc_to_text": "text", "doc_to_target": "{{' ' + word}}",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }  # fmt: skip
+    (tasks / "last_word.yaml").write_text(yaml.safe_dump(task))
+    arguments = ["lm_eval", "--model", "hfpatch", "--model_args", f"pretrained={base},patch={patch}", "--device", "cpu"]
+    arguments += ["--include_path", str(tasks), "--tasks", "last_word", "--output_path", f"{tmp_path}/out.json"]
+    assert main([*arguments, "--log_samples"]) == 0
+    (written,) = tmp_path.glob("samples_last_word_*.jsonl")
+    found = [float(json.loads(line)["resps"][0][0][0]) for line in written.read_text().splitlines()]
+    with torch.no_grad():
+        expected = list(log_likelihoods(model, tokenizer, rows))
+        bare = list(log_likelihoods(hfpatch.unpatch(model), tokenizer, rows))
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-4)
+    assert found != pytest.approx(bare, rel=1e-2)
+
+
+def test_its_help_is_lm_evals():
+    command = [sys.executable, "-m", "hfpatch", "lm_eval", "run", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--model_args" in done.stdout
