@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hfpatch.cli import options, planning, sharing
+from hfpatch.cli import exploring, options, planning, sharing
 from hfpatch.cli.help import Group
 from hfpatch.cli.options import (
     AsJson,
@@ -371,6 +371,7 @@ def tokenize(
 
 
 app.command()(planning.plan)
+app.command()(exploring.explore)
 app.command()(sharing.push)
 app.command()(sharing.export)
 

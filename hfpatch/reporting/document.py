@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Tone = Literal["better", "worse", "mixed", "within noise", "too few documents", "unknown"]
+Tone = Literal[
+    "better", "worse", "mixed", "within noise", "too few documents", "base at floor", "base at chance", "unknown"
+]
 Fact = tuple[str, str]
 """A label and its value."""
 
@@ -82,11 +84,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table; ``keys`` has its values under the keys of the table's filters, ``strong`` sets it apart."""
+    """A line of a table.
+
+    Attributes:
+        cells: one for each column.
+        strong: whether it is set apart.
+        keys: its values under the keys of the table's filters.
+        href: what its first cell links to, as an address that is escaped already; empty for nothing.
+    """
 
     cells: tuple[str | Cell, ...]
     strong: bool = False
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    href: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +165,22 @@ class Browser:
     data: Mapping[str, Any]
 
 
-Block = Text | Facts | Sentences | Findings | Table | Figure | Download | Browser
+@dataclass(frozen=True)
+class Explorer:
+    """Gains and costs of many runs, drawn and listed by the page's script from ``data``."""
+
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text that is to be copied as it is, such as BibTeX."""
+
+    text: str
+    language: str = ""
+
+
+Block = Text | Facts | Sentences | Findings | Table | Figure | Download | Browser | Explorer | Code
 
 
 @dataclass(frozen=True)

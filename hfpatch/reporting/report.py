@@ -20,6 +20,7 @@ from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
 from hfpatch.reporting.document import Document
 from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document
+from hfpatch.reporting.folders import labels
 from hfpatch.reporting.html import html
 from hfpatch.reporting.latex import latex
 from hfpatch.reporting.markdown import markdown
@@ -105,7 +106,7 @@ def write_joint_report(run_dirs: Sequence[Path], out: Path) -> Report:
         raise HfpatchError(f"{out}: is a run, whose own report would be lost; choose another --out")
     if len(run_dirs) == 1:
         return write_report(run_dirs[0], out)
-    each = [read_material(label, path, load_comparison(path)) for label, path in _labels(run_dirs).items()]
+    each = [read_material(label, path, load_comparison(path)) for label, path in labels(run_dirs).items()]
     merged = merge({one.title: one.results for one in each})
     joined = None if merged.results is None else _joined(each, merged.results, merged.names)
     return _write(out, each if joined is None else [joined], merged.checks)
@@ -115,19 +116,6 @@ def default_out(run_dirs: Sequence[Path]) -> Path:
     """Return the folder for the report of several runs where none is named."""
     names = "+".join(re.sub(r"[^\w.-]", "_", path.resolve().name) for path in run_dirs)
     return Path("runs") / f"report-{names}"[:100]
-
-
-def _labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
-    """Name each run by the shortest end of its path that is different from the others'."""
-    paths = [path.resolve() for path in run_dirs]
-    twice = next((path for path in paths if paths.count(path) > 1), None)
-    if twice is not None:
-        raise HfpatchError(f"{twice}: named twice; name each run once")
-    for length in range(1, 1 + max(len(path.parts) for path in paths)):
-        names = ["/".join(path.parts[-length:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return dict(zip(map(printable, names), run_dirs, strict=True))
 
 
 def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping[str, Mapping[str, str]]) -> Material:
