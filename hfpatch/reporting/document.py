@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Tone = Literal[
-    "better", "worse", "mixed", "within noise", "too few documents", "base at floor", "base at chance", "unknown"
+    "better", "worse", "mixed", "within noise", "too few documents", "at floor", "at chance", "unknown"
 ]
 Fact = tuple[str, str]
 """A label and its value."""
@@ -89,12 +89,14 @@ class Row:
     Attributes:
         cells: one for each column.
         strong: whether it is set apart.
+        faint: whether it is greyed, because it says nothing.
         keys: its values under the keys of the table's filters.
         href: what its first cell links to, as an address that is escaped already; empty for nothing.
     """
 
     cells: tuple[str | Cell, ...]
     strong: bool = False
+    faint: bool = False
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     href: str = ""
 
@@ -220,6 +222,7 @@ class Document:
         complete: whether everything that was planned is in it.
         glance: the few facts that are shown above everything else.
         opening: sections before the parts.
+        closing: sections after them.
         summary: what a terminal shows of it.
     """
 
@@ -230,4 +233,5 @@ class Document:
     complete: bool = True
     glance: tuple[Fact, ...] = ()
     opening: tuple[Section, ...] = ()
+    closing: tuple[Section, ...] = ()
     summary: tuple[Block, ...] = ()

@@ -13,8 +13,8 @@ from typing import Literal
 from hfpatch.reporting.numbers import Scale, scale_of
 from hfpatch.results.schema import Comparison, ComparisonResults, EvaluationResults, TaskResult, Verdict
 
-Level = Literal["base at floor", "base at chance"]
-LEVELS: tuple[Level, ...] = ("base at floor", "base at chance")
+Level = Literal["at floor", "at chance"]
+LEVELS: tuple[Level, ...] = ("at floor", "at chance")
 
 FLOOR = 0.01
 """The share of right answers up to which a base is at floor."""
@@ -34,27 +34,34 @@ def level_of(score: TaskResult | None) -> Level | None:
     if value is None or not units:
         return None
     if value <= FLOOR:
-        return "base at floor"
+        return "at floor"
     chance = score.chance
     if chance is not None and value <= chance + _Z * math.sqrt(chance * (1 - chance) / units):
-        return "base at chance"
+        return "at chance"
     return None
 
 
-def baseline_level(results: ComparisonResults, task: str) -> Level | None:
-    """Say whether the baseline of a comparison is at floor or at chance on a task."""
-    return level_of(_baseline_scores(results).get(task))
+def level_at(results: ComparisonResults, method: str | None, task: str) -> Level | None:
+    """Say whether a method, such as the baseline, is at floor or at chance on a task with every seed."""
+    runs = results.methods[method].runs.values() if method in results.methods else ()
+    levels = {level_of(run.evaluation.get(task)) for run in runs}
+    return levels.pop() if len(levels) == 1 else None
 
 
 def shown_verdict(results: ComparisonResults, comparison: Comparison) -> Verdict | Level:
-    """Return a comparison's verdict, or instead of "within noise" that the base is at floor or at chance.
+    """Return a comparison's verdict, or instead of "within noise" that the reference is at floor or at chance.
 
-    That is so of primary metrics and differences to the baseline.
+    That is so of primary metrics.
     """
     info = results.tasks.get(comparison.task)
-    at_base = comparison.reference == results.baseline and info is not None and comparison.metric == info.primary
-    level = baseline_level(results, comparison.task) if at_base else None
-    return level if level is not None and comparison.verdict == "within noise" else comparison.verdict
+    if info is None or comparison.metric != info.primary or comparison.verdict != "within noise":
+        return comparison.verdict
+    return level_at(results, comparison.reference, comparison.task) or comparison.verdict
+
+
+def is_blind(results: ComparisonResults, comparison: Comparison) -> bool:
+    """Say whether a comparison found nothing where its reference is at floor or at chance, so that it says nothing."""
+    return shown_verdict(results, comparison) in LEVELS
 
 
 def evaluated_verdict(results: EvaluationResults, comparison: Comparison) -> Verdict | Level:
@@ -70,12 +77,12 @@ def floor_cautions(scores: Mapping[str, TaskResult], name: str = "the base") -> 
     for task, score in scores.items():
         level, value = level_of(score), score.metrics.get(score.primary, 0.0)
         right = f"{100 * value:.3g} % of {score.n:,} documents"
-        if level == "base at floor":
+        if level == "at floor":
             yield (
                 f"{name} is at floor on {task} ({score.primary}: {right}): a method that changes nothing and one that "
                 "does harm look the same, so no difference there says that methods are alike."
             )
-        elif level == "base at chance":
+        elif level == "at chance":
             yield (
                 f"{name} is at chance on {task} ({score.primary}: {right}, guessing gets {100 * (score.chance or 0):.3g} %)"
                 ": the task measures little of this model, so no difference there says that methods are alike."

@@ -15,6 +15,7 @@ from statistics import fmean
 from hfpatch.reporting.comparison.answer import tone_of
 from hfpatch.reporting.comparison.tables import scale_of_task
 from hfpatch.reporting.document import Tone
+from hfpatch.reporting.floor import is_blind
 from hfpatch.reporting.numbers import Change, Scale, change, listed
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, MARGIN
 from hfpatch.results.schema import ComparisonResults, Task
@@ -150,7 +151,7 @@ def gain(results: ComparisonResults, measure: Measure | None, name: str) -> Gain
         for each in compared
     ]
     difference, low, high = (fmean(getattr(each, key) for each in changes) for key in ("difference", "low", "high"))
-    return Gain(Change(difference, low, high, None, measure.scale), tone_of(compared))
+    return Gain(Change(difference, low, high, None, measure.scale), tone_of([each for each in compared if not is_blind(results, each)]))
 
 
 def _untested(differences: Sequence[float], measure: Measure) -> Gain:

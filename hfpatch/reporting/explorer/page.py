@@ -211,7 +211,7 @@ def _axis(axis: Axis, axes: Sequence[Axis]) -> dict[str, Any]:
 def _machine(results: Results) -> str:
     where = results.provenance
     parts = [str(where.get("device") or ""), str(where.get("platform") or "")]
-    threads = f"{where['threads']} threads" if where.get("threads") else ""
+    threads = f"{where['threads']} thread{'s' * (where['threads'] != 1)}" if where.get("threads") else ""
     return ", ".join(part for part in (*parts, threads) if part)
 
 

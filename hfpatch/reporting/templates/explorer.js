@@ -3,7 +3,7 @@
   const root = document.querySelector(".explorer");
   const data = JSON.parse(document.querySelector(".explorer-data").textContent);
   const form = root.querySelector("form");
-  const GREYED = new Set(["within noise", "too few documents", "base at floor", "base at chance", "not tested", "diverged"]);
+  const GREYED = new Set(["within noise", "too few documents", "at floor", "at chance", "not tested", "diverged"]);
   const MOST_PANELS = 12;
   const MOST_ROWS = 200;
   const MOST_NAMES = 14; // of more points, only the better ones are named
@@ -107,9 +107,9 @@
   };
   // Round numbers in the unit that fits the axis.
   const ticksOf = (scale, cost) => {
-    const unit = (UNITS[cost].find(([size]) => scale.to >= 2 * size) || UNITS[cost].at(-1))[0];
-    if (scale.logarithmic) return powers(scale.from / unit, scale.to / unit).map((value) => value * unit);
-    return steps(scale.from / unit, scale.to / unit, 4).filter((value) => value >= 0).map((value) => value * unit);
+    if (scale.logarithmic) return powers(scale.from, scale.to).map((value) => [value, words[cost](value)]);
+    const [size, unit] = UNITS[cost].find(([limit]) => scale.to >= 2 * limit) || UNITS[cost].at(-1);
+    return steps(scale.from / size, scale.to / size, 4).filter((value) => value >= 0).map((value) => [value * size, `${figures(value, 4)}${unit}`]);
   };
   // A size that all gains fit in, but not twice that of most.
   const robust = (sizes) => {
@@ -186,9 +186,10 @@
       svg.append(line(value === 0 ? "zero" : "grid", MARGIN.left, scale.y(value), right, scale.y(value)));
       svg.append(draw("text", { x: MARGIN.left - 6, y: scale.y(value) + 4, "text-anchor": "end" }, (value > 0 ? "+" : "") + figures(value)));
     }
-    for (const value of ticksOf(scale, cost)) {
+    for (const [value, label] of ticksOf(scale, cost)) {
+      const anchor = scale.x(value) > right - 24 ? "end" : "middle";
       svg.append(line("grid", scale.x(value), MARGIN.top, scale.x(value), HEIGHT - MARGIN.bottom));
-      svg.append(draw("text", { x: scale.x(value), y: HEIGHT - MARGIN.bottom + 16, "text-anchor": "middle" }, words[cost](value)));
+      svg.append(draw("text", { x: scale.x(value), y: HEIGHT - MARGIN.bottom + 16, "text-anchor": anchor }, label));
     }
     svg.append(draw("text", { x: 2, y: 12 }, `gain, ${axis.unit}   ↑ better`));
     svg.append(draw("text", { x: right, y: HEIGHT - 6, "text-anchor": "end" }, `${titles[cost](axis)}${scale.logarithmic ? ", logarithmic" : ""}`));
@@ -234,8 +235,8 @@
     const say = (text, className) => list.append(make("li", text, className));
     const { axis, points } = panel;
     const runs = unique(panel.entries.map((entry) => entry.run));
-    const level = unique(panel.entries.map((entry) => entry.verdict)).find((verdict) => verdict.startsWith("base at"));
-    if (level) say(`The ${level.replace("at", "is at")}: no difference here says that methods are alike.`, "caution");
+    const level = unique(panel.entries.map((entry) => entry.verdict)).find((verdict) => verdict === "at floor" || verdict === "at chance");
+    if (level) say(`The reference is ${level}: no difference here says that methods are alike.`, "caution");
     if (unique(runs.map((run) => run.training).filter(Boolean)).length > 1) say(`The ${runs.length} runs trained differently (text, steps or settings); a method may differ between them for that alone.`, "caution");
     if (points.length && !panel.front.length) say("No method is better here, so there is no Pareto front.");
     if (panel.untested) say("Nothing was tested here: there are no intervals, and the dashed line is no finding.", "caution");
