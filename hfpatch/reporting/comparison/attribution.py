@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 
 from hfpatch.recipes.controls import Control, controls_of
+from hfpatch.reporting.comparison.measures import HELD_OUT, Measure, measures
 from hfpatch.reporting.comparison.tables import change_of
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
 from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, decimal, listed, scale_of, significant
+from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.schema import Comparison, ComparisonResults
 
-BITS_PER_BYTE = "bits_per_byte"
-HELD_OUT = "held-out text"
 _HALF = 0.5
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the normal one is taken."""
@@ -29,17 +29,6 @@ _RULE = (
     "The sentence speaks of the first measure, from the left of the table, on which the method is significantly "
     "better. A part carries most of the effect where the whole interval of its share is above 50 %."
 )
-
-
-@dataclass(frozen=True)
-class Measure:
-    """What a gain is measured by: a task's metric, or the loss on held-out text where there is no task."""
-
-    task: str = ""
-    metric: str = "nats per token"
-
-    def __str__(self) -> str:
-        return f"{self.task} ({self.metric.replace('_', ' ')})" if self.task else HELD_OUT
 
 
 @dataclass(frozen=True)
@@ -70,6 +59,31 @@ class Gains:
     quantile: float = _Z
 
     def share(self) -> Share | None:
+        """Return control / method with Fieller's interval: all r with (c - r m)² <= z² var(c - r m).
+
+        Returns:
+            The share; None where the interval is not bounded, as the method's gain may be 0, or the gain is a loss.
+        """
+        squared = self.quantile**2
+        a = self.method**2 - squared * self.method_variance
+        b = self.method * self.control - squared * self.covariance
+        c = self.control**2 - squared * self.control_variance
+        if not (a > 0 and self.method > 0 and math.isfinite(b) and math.isfinite(c)):
+            return None
+        root = math.sqrt(max(0.0, b * b - a * c))
+        return Share(self.control / self.method, (b - root) / a, (b + root) / a)
+
+
+def attribution(results: ComparisonResults) -> Iterator[Section]:
+    """Yield a section with every method that has controls; nothing where none has, or nothing was compared."""
+    groups = controls_of({name: method.parts for name, method in results.methods.items()})
+    if groups and results.comparisons:
+        findings = Findings(tuple(_finding(results, name, controls) for name, controls in groups.items()))
+        blocks = (findings, Text(_RULE, "caption"), _table(results, groups))
+        yield Section("attribution", "Which part carries the effect", blocks, "Attribution")
+
+
+def share(self) -> Share | None:
         """Return control / method with Fieller's interval: all r with (c - r m)² <= z² var(c - r m).
 
         Returns:
