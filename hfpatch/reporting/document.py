@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Tone = Literal[
-    "better", "worse", "mixed", "within noise", "too few documents", "at floor", "at chance", "unknown"
-]
+Tone = Literal["better", "worse", "mixed", "within noise", "too few documents", "at floor", "at chance", "unknown"]
 Fact = tuple[str, str]
 """A label and its value."""
 

@@ -31,7 +31,7 @@ from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.figures import differences as study_differences
 from hfpatch.reporting.study.figures import draw as draw_study
 from hfpatch.reporting.theme import to_pdf, to_png
-from hfpatch.results.folder import load_comparison, load_results, printable
+from hfpatch.results.folder import load_comparison, load_results
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
 from hfpatch.support.files import atomic_file, write_text
 

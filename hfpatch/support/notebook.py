@@ -6,12 +6,16 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 
-def html_table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[object]], notes: Sequence[str] = ()) -> str:
+def html_table(
+    caption: str, headings: Sequence[str], rows: Iterable[Sequence[object]], notes: Sequence[str] = ()
+) -> str:
     """Return an HTML table for ``_repr_html_``: all text is escaped, numbers are aligned right, ``notes`` are below."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     below = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+    return (
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+    )
 
 
 def _cell(value: object) -> str:

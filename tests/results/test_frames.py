@@ -39,7 +39,12 @@ def test_the_other_tables_of_a_comparison(comparison):
     assert methods.matched_to["lora"] == SKIP
     pairs = comparison.to_pandas("comparisons")
     assert len(pairs) == 7
-    assert pairs.iloc[0][["method", "reference", "difference", "verdict"]].tolist() == [SKIP, "baseline", 0.05, "better"]
+    assert pairs.iloc[0][["method", "reference", "difference", "verdict"]].tolist() == [
+        SKIP,
+        "baseline",
+        0.05,
+        "better",
+    ]
     assert comparison.to_pandas("trials").chosen.sum() == 2
     curves = comparison.to_pandas("curves")
     assert curves[curves.method == SKIP].loss.tolist() == comparison.methods[SKIP].curve.loss

@@ -84,19 +84,19 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
 
 
 def share(self) -> Share | None:
-        """Return control / method with Fieller's interval: all r with (c - r m)² <= z² var(c - r m).
+    """Return control / method with Fieller's interval: all r with (c - r m)² <= z² var(c - r m).
 
-        Returns:
-            The share; None where the interval is not bounded, as the method's gain may be 0, or the gain is a loss.
-        """
-        squared = self.quantile**2
-        a = self.method**2 - squared * self.method_variance
-        b = self.method * self.control - squared * self.covariance
-        c = self.control**2 - squared * self.control_variance
-        if not (a > 0 and self.method > 0 and math.isfinite(b) and math.isfinite(c)):
-            return None
-        root = math.sqrt(max(0.0, b * b - a * c))
-        return Share(self.control / self.method, (b - root) / a, (b + root) / a)
+    Returns:
+        The share; None where the interval is not bounded, as the method's gain may be 0, or the gain is a loss.
+    """
+    squared = self.quantile**2
+    a = self.method**2 - squared * self.method_variance
+    b = self.method * self.control - squared * self.covariance
+    c = self.control**2 - squared * self.control_variance
+    if not (a > 0 and self.method > 0 and math.isfinite(b) and math.isfinite(c)):
+        return None
+    root = math.sqrt(max(0.0, b * b - a * c))
+    return Share(self.control / self.method, (b - root) / a, (b + root) / a)
 
 
 def attribution(results: ComparisonResults) -> Iterator[Section]:

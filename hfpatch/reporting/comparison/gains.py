@@ -140,7 +140,10 @@ def gain(results: ComparisonResults, measure: Pooled | None, name: str) -> Gain 
         for each in compared
     ]
     difference, low, high = (fmean(getattr(each, key) for each in changes) for key in ("difference", "low", "high"))
-    return Gain(Change(difference, low, high, None, measure.scale), tone_of([each for each in compared if not is_blind(results, each)]))
+    return Gain(
+        Change(difference, low, high, None, measure.scale),
+        tone_of([each for each in compared if not is_blind(results, each)]),
+    )
 
 
 def _untested(differences: Sequence[float], measure: Pooled) -> Gain:

@@ -116,4 +116,7 @@ def _cell(results: ComparisonResults, method: str, reference: str | None, task: 
     made = None if reference is None else results.comparison(method, task, reference, metric)
     if made is None:
         return value
-    return Cell((value, change_text(change_of(results, made), unit=False), verdict_text(results, made)), shown_verdict(results, made))
+    return Cell(
+        (value, change_text(change_of(results, made), unit=False), verdict_text(results, made)),
+        shown_verdict(results, made),
+    )

@@ -231,7 +231,9 @@ def _variants(study: StudyResults) -> Iterator[Entry]:
             **_means(runs),
         )
         if row is None or row.improvement is None:
-            why = "" if row is None else diverged_text(row.diverged) or (not_run_text(row.missing) if row.missing else "")
+            why = (
+                "" if row is None else diverged_text(row.diverged) or (not_run_text(row.missing) if row.missing else "")
+            )
             lost = row is not None and bool(row.diverged)
             yield _with(found, text=why or found.text, verdict="diverged" if lost else NOT_TESTED)
             continue

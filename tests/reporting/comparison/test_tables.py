@@ -89,7 +89,8 @@ def test_every_comparison_is_written_out(results):
     assert len(table.rows) == 7
     names = [column.name for column in table.columns]
     first, last, third = (
-        {name: str(cell).splitlines() for name, cell in zip(names, table.rows[i].cells, strict=True)} for i in (0, -1, 2)
+        {name: str(cell).splitlines() for name, cell in zip(names, table.rows[i].cells, strict=True)}
+        for i in (0, -1, 2)
     )
     assert first["method"] == ["pre_projection_skip", "against baseline"]
     assert first["task"] == ["tinyworld_cloze", "acc, n = 400"]
@@ -108,7 +109,12 @@ def test_the_loss_on_held_out_text_has_a_column_where_it_is_known(build, raw):
         raw["methods"]["lora"]["runs"][seed]["train"]["final_eval_loss"] = loss
     results = build(raw)
     for table in (main_table(results), terminal_table(results)):
-        assert [column.name for column in table.columns][:4] == ["method", "trainable", "held-out loss", "tinyworld_cloze"]
+        assert [column.name for column in table.columns][:4] == [
+            "method",
+            "trainable",
+            "held-out loss",
+            "tinyworld_cloze",
+        ]
         # the mean of 2.25 and 2.5, and half of their difference times the square root of 2
         assert [row.cells[2] for row in table.rows] == ["3.0000", "–", "2.3750 ± 0.1768"]
     assert [table.title for table in terminal_table(results).narrow][0] == "Held-out loss"
