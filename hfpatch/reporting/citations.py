@@ -19,8 +19,8 @@ def _arxiv(key: str, title: str, author: str, number: str) -> _Entry:
 
 _PRE_PROJECTION = _arxiv(
     "shinde2026preprojection",
-    "Position-Agnostic Pre-Projection for Transformer Attention: Nonlinear Feature Construction and Content Skip Before "
-    "{Q/K/V}",
+    "Position-Agnostic Pre-Projection for Transformer Attention: Nonlinear Feature Construction and Content Skip "
+    "Before {Q/K/V}",
     "Shinde, Chirag",
     "2604.10791",
 )
@@ -40,8 +40,8 @@ _NO_QUERY = _arxiv(
 _LORA = _arxiv(
     "hu2021lora",
     "{LoRA}: Low-Rank Adaptation of Large Language Models",
-    "Hu, Edward J. and Shen, Yelong and Wallis, Phillip and Allen-Zhu, Zeyuan and Li, Yuanzhi and Wang, Shean and Wang, "
-    "Lu and Chen, Weizhu",
+    "Hu, Edward J. and Shen, Yelong and Wallis, Phillip and Allen-Zhu, Zeyuan and Li, Yuanzhi and Wang, Shean and "
+    "Wang, Lu and Chen, Weizhu",
     "2106.09685",
 )
 _PEFT: _Entry = (

@@ -198,7 +198,8 @@ class ComparisonResults(Part):
         """Return a table of the results as a pandas DataFrame.
 
         Args:
-            table: ``scores``, ``methods``, ``comparisons``, ``curves``, ``layers`` or ``trials``; the first if not given.
+            table: ``scores``, ``methods``, ``comparisons``, ``curves``, ``layers`` or ``trials``; the first if not
+                given.
 
         Raises:
             HfpatchError: if there is no such table.

@@ -83,44 +83,6 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
         yield Section("attribution", "Which part carries the effect", blocks, "Attribution")
 
 
-def share(self) -> Share | None:
-    """Return control / method with Fieller's interval: all r with (c - r m)² <= z² var(c - r m).
-
-    Returns:
-        The share; None where the interval is not bounded, as the method's gain may be 0, or the gain is a loss.
-    """
-    squared = self.quantile**2
-    a = self.method**2 - squared * self.method_variance
-    b = self.method * self.control - squared * self.covariance
-    c = self.control**2 - squared * self.control_variance
-    if not (a > 0 and self.method > 0 and math.isfinite(b) and math.isfinite(c)):
-        return None
-    root = math.sqrt(max(0.0, b * b - a * c))
-    return Share(self.control / self.method, (b - root) / a, (b + root) / a)
-
-
-def attribution(results: ComparisonResults) -> Iterator[Section]:
-    """Yield a section with every method that has controls; nothing where none has, or nothing was compared."""
-    groups = controls_of({name: method.parts for name, method in results.methods.items()})
-    if groups and results.comparisons:
-        findings = Findings(tuple(_finding(results, name, controls) for name, controls in groups.items()))
-        blocks = (findings, Text(_RULE, "caption"), _table(results, groups))
-        yield Section("attribution", "Which part carries the effect", blocks, "Attribution")
-
-
-def measures(results: ComparisonResults) -> list[Measure]:
-    """Return what gains are measured by: held-out text, then text tasks, then the others; bits per byte if there."""
-    found = dict.fromkeys((each.task, each.metric) for each in (*results.comparisons, *results.low_noise))
-    chosen: dict[str, Measure] = {}
-    for task, info in results.tasks.items():
-        metric = BITS_PER_BYTE if (task, BITS_PER_BYTE) in found else info.primary
-        if (task, metric) in found:
-            chosen[task] = Measure(task, metric)
-    text = [each for task, each in chosen.items() if not results.tasks[task].higher_is_better]
-    others = [each for each in chosen.values() if each not in text]
-    return [*([Measure()] if results.base_loss is not None else []), *text, *others]
-
-
 def share(results: ComparisonResults, method: str, control: str, measure: Measure) -> Share | None:
     """Return what share of a method's gain a control reaches; None where that cannot be told."""
     gains = _on_task(results, method, control, measure) if measure.task else _held_out(results, method, control)

@@ -93,8 +93,8 @@ def score_table(results: ComparisonResults) -> Table:
             "difference to the baseline with its 95 % interval in the unit that the heading gives in brackets, and the "
             f"verdict. {HOLM_MARK} The difference is significant at 5 % after Holm's correction over "
             f"{_CORRECTED_OVER.get(results.correction, results.correction)}. Within noise: the test finds no "
-            "difference, which does not prove that there is none. Too few documents: nothing was tested. At floor or at "
-            "chance: the task measures nothing of the base. "
+            "difference, which does not prove that there is none. Too few documents: nothing was tested. At floor or "
+            "at chance: the task measures nothing of the base. "
             f"{FALLEN_MARK} The test alone finds a difference, which is not significant after the correction."
         ),
         heading=False,

@@ -26,13 +26,13 @@ _READING = (
     "or memory, one machine too. A gain is the difference to the base of its own run, turned so that up is better, "
     "with its 95 % interval; nothing was tested across runs. Verdicts are those of the paired tests after Holm's "
     "correction within a run.",
-    "Blue circles are better, red diamonds worse. Grey is no finding: hollow circles are within noise, crosses were not "
-    "tested, had too few documents, or have a base at floor or at chance, where a task measures nothing.",
+    "Blue circles are better, red diamonds worse. Grey is no finding: hollow circles are within noise, crosses were "
+    "not tested, had too few documents, or have a base at floor or at chance, where a task measures nothing.",
     "The line is the Pareto front of what is shown: the methods that are better after correction and that no other of "
     "them beats with fewer parameters (or less time, or memory). Where nothing was tested it is dashed. It goes by the "
     "points alone: where intervals overlap, the order is not certain.",
-    "Time and memory are those of training, the mean over seeds, on the machine that the run names; on a CPU the memory "
-    "is the peak of the whole process.",
+    "Time and memory are those of training, the mean over seeds, on the machine that the run names; on a CPU the "
+    "memory is the peak of the whole process.",
 )
 _KINDS = {"comparison": "comparison", "pretraining": "study", "evaluation": "evaluation"}
 _VERDICTS = ("better", "worse", "within noise", "too few documents", *LEVELS, "not tested", "diverged")

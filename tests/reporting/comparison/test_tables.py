@@ -117,7 +117,7 @@ def test_the_loss_on_held_out_text_has_a_column_where_it_is_known(build, raw):
         ]
         # the mean of 2.25 and 2.5, and half of their difference times the square root of 2
         assert [row.cells[2] for row in table.rows] == ["3.0000", "–", "2.3750 ± 0.1768"]
-    assert [table.title for table in terminal_table(results).narrow][0] == "Held-out loss"
+    assert terminal_table(results).narrow[0].title == "Held-out loss"
     assert terminal_table(results).narrow[1].rows[1].cells[2] == "45.0 %"
     assert r"held-out loss & tinyworld\_cloze" in latex(score_table(results))
 
