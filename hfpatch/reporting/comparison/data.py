@@ -48,8 +48,8 @@ def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
                     scored = (seed, task, metric, value, score.stderr.get(metric), score.n, method.trainable)
                     yield name, *scored, *no_headline, *groups
             if seed in losses:
-                scored = (seed, None, _HELD_OUT, losses[seed], None, None, method.trainable)
-                yield name, *scored, *no_headline, *no_groups
+                held_out = (seed, None, _HELD_OUT, losses[seed], None, None, method.trainable)
+                yield name, *held_out, *no_headline, *no_groups
     for name, trainable, fields in headline_fields(results):
         yield name, *no_score, trainable, *fields, *no_groups
 

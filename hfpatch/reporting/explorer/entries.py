@@ -138,7 +138,7 @@ def _of_metric(task: str, metric: str, primary: str, higher_is_better: bool) -> 
     return {"task": task, "metric": metric.replace("_", " "), "unit": unit, "primary": metric == primary}
 
 
-def _of_documents(info: Task) -> dict[str, str]:
+def _of_documents(info: Task) -> dict[str, Any]:
     groups = f" in {info.clusters.groups:,} groups" if info.clusters else ""
     return {"documents": f"{info.n:,} documents{groups}", "data": (info.data_sha256 or "")[:12]}
 
@@ -248,7 +248,7 @@ def _with(entry: Entry, **values: Any) -> Entry:
     return Entry(**{**vars(entry), **values})
 
 
-def _means(trained: list[TrainResult]) -> dict[str, float]:
+def _means(trained: list[TrainResult]) -> dict[str, Any]:
     if not trained:
         return {}
     return {
