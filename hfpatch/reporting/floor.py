@@ -85,8 +85,8 @@ def floor_cautions(scores: Mapping[str, TaskResult], name: str = "the base") -> 
         elif level == "at chance":
             yield (
                 f"{name} is at chance on {task} ({score.primary}: {right}, guessing gets "
-                f"{100 * (score.chance or 0):.3g} %): the task measures little of this model, so no difference there says "
-                "that methods are alike."
+                f"{100 * (score.chance or 0):.3g} %): the task measures little of this model, so no difference there "
+                "says that methods are alike."
             )
 
 

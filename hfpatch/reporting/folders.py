@@ -29,10 +29,12 @@ def labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
 
 
 def run_folders(places: Sequence[Path]) -> list[Path]:
-    """Return the folders with results among ``places`` and below them, each once; a run's own folder is not entered.
+    """Return the run folders among ``places`` and below them, each once; a run's own folders are not entered.
+
+    A run that has no results yet is one too.
 
     Raises:
-        HfpatchError: if a place is not there, or none has results.
+        HfpatchError: if a place is not there, or none is or has a run.
     """
     found: dict[Path, Path] = {}
     for place in places:
@@ -49,7 +51,6 @@ def run_folders(places: Sequence[Path]) -> list[Path]:
 def _below(place: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(place):
         folders.sort()
-        if RESULTS in files:
-            yield Path(root)
         if RESULTS in files or "recipe.yaml" in files:
+            yield Path(root)
             folders.clear()

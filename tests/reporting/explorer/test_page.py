@@ -46,12 +46,16 @@ def test_runs_are_found_below_a_folder_and_links_are_relative(tmp_path):
 
 def test_what_cannot_be_read_is_named_and_nothing_at_all_is_an_error(tmp_path):
     write_run(tmp_path / "good", example())
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "recipe.yaml").write_text("")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "results.json").write_text('{"schema": 1, "kind": "comparison"}')
     done = CliRunner().invoke(app, ["explore", str(tmp_path), "--out", str(tmp_path / "x.html")])
     assert done.exit_code == 0
     assert "has layout 1, this version reads 2" in done.output.replace("\n", " ")
-    assert "has layout 1, this version reads 2" in (tmp_path / "x.html").read_text()
+    page = (tmp_path / "x.html").read_text()
+    assert "has layout 1, this version reads 2" in page
+    assert "begun: no results yet" in page
     for place, message in (("bad", "has layout 1"), ("none", "no such folder")):
         with pytest.raises(HfpatchError, match=message):
             write_explorer([tmp_path / place], tmp_path / "y.html")
