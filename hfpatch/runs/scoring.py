@@ -19,6 +19,7 @@ from hfpatch.nn.matmul import choose_library, pinned_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.strict import flatten
+from hfpatch.reporting.floor import floor_cautions
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.placing import load_placed, ranks_of
@@ -259,7 +260,7 @@ def check_base(
         raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates {compared} anyway")
     evaluation.check_comparable(records, scores, evaluation.primary_aggregations(tasks, scores))
     unknown = unknown_base(model.name, model.revision, model.dtype, scores)
-    return [*surprises, unknown] if unknown else surprises
+    return [*surprises, *([unknown] if unknown else []), *floor_cautions(scores, model.name)]
 
 
 def differences(
