@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")
 LISTED = re.compile(r"^\| \[([^\]]+)\]\(([^)#]+)\)", flags=re.MULTILINE)
 ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):(?=<code>|`)")
-LOADED = re.compile(r"<(?:script|img|iframe|source|video)\b[^>]*\bsrc=\"(?:https?:)?//|<link\b(?=[^>]*rel=\"(?:stylesheet|preload|icon)\")[^>]*href=\"(?:https?:)?//|@import|url\(\"?https?:")  # noqa: E501
+LOADED = re.compile(
+    r'<(?:script|img|iframe|source|video)\b[^>]*\bsrc="(?:https?:)?//|@import|url\("?https?:'
+    r'|<link\b(?=[^>]*rel="(?:stylesheet|preload|icon)")[^>]*href="(?:https?:)?//'
+)
 PUBLISHED = {"examples/": ".ipynb", "recipes/schema/": ".json"}
 
 
@@ -24,7 +27,7 @@ def on_config(config):
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     nav = [{"Home": "index.md"}]
     for heading, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL):
-        pages = [{title: _on_site(posixpath.normpath(posixpath.join("docs", link)))} for title, link in LISTED.findall(body)]
+        pages = [{title: _on_site(posixpath.normpath(f"docs/{link}"))} for title, link in LISTED.findall(body)]
         nav += [{heading: pages}] if pages else []
     config.nav = nav
     return config
@@ -34,8 +37,9 @@ def on_files(files, config):
     """Add the notebooks, as Markdown, and the JSON schemas of recipes."""
     for folder, suffix in PUBLISHED.items():
         for path in sorted((ROOT / folder).glob(f"*{suffix}")):
-            text = path.read_text(encoding="utf-8")
-            content = _markdown(json.loads(text), f"{config.extra['repository']}/blob/main/{folder}{path.name}") if suffix == ".ipynb" else text
+            content = path.read_text(encoding="utf-8")
+            if suffix == ".ipynb":
+                content = _markdown(json.loads(content), f"{config.extra['repository']}/blob/main/{folder}{path.name}")
             files.append(File.generated(config, _on_site(f"{folder}{path.name}"), content=content))
     return files
 

@@ -1,12 +1,14 @@
 """Writes the reference of the keys of recipes, their JSON schemas for editors, and the reference of the commands.
 
-``make reference`` runs it. All of it is made from what the program itself reads: the pydantic models of recipes with the
+``make reference`` runs it. All is made from what the program itself reads: the pydantic models of recipes with the
 docstrings of their attributes, the fields of the configuration classes, and the command line.
 """
 
 import ast
 import dataclasses
+import functools
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -14,6 +16,7 @@ import textwrap
 from pathlib import Path
 
 import typer
+from peft import PeftConfig
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.cli.app import app
@@ -22,6 +25,7 @@ from hfpatch.recipes.models import ScratchSettings
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.surgery.methods import method_types
+from hfpatch.tuners.config import SurgeryConfig
 
 ROOT = Path(__file__).parents[1]
 KINDS = {"comparison": Recipe, "pretraining": PretrainRecipe, "study": StudyRecipe}
@@ -32,6 +36,7 @@ CONFIGS = {
 }
 NOT_CHOSEN = ("target_modules",)  # filled in at injection
 JSON_TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "None": "null"}
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
 PART = {
     "type": "Which method: one of hfpatch's own or one of PEFT's, in lower case.",
     "match": "The method whose parameter count this part's size is solved for.",
@@ -44,12 +49,13 @@ def plain(text):
     return " ".join(text.replace("``", "`").split())
 
 
+@functools.cache
 def attribute_docs(model):
     """Return what a class and its bases say below each of their attributes."""
     found = {}
     for kind in reversed([each for each in model.__mro__ if each.__module__.startswith("hfpatch.")]):
         body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
-        for field, text in zip(body, body[1:], strict=False):
+        for field, text in itertools.pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
                 found[field.target.id] = plain(text.value.value)
     return found
@@ -80,9 +86,11 @@ def part_schema():
     """Return the schema of one part of a method; the options of hfpatch's own methods are checked."""
     rules = []
     for name, config in CONFIGS.items():
-        own = {key: option for key, option in options_of(config).items() if key not in NOT_CHOSEN}
         size = {"match": {}} if name in SIZES else {}
-        keys = {key: {"type": types, "description": text, "default": default} for key, types, text, default in rows_of(own)}
+        keys = {
+            key: {"type": types, "description": text, "default": default}
+            for key, types, text, default in rows_of(options_of(config))
+        }
         is_it = {"properties": {"type": {"const": name}}, "required": ["type"]}
         rules.append({"if": is_it, "then": {"properties": {"type": {}, **size, **keys}, "additionalProperties": False}})
     properties = {key: {"description": text} for key, text in PART.items()}
@@ -91,11 +99,13 @@ def part_schema():
 
 
 def options_of(config):
-    """Return the fields that a configuration class of hfpatch has beyond PEFT's, by name; its own first."""
-    fields = [field for field in dataclasses.fields(config) if field.metadata.get("help")]
-    inherited = {field.name for field in dataclasses.fields(config.__mro__[1])}
-    return {field.name: field for field in sorted(fields, key=lambda field: field.name in inherited)
-            if not field.name.startswith(("task_type", "peft_type", "auto_mapping", "inference", "revision", "base_model", "peft_version"))}  # fmt: skip
+    """Return the fields that a configuration class of hfpatch has beyond PEFT's, by name; those of all methods last."""
+    shared = {field.name for field in dataclasses.fields(SurgeryConfig)}
+    own = set(field.name for field in dataclasses.fields(config)) - {
+        field.name for field in dataclasses.fields(PeftConfig)
+    }
+    fields = [field for field in dataclasses.fields(config) if field.name in own - {*NOT_CHOSEN}]
+    return {field.name: field for field in sorted(fields, key=lambda field: field.name in shared)}
 
 
 def rows_of(options):
@@ -123,7 +133,7 @@ def json_schema(kind):
         for name, inner in own.pop("$defs").items():
             schema["$defs"][name] = described(inner, sections(ScratchSettings)[name])
         schema["properties"]["architecture"] |= {"properties": described(own, ScratchSettings)["properties"]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": f"hfpatch: a recipe of a {kind}"}
+    return {"$schema": DRAFT, **schema, "title": f"hfpatch recipe: {kind}"}
 
 
 def type_text(value, sections=None):
@@ -203,8 +213,8 @@ def kind_page(kind, headings):
             free = "" if reference else " All other keys are those of its configuration class."
             new.append((heading, inner, free))
             todo += inner_sections(inner, f"{name}.")
-    lines = [f"## {title}", "", f"{schema['description']} JSON schema: [{kind}.json](../../recipes/schema/{kind}.json)."]
-    lines += ["", table(schema, headings)]
+    file = f"[{kind}.json](../../recipes/schema/{kind}.json)"
+    lines = [f"## {title}", "", f"{schema['description']} JSON schema: {file}.", "", table(schema, headings)]
     for heading, inner, free in new:
         lines += ["", f"### {heading}", "", inner["description"] + free, "", table(inner, headings)]
     return lines
@@ -219,11 +229,10 @@ def parts_page():
         lines += ["", f"### `type: {name}`", "", f"[`{config.__name__}`](api.md#hfpatch.{config.__name__}) in Python."]
         lines += ["", "| option | takes | default | |", "|---|---|---|---|"]
         for key, names, text, default in rows_of(options_of(config)):
-            if key not in NOT_CHOSEN:
-                takes = " or ".join(type_text({"type": each}) for each in names)
-                lines.append(f"| `{key}` | {takes} | `{json.dumps(default)}` | {cell(text)} |")
+            takes = " or ".join(type_text({"type": each}) for each in names)
+            lines.append(f"| `{key}` | {takes} | `{json.dumps(default)}` | {cell(text)} |")
     lines += ["", "### Other types", "", "The options of PEFT's configuration of that name, such as `LoraConfig`'s for"]
-    return [*lines, "`type: lora`: [PEFT's methods](../peft-methods.md) lists the types and the sizes that `match` solves for."]
+    return [*lines, "`type: lora`. [PEFT's methods](../peft-methods.md) lists the types, and what `match` solves for."]
 
 
 KEYS_HEADER = """# Keys of recipes
@@ -231,8 +240,8 @@ KEYS_HEADER = """# Keys of recipes
 Every key that a recipe may have. `make reference` writes this page and the JSON schemas from the classes that read
 recipes; a test compares them. [Recipes](../recipes.md) shows how to write one.
 
-Editors with a YAML language server complete and check a recipe whose first line names its schema. In a clone the recipes
-do so by a relative path; in a file of your own:
+Editors with a YAML language server complete and check a recipe whose first line names its schema. The recipes that come
+with hfpatch do so by a relative path; in a file of your own:
 
     # yaml-language-server: $schema=https://hfpatch.github.io/hfpatch/schema/comparison.json
 """
@@ -250,7 +259,8 @@ def keys_page():
 COMMANDS_HEADER = """# Commands
 
 Every command and option; `hfpatch COMMAND --help` prints the same. `make reference` writes this page from the command
-line itself; a test compares them.
+line itself; a test compares them. `hfpatch --version` prints the version, and `hfpatch --install-completion` lets bash, zsh,
+fish or PowerShell complete commands and options.
 """
 
 
@@ -266,16 +276,18 @@ def commands_page():
             names = ", ".join(f"`{each}`" for each in [*option.opts, *option.secondary_opts])
             is_argument = option.param_type_name == "argument"
             shown = f"`{option.metavar or option.name.upper()}`" if is_argument else names
-            default = "**required**" if option.required else "" if option.default in (None, False) else f"`{option.default}`"
+            value = "" if option.default in (None, False) else f"`{option.default}`"
+            default = "**required**" if option.required else value
             lines.append(f"| {cell(shown)} | {default} | {cell(plain(option.help or ''))} |")
     return "\n".join(lines) + "\n"
 
 
+@functools.cache
 def files():
     """Return the text of every generated file, by its path."""
-    schemas = {ROOT / "recipes" / "schema" / f"{kind}.json": json.dumps(json_schema(kind), indent=1) + "\n" for kind in KINDS}
-    pages = {"keys": keys_page(), "commands": commands_page()}
-    return schemas | {ROOT / "docs" / "reference" / f"{name}.md": text for name, text in pages.items()}
+    pages = {ROOT / "docs/reference/keys.md": keys_page(), ROOT / "docs/reference/commands.md": commands_page()}
+    schemas = {ROOT / f"recipes/schema/{kind}.json": json.dumps(json_schema(kind), indent=1) + "\n" for kind in KINDS}
+    return pages | schemas
 
 
 def main():
