@@ -101,10 +101,9 @@ def part_schema():
 def options_of(config):
     """Return the fields that a configuration class of hfpatch has beyond PEFT's, by name; those of all methods last."""
     shared = {field.name for field in dataclasses.fields(SurgeryConfig)}
-    own = set(field.name for field in dataclasses.fields(config)) - {
-        field.name for field in dataclasses.fields(PeftConfig)
-    }
-    fields = [field for field in dataclasses.fields(config) if field.name in own - {*NOT_CHOSEN}]
+    inherited = {field.name for field in dataclasses.fields(PeftConfig)}
+    left_out = inherited | {*NOT_CHOSEN}
+    fields = [field for field in dataclasses.fields(config) if field.name not in left_out]
     return {field.name: field for field in sorted(fields, key=lambda field: field.name in shared)}
 
 
@@ -259,8 +258,8 @@ def keys_page():
 COMMANDS_HEADER = """# Commands
 
 Every command and option; `hfpatch COMMAND --help` prints the same. `make reference` writes this page from the command
-line itself; a test compares them. `hfpatch --version` prints the version, and `hfpatch --install-completion` lets bash, zsh,
-fish or PowerShell complete commands and options.
+line itself; a test compares them. `hfpatch --version` prints the version, and `hfpatch --install-completion` lets bash,
+zsh, fish or PowerShell complete commands and options.
 """
 
 
