@@ -14,7 +14,6 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")
 LISTED = re.compile(r"^\| \[([^\]]+)\]\(([^)#]+)\)", flags=re.MULTILINE)
-ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):(?=<code>|`)")
 LOADED = re.compile(
     r'<(?:script|img|iframe|source|video)\b[^>]*\bsrc="(?:https?:)?//|@import|url\("?https?:'
     r'|<link\b(?=[^>]*rel="(?:stylesheet|preload|icon)")[^>]*href="(?:https?:)?//'
@@ -64,10 +63,10 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_post_page(output, page, config):
-    """Print roles of Sphinx as code, and refuse a page that loads anything from elsewhere."""
+    """Refuse a page that loads anything from elsewhere."""
     if found := LOADED.search(output):
         raise PluginError(f"{page.file.src_uri}: loads from elsewhere: {found[0]}")
-    return ROLE.sub("", output)
+    return output
 
 
 def _on_site(path):
