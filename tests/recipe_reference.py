@@ -193,11 +193,12 @@ def table(schema, headings):
 def inner_sections(schema, prefix=""):
     """Yield dotted name, class (None where the keys are free besides those shown) and schema of every section below."""
     for key, value in schema["properties"].items():
-        values = value.get("additionalProperties")
+        inner = {"NAME": value.get("additionalProperties"), "N": value.get("items")}
         if class_of(value) or "properties" in value:
             yield f"{prefix}{key}", class_of(value), value
-        elif isinstance(values, dict) and class_of(values):
-            yield f"{prefix}{key}.NAME", class_of(values), values
+        for name, each in inner.items():
+            if isinstance(each, dict) and class_of(each):
+                yield f"{prefix}{key}.{name}", class_of(each), each
 
 
 def kind_page(kind, headings):
