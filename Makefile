@@ -3,25 +3,27 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+# --index-url https://download.pytorch.org/whl/cpu: torch without CUDA's libraries, an environment of 2.3 GB instead of 6.3
+TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-processors lint format types bench architectures peft-methods clean
+.PHONY: help install quickstart test test-processors lint format types hooks docs reference package bench architectures peft-methods oldest clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 install: $(VENV)/.installed  ## create the virtual environment with the pinned versions
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH_INDEX) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-quickstart: install  ## train and compare eleven methods on the embedded model (about 3 minutes on 2 cores)
+quickstart: install  ## train ten methods on the embedded model and compare them (about 3 minutes on 2 cores)
 	$(BIN)/hfpatch compare recipes/quickstart.yaml --out runs/quickstart --resume
 
 test: install  ## run the whole test suite
@@ -59,6 +61,27 @@ bench: install  ## measure the step time of every method against LoRA in the sam
 peft-methods: install  ## try every method of PEFT and write docs/peft-methods.md (seconds)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m peft_methods
 
+hooks: install  ## let git run lint, format and types before every commit
+	$(BIN)/pre-commit install
+
+docs: $(VENV)-docs/.installed  ## build the site into build/site, strictly and without network
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+
+$(VENV)-docs/.installed: docs/requirements.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --requirement docs/requirements.txt
+	touch $@
+
+reference: install  ## write the reference of keys and commands, the recipes' JSON schemas and the diagrams (seconds)
+	PYTHONPATH=tests $(BIN)/python -m recipe_reference
+	$(BIN)/python docs/figures/draw.py
+
+package:  ## build the wheel and the source archive, and check what the package index will show
+	$(PYTHON) -m venv $(VENV)-package
+	$(VENV)-package/bin/python -m pip install --quiet 'build>=1.2' 'twine>=6.1'
+	$(VENV)-package/bin/python -m build --outdir dist
+	$(VENV)-package/bin/twine check --strict dist/*
+
 architectures: install  ## try every method on every architecture and write docs/architectures.md (about 3 minutes)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m architectures.table
 
@@ -69,5 +92,17 @@ oldest:  ## test sites, tuners, patches and promises with the oldest supported t
 	$(VENV)-oldest/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal tests/sites tests/tuners \
 		tests/promises tests/surgery/test_patch.py tests/surgery/test_folder.py tests/surgery/test_budget.py tests/surgery/test_methods.py
 
+# The pinned versions are those of Python 3.11 and later; 3.10 takes the newest that it can have.
+ANOTHER = $(if $(filter file,$(origin PYTHON)),python3.$*,$(PYTHON))
+TESTS ?=
+
+test-3.%:  ## run the test suite with another Python, such as test-3.13; PYTHON=FILE names it, TESTS="DIR ..." chooses
+	@$(ANOTHER) -c 'import sys; sys.exit(sys.version_info[:2] != (3, $*))' \
+		|| { echo "make $@: $(ANOTHER) is no Python 3.$*; name one with PYTHON=..."; exit 2; }
+	$(ANOTHER) -m venv $(VENV)-3.$*
+	$(VENV)-3.$*/bin/python -m pip install --quiet $(if $(filter 10,$*),,--constraint constraints.txt) $(TORCH_INDEX) torch
+	$(VENV)-3.$*/bin/python -m pip install --quiet $(if $(filter 10,$*),,--constraint constraints.txt) --editable '.[test]'
+	$(VENV)-3.$*/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(TESTS)
+
 clean:  ## remove the virtual environment and the caches
-	rm -rf $(VENV) $(VENV)-oldest .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -6,6 +6,7 @@ loads with its overrides.
 """
 
 import re
+import runpy
 import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import hfpatch
 from hfpatch.__main__ import main
 from hfpatch.cli.app import app
 from hfpatch.recipes.comparison import load_recipe
@@ -22,12 +24,7 @@ from hfpatch.recipes.training import TrainingSettings
 from hfpatch.sites import family, plugins
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [
-    *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "evaluation", "analysis"),
-    "adding-an-architecture",
-    *("fair-comparison", "your-own-data"),
-    *("architectures", "peft-methods", "reproducing-the-papers", "faq"),
-]
+PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 NOT_HERE = re.compile(r"#.*(needs the hub|minutes)")
 
@@ -94,7 +91,9 @@ def test_every_block_runs(page, tmp_path, monkeypatch):
 
 
 def test_every_page_is_reached_from_the_first():
-    assert {f"{page}.md" for page in PAGES[1:]} <= set(re.findall(r"\]\(([^)#]+)", text_of("index")))
+    links = re.findall(r"\]\(([^)#]+)", text_of("index"))
+    assert {f"{page}.md" for page in PAGES} - {"index.md"} <= set(links)
+    assert len(links) == len(set(links))
 
 
 def test_every_test_that_a_page_names_is_there():
@@ -118,12 +117,13 @@ def test_links_and_anchors_lead_somewhere(page):
         if "://" in link:
             continue
         path, _, anchor = link.partition("#")
-        target = DOCS / path if path else DOCS / f"{page}.md"
+        target = (DOCS / page).parent / path if path else DOCS / f"{page}.md"
         if target.is_dir():
             continue
         assert target.is_file(), link
         headings = re.findall(r"^#+ (.+)$", FENCE.sub("", target.read_text(encoding="utf-8")), flags=re.MULTILINE)
-        slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        names = re.findall(r"^::: (\S+)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        slugs = names + [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
         assert not anchor or anchor in slugs, link
 
 
@@ -137,3 +137,14 @@ def test_diagrams_stand_alone_and_describe_themselves(figure):
     assert kinds <= {"svg", "title", "desc", "style", "defs", "marker", "path", "rect", "text", "polyline", "circle"}
     values = [value for element in root.iter() for value in element.attrib.values()]
     assert not any("http" in value for value in values)
+
+
+def test_the_diagrams_are_what_their_script_draws():
+    draw = runpy.run_path(str(DOCS / "figures" / "draw.py"))
+    drawn = {diagram.name: diagram.svg() for diagram in (figure() for figure in draw["FIGURES"])}
+    assert drawn == {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "figures").glob("*.svg")}
+
+
+def test_the_reference_has_every_public_name():
+    named = re.findall(r"^::: hfpatch\.(\w+)$", text_of("reference/api"), flags=re.MULTILINE)
+    assert sorted(named) == sorted(set(hfpatch.__all__) - {"__version__"})

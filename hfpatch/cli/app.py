@@ -21,7 +21,7 @@ from hfpatch.support.lazy import collection_paused
 app = typer.Typer(
     name="hfpatch",
     cls=Group,
-    add_completion=False,
+    callback=options.of_hfpatch_itself,
     help="Model surgery on the attention branch of causal language models, with honest measurements.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -8,8 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hfpatch.support.version import __version__
+
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import ModelSettings
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"hfpatch {__version__}")
+        raise typer.Exit
+
+
+def of_hfpatch_itself(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take the options that come before a command."""
+
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or a name such as quickstart.")]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")]

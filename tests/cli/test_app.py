@@ -19,6 +19,7 @@ from rich.progress import Progress as Bars
 from rich.progress import TextColumn
 from transformers import LlamaConfig, MambaConfig, ZambaConfig
 
+import hfpatch
 from hfpatch import HfpatchError
 from hfpatch.__main__ import main
 from hfpatch.cli.progress import LiveProgress, PlainProgress, choose_progress
@@ -132,6 +133,20 @@ def test_completion_and_help_import_nothing_heavy(shell, words, expected):
     *answers, loaded = done.stdout.splitlines()
     assert loaded == ("" if shell else "rich")
     assert expected is None or answers == expected
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"hfpatch {hfpatch.__version__}\n"
+
+
+def test_completion_installs_itself_for_a_shell(tmp_path):
+    command = [sys.executable, "-m", "hfpatch", "--install-completion", "bash"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / ".bash_completions" / "hfpatch.sh").read_text()
+    assert "_HFPATCH_COMPLETE=complete_bash" in script
+    assert "hfpatch.sh" in (tmp_path / ".bashrc").read_text()
 
 
 def test_help_names_every_command(capsys):

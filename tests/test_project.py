@@ -1,0 +1,110 @@
+"""The files around the package agree with it and with each other: metadata, workflows, images, templates, hooks."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hfpatch import __version__
+from hfpatch.recipes.comparison import load_recipe
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+IMAGES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+NUMBERS = {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13}
+
+
+@pytest.fixture(scope="module")
+def project():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def read(name):
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def test_one_version(project):
+    assert project["project"]["version"] == __version__ == read("CITATION.cff")["version"]
+
+
+def test_the_readme_has_no_relative_link_on_the_package_index(project):
+    text = README
+    for each in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(targets) > 20
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert "](https://raw.githubusercontent.com/hfpatch/hfpatch/main/results/quickstart-tuned/figures/" in text
+
+
+def test_one_address_of_the_repository(project):
+    home = project["project"]["urls"]["Homepage"]
+    files = [*ROOT.glob("*.*"), *(ROOT / ".github").rglob("*.*"), *(ROOT / "docs").glob("*.*")]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in files if path.is_file()}
+    named = {
+        (name, url) for name, text in texts.items() for url in re.findall(r"https://github\.com/[\w-]+/[\w-]+", text)
+    }
+    assert {name for name, _ in named} >= {"pyproject.toml", "mkdocs.yml", "CITATION.cff", "SECURITY.md", "config.yml"}
+    assert {url for _, url in named} == {home}
+    assert read("CITATION.cff")["repository-code"] == home
+
+
+@pytest.mark.parametrize("file", [README, MAKEFILE], ids=["README", "Makefile"])
+def test_counts_of_methods_agree_with_the_recipes(file):
+    counts = {NUMBERS[word.lower()] for word in re.findall(rf"\b({'|'.join(NUMBERS)}) methods", file, re.IGNORECASE)}
+    assert counts
+    assert counts <= {len(load_recipe(name).trained) for name in ("quickstart", "quickstart-tuned")}
+
+
+def commands(workflow):
+    """Return the shell commands of every job of a workflow."""
+    return [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_runs_targets_of_the_makefile(path):
+    found = [re.match(r"make ([\w.-]+)", command) for command in commands(read(path))]
+    assert found
+    assert all(found)
+    targets = [re.sub(r"^test-3\..*", "test-3.%", match[1]) for match in found]
+    assert [target for target in targets if not re.search(rf"^{re.escape(target)}:", MAKEFILE, re.MULTILINE)] == []
+
+
+def test_the_workflow_runs_every_python_that_the_package_promises(project):
+    minors = read(".github/workflows/ci.yml")["jobs"]["test"]["strategy"]["matrix"]["minor"]
+    promised = re.findall(r":: 3\.(\d+)$", "\n".join(project["project"]["classifiers"]), flags=re.MULTILINE)
+    assert list(map(str, minors)) == promised
+    assert project["project"]["requires-python"] == f">=3.{min(minors)}"
+    assert project["tool"]["ruff"]["target-version"] == f"py3{min(minors)}"
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
+def test_an_image_copies_what_is_there_and_runs_hfpatch_as_a_user(path):
+    lines = re.sub(r"\\\n", "", path.read_text(encoding="utf-8")).splitlines()
+    steps = [line.partition(" ")[::2] for line in lines if line and not line.startswith("#")]
+    assert {name for name, _ in steps} <= {"FROM", "ENV", "RUN", "COPY", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
+    copied = [source for name, rest in steps if name == "COPY" for source in rest.split()[:-1]]
+    assert {"constraints.txt", "pyproject.toml", "hfpatch", "recipes", "eval"} <= set(copied)
+    assert all((ROOT / source).exists() for source in copied)
+    allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {f"!{source}" for source in copied} <= set(allowed)
+    assert dict(steps)["ENTRYPOINT"] == '["hfpatch"]'
+    assert dict(steps)["USER"] == "1000"
+
+
+def test_issue_forms_ask_for_something():
+    forms = [path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
+    assert len(forms) == 2
+    assert all(any(part.get("validations", {}).get("required") for part in read(form)["body"]) for form in forms)
+
+
+def test_hooks_use_the_environment_of_the_makefile():
+    (repository,) = read(".pre-commit-config.yaml")["repos"]
+    entries = [hook["entry"].split()[0] for hook in repository["hooks"]]
+    assert [Path(entry).name for entry in entries] == ["ruff", "ruff", "lint-imports", "mypy"]
+    folder = re.search(r"^VENV \?= (\S+)", MAKEFILE, re.MULTILINE)[1]
+    assert all(entry.startswith(f"{folder}/bin/") for entry in entries)
