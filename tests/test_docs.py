@@ -26,6 +26,7 @@ PAGES = [
     *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "evaluation", "analysis"),
     "adding-an-architecture",
     "fair-comparison",
+    "scaling",
     *("architectures", "peft-methods", "reproducing-the-papers", "faq"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
