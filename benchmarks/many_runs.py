@@ -24,6 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -160,7 +161,7 @@ def in_process(stage: str, out: Path, *, counted: bool = False) -> dict[str, Any
 
 def operations(command: list[str], below: Path) -> dict[str, int]:
     """Return how many file-system operations of each kind a command makes below a folder."""
-    log = below.parent / "strace.log"
+    log = Path(tempfile.mkstemp(suffix=".strace")[1])
     calls = ",".join(CALLS.values())
     known = subprocess.run(["strace", "-e", f"trace={calls}", "true"], capture_output=True, text=True)
     missing = re.findall(r"invalid system call '(\w+)'", known.stderr)  # of other processors
@@ -178,10 +179,10 @@ def operations(command: list[str], below: Path) -> dict[str, int]:
 
 
 def one_run(out: Path) -> dict[str, int]:
-    """Return the operations of one real training and evaluation below its own folder."""
+    """Return the operations of one real run, of 100 steps and 5 checkpoints, below its own folder."""
     folder, recipe = out / "one", out / "one.json"
-    values = recipe_of(2, 1, 500)
-    values["training"] |= {"save_every": 100}
+    values = recipe_of(2, 1, 100)
+    values["training"] |= {"save_every": 20}
     values["evaluation"] |= {"limit": 40}
     recipe.write_text(json.dumps(values))
     command = [sys.executable, "-m", "hfpatch", "compare", str(recipe), "--out", str(folder)]

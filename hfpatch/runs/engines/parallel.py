@@ -34,7 +34,9 @@ GRACE_S = 8.0
 SAY_WAITING_S = 60.0
 """How often it is said that there is no worker yet."""
 POLL_S = 1.0
-"""How often the steps of the runs are looked at."""
+"""How often the steps of runs are looked at."""
+LOOKS = 32
+"""Of how many runs at a time: a shared file system is not asked for hundreds of files a second."""
 
 
 class Parallel(Engine):
@@ -133,6 +135,7 @@ class _Dispatch:
         self.dropped = 0
         self.said: set[str] = set()
         self.seen: dict[int, int] = {}
+        self.looked = 0
         self.waiting_since = time.monotonic()
 
     def run(self) -> None:
@@ -270,11 +273,12 @@ class _Dispatch:
         return f"{len(self.failures)} units failed{also}: {'; '.join(self.failures)}"
 
     def _show_steps(self) -> None:
-        """Show the last step of each run that is at work, as its metrics.jsonl has it."""
-        for seat in self.seats:
-            unit = seat.unit
-            if unit is None or unit.action == "evaluate":
-                continue
+        """Show the last step of runs that are at work, of some after the others, as their metrics.jsonl has it."""
+        units = [seat.unit for seat in self.seats if seat.unit is not None and seat.unit.action != "evaluate"]
+        first = self.looked % max(1, len(units))
+        chosen = [*units[first:], *units[:first]][:LOOKS]
+        self.looked = first + len(chosen)
+        for unit in chosen:
             record = MetricsFile(unit.run.folder / "metrics.jsonl").last()
             if record is not None and self.seen.get(id(unit)) != record.step:
                 self.seen[id(unit)] = record.step
