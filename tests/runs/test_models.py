@@ -14,7 +14,7 @@ from hfpatch.evaluation import known_scores
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results import load_results
-from hfpatch.runs import evaluate, evaluate_models, models
+from hfpatch.runs import evaluate, evaluate_models, models, placing
 from hfpatch.runs.scoring import short_names
 from hfpatch.support.files import read_json
 from hfpatch.surgery.bases import load_base, load_model
@@ -63,7 +63,7 @@ def outcome(folder):
         return base
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(models, "load_model", load)
+        patched.setattr(placing, "load_base", load)
         found = evaluate_models(
             settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=folder / "out"
         )
@@ -134,7 +134,7 @@ def test_the_same_call_continues_and_another_is_refused(outcome, folder, monkeyp
     again = evaluate_models(settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=out)
     assert again.comparisons == found.comparisons
     assert all(score.reused for variant in again.variants.values() for score in variant.scores.values())
-    monkeypatch.setattr(models, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(placing, "load_base", lambda *_, **__: pytest.fail("loaded"))
     for names, key in (("ab", "models.c.name"), ("abc", "settings.limit")):
         chosen = evaluation_of() if names == "ab" else EvaluationSettings(tasks=TASKS, limit=LIMIT + 1)
         with pytest.raises(HfpatchError, match=rf"holds another evaluation \({key}"):
