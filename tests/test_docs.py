@@ -23,7 +23,8 @@ from hfpatch.sites import family, plugins
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
-    *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "evaluation", "analysis"),
+    *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "evaluation", "serving"),
+    "analysis",
     "adding-an-architecture",
     "fair-comparison",
     *("architectures", "peft-methods", "reproducing-the-papers", "faq"),
