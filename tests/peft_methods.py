@@ -12,10 +12,11 @@ from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
+from hfpatch.export.write import write_model
 from hfpatch.recipes.sizes import SIZES
 
 FILE = Path(__file__).parents[1] / "docs" / "peft-methods.md"
-COLUMNS = ("method", "alone", "in a stack", "on Conv1D", "starts as the base", "size", "why not")
+COLUMNS = ("method", "alone", "in a stack", "on Conv1D", "starts as the base", "export", "size", "why not")
 TARGETS = {
     "llama": ["q_proj", "v_proj"],  # grouped queries: v_proj is 32 -> 16
     "gpt_neox": ["query_key_value", "attention.dense"],
@@ -160,6 +161,21 @@ def life(method, order, folder):
     return distance
 
 
+def exported(method, folder):
+    """Export a trained method before a pre-projection: whether it is a part or merged, and why neither, if so."""
+    model = patched(method, "llama", "before")
+    if isinstance(model, str):
+        model = patched(method, "llama", "alone")
+    if isinstance(model, str):
+        return "-", ""
+    step(model, make_tokens(4, 10))
+    folder.mkdir()
+    try:
+        return ("merged" if write_model(model, folder).merged else "part"), ""
+    except HfpatchError as error:
+        return "refused", f"export: {str(error).partition(': ')[2]}"
+
+
 def row_of(method, folder):
     """Return the row of a method in the table."""
     alone, before, after = (life(method, order, folder / order) for order in ORDERS)
@@ -167,11 +183,14 @@ def row_of(method, folder):
     conv = patched(method, "gpt2", "alone")
     texts = ["refused" if isinstance(value, str) else "yes" for value in (alone, before, conv)]
     start = "-" if isinstance(alone, str) else "yes" if alone < 1e-4 else "no"
-    why = next((value for value in (alone, before) if isinstance(value, str)), "")
+    export, reason = exported(method, folder / "export")
+    why = next((value for value in (alone, before) if isinstance(value, str)), reason)
     why = why.removeprefix(f"{method.lower()} ").removesuffix(", so it cannot be injected; use peft.get_peft_model")
     kind, _, variant = method.partition(", ")
     size = f"`{SIZES[kind.lower()].key}`" if kind.lower() in SIZES else "-"
-    return dict(zip(COLUMNS, (f"`{kind.lower()}`{variant and f', {variant}'}", *texts, start, size, why), strict=True))
+    return dict(
+        zip(COLUMNS, (f"`{kind.lower()}`{variant and f', {variant}'}", *texts, start, export, size, why), strict=True)
+    )
 
 
 HEADER = """# PEFT's methods
@@ -185,6 +204,8 @@ what happens.
   and leaves the model as it was; `peft.get_peft_model` takes these methods.
 - **on Conv1D**: `patch` on GPT-2's projections; many of PEFT's layers take `torch.nn.Linear` alone.
 - **starts as the base**: whether PEFT's default initialisation leaves the logits as they were, to 1e-4.
+- **export**: how an [exported](export.md) model has the trained method: `part` computes it beside the base, bit for
+  bit; `merged` has it in the base's weights, by PEFT's own merge, with equal logits up to rounding.
 - **size**: the option that [`match`](recipes.md#matching-parameters) solves for in a recipe.
 
 """

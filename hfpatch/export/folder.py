@@ -64,7 +64,7 @@ def export_patch(
     Raises:
         HfpatchError: if the base or the patch cannot be loaded, a part cannot be exported, or ``out`` is not free.
     """
-    if (patch / "results.json").is_file():
+    if (patch / "results.json").is_file() and not (patch / MANIFEST).is_file():  # a pushed patch has its run's results
         raise HfpatchError(f"{patch}: is a run; give one of its patches, runs/METHOD/seed-N/patch")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise HfpatchError(f"{out}: exists already; choose another --out")

@@ -313,6 +313,20 @@ class Hooked:
         self.all_tied_weights_keys = self.get_expanded_tied_weights_keys(all_submodels=True)  # type: ignore[attr-defined]
 
     @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """Return what the stock class says, which looks for it in its own file."""
+        return bool(cls._stock()._can_set_attn_implementation())
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """Return what the stock class says, which looks for it in its own file."""
+        return bool(cls._stock()._can_set_experts_implementation())
+
+    @classmethod
+    def _stock(cls) -> Any:
+        return cls.__mro__[cls.__mro__.index(Hooked) + 1]
+
+    @classmethod
     def is_custom_code(cls) -> bool:
         """Tell transformers that weights and buffers are initialised as the stock classes do it."""
         return False

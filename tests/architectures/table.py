@@ -11,7 +11,7 @@ from architectures.catalogue import CASES, NOT_TRIED, TYPES, WITHOUT_ATTENTION, 
 from architectures.places import place_of
 
 FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
-COLUMNS = ("type", "attention modules, in blocks", *sweep.METHODS, *sweep.CONTROLS, "all together", "why not")
+COLUMNS = ("type", "attention modules, in blocks", *sweep.METHODS, *sweep.CONTROLS, "all together", "export", "why not")
 
 HEADER = """# Architectures
 
@@ -34,9 +34,12 @@ model by other means.
   besides the projections reads the hidden state, or a weight is shared or no plain matrix; the error says which.
 - **all together**: what holds of all possible methods at once: a saved patch loads to equal logits; generation with and
   without key/value cache agree.
+- **export**: `yes` says that a process in which neither hfpatch nor PEFT can be imported loads the
+  [exported](export.md) model of all possible methods at once and computes the same: logits bit for bit; gradients of
+  every part and the logits of new tokens, with a cache, to rounding. `-`: there is no patch to export.
 
 Types whose pre-projection works: {totals[0]}; content skip: {totals[1]}; nonlinear query: {totals[2]}; query
-temperature: {totals[3]}; linear pre-projections that fold: {folding}.
+temperature: {totals[3]}; linear pre-projections that fold: {folding}; exports: {exports}.
 
 """
 
@@ -66,9 +69,10 @@ def cells_of(case):
     methods = [failing(sweep.check, case, method) for method in sweep.METHODS]
     methods += [failing(sweep.check_control, case, control) for control in sweep.CONTROLS]
     if set(methods) == {"refused"}:
-        return ["-", *methods, "-"]
+        return ["-", *methods, "-", "-"]
     with tempfile.TemporaryDirectory() as folder:
-        return [failing(sweep.finds_the_sites, case), *methods, failing(together.promises, case, folder)]
+        last = failing(together.promises, case, Path(folder))
+        return [failing(sweep.finds_the_sites, case), *methods, *((last, last) if isinstance(last, str) else last)]
 
 
 def all_rows():
@@ -83,7 +87,7 @@ def all_rows():
 def rows_without_cases():
     """Return the rows of the types that have no attention and of those that are not tried."""
     every = (*sweep.METHODS, *sweep.CONTROLS)
-    refused, unknown = ("-", *("refused" for _ in every), "-"), "-" * (len(COLUMNS) - 2)
+    refused, unknown = ("-", *("refused" for _ in every), "-", "-"), "-" * (len(COLUMNS) - 2)
     lines = [(kind, *refused, why) for kind, why in WITHOUT_ATTENTION.items()]
     lines += [(kind, *unknown, f"not tried: {why}") for kind, why in NOT_TRIED.items()]
     return [dict(zip(COLUMNS, line, strict=True)) for line in lines]
@@ -97,6 +101,7 @@ def written(rows):
         methods="**, **".join(sweep.METHODS),
         controls="**, **".join(sweep.CONTROLS),
         folding=sum(row[sweep.CONTROLS[1]].endswith(" folds") for row in rows if row["type"] in TYPES),
+        exports=sum(row["export"] == "yes" for row in rows if row["type"] in TYPES),
         totals=[counted(rows, method) for method in sweep.METHODS],
     )
     lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]

@@ -37,7 +37,7 @@ def test_control(case, control):
 
 @pytest.mark.parametrize("case", WITH_SITES)
 def test_all_methods_together(case, tmp_path):
-    assert together.promises(case, tmp_path / "patch") == PAGE[case]["all together"]
+    assert together.promises(case, tmp_path) == (PAGE[case]["all together"], PAGE[case]["export"])
 
 
 @pytest.mark.parametrize("method", sweep.METHODS)

@@ -68,8 +68,7 @@ def exported(case, model, tokens, folder):
     torch.manual_seed(0)
     expected = logits_of(model, tokens)
     found, _ = elsewhere.computed(folder, tokens, new_tokens=3 if steps else 0, trained=trained, training_mode=reformer)
-    logits = found.pop("logits")
-    assert torch.equal(logits, expected), f"the export computes other logits {(logits - expected).abs().max()}"
+    assert torch.equal(found.pop("logits"), expected), "the export computes other logits"
     found.pop("written", None)
     for name, tensor in ({f"gradient {name}": g for name, g in gradients.items()} | steps).items():
         assert close(found.pop(name), tensor, rounding=10 * ROUNDING), f"the export has another {name}"

@@ -17,7 +17,7 @@ from hfpatch.results import load_results
 from hfpatch.runs import evaluate, evaluate_models, models, placing
 from hfpatch.runs.scoring import short_names
 from hfpatch.support.files import read_json
-from hfpatch.surgery.bases import load_base, load_model
+from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import documents
 from hfpatch.tinyworld.tasks import items
 from hfpatch.training.architecture import build_model
@@ -58,7 +58,7 @@ def outcome(folder):
 
     def load(*arguments, **options):
         alive.append(sum(model() is not None for model in loaded))
-        base = load_model(*arguments, **options)
+        base = load_base(*arguments, **options)
         loaded.append(weakref.ref(base.model))
         return base
 

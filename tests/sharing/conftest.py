@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -93,8 +94,7 @@ class Handler(BaseHTTPRequestHandler):
         elif rest[:1] == ["resolve"]:
             self._file(files.get("/".join(rest[2:])))
         elif rest[:1] == ["tree"]:
-            below = "".join(f"{part}/" for part in rest[2:])
-            found = [_entry(path, body) for path, body in files.items() if path.startswith(below)]
+            found = _tree(files, "".join(f"{part}/" for part in rest[2:]))
             self._answer(found) if found else self._nothing()
         elif rest[:1] in ([], ["revision"]):
             siblings = [{"rfilename": path} for path in files]
@@ -143,6 +143,14 @@ class Handler(BaseHTTPRequestHandler):
 
 def _entry(path, body):
     return {"type": "file", "path": path, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+
+
+def _tree(files, below):
+    """Return the entries of a folder and of those in it, folders too."""
+    found = [_entry(path, body) for path, body in files.items() if path.startswith(below)]
+    folders = {str(parent) for entry in found for parent in PurePosixPath(entry["path"]).parents} - {"."}
+    inside = sorted(folder for folder in folders if folder.startswith(below))
+    return [{"type": "directory", "path": folder, "size": 0, "oid": COMMIT} for folder in inside] + found
 
 
 @pytest.fixture
