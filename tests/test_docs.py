@@ -25,7 +25,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
     *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "evaluation", "analysis"),
     "adding-an-architecture",
-    "fair-comparison",
+    *("fair-comparison", "export"),
     *("architectures", "peft-methods", "reproducing-the-papers", "faq"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
