@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -55,13 +55,14 @@ def by_hand(messages, tokenizer, first=0):
     return ids, labels
 
 
-def encode(value, tokenizer, **settings):
-    settings = DataSettings(source="x", format="messages" if "messages" in value else "prompt_completion", **settings)
-    ((ids, mask),) = Completions(tokenizer, settings).encode([json.dumps(value)])
+def encode(value, tokenizer, **own):
+    data = DataSettings(source="x", format="messages" if "messages" in value else "prompt_completion", **own)
+    ((ids, mask),) = Completions(tokenizer, data).encode([json.dumps(value)])
     return ids, [token if learned else IGNORE for token, learned in zip(ids, mask, strict=True)]
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
+@settings(deadline=None)  # the first example compiles the template
 @given(contents=st.lists(WORDS, min_size=2, max_size=6))
 def test_the_assistant_s_turns_are_learned_with_their_ends(chat, template, contents):
     chat.chat_template = template
@@ -73,6 +74,7 @@ def test_the_assistant_s_turns_are_learned_with_their_ends(chat, template, conte
     chat.chat_template = PLAIN
 
 
+@settings(deadline=None)
 @given(prompt=st.text("ab .", max_size=9), completion=st.text("ab .", max_size=9))
 def test_a_completion_is_learned_with_the_end_of_text(tokenizer, prompt, completion):
     """A token that joins the end of a prompt with the completion is learned."""
@@ -100,7 +102,7 @@ def test_blocks_have_the_labels_of_each_conversation_by_itself(chat, tmp_path, l
     ]
     made += [turns(("user", "b" * 60), ("assistant", "late")), turns(("user", "c"), ("assistant", "d"))]
     rows = [{"messages": messages} for messages in made]
-    settings = DataSettings(
+    data = DataSettings(
         source=write_rows(tmp_path / "a.jsonl", rows), format="messages", layout=layout, block_size=60, held_out=1
     )
     expected = [[np.asarray(part[:60]) for part in by_hand(messages, chat)] for messages in made]
@@ -108,10 +110,10 @@ def test_blocks_have_the_labels_of_each_conversation_by_itself(chat, tmp_path, l
     with pytest.warns(
         UserWarning, match=rf"of 15 examples {cut} are longer than data.block_size \(60\).*; 1 have none"
     ):
-        first = load_splits(settings, chat, cache_dir=tmp_path / "cache")
+        first = load_splits(data, chat, cache_dir=tmp_path / "cache")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = load_splits(settings, chat, cache_dir=tmp_path / "cache")
+        again = load_splits(data, chat, cache_dir=tmp_path / "cache")
     for splits in (first, again):
         for blocks, documents in ((splits.train, expected[:14]), (splits.held_out, expected[15:])):
             found = [piece for index in range(len(blocks)) for piece in pieces_of(blocks, index)]
@@ -161,16 +163,16 @@ ASKED = turns(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d
     ],
 )
 def test_templates_that_do_not_fit_are_one_clear_line(chat, tmp_path, template, messages, message):
-    settings = DataSettings(source=write_rows(tmp_path / "a.jsonl", [{"messages": messages}]), format="messages")
+    data = DataSettings(source=write_rows(tmp_path / "a.jsonl", [{"messages": messages}]), format="messages")
     chat.chat_template = template
     try:
         with pytest.raises(HfpatchError, match=message) as caught:
-            load_splits(settings, chat)
+            load_splits(data, chat)
     finally:
         chat.chat_template = PLAIN
     assert "\n" not in str(caught.value)
     with pytest.raises(HfpatchError, match=r"data.chat_template: .*none.jinja cannot be read"):
-        load_splits(settings.model_copy(update={"chat_template": str(tmp_path / "none.jinja")}), chat)
+        load_splits(data.model_copy(update={"chat_template": str(tmp_path / "none.jinja")}), chat)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +190,6 @@ def test_templates_that_do_not_fit_are_one_clear_line(chat, tmp_path, template, 
     ],
 )  # fmt: skip
 def test_rows_that_are_not_what_the_format_says(chat, tmp_path, format_, row, message):
-    settings = DataSettings(source=write_rows(tmp_path / "a.jsonl", [row]), format=format_)
+    data = DataSettings(source=write_rows(tmp_path / "a.jsonl", [row]), format=format_)
     with pytest.raises(HfpatchError, match=message):
-        load_splits(settings, chat)
+        load_splits(data, chat)
