@@ -77,7 +77,7 @@ def citation_section(results: Iterable[Results]) -> Section:
     """Build the section with the BibTeX of what results rest on."""
     runs = list(results)
     found = dict.fromkeys([_hfpatch(runs), *(entry for each in runs for entry in _used(each))])
-    hint = "hfpatch, the sources of the methods that ran here, and the harness that defines the tasks."
+    hint = "What these results rest on, as BibTeX."
     blocks = (Text(hint), Code("\n".join(map(_bibtex, found)), "bibtex"))
     return Section("cite", "Cite", blocks)
 

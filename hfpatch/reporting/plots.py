@@ -172,7 +172,7 @@ def verdict_key(figure: Figure, verdicts: Iterable[str], *, bar: bool = False) -
         handles.append(Line2D([], [], linewidth=1.8, label=label, **look))
     if bar:
         handles.append(Patch(color=BAND, label="too small to be seen at this n"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, handletextpad=0.5, columnspacing=1.8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.5, columnspacing=1.8)
 
 
 def line(ax: Axes, x: ArrayLike, y: ArrayLike, look: Style, place: int, band: Sequence[Floats] | None = None) -> None:

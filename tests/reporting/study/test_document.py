@@ -78,7 +78,7 @@ def parsed(text):
 def test_sections_are_in_the_order_of_reading(report):
     page = parsed(report.html.read_text())
     sections = [attrs["id"] for tag, attrs in page.tags if tag == "section"]
-    assert sections == [*SECTIONS, "spread", "environment"]
+    assert sections == [*SECTIONS, "spread", "environment", "cite"]
     assert len(page.ids) == len(set(page.ids))
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
     assert all(link.startswith(("#", "data:text/csv;charset=utf-8,")) for link in page.links)
