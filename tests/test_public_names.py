@@ -11,7 +11,7 @@ NAMES = [
     "PreProjectionConfig", "NonlinearQueryConfig", "QueryTemperatureConfig", "fold",
     "patch", "unpatch", "patch_summary", "save_patch", "load_patch",
     "find_sites", "match_lora_rank", "check", "AttentionSite", "Family", "register_family", "HfpatchError",
-    "fast_matmul",
+    "fast_matmul", "load_results",
 ]  # fmt: skip
 
 
@@ -47,6 +47,7 @@ def test_signatures_of_the_design():
     assert parameters(hfpatch.find_sites) == ["model"]
     assert parameters(hfpatch.match_lora_rank) == ["model", "budget", "target_modules"]
     assert parameters(hfpatch.check)[:2] == ["model_or_id", "config"]
+    assert parameters(hfpatch.load_results) == ["folder"]
 
 
 def test_options_of_the_design():

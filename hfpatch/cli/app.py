@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hfpatch.cli import options, planning, sharing
+from hfpatch.cli import exploring, options, planning, sharing
 from hfpatch.cli.help import Group
 from hfpatch.cli.options import (
     AsJson,
@@ -184,7 +184,7 @@ def report(
     """Write the report of a run folder again, from its result files; or one report of several comparisons.
 
     Several comparisons share tables where they measured the same model on the same documents, and are shown one after
-    the other where they did not.
+    the other where they did not. The figures are written as PDF too.
 
     Example: hfpatch report runs/quickstart
     """
@@ -192,10 +192,10 @@ def report(
     from hfpatch.reporting.terminal import print_document
 
     if len(run_dirs) == 1 and out is None:
-        written = write_report(run_dirs[0])
+        written = write_report(run_dirs[0], pdf=True)
         print_document(written.document)
     else:
-        written = write_joint_report(run_dirs, out or default_out(run_dirs))
+        written = write_joint_report(run_dirs, out or default_out(run_dirs), pdf=True)
     print(f"report: {written.html}")
 
 
@@ -371,6 +371,7 @@ def tokenize(
 
 
 app.command()(planning.plan)
+app.command()(exploring.explore)
 app.command()(sharing.push)
 app.command()(sharing.export)
 

@@ -78,10 +78,10 @@ def _values(task: Any, sample: Mapping[str, Any]) -> Values | None:
 
 
 def _of_choice(task: ConfigurableTask, sample: Mapping[str, Any]) -> Values | None:
-    answers = len(sample["arguments"]) // (2 if "acc_mutual_info" in sample["metrics"] else 1)  # then without context
+    answers = number_of_choices(sample)
     logs: Array = np.array([responses[0][0] for responses in sample["resps"][:answers]], dtype=np.float64)
     sizes = np.array([scored_bytes(*request[:2]) for request in sample["arguments"][:answers]])
-    is_right = np.isin(np.arange(answers), _right(task, sample))
+    is_right = np.isin(np.arange(answers), right_answers(task, sample))
     if not 0 < is_right.sum() < answers:
         return None
     if callable(task.config.process_results) and sample.get("acc") != float(is_right[logs.argmax()]):
@@ -95,7 +95,12 @@ def _of_choice(task: ConfigurableTask, sample: Mapping[str, Any]) -> Values | No
         }
 
 
-def _right(task: ConfigurableTask, sample: Mapping[str, Any]) -> list[int]:
+def number_of_choices(sample: Mapping[str, Any]) -> int:
+    """Return how many choices a document has; with ``acc_mutual_info`` each is scored without the context too."""
+    return len(sample["arguments"]) // (2 if "acc_mutual_info" in sample["metrics"] else 1)
+
+
+def right_answers(task: ConfigurableTask, sample: Mapping[str, Any]) -> list[int]:
     """Return the places of a document's right answers, as lm-eval finds them."""
     gold = task.doc_to_text(sample["doc"]) if task.multiple_input else sample["target"]
     if isinstance(gold, str):

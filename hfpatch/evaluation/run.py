@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import model_key, open_cache
+from hfpatch.evaluation.chance import chance
 from hfpatch.evaluation.clusters import Groups, cluster_columns, cluster_of, clustered_error, count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values
@@ -168,6 +169,7 @@ def _score(
         data_sha256=hashlib.sha256("\n".join(record["doc_hash"] for record in records).encode()).hexdigest(),
         version=str(task.VERSION),
         clusters=None if groups is None else Clusters(column=str(cluster), groups=count_groups(groups)),
+        chance=chance(task, output["samples"][name], primary),
         reused=scorer.reused,
     )
 

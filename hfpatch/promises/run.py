@@ -13,6 +13,7 @@ from torch import nn
 from hfpatch.errors import HfpatchError
 from hfpatch.promises import behaviour, residual, site, temperature
 from hfpatch.promises.common import Test, changed_by, example_tokens
+from hfpatch.support.notebook import html_table
 from hfpatch.surgery.bases import load_base, load_config
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.tuners import PreProjectionConfig
@@ -75,10 +76,19 @@ class CheckReport:
         """Return the report as a JSON object."""
         return {**asdict(self), "passed": self.passed}
 
+    @property
+    def _title(self) -> str:
+        where = f"{self.changed} blocks" + (f", {len(self.left_out)} left out" if self.left_out else "")
+        return f"{self.model}: {self.method} in {where}"
+
+    def _repr_html_(self) -> str:
+        """Return the verdicts as an HTML table, as a notebook shows them."""
+        rows = [("ok" if each.holds else "FAIL", each.promise, each.seen) for each in self.verdicts]
+        return html_table(self._title, ("", "promise", "seen"), rows)
+
     def __str__(self) -> str:
         width = max(len(verdict.promise) for verdict in self.verdicts)
-        where = f"{self.changed} blocks" + (f", {len(self.left_out)} left out" if self.left_out else "")
-        lines = [f"{self.model}: {self.method} in {where}"]
+        lines = [self._title]
         lines += [f"  {'ok  ' if v.holds else 'FAIL'}  {v.promise:<{width}}  {v.seen}" for v in self.verdicts]
         return "\n".join(lines)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Tone = Literal["better", "worse", "mixed", "within noise", "too few documents", "unknown"]
+Tone = Literal["better", "worse", "mixed", "within noise", "too few documents", "at floor", "at chance", "unknown"]
 Fact = tuple[str, str]
 """A label and its value."""
 
@@ -82,11 +82,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table; ``keys`` has its values under the keys of the table's filters, ``strong`` sets it apart."""
+    """A line of a table.
+
+    Attributes:
+        cells: one for each column.
+        strong: whether it is set apart.
+        faint: whether it is greyed, because it says nothing.
+        keys: its values under the keys of the table's filters.
+        href: what its first cell links to, as an address that is escaped already; empty for nothing.
+    """
 
     cells: tuple[str | Cell, ...]
     strong: bool = False
+    faint: bool = False
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    href: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +165,22 @@ class Browser:
     data: Mapping[str, Any]
 
 
-Block = Text | Facts | Sentences | Findings | Table | Figure | Download | Browser
+@dataclass(frozen=True)
+class Explorer:
+    """Gains and costs of many runs, drawn and listed by the page's script from ``data``."""
+
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text that is to be copied as it is, such as BibTeX."""
+
+    text: str
+    language: str = ""
+
+
+Block = Text | Facts | Sentences | Findings | Table | Figure | Download | Browser | Explorer | Code
 
 
 @dataclass(frozen=True)
@@ -195,6 +220,7 @@ class Document:
         complete: whether everything that was planned is in it.
         glance: the few facts that are shown above everything else.
         opening: sections before the parts.
+        closing: sections after them.
         summary: what a terminal shows of it.
     """
 
@@ -205,4 +231,5 @@ class Document:
     complete: bool = True
     glance: tuple[Fact, ...] = ()
     opening: tuple[Section, ...] = ()
+    closing: tuple[Section, ...] = ()
     summary: tuple[Block, ...] = ()

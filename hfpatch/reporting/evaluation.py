@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.comparison.low_noise import what_they_see
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
 from hfpatch.reporting.facts import digest, provenance_facts, settings_text
+from hfpatch.reporting.floor import evaluated_verdict
 from hfpatch.reporting.numbers import (
     NOTHING,
     count,
@@ -29,8 +31,8 @@ def evaluation_document(results: EvaluationResults) -> Document:
     scores = tuple(_scores(results, place, each) for place, each in enumerate(results.variants.values()))
     several = results.of_models
     title = "Differences between the models" if several else "Differences from the base"
-    compared = [_comparisons("differences", title, results.comparisons, several=several)]
-    compared += [_comparisons("low-noise", f"Low-noise metrics: {title.lower()}", results.low_noise, several=several)]
+    compared = [_comparisons(results, "differences", title, results.comparisons)]
+    compared += [_comparisons(results, "low-noise", f"Low-noise metrics: {title.lower()}", results.low_noise)]
     compared = [table for table in compared if table.rows]
     explained = [Sentences(what_they_see(results.low_noise))] if results.low_noise else []
     reused = sum(score.reused for variant in results.variants.values() for score in variant.scores.values())
@@ -51,6 +53,7 @@ def evaluation_document(results: EvaluationResults) -> Document:
             ("Weights", str(results.model["dtype"])),
         ),
         parts=(Part(tuple(section for section in sections if section.blocks)),),
+        closing=(citation_section([results]),),
         summary=(*scores, *compared, Sentences((*notes, *results.warnings))),
     )
 
@@ -111,7 +114,8 @@ def _value(value: float | None) -> str:
     return decimal(value, 4) if abs(value) < 1e6 else significant(value, 4)
 
 
-def _comparisons(name: str, title: str, comparisons: Sequence[Comparison], *, several: bool) -> Table:
+def _comparisons(results: EvaluationResults, name: str, title: str, comparisons: Sequence[Comparison]) -> Table:
+    several = results.of_models
     headings = {
         **({"model": False, "compared with": False} if several else {"patch": False}),
         "task": False,
@@ -127,7 +131,7 @@ def _comparisons(name: str, title: str, comparisons: Sequence[Comparison], *, se
             Cell((signed(each.difference, 4), interval(each.low, each.high, 4) if math.isfinite(each.low) else "")),
             p_text(each.p_holm),
             NOTHING if each.smallest_visible is None else significant(each.smallest_visible, 2),
-            Cell((each.verdict,), each.verdict),
+            Cell((evaluated_verdict(results, each),), evaluated_verdict(results, each)),
         )
         for each in comparisons
     )

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from hfpatch.reporting.document import Block, Cell, Document, Download, Figure
+from hfpatch.reporting.document import Block, Cell, Document, Download, Explorer, Figure
 from hfpatch.reporting.theme import inline
 from hfpatch.support.version import __version__
 
@@ -21,12 +21,15 @@ def html(document: Document) -> str:
 
     All text is escaped; the page's policy lets no script run but its own, which it knows by its hash.
     """
-    script = _file("report.js")
+    blocks = [block for part in document.parts for section in part.sections for block in section.blocks]
+    explores = any(isinstance(block, Explorer) for block in blocks)
+    script = "\n".join(_file(name) for name in ("report.js", *(["explorer.js"] if explores else [])))
+    style = "\n".join(_file(name) for name in ("report.css", *(["explorer.css"] if explores else [])))
     return _environment().get_template("report.html.jinja").render(
         document=document,
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
-        style=Markup(_file("report.css")),
+        style=Markup(style),
         version=__version__,
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from hfpatch.reporting.document import (
     Block,
     Cell,
+    Code,
     Column,
     Document,
     Facts,
@@ -28,6 +29,7 @@ def markdown(document: Document) -> str:
     for part in document.parts:
         texts.append(f"# Run {escape(part.title)}" if part.title else "")
         texts += [text for section in part.sections for text in _section(section, part.prefix)]
+    texts += [text for section in document.closing for text in _section(section, "")]
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
@@ -40,7 +42,7 @@ def _section(section: Section, prefix: str) -> Iterator[str]:
 
 
 def _block(block: Block, prefix: str) -> Iterator[str]:
-    """Yield a block's paragraphs; a download and a browser are for pages alone."""
+    """Yield a block's paragraphs; downloads, browsers and explorers are for pages alone."""
     match block:
         case Text():
             yield escape(block.text) if block.style == "caption" else paragraph(block.text)
@@ -53,6 +55,8 @@ def _block(block: Block, prefix: str) -> Iterator[str]:
         case Figure():
             path = f"figures/{prefix}{block.name}"
             yield f"![{escape(block.title)}]({path}.svg)\n\n{escape(block.caption)} [Data]({path}.csv)."
+        case Code():
+            yield f"```{block.language}\n{block.text.rstrip()}\n```"
         case Table():
             yield markdown_table(block)
             yield escape(block.caption)

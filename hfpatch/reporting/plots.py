@@ -34,6 +34,8 @@ _VERDICTS = {
     "worse": (VERMILLION, "D", VERMILLION),
     "within noise": (GREY, "o", PAPER),
     "too few documents": (GREY, "x", GREY),
+    "at floor": (GREY, "x", GREY),
+    "at chance": (GREY, "x", GREY),
     "unknown": (GREY, "o", PAPER),
 }
 """Colour, marker and the marker's face."""
@@ -64,9 +66,9 @@ def headline(figure: Figure, text: str) -> None:
     figure.suptitle(text, x=0.012, ha="left", fontsize=10.5, color=INK)
 
 
-def to_svgs(figures: Mapping[str, Figure | None]) -> dict[str, str]:
-    """Return those figures that there are as SVG documents."""
-    return {name: to_svg(figure) for name, figure in figures.items() if figure is not None}
+def to_svgs(figures: Mapping[str, Figure]) -> dict[str, str]:
+    """Return figures as SVG documents."""
+    return {name: to_svg(figure) for name, figure in figures.items()}
 
 
 def robust_limit(
@@ -170,7 +172,7 @@ def verdict_key(figure: Figure, verdicts: Iterable[str], *, bar: bool = False) -
         handles.append(Line2D([], [], linewidth=1.8, label=label, **look))
     if bar:
         handles.append(Patch(color=BAND, label="too small to be seen at this n"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, handletextpad=0.5, columnspacing=1.8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.5, columnspacing=1.8)
 
 
 def line(ax: Axes, x: ArrayLike, y: ArrayLike, look: Style, place: int, band: Sequence[Floats] | None = None) -> None:

@@ -13,22 +13,25 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.comparison.data import results_csv
 from hfpatch.reporting.comparison.document import Material, comparison_document, missing, read_material
-from hfpatch.reporting.comparison.figures import differences, figures
+from hfpatch.reporting.comparison.figures import differences, draw
 from hfpatch.reporting.comparison.headline import headline
 from hfpatch.reporting.comparison.headline_table import headline_table
 from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
+from hfpatch.reporting.comparison.tables import score_table
 from hfpatch.reporting.document import Document
 from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document
+from hfpatch.reporting.folders import labels
 from hfpatch.reporting.html import html
 from hfpatch.reporting.latex import latex
 from hfpatch.reporting.markdown import markdown
+from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.study.data import study_csv
 from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.figures import differences as study_differences
-from hfpatch.reporting.study.figures import figures as study_figures
-from hfpatch.reporting.theme import to_png
-from hfpatch.results.folder import load_comparison, load_results, printable
+from hfpatch.reporting.study.figures import draw as draw_study
+from hfpatch.reporting.theme import to_pdf, to_png
+from hfpatch.results.folder import load_comparison, load_results
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
 from hfpatch.support.files import atomic_file, write_text
 
@@ -65,7 +68,7 @@ def document_of(folder: Path) -> Document:
     return study_document(results) if isinstance(results, StudyResults) else evaluation_document(results)
 
 
-def write_report(run_dir: Path, out: Path | None = None) -> Report:
+def write_report(run_dir: Path, out: Path | None = None, *, pdf: bool = False) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` from the results in ``run_dir``.
 
     Of a comparison ``results.tex`` too, which has the headline as a table for a paper. The same results give the same
@@ -75,23 +78,26 @@ def write_report(run_dir: Path, out: Path | None = None) -> Report:
     Args:
         run_dir: what ``hfpatch compare``, ``pretrain`` or ``eval --output`` wrote.
         out: the folder of the report; None takes ``run_dir``.
+        pdf: also write each figure as PDF; those that are there are written again anyway.
 
     Raises:
         HfpatchError: if ``run_dir`` has no results that can be read, or ``out`` cannot be written.
     """
     results, place = load_results(run_dir), out or run_dir
     if isinstance(results, StudyResults):
-        document, summary = study_document(results, study_figures(results)), study_differences(results, title=True)
-        return write_document(document, place, csv=study_csv(results), summary=summary)
+        drawn = draw_study(results)
+        document, summary = study_document(results, to_svgs(drawn)), study_differences(results, title=True)
+        report = write_document(document, place, csv=study_csv(results), summary=summary)
+        return _with_pdfs(report, place, drawn, pdf=pdf)
     if isinstance(results, EvaluationResults):
         return write_document(evaluation_document(results), place, csv=evaluation_csv(results))
-    report = _write(place, [read_material("", run_dir, results)], ())
+    report = _write(place, [read_material("", run_dir, results)], (), pdf=pdf)
     if out is None:
         write_patch_cards(run_dir, results)
     return report
 
 
-def write_joint_report(run_dirs: Sequence[Path], out: Path) -> Report:
+def write_joint_report(run_dirs: Sequence[Path], out: Path, *, pdf: bool = False) -> Report:
     """Write one report of several comparisons, or of one folder of any kind, to ``out``.
 
     Comparisons share the tables where they measured the same frozen model on the same documents, and are reported side
@@ -104,30 +110,17 @@ def write_joint_report(run_dirs: Sequence[Path], out: Path) -> Report:
     if any((out / name).exists() for name in _RUN_FILES):
         raise HfpatchError(f"{out}: is a run, whose own report would be lost; choose another --out")
     if len(run_dirs) == 1:
-        return write_report(run_dirs[0], out)
-    each = [read_material(label, path, load_comparison(path)) for label, path in _labels(run_dirs).items()]
+        return write_report(run_dirs[0], out, pdf=pdf)
+    each = [read_material(label, path, load_comparison(path)) for label, path in labels(run_dirs).items()]
     merged = merge({one.title: one.results for one in each})
     joined = None if merged.results is None else _joined(each, merged.results, merged.names)
-    return _write(out, each if joined is None else [joined], merged.checks)
+    return _write(out, each if joined is None else [joined], merged.checks, pdf=pdf)
 
 
 def default_out(run_dirs: Sequence[Path]) -> Path:
     """Return the folder for the report of several runs where none is named."""
     names = "+".join(re.sub(r"[^\w.-]", "_", path.resolve().name) for path in run_dirs)
     return Path("runs") / f"report-{names}"[:100]
-
-
-def _labels(run_dirs: Sequence[Path]) -> dict[str, Path]:
-    """Name each run by the shortest end of its path that is different from the others'."""
-    paths = [path.resolve() for path in run_dirs]
-    twice = next((path for path in paths if paths.count(path) > 1), None)
-    if twice is not None:
-        raise HfpatchError(f"{twice}: named twice; name each run once")
-    for length in range(1, 1 + max(len(path.parts) for path in paths)):
-        names = ["/".join(path.parts[-length:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return dict(zip(map(printable, names), run_dirs, strict=True))
 
 
 def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping[str, Mapping[str, str]]) -> Material:
@@ -143,17 +136,39 @@ def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping
     return Material("", results, layers, Samples(tuple(sides), documents, ()), missing, sources)
 
 
-def _write(out: Path, material: Sequence[Material], checks: Sequence[Check]) -> Report:
+def _write(out: Path, material: Sequence[Material], checks: Sequence[Check], *, pdf: bool) -> Report:
     summary = differences(material[0].results, title=True) if len(material) == 1 else None
     csv, tex = results_csv({each.title: each.results for each in material}), _latex(material)
-    material = [replace(each, drawn=figures(each.results, each.layers)) for each in material]
-    return write_document(comparison_document(material, checks), out, csv=csv, tex=tex, summary=summary)
+    drawn = [draw(each.results, each.layers) for each in material]
+    shown = [replace(each, drawn=to_svgs(own)) for each, own in zip(material, drawn, strict=True)]
+    document = comparison_document(shown, checks)
+    report = write_document(document, out, csv=csv, tex=tex, summary=summary)
+    named = {
+        f"{part.prefix}{name}": figure
+        for part, own in zip(document.parts, drawn, strict=True)
+        for name, figure in own.items()
+    }
+    return _with_pdfs(report, out, named, pdf=pdf)
+
+
+def _with_pdfs(report: Report, out: Path, figures: Mapping[str, Figure], *, pdf: bool) -> Report:
+    """Write figures as PDF, or only those again that are there, so that none is older than its SVG."""
+    paths = {out / "figures" / f"{name}.pdf": figure for name, figure in figures.items()}
+    wanted = {path: figure for path, figure in paths.items() if pdf or path.exists()}
+    for path, figure in wanted.items():
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(to_pdf(figure))
+    return replace(report, figures=(*report.figures, *wanted))
 
 
 def _latex(material: Sequence[Material]) -> str:
-    """Return the headline of each run as a table of its own."""
-    found = [(each.title or each.results.name, headline(each.results)) for each in material]
-    tables = [latex(headline_table(each), comments=(name, each.sentence)) for name, each in found]
+    """Return of each run the headline and the scores, as tables of their own."""
+    tables = []
+    for each in material:
+        name, found = each.title or each.results.name, headline(each.results)
+        tables.append(latex(headline_table(found), comments=(name, found.sentence)))
+        scores = score_table(each.results)
+        tables.append(latex(scores, comments=(f"{name}: {scores.title.lower()}", scores.caption)))
     return "\n".join(["% needs \\usepackage{booktabs}\n", *tables])
 
 

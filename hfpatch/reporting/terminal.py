@@ -7,8 +7,9 @@ from rich.table import Column, Table
 from rich.text import Text as Styled
 
 from hfpatch.reporting import document as doc
+from hfpatch.reporting.floor import LEVELS
 
-_COLOURS = {"better": "green", "worse": "red", "within noise": "dim", "too few documents": "dim"}
+_COLOURS = {"better": "green", "worse": "red", **dict.fromkeys(("within noise", "too few documents", *LEVELS), "dim")}
 
 
 def print_document(document: doc.Document) -> None:
@@ -35,18 +36,20 @@ def print_document(document: doc.Document) -> None:
 
 
 def _print_table(console: Console, content: doc.Table) -> None:
-    wide = _table(content)
+    wide = _table(content, console.width)
     fits = console.measure(wide, options=console.options.update(width=1000)).maximum <= console.width
-    for table in [wide] if fits or not content.narrow else map(_table, content.narrow):
-        console.print(table)
+    for each in [content] if fits or not content.narrow else content.narrow:
+        console.print(_table(each, console.width))
     if content.caption:
         console.print(content.caption, style="dim", highlight=False, markup=False)
 
 
-def _table(content: doc.Table) -> Table:
+def _table(content: doc.Table, width: int) -> Table:
+    """Return a table; names stay on one line up to a third of the terminal, longer ones are broken and never cut."""
+    longest = max((len(str(row.cells[0])) for row in content.rows), default=0)
     columns = (
-        Column("\n".join((each.name, *each.notes)), justify="right" if each.number else "left", no_wrap=i == 0,
-               overflow="fold")
+        Column("\n".join((each.name, *each.notes)), justify="right" if each.number else "left", overflow="fold",
+               no_wrap=i == 0 and longest <= width // 3)
         for i, each in enumerate(content.columns)
     )  # fmt: skip
     title = {"title": content.title, "title_justify": "left", "title_style": "bold"} if content.heading else {}

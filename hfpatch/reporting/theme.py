@@ -111,6 +111,15 @@ def to_svg(figure: Figure) -> str:
 
 
 @report_style()
+def to_pdf(figure: Figure) -> bytes:
+    """Return a figure as PDF, for a paper: with its fonts, without dates and versions, as its SVG is laid out."""
+    stream = io.BytesIO()
+    figure.set_layout_engine("none")
+    figure.savefig(stream, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    return stream.getvalue()
+
+
+@report_style()
 def to_png(figure: Figure) -> bytes:
     """Return a figure as PNG at 200 dots an inch, without the writer's version."""
     stream = io.BytesIO()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
 from hfpatch.results.tuning import Tuning
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class Curve(Part):
@@ -190,6 +193,26 @@ class ComparisonResults(Part):
         """Return the results as JSON values, without ``tuning`` where nothing was tuned."""
         values = super().to_json()
         return values if self.tuning is not None else {key: values[key] for key in values if key != "tuning"}
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return a table of the results as a pandas DataFrame.
+
+        Args:
+            table: ``scores``, ``methods``, ``comparisons``, ``curves``, ``layers`` or ``trials``; the first if not
+                given.
+
+        Raises:
+            HfpatchError: if there is no such table.
+        """
+        from hfpatch.results.frames import data_frame
+
+        return data_frame(self, table)
+
+    def _repr_html_(self) -> str:
+        """Return the methods and their scores as an HTML table, as a notebook shows the results."""
+        from hfpatch.results.frames import notebook_table
+
+        return notebook_table(self)
 
     @property
     def baseline(self) -> str | None:

@@ -138,11 +138,12 @@ class TaskResult(Part):
         data_sha256: hash of the scored documents, in order.
         version: the task definition's version.
         clusters: the groups that the documents come in; None where they are taken as independent.
+        chance: the primary metric of guessing, where a task of several choices has one; else None.
         reused: requests whose answers were kept from an earlier evaluation and not scored again. It says how the result
             was obtained and is neither written nor compared: a resumed run ends with equal results.
     """
 
-    written_if_set = frozenset({"clusters"})
+    written_if_set = frozenset({"clusters", "chance"})
 
     task: str
     n: int
@@ -154,6 +155,7 @@ class TaskResult(Part):
     data_sha256: str
     version: str
     clusters: Clusters | None = None
+    chance: float | None = None
     reused: int = Field(default=0, exclude=True)
 
     def __eq__(self, other: object) -> bool:

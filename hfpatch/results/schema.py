@@ -7,7 +7,7 @@ other tools.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -37,6 +37,9 @@ from hfpatch.results.study import (
     VariantParameters,
 )
 from hfpatch.results.tuning import Choice, Trial, Tuning
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "SCHEMA", "AtStep", "ByStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
@@ -89,6 +92,25 @@ class EvaluationResults(Part):
     low_noise: list[Comparison] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
     provenance: Values = Field(default_factory=dict)
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return a table of the results as a pandas DataFrame.
+
+        Args:
+            table: ``scores`` or ``comparisons``; the first if not given.
+
+        Raises:
+            HfpatchError: if there is no such table.
+        """
+        from hfpatch.results.frames import data_frame
+
+        return data_frame(self, table)
+
+    def _repr_html_(self) -> str:
+        """Return the models and their scores as an HTML table, as a notebook shows the results."""
+        from hfpatch.results.frames import notebook_table
+
+        return notebook_table(self)
 
     @property
     def of_models(self) -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from hfpatch.results.parts import SCHEMA, Part, TrainResult, Values
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Count = Annotated[int, Field(gt=0)]
 Point = Values
@@ -137,6 +140,25 @@ class StudyResults(Part):
             if unknown is not None:
                 raise ValueError(f"{kind} names {unknown!r}, which is not among variants")
         return self
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return a table of the results as a pandas DataFrame.
+
+        Args:
+            table: ``rows``, ``runs`` or ``curves``; the first if not given.
+
+        Raises:
+            HfpatchError: if there is no such table.
+        """
+        from hfpatch.results.frames import data_frame
+
+        return data_frame(self, table)
+
+    def _repr_html_(self) -> str:
+        """Return every variant at every point as an HTML table, as a notebook shows the results."""
+        from hfpatch.results.frames import notebook_table
+
+        return notebook_table(self)
 
     @property
     def others(self) -> list[str]:

@@ -9,6 +9,7 @@ from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.controls import controls_of
 from hfpatch.reporting.comparison.tuning import rates_sentence
+from hfpatch.reporting.floor import floor_cautions
 from hfpatch.results.schema import ComparisonResults, Method
 
 UNMATCHED = 0.01
@@ -57,6 +58,7 @@ def _base(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
         model = recipe.model
         if unknown := unknown_base(model.name, model.revision, model.dtype, run.evaluation):
             yield unknown
+        yield from floor_cautions(run.evaluation)
 
 
 def _tuning(results: ComparisonResults) -> Iterator[str]:

@@ -20,6 +20,7 @@ from hfpatch.evaluation.clusters import cluster_columns
 from hfpatch.nn.matmul import choose_library, pinned_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.reporting.floor import floor_cautions
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.folder import flatten
@@ -246,7 +247,7 @@ def check_base(
         raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates {compared} anyway")
     evaluation.check_comparable(records, scores, evaluation.primary_aggregations(tasks, scores))
     unknown = unknown_base(model.name, model.revision, model.dtype, scores)
-    return [*surprises, unknown] if unknown else surprises
+    return [*surprises, *([unknown] if unknown else []), *floor_cautions(scores, model.name)]
 
 
 def differences(

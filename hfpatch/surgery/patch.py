@@ -18,6 +18,7 @@ from torch import nn
 from hfpatch.errors import HfpatchError, whole_number
 from hfpatch.nn.initialization import seeded_generator
 from hfpatch.sites import find_sites
+from hfpatch.support.notebook import html_table
 from hfpatch.surgery.checkpoints import disable_checkpoints, enable_checkpoints
 from hfpatch.tuners.adapters import (
     activate_adapters,
@@ -35,6 +36,7 @@ from hfpatch.tuners.model import unreached_layers
 
 Model = TypeVar("Model", bound=nn.Module)
 
+_HEADINGS = ("layer", "added parameters")
 _TRAINABLE_BEFORE = "_hfpatch_trainable_before"  # on the model, so that a copy of it can be unpatched too
 
 
@@ -157,16 +159,26 @@ class PatchSummary:
     skipped: dict[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        rows = [("layer", "added parameters"), *((str(k), f"{n:,}") for k, n in self.per_layer.items())]
-        rows += [("added", f"{self.added:,}"), ("trainable", f"{self.trainable:,}"), ("base", f"{self.base:,}")]
-        rows.append(("added / base", f"{self.added / max(self.base, 1):.2%}"))
+        rows = [_HEADINGS, *self._rows]
         left, right = (max(len(row[column]) for row in rows) for column in (0, 1))
-        lines = [f"{a:<{left}}  {b:>{right}}" for a, b in rows]
+        return "\n".join([*(f"{a:<{left}}  {b:>{right}}" for a, b in rows), *self._left_out])
+
+    def _repr_html_(self) -> str:
+        """Return the counts as an HTML table, as a notebook shows them."""
+        return html_table("Patched model", _HEADINGS, self._rows, self._left_out)
+
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [(str(layer), f"{count:,}") for layer, count in self.per_layer.items()]
+        rows += [("added", f"{self.added:,}"), ("trainable", f"{self.trainable:,}"), ("base", f"{self.base:,}")]
+        return [*rows, ("added / base", f"{self.added / max(self.base, 1):.2%}")]
+
+    @property
+    def _left_out(self) -> list[str]:
         by_reason: dict[str, list[str]] = {}
         for layer, reason in self.skipped.items():
             by_reason.setdefault(reason, []).append(str(layer))
-        lines += [f"left out: {len(layers)} ({', '.join(layers)}): {why}" for why, layers in by_reason.items()]
-        return "\n".join(lines)
+        return [f"left out: {len(layers)} ({', '.join(layers)}): {why}" for why, layers in by_reason.items()]
 
 
 def patch_summary(model: nn.Module) -> PatchSummary:

@@ -29,7 +29,20 @@ from hfpatch.runs import Progress
 from hfpatch.training.interruption import Terminated
 from hfpatch.training.records import StepRecord
 
-COMMANDS = ["compare", "train", "eval", "report", "check", "inspect", "pretrain", "tokenize", "plan", "push", "export"]
+COMMANDS = [
+    "compare",
+    "train",
+    "eval",
+    "report",
+    "check",
+    "inspect",
+    "pretrain",
+    "tokenize",
+    "plan",
+    "explore",
+    "push",
+    "export",
+]
 RECIPE = """\
 name: small
 data: {block_size: 32, max_documents: 60}

@@ -299,3 +299,13 @@ def standard_errors(differences, weights):
     """By how many standard errors over documents the ratio of sums differs from 0 (delta method)."""
     rest = differences - differences.sum() / weights.sum() * weights
     return differences.sum() / (math.sqrt(len(rest)) * rest.std(ddof=1))
+
+
+def test_what_guessing_gets_is_known_where_choices_are_right_or_wrong(scored):
+    results, *_ = scored
+    third = pytest.approx(1 / 3)  # one of three choices is right
+    expected = {**dict.fromkeys(("choice", "spaced", "named", "mutual", "blank"), third), "several": pytest.approx(0.5)}
+    unknown = ("checked", "cloze", "text", "unrelated", "unlabelled", "all_right")  # own functions, or nothing to guess
+    assert {name: result.chance for name, result in results.items()} == expected | dict.fromkeys(unknown)
+    assert "chance" not in results["text"].to_json()
+    assert results["choice"].to_json()["chance"] == third

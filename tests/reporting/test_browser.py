@@ -13,6 +13,7 @@ from reporting.conftest import HOSTILE, example, write_run
 from reporting.study_example import study, write_study_run
 
 from hfpatch.reporting import write_joint_report, write_report
+from hfpatch.reporting.explorer.page import write_explorer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra 'browser')")
 CHROMIUM = next(
@@ -53,7 +54,10 @@ def pages(tmp_path_factory):
         root / "hostile", json.loads(hostile) | {"name": HOSTILE[:-1], "warnings": [HOSTILE[:-1]]}, curves=False
     )
     shutil.copytree(RESULTS / "quickstart", root / "quickstart")
+    shutil.copytree(RESULTS, root / "results", ignore=shutil.ignore_patterns("figures", "*.csv"))
     return {
+        "explorer": write_explorer([root / "results"], root / "results" / "explore.html").page,
+        "explorer of hostile": write_explorer([bad, run], root / "explore.html").page,
         "run": write_report(run).html,
         "hostile": write_report(bad).html,
         "quickstart": write_report(root / "quickstart").html,
@@ -93,7 +97,7 @@ def visit(chromium, pages):
         assert noise == []
 
 
-NAMES = ["run", "hostile", "quickstart", "joint", "side", "study"]
+NAMES = ["run", "hostile", "quickstart", "joint", "side", "study", "explorer", "explorer of hostile"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -142,8 +146,8 @@ def test_names_and_signed_numbers_sort_too(visit):
     page = visit("quickstart")
     page.locator("#main thead th button").first.click()
     assert column(page, "main", 0) == sorted(column(page, "main", 0))
-    page.locator("#pairs thead th button").nth(5).click()
-    signed = [float(text.split()[0].replace("−", "-")) for text in column(page, "pairs", 5)]
+    page.locator("#pairs thead th button").nth(3).click()
+    signed = [float(text.split()[0].replace("−", "-")) for text in column(page, "pairs", 3)]
     assert signed == sorted(signed)
 
 
@@ -163,10 +167,10 @@ def test_filters_hide_rows_and_tell_how_many_remain(visit):
     form = page.locator("form[data-for=pairs]")
     form.locator("select[data-attribute=task]").select_option("tinyworld_cloze")
     form.locator("select[data-attribute=reference]").select_option("lora")
-    assert set(column(page, "pairs", 2)) == {"tinyworld_cloze"}
-    assert set(column(page, "pairs", 1)) == {"lora"}
+    assert {text.split("acc")[0] for text in column(page, "pairs", 1)} == {"tinyworld_cloze"}
+    assert {text.partition("against ")[2] for text in column(page, "pairs", 0)} == {"lora"}
     form.locator("input").fill("skip CLOZE")
-    assert column(page, "pairs", 0) == ["pre_projection_skip"]
+    assert column(page, "pairs", 0) == ["pre_projection_skipagainst lora"]
     assert form.locator("output").inner_text() == "1 of 48 rows"
     page.locator("form[data-for=main] select").select_option("worse")
     assert column(page, "main", 0) == []
@@ -228,6 +232,94 @@ def test_it_prints(visit):
     assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
 
 
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_the_explorer_has_no_overflow_and_its_filters_work(visit, width):
+    page = visit("explorer", width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    form, panels = page.locator(".explorer form"), page.locator(".panel")
+    told = form.locator("output").inner_text
+    every = told()
+    assert every.endswith("from 6 runs")
+    for box in panels.all():
+        inside = box.evaluate(
+            "(box) => [...box.querySelectorAll('svg, p')].every((e) => e.scrollWidth <= box.clientWidth)"
+        )
+        assert inside
+    form.locator("[name=model]").select_option("runs/books-5m/model")
+    assert panels.count() == 4
+    form.locator("[name=task]").select_option("lambada_openai")
+    assert "The reference is at floor" in panels.inner_text()
+    assert set(column(page, "explore .gains", 4)) == {"at floor2 seeds"}
+    form.locator("[name=method]").select_option("lora")
+    assert column(page, "explore .gains", 0) == ["lora"]
+    form.locator("[name=verdict]").select_option("better")
+    assert told().startswith("0 of ")
+    form.locator("button[type=reset]").click()
+    page.wait_for_function("(every) => document.querySelector('.explorer output').textContent === every", arg=every)
+
+
+def test_the_explorers_front_is_what_nothing_else_beats(visit):
+    page = visit("explorer")
+    data = json.loads(page.locator(".explorer-data").text_content())
+    text = next(
+        i
+        for i, axis in enumerate(data["axes"])
+        if (axis["task"], axis["metric"]) == ("tinyworld_text", "word perplexity")
+    )
+    better = data["verdicts"].index("better")
+    points = [(row[8], row[3]) for row in data["rows"] if row[1] == text and row[7] == better]
+    front = {(x, y) for x, y in points if not any((a <= x and b > y) or (a < x and b >= y) for a, b in points)}
+    page.locator(".explorer [name=task]").select_option("tinyworld_text")
+    path = page.locator(".panel .front").get_attribute("d")
+    assert path.count("V") == len(front) > 3
+    drawn = page.locator(".panel .point").count()
+    assert drawn == sum(row[1] == text and row[3] is not None for row in data["rows"])
+    page.locator(".explorer [name=cost]").select_option("seconds")
+    assert "on cpu" in page.locator(".panel .sub").inner_text()
+
+
+def test_a_row_and_a_mark_of_the_explorer_open_the_report(visit):
+    page = visit("explorer")
+    page.locator(".explorer [name=run]").select_option("quickstart")
+    assert "run=quickstart" in page.url
+    point = page.locator(".panel .point[tabindex='0']").first
+    point.focus()
+    told = page.locator(".panel .detail").first.inner_text()
+    assert "(quickstart): " in told
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".panel .detail").first.inner_text() != told
+    page.locator(".gains thead button").nth(3).click()
+    gains = [float(text.split("[")[0].replace("−", "-")) for text in column(page, "explore .gains", 3)]
+    assert gains == sorted(gains)
+    page.locator(".gains tbody tr").first.click()
+    page.wait_for_url("**/quickstart/report.html")
+    page.go_back()
+    assert page.locator(".explorer [name=run]").input_value() == "quickstart"
+
+
+def test_figures_and_the_paired_table_fit_a_page_of_1280(visit):
+    page = visit("quickstart")
+    wide = "(each) => each.scrollWidth > each.clientWidth + 1"
+    for name in ("differences", "quality", "training", "paired"):
+        assert not page.locator(f"#{name} .scroll").first.evaluate(wide), name
+
+
+def test_names_break_after_underscores_alone_on_a_phone(visit):
+    page = visit("quickstart", width=390)
+    broken = page.evaluate("""() => [...document.querySelectorAll("th, td.text, td.name, dt")].flatMap((cell) => {
+      const range = document.createRange(), found = [];
+      for (const node of [...cell.childNodes].filter((each) => each.nodeType === Node.TEXT_NODE)) {
+        for (const word of node.data.matchAll(/[A-Za-z0-9]{2,}/g)) {
+          range.setStart(node, word.index);
+          range.setEnd(node, word.index + word[0].length);
+          if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) found.push(word[0]);
+        }
+      }
+      return found;
+    })""")
+    assert broken == []
+
+
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory):
     """The source of axe-core, from npm; its code is not in this repository."""
@@ -244,7 +336,7 @@ def axe(tmp_path_factory):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["run", "quickstart", "side", "study"])
+@pytest.mark.parametrize("name", ["run", "quickstart", "side", "study", "explorer"])
 def test_axe_finds_nothing(visit, axe, name, scheme):
     page = visit(name, scheme=scheme)
     page.evaluate(axe)

@@ -5,6 +5,7 @@ import io
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -13,6 +14,7 @@ from hfpatch.reporting.comparison.document import Material, comparison_document
 from hfpatch.reporting.comparison.figures import figures
 from hfpatch.reporting.comparison.samples import Change, Samples, Sides
 from hfpatch.reporting.html import html
+from hfpatch.results.folder import load_comparison
 
 NOTHING_CHANGED = Samples((), {}, ())
 VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
@@ -103,7 +105,7 @@ def test_documents_are_data_and_not_markup(build, raw):
     data = json.loads(found[1])
     assert data["documents"]["tinyworld_cloze"]["0/ab"]["target"] == nasty
     assert data["sides"][0][0] == {"seeds": 2, "binary": True, "left_out": 3, "changes": [["0/ab", 2, 0]]}
-    assert [attrs["id"] for tag, attrs in parsed.tags if tag == "section"][-2] == "samples"
+    assert [attrs["id"] for tag, attrs in parsed.tags if tag == "section"][-3] == "samples"
 
 
 def test_ids_are_unique_and_references_resolve(page):
@@ -112,11 +114,30 @@ def test_ids_are_unique_and_references_resolve(page):
     assert {link[1:] for link in parsed.links if link.startswith("#")} <= set(parsed.ids)
 
 
+def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
+    results = load_comparison(Path(__file__).parents[2] / "results" / "quickstart-tuned")
+    parsed = Page()
+    parsed.feed(html(comparison_document([Material("", results, [], NOTHING_CHANGED, [], {"run": results})])))
+    assert "low-noise" in parsed.ids
+    assert "attribution" in parsed.ids
+    assert len(parsed.ids) == len(set(parsed.ids))  # a section and its table with one id break the page's filters
+
+
 def test_sections_stand_in_the_order_of_reading(page):
     parsed, _ = page
     sections = [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
     figures = ["differences", "quality"]
-    assert sections == ["answer", "findings", "protocol", "warnings", "results", *figures, "paired", "environment"]
+    assert sections == [
+        "answer",
+        "findings",
+        "protocol",
+        "warnings",
+        "results",
+        *figures,
+        "paired",
+        "environment",
+        "cite",
+    ]
 
 
 def test_hostile_text_is_shown(build, hostile):

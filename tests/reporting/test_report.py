@@ -41,8 +41,24 @@ def test_the_same_results_give_the_same_bytes_in_another_process(run_dir, tmp_pa
     assert first == second
 
 
+def test_figures_are_pdfs_too_when_asked_and_never_older_than_their_svgs(run_dir, raw):
+    report = write_report(run_dir, pdf=True)
+    pdfs = sorted(path for path in report.figures if path.suffix == ".pdf")
+    assert [path.name for path in pdfs] == [f"{name}.pdf" for name in DRAWN]
+    first = {path: path.read_bytes() for path in pdfs}
+    assert all(content.startswith(b"%PDF") for content in first.values())
+    assert b"DejaVuSans" in first[pdfs[0]]  # with its font, so that a minus sign is one
+    raw["methods"]["lora"]["parameters"]["trainable"] = 40_000
+    (run_dir / "results.json").write_text(json.dumps(raw))
+    pdfs[-1].unlink()
+    again = write_report(run_dir)
+    assert {path for path in again.figures if path.suffix == ".pdf"} == set(pdfs[:-1])
+    assert pdfs[1].name == "quality.pdf"
+    assert pdfs[1].read_bytes() != first[pdfs[1]]
+
+
 def test_no_dates_and_no_machine_in_the_files(run_dir):
-    for path in write_report(run_dir).paths:
+    for path in write_report(run_dir, pdf=True).paths:
         text = path.read_bytes().decode("utf-8", errors="replace")
         assert str(run_dir) not in text
         assert not re.search(r"20[3-9]\d-|<dc:date>|Matplotlib v", text)

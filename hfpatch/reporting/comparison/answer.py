@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hfpatch.reporting.comparison.tables import change_of
 from hfpatch.reporting.document import Finding, Tone
+from hfpatch.reporting.floor import LEVELS, is_blind, shown_verdict
 from hfpatch.reporting.numbers import Scale, count, diverged_text, listed, significant, size_text
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
 
@@ -50,9 +51,11 @@ def _finding(results: ComparisonResults, name: str, reference: str | None) -> Fi
     """Return one sentence: what is better and worse, what is not significant, and at which number of parameters."""
     method, with_baseline = results.methods[name], reference == results.baseline
     made = [results.comparison(name, task, reference) for task in results.tasks]
-    comparisons = [comparison for comparison in made if comparison is not None]
+    known = [comparison for comparison in made if comparison is not None]
+    comparisons = [each for each in known if not is_blind(results, each)]
+    blind = [each for each in known if is_blind(results, each)]
     size = _relative_size(results, name) if with_baseline else ""
-    if not comparisons:
+    if not known:
         why = f"{diverged_text(method.diverged)}: it " if method.diverged else ""
         return Finding(name, f"{why}was not compared with {reference or 'a baseline'}{size}.", "unknown")
     better, worse, noise, untested = (
@@ -71,6 +74,10 @@ def _finding(results: ComparisonResults, name: str, reference: str | None) -> Fi
     if untested:
         tasks, sizes = listed([one.task for one in untested]), listed(_once([count(one.n) for one in untested]))
         clauses.append(f"on {tasks} there are too few documents for a verdict (n = {sizes})")
+    for level in LEVELS:
+        tasks_at = [one.task for one in blind if shown_verdict(results, one) == level]
+        if tasks_at:
+            clauses.append(f"on {listed(tasks_at)} {reference} is {level}, so nothing can be told")
     if better or worse:
         clauses[0] += size
     else:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 
 from hfpatch.recipes.controls import Control, controls_of
+from hfpatch.reporting.comparison.measures import HELD_OUT, Measure, measures
 from hfpatch.reporting.comparison.tables import change_of
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
 from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, decimal, listed, scale_of, significant
+from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.schema import Comparison, ComparisonResults
 
-BITS_PER_BYTE = "bits_per_byte"
-HELD_OUT = "held-out text"
 _HALF = 0.5
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the normal one is taken."""
@@ -29,17 +29,6 @@ _RULE = (
     "The sentence speaks of the first measure, from the left of the table, on which the method is significantly "
     "better. A part carries most of the effect where the whole interval of its share is above 50 %."
 )
-
-
-@dataclass(frozen=True)
-class Measure:
-    """What a gain is measured by: a task's metric, or the loss on held-out text where there is no task."""
-
-    task: str = ""
-    metric: str = "nats per token"
-
-    def __str__(self) -> str:
-        return f"{self.task} ({self.metric.replace('_', ' ')})" if self.task else HELD_OUT
 
 
 @dataclass(frozen=True)
@@ -92,19 +81,6 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
         findings = Findings(tuple(_finding(results, name, controls) for name, controls in groups.items()))
         blocks = (findings, Text(_RULE, "caption"), _table(results, groups))
         yield Section("attribution", "Which part carries the effect", blocks, "Attribution")
-
-
-def measures(results: ComparisonResults) -> list[Measure]:
-    """Return what gains are measured by: held-out text, then text tasks, then the others; bits per byte if there."""
-    found = dict.fromkeys((each.task, each.metric) for each in (*results.comparisons, *results.low_noise))
-    chosen: dict[str, Measure] = {}
-    for task, info in results.tasks.items():
-        metric = BITS_PER_BYTE if (task, BITS_PER_BYTE) in found else info.primary
-        if (task, metric) in found:
-            chosen[task] = Measure(task, metric)
-    text = [each for task, each in chosen.items() if not results.tasks[task].higher_is_better]
-    others = [each for each in chosen.values() if each not in text]
-    return [*([Measure()] if results.base_loss is not None else []), *text, *others]
 
 
 def share(results: ComparisonResults, method: str, control: str, measure: Measure) -> Share | None:

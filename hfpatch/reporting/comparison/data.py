@@ -9,7 +9,9 @@ from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.schema import Comparison, ComparisonResults, LayerSeries
 
 _SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
-_RESULTS = (*_SCORES, *HEADLINE_COLUMNS)
+_GROUPS = ("groups", "grouped_by")
+_RESULTS = (*_SCORES, *HEADLINE_COLUMNS, *_GROUPS)
+_HELD_OUT = "held_out_loss"
 _DIFFERENCES = (
     *("method", "reference", "task", "metric", "difference", "low", "high", "p", "p_holm", "smallest_visible"),
     *("n", "seeds", "test", "verdict"),
@@ -23,9 +25,10 @@ Layers = Sequence[tuple[str, LayerSeries]]
 def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
     """Return every number of every run in long format, and below them the headline.
 
-    A row of the headline is a method's: its columns are those after ``trainable``, which are empty in all other rows,
-    as ``seed``, ``task``, ``metric`` and ``value`` are in its own. Of several runs, by label, the first column says
-    which.
+    A row of the headline is a method's: its columns are those from ``rank_best`` to ``verdict``, which are empty in all
+    other rows, as ``seed``, ``task``, ``metric`` and ``value`` are in its own. The loss on held-out text is a metric
+    without a task. The last columns say in how many groups a task's documents come, and by which of their columns. Of
+    several runs, by label, the first column says which.
     """
     if len(runs) == 1:
         return csv_text(_RESULTS, _rows(next(iter(runs.values()))))
@@ -33,15 +36,22 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
 
 
 def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
-    no_headline, no_score = (None,) * len(HEADLINE_COLUMNS), (None,) * (len(_SCORES) - 2)
+    no_headline, no_score, no_groups = (None,) * len(HEADLINE_COLUMNS), (None,) * (len(_SCORES) - 2), (None, None)
     for name, method in results.methods.items():
+        losses = method.held_out_losses
+        if name == results.baseline and results.base_loss is not None:
+            losses = {**dict.fromkeys(method.runs, results.base_loss), **losses}
         for seed, run in sorted(method.runs.items()):
             for task, score in run.evaluation.items():
+                groups = no_groups if score.clusters is None else (score.clusters.groups, score.clusters.column)
                 for metric, value in score.metrics.items():
                     scored = (seed, task, metric, value, score.stderr.get(metric), score.n, method.trainable)
-                    yield name, *scored, *no_headline
+                    yield name, *scored, *no_headline, *groups
+            if seed in losses:
+                held_out = (seed, None, _HELD_OUT, losses[seed], None, None, method.trainable)
+                yield name, *held_out, *no_headline, *no_groups
     for name, trainable, fields in headline_fields(results):
-        yield name, *no_score, trainable, *fields
+        yield name, *no_score, trainable, *fields, *no_groups
 
 
 def differences_csv(comparisons: Iterable[Comparison]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.reporting import document as doc
+from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
@@ -19,6 +20,7 @@ from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
 from hfpatch.reporting.comparison.tuning import rates_sentence, tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
+from hfpatch.reporting.floor import warned_of_floor
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK, MOST_METHODS
 from hfpatch.results.folder import printable
@@ -128,10 +130,11 @@ def comparison_document(material: Sequence[Material], checks: Sequence[Check] = 
             doc.Part(tuple(_sections(each)), each.title, prefix)
             for each, prefix in zip(material, prefixes, strict=True)
         ),
+        closing=(citation_section(source for each in material for source in each.sources.values()),),
         summary=(
             terminal_table(first.results),
             doc.Text(_LEGEND, "caption"),
-            doc.Sentences((*first.results.warnings, *first.missing)),
+            doc.Sentences((*warned_of_floor(first.results), *first.missing)),
             *answered,
         ),
     )
@@ -207,7 +210,8 @@ def _warnings(material: Material) -> tuple[doc.Block, ...]:
         "Not checked yet: whether parameters match, updates survive and the base is sound is checked once a run is "
         "complete."
     )  # fmt: skip
-    warned: doc.Block = doc.Sentences(tuple(results.warnings)) if results.warnings else doc.Text(none)
+    warnings = warned_of_floor(results)
+    warned: doc.Block = doc.Sentences(tuple(warnings)) if warnings else doc.Text(none)
     absent = doc.Sentences(tuple(material.missing), "What is missing")
     return (warned, absent) if absent.items else (warned,)
 

@@ -13,6 +13,7 @@ from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import control_for
 from hfpatch.reporting.comparison.tables import change_of, scale_of_task
 from hfpatch.reporting.comparison.tuning import tuning_figure
+from hfpatch.reporting.floor import LEVELS, shown_verdict
 from hfpatch.reporting.numbers import Change, Scale, short_count
 from hfpatch.reporting.theme import GREY, MUTED, report_style, short, styles
 from hfpatch.reporting.words import MOST_METHODS
@@ -23,18 +24,22 @@ _MOST_GROUPS = 3  # of more series of one method in a panel, the mean is drawn
 
 
 @report_style()
-def figures(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) -> dict[str, str]:
-    """Return the figures that can be drawn, as SVG documents by name; ``layers`` are methods and their series."""
+def draw(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) -> dict[str, Figure]:
+    """Return the figures that can be drawn, by name; ``layers`` are methods and their series."""
     shown = prominent(results)
-    return plots.to_svgs(
-        {
-            "tuning": tuning_figure(shown),
-            "differences": differences(shown),
-            "quality": quality(shown),
-            "training": training(shown),
-            "layers": layer_panels(shown, layers),
-        }
-    )
+    drawn = {
+        "tuning": tuning_figure(shown),
+        "differences": differences(shown),
+        "quality": quality(shown),
+        "training": training(shown),
+        "layers": layer_panels(shown, layers),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def figures(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) -> dict[str, str]:
+    """Return the figures that can be drawn, as SVG documents by name."""
+    return plots.to_svgs(draw(results, layers))
 
 
 def prominent(results: ComparisonResults) -> ComparisonResults:
@@ -72,7 +77,7 @@ def differences(results: ComparisonResults, *, title: bool = False) -> Figure | 
     figure, axes = _task_panels(len(tasks), (1.8 if title else 1.45) + 0.34 * len(methods), share_y=True)
     for i, (task, ax) in enumerate(zip(tasks, axes, strict=True)):
         known = {y: made[method, task] for y, method in enumerate(methods) if (method, task) in made}
-        rows = {y: plots.Interval(change_of(results, each), each.verdict) for y, each in known.items()}
+        rows = {y: plots.Interval(change_of(results, each), shown_verdict(results, each)) for y, each in known.items()}
         info, changes = results.tasks[task], [row.change for row in rows.values()]
         plots.forest(ax, methods, rows, limit=_limit(changes), higher_is_better=info.higher_is_better)
         ax.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
@@ -85,8 +90,9 @@ def differences(results: ComparisonResults, *, title: bool = False) -> Figure | 
         model, seeds = str(results.model.get("name") or "the base model"), len(results.seeds)
         plural = "s" * (seeds != 1)
         plots.headline(figure, f"What each method changes against the frozen {short(model, 40)} ({seeds} seed{plural})")
-    untested = any(comparison.verdict == "too few documents" for comparison in results.comparisons)
-    plots.verdict_key(figure, ["better", "worse", "within noise", *["too few documents"] * untested], bar=True)
+    seen = {shown_verdict(results, each) for each in made.values()}
+    others = [verdict for verdict in ("too few documents", *LEVELS) if verdict in seen]
+    plots.verdict_key(figure, ["better", "worse", "within noise", *others], bar=True)
     return figure
 
 

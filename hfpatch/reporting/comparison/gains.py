@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hfpatch.reporting.comparison.answer import tone_of
+from hfpatch.reporting.comparison.measures import is_known, is_text, metric_of
 from hfpatch.reporting.comparison.tables import scale_of_task
 from hfpatch.reporting.document import Tone
+from hfpatch.reporting.floor import is_blind
 from hfpatch.reporting.numbers import Change, Scale, change, listed
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, MARGIN
-from hfpatch.results.schema import ComparisonResults, Task
+from hfpatch.results.schema import ComparisonResults
 
 
 @dataclass(frozen=True)
-class Measure:
-    """What a column of gains shows.
+class Pooled:
+    """What a column of gains shows: a measure, or the mean over several.
 
     Attributes:
         tasks: the tasks whose mean it is; none where it is the loss on text held out of the training text.
@@ -52,9 +54,9 @@ class Measures:
     wrong ones.
     """
 
-    text: Measure | None
-    tasks: Measure | None
-    margin: Measure | None
+    text: Pooled | None
+    tasks: Pooled | None
+    margin: Pooled | None
 
 
 @dataclass(frozen=True)
@@ -86,25 +88,21 @@ def measures(results: ComparisonResults) -> Measures:
     """
     if results.baseline is None:
         return Measures(None, None, None)
-    text = [task for task, info in results.tasks.items() if _is_text(info)]
+    text = [task for task, info in results.tasks.items() if is_text(info)]
     tasks = [task for task in results.tasks if task not in text]
     answers = _measure(results, tasks)
-    with_margin = tuple(task for task in tasks if _has(results, task, MARGIN))
-    margin = Measure(with_margin, (MARGIN,) * len(with_margin), Scale.RAW, "nats", len(tasks) - len(with_margin))
+    with_margin = tuple(task for task in tasks if is_known(results, task, MARGIN))
+    margin = Pooled(with_margin, (MARGIN,) * len(with_margin), Scale.RAW, "nats", len(tasks) - len(with_margin))
     shown = answers is not None and BITS_PER_BYTE in answers.metrics and with_margin
     return Measures(_measure(results, text) or _loss(results), answers, margin if shown else None)
 
 
-def _is_text(task: Task) -> bool:
-    return "perplexity" in task.primary or BITS_PER_BYTE in task.primary
-
-
-def _measure(results: ComparisonResults, tasks: Sequence[str]) -> Measure | None:
+def _measure(results: ComparisonResults, tasks: Sequence[str]) -> Pooled | None:
     """Return bits per byte where all the tasks have them, else the primary metrics of those of one unit."""
     if not tasks:
         return None
-    if all(_has(results, task, BITS_PER_BYTE) for task in tasks):
-        return Measure(tuple(tasks), (BITS_PER_BYTE,) * len(tasks), Scale.RAW, "bits per byte saved")
+    if all(metric_of(results, task) == BITS_PER_BYTE for task in tasks):
+        return Pooled(tuple(tasks), (BITS_PER_BYTE,) * len(tasks), Scale.RAW, "bits per byte saved")
     scales = {task: scale_of_task(results, task) for task in tasks}
     scale = next(each for each in (Scale.POINTS, Scale.RELATIVE, Scale.RAW) if each in scales.values())
     kept = [task for task in tasks if scales[task] is scale]
@@ -115,22 +113,14 @@ def _measure(results: ComparisonResults, tasks: Sequence[str]) -> Measure | None
     metrics = tuple(results.tasks[task].primary for task in kept)
     names = listed(list(dict.fromkeys(metrics)))
     unit = {Scale.POINTS: f"points of {names}", Scale.RELATIVE: f"% lower {names}", Scale.RAW: names}[scale]
-    return Measure(tuple(kept), metrics, scale, unit, len(tasks) - len(kept))
+    return Pooled(tuple(kept), metrics, scale, unit, len(tasks) - len(kept))
 
 
-def _has(results: ComparisonResults, task: str, metric: str) -> bool:
-    """Say whether a task was compared by a metric, or where nothing was compared yet, scored by it."""
-    if results.comparisons:
-        made = (*results.low_noise, *results.comparisons)
-        return any(each.task == task and each.metric == metric for each in made)
-    return bool(results.values(str(results.baseline), task, metric))
+def _loss(results: ComparisonResults) -> Pooled | None:
+    return None if results.base_loss is None else Pooled((), (), Scale.RAW, "nats per token saved")
 
 
-def _loss(results: ComparisonResults) -> Measure | None:
-    return None if results.base_loss is None else Measure((), (), Scale.RAW, "nats per token saved")
-
-
-def gain(results: ComparisonResults, measure: Measure | None, name: str) -> Gain | None:
+def gain(results: ComparisonResults, measure: Pooled | None, name: str) -> Gain | None:
     """Return a method's gain, without an interval where nothing was tested; None where a score is missing."""
     if measure is None:
         return None
@@ -150,10 +140,13 @@ def gain(results: ComparisonResults, measure: Measure | None, name: str) -> Gain
         for each in compared
     ]
     difference, low, high = (fmean(getattr(each, key) for each in changes) for key in ("difference", "low", "high"))
-    return Gain(Change(difference, low, high, None, measure.scale), tone_of(compared))
+    return Gain(
+        Change(difference, low, high, None, measure.scale),
+        tone_of([each for each in compared if not is_blind(results, each)]),
+    )
 
 
-def _untested(differences: Sequence[float], measure: Measure) -> Gain:
+def _untested(differences: Sequence[float], measure: Pooled) -> Gain:
     return Gain(Change(fmean(differences), -math.inf, math.inf, None, measure.scale), "unknown")
 
 

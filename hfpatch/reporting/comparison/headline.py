@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hfpatch.reporting.comparison.answer import control_for, is_lora, tone_of
 from hfpatch.reporting.comparison.gains import Gain, Measures, gain, measures, ranks
 from hfpatch.reporting.document import Tone
+from hfpatch.reporting.floor import is_blind
 from hfpatch.reporting.numbers import diverged_text, listed
 from hfpatch.results.low_noise import BITS_PER_BYTE, MARGIN
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
@@ -141,7 +142,7 @@ def _compared(results: ComparisonResults, name: str, control: str, shown: Measur
     low_noise = (BITS_PER_BYTE, MARGIN) if shown.margin else (BITS_PER_BYTE,)
     pairs = text + [(task, metric) for task in others for metric in (results.tasks[task].primary, *low_noise)]
     made = [results.comparison(name, task, control, metric) for task, metric in dict.fromkeys(pairs)]
-    return [each for each in made if each is not None]
+    return [each for each in made if each is not None and not is_blind(results, each)]
 
 
 def _words(found: Sequence[Comparison]) -> str:

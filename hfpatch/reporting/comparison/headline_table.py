@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hfpatch.reporting.comparison.gains import Gain, Measure
+from hfpatch.reporting.comparison.gains import Gain, Pooled
 from hfpatch.reporting.comparison.headline import Headline, Line, headline
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, signed
@@ -49,7 +49,7 @@ def headline_table(found: Headline, *, name: str = "headline", title: str = "") 
     return Table(name, title or "Headline", columns, tuple(map(Row, rows)), heading=bool(title), narrow=halves)
 
 
-def _notes(measure: Measure | None) -> tuple[str, ...]:
+def _notes(measure: Pooled | None) -> tuple[str, ...]:
     """Say what a column of gains is measured by, and on which tasks."""
     if measure is None:
         return ("not measured",)
@@ -100,7 +100,7 @@ def headline_fields(results: ComparisonResults) -> Iterator[tuple[str, int, tupl
         yield line.method, line.trainable, (*(line.rank or (None, None)), *numbers, line.control, line.verdict)
 
 
-def _numbers(gain: Gain | None, measure: Measure | None) -> tuple[object, ...]:
+def _numbers(gain: Gain | None, measure: Pooled | None) -> tuple[object, ...]:
     if gain is None or measure is None:
         return (None,) * 4
     ends = (end if math.isfinite(end) else None for end in (gain.change.low, gain.change.high))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from hfpatch.reporting.comparison.data import differences_csv
 from hfpatch.reporting.comparison.tables import change_of, verdict_text
 from hfpatch.reporting.document import Block, Cell, Column, Download, Filter, Row, Section, Sentences, Table, Text
+from hfpatch.reporting.floor import shown_verdict
 from hfpatch.reporting.numbers import NOTHING, change_text, count, scale_of, score
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK
 from hfpatch.results.low_noise import BITS_PER_BYTE, GOLD_PROBABILITY, LOW_NOISE, MARGIN
@@ -57,7 +58,7 @@ def low_noise_section(results: ComparisonResults) -> Iterator[Section]:
     blocks: list[Block] = [
         Text(_OPENING),
         Sentences(what_they_see(results.low_noise)),
-        _table(results, "low-noise", "Against the baseline", against, against_baseline=True),
+        _table(results, "low-noise-differences", "Against the baseline", against, against_baseline=True),
         *([_table(results, "low-noise-between", "Between methods", between)] if between else []),
         Download("low-noise.csv", "every difference of a low-noise metric (CSV)", differences_csv(results.low_noise)),
     ]
@@ -115,4 +116,7 @@ def _cell(results: ComparisonResults, method: str, reference: str | None, task: 
     made = None if reference is None else results.comparison(method, task, reference, metric)
     if made is None:
         return value
-    return Cell((value, change_text(change_of(results, made), unit=False), verdict_text(made)), made.verdict)
+    return Cell(
+        (value, change_text(change_of(results, made), unit=False), verdict_text(results, made)),
+        shown_verdict(results, made),
+    )

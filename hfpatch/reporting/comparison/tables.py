@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf, isinf
-from statistics import fmean
+from statistics import fmean, stdev
 
 from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Filter, Row, Table
+from hfpatch.reporting.floor import LEVELS, level_at, shown_verdict
 from hfpatch.reporting.numbers import (
     NOTHING,
     Change,
@@ -31,7 +32,7 @@ from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK
 from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
 
-_VERDICTS = ("better", "worse", "within noise", "too few documents")
+_VERDICTS = ("better", "worse", "within noise", "too few documents", *LEVELS)
 _UNITS = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline", Scale.RAW: "its own unit"}
 _CORRECTED_OVER = {"tasks": "the tasks of a method", "methods and tasks": "all methods and tasks of this table"}
 
@@ -63,20 +64,37 @@ def change_of(results: ComparisonResults, comparison: Comparison) -> Change:
 
 def main_table(results: ComparisonResults) -> Table:
     """Build the table of methods and tasks: mean over seeds, paired difference to the baseline, verdict, cost."""
+    scores, shown = score_table(results), list(results.methods)
+    costs = [(mean_of(results.methods[name], "tokens_per_s"), mean_of(results.methods[name], "peak_memory_bytes"))
+             for name in shown]  # fmt: skip
+    return replace(
+        scores,
+        columns=(*scores.columns, Column("tokens/s", number=True), Column("peak memory", number=True)),
+        rows=tuple(
+            replace(row, cells=(*row.cells, count(speed), memory(peak)))
+            for row, (speed, peak) in zip(scores.rows, costs, strict=True)
+        ),
+    )
+
+
+def score_table(results: ComparisonResults) -> Table:
+    """Build the main table without cost."""
+    held_out = held_out_column(results)
     return Table(
         name="main",
         title="Results by method and task",
         columns=(
-            *(Column("method"), Column("trainable", number=True), *(_task(results, task) for task in results.tasks)),
-            *(Column("tokens/s", number=True), Column("peak memory", number=True)),
+            *(Column("method"), Column("trainable", number=True), *([held_out] if held_out else [])),
+            *(_task(results, task) for task in results.tasks),
         ),
-        rows=tuple(_row(results, name) for name in results.methods),
+        rows=tuple(_row(results, name, with_loss=held_out is not None) for name in results.methods),
         caption=(
             "Each cell: the mean over seeds (the baseline with its standard error over documents), the paired "
             "difference to the baseline with its 95 % interval in the unit that the heading gives in brackets, and the "
             f"verdict. {HOLM_MARK} The difference is significant at 5 % after Holm's correction over "
             f"{_CORRECTED_OVER.get(results.correction, results.correction)}. Within noise: the test finds no "
-            "difference, which does not prove that there is none. Too few documents: nothing was tested. "
+            "difference, which does not prove that there is none. Too few documents: nothing was tested. At floor or "
+            "at chance: the task measures nothing of the base. "
             f"{FALLEN_MARK} The test alone finds a difference, which is not significant after the correction."
         ),
         heading=False,
@@ -85,21 +103,40 @@ def main_table(results: ComparisonResults) -> Table:
     )
 
 
+def held_out_column(results: ComparisonResults) -> Column | None:
+    """Return the column of the loss on held-out text; None where no method has it."""
+    known = any(method.held_out_losses for method in results.methods.values())
+    return Column("held-out loss", ("nats per token", "lower is better"), number=True) if known else None
+
+
+def _held_out(results: ComparisonResults, name: str) -> str:
+    """Return the mean loss on held-out text ± its standard deviation over seeds; of the baseline the base's."""
+    losses = list(results.methods[name].held_out_losses.values())
+    base = results.base_loss
+    if not losses:
+        return decimal(base, 4) if name == results.baseline and base is not None else NOTHING
+    spread = f" ± {decimal(stdev(losses), 4)}" if len(losses) > 1 else ""
+    return decimal(fmean(losses), 4) + spread
+
+
 def terminal_table(results: ComparisonResults) -> Table:
     """Build the main table for a terminal: without cost; for narrow ones a table for each task."""
-    main = main_table(results)
-    columns = tuple(replace(column, notes=column.notes[:2], number=False) for column in main.columns[2:-2])
+    scores = score_table(results)
+    fixed = len(scores.columns) - len(results.tasks)
+    columns = tuple(replace(column, notes=column.notes[:2], number=False) for column in scores.columns[fixed:])
     by_task = tuple(
         Table(
             name=task.name,
             title=f"{task.name}: {', '.join(task.notes)}",
-            columns=(*main.columns[:2], Column("value"), Column("difference"), Column("verdict")),
-            rows=tuple(Row((*row.cells[:2], *_spread(row.cells[place + 2]))) for row in main.rows),
+            columns=(*scores.columns[:2], Column("value"), Column("difference"), Column("verdict")),
+            rows=tuple(Row((*row.cells[:2], *_spread(row.cells[place + fixed]))) for row in scores.rows),
         )
         for place, task in enumerate(columns)
     )
-    rows = tuple(Row(row.cells[:-2]) for row in main.rows)
-    return replace(main, columns=(*main.columns[:2], *columns), rows=rows, caption="", narrow=by_task)
+    if fixed == 3:
+        rows = tuple(Row(row.cells[:3]) for row in scores.rows)
+        by_task = (Table("held-out", "Held-out loss", scores.columns[:3], rows), *by_task)
+    return replace(scores, columns=(*scores.columns[:fixed], *columns), caption="", narrow=by_task)
 
 
 def _spread(cell: str | Cell) -> tuple[str | Cell, ...]:
@@ -114,16 +151,17 @@ def _task(results: ComparisonResults, task: str) -> Column:
     info = results.tasks[task]
     better = "higher is better" if info.higher_is_better else "lower is better"
     notes = (f"{info.primary}, n = {documents_text(info.n, info.clusters)}", better, f"[{unit_of(results, task)}]")
-    return Column(task, notes, number=True)
+    level = level_at(results, results.baseline, task)
+    return Column(task, (*notes, *([f"base {level}"] if level else [])), number=True)
 
 
-def _row(results: ComparisonResults, name: str) -> Row:
+def _row(results: ComparisonResults, name: str, *, with_loss: bool) -> Row:
     method = results.methods[name]
     cells = tuple(cell_of(results, name, task) for task in results.tasks)
-    cost = count(mean_of(method, "tokens_per_s")), memory(mean_of(method, "peak_memory_bytes"))
+    loss = [_held_out(results, name)] if with_loss else []
     verdicts = tuple(str(cell.tone) for cell in cells if isinstance(cell, Cell))
     is_baseline = name == results.baseline
-    return Row((name, count(method.trainable), *cells, *cost), strong=is_baseline, keys={"verdicts": verdicts})
+    return Row((name, count(method.trainable), *loss, *cells), strong=is_baseline, keys={"verdicts": verdicts})
 
 
 def cell_of(results: ComparisonResults, method: str, task: str) -> str | Cell:
@@ -137,14 +175,15 @@ def cell_of(results: ComparisonResults, method: str, task: str) -> str | Cell:
         diverged = results.methods[method].diverged
         return diverged_text(diverged) if diverged and value == NOTHING else value
     difference = change_text(change_of(results, comparison), unit=False)
-    return Cell((value, difference, verdict_text(comparison)), comparison.verdict)
+    return Cell((value, difference, verdict_text(results, comparison)), shown_verdict(results, comparison))
 
 
-def verdict_text(comparison: Comparison) -> str:
+def verdict_text(results: ComparisonResults, comparison: Comparison) -> str:
     """Return the verdict with the mark that the correction gives it."""
-    if comparison.verdict in ("better", "worse"):
-        return comparison.verdict + HOLM_MARK
-    return comparison.verdict + (FALLEN_MARK if comparison.falls_to_correction else "")
+    verdict = shown_verdict(results, comparison)
+    if verdict in ("better", "worse"):
+        return verdict + HOLM_MARK
+    return verdict + (FALLEN_MARK if comparison.falls_to_correction else "")
 
 
 def _with_error(results: ComparisonResults, method: str, task: str, value: str, scale: Scale) -> str:
@@ -203,16 +242,19 @@ def _matched(method: Method) -> str:
 
 def paired_table(results: ComparisonResults) -> Table:
     """Build the table of all paired comparisons, in the order in which they were made."""
-    names: tuple[str, ...] = ("method", "reference", "task", "metric", "verdict", "difference", "in its unit")
-    names += ("p", "p (Holm)", "visible from", "n", "seeds", "test")
     families = "Holm's correction goes over all comparisons with the baseline, and apart from them over all others. "
     return Table(
         name="pairs",
         title="Paired differences",
-        columns=tuple(Column(name, number=5 <= place < 12) for place, name in enumerate(names)),
+        columns=(
+            *(Column("method", ("reference",)), Column("task", ("metric, n",)), Column("verdict")),
+            Column("difference", ("in its own unit", "visible from"), number=True),
+            *(Column("p (Holm)", ("p alone",), number=True), Column("test", ("seeds",))),
+        ),
         rows=tuple(_pair(results, comparison) for comparison in results.comparisons),
         caption=(
-            "Every paired comparison: method minus reference, in the unit of the tables above and in the metric's own. "
+            "Every paired comparison: method minus reference, in the unit of the tables above and in the metric's own; "
+            "p after Holm's correction and before it. "
             f"{families if results.correction == 'methods and tasks' else ''}Visible from: the true difference that "
             "had about four chances in five to be found with these documents and seeds, before correction; none where "
             "no difference would be."
@@ -229,24 +271,23 @@ def paired_table(results: ComparisonResults) -> Table:
 
 def _pair(results: ComparisonResults, comparison: Comparison) -> Row:
     change = change_of(results, comparison)
-    visible = change.smallest_visible
+    shown = shown_verdict(results, comparison)
+    seeds = f", {count(comparison.seeds)} seed{'s' * (comparison.seeds != 1)}" if comparison.seeds else ""
     cells = (
-        comparison.method,
-        comparison.reference,
-        comparison.task,
-        comparison.metric,
-        Cell((verdict_text(comparison),), comparison.verdict),
-        change_text(change),
-        _own_unit(comparison),
-        p_text(comparison.p),
-        p_text(comparison.p_holm),
-        NOTHING if visible is None else f"{significant(visible, 2)} {change.scale.value}".strip(),
-        documents_text(comparison.n, comparison.clusters),
-        count(comparison.seeds),
-        comparison.test,
+        Cell((comparison.method, f"against {comparison.reference}")),
+        Cell((comparison.task, f"{comparison.metric}, n = {documents_text(comparison.n, comparison.clusters)}")),
+        Cell((verdict_text(results, comparison),), shown),
+        Cell((change_text(change), _own_unit(comparison), _visible(change))),
+        Cell((p_text(comparison.p_holm), p_text(comparison.p))),
+        f"{comparison.test}{seeds}",
     )
-    keys = {"verdicts": comparison.verdict, "task": comparison.task, "reference": comparison.reference}
-    return Row(cells, keys={key: (value,) for key, value in keys.items()})
+    keys = {"verdicts": shown, "task": comparison.task, "reference": comparison.reference}
+    return Row(cells, faint=shown in LEVELS, keys={key: (value,) for key, value in keys.items()})
+
+
+def _visible(change: Change) -> str:
+    visible = change.smallest_visible
+    return NOTHING if visible is None else f"from {significant(visible, 2)} {change.scale.value}".strip()
 
 
 def _own_unit(comparison: Comparison) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.document import (
     Block,
     Document,
@@ -100,6 +101,7 @@ def study_document(study: StudyResults, drawn: Mapping[str, str] = MappingProxyT
     return Document(
         title=study.name or "Pretraining study",
         parts=(Part(sections),),
+        closing=(citation_section([study]),),
         description=study.description,
         complete=study.complete,
         glance=_glance(study),

@@ -27,17 +27,21 @@ _FEW_TICKS = 5  # on the steps of a narrow panel
 
 
 @report_style()
+def draw(study: StudyResults) -> dict[str, Figure]:
+    """Return the figures that can be drawn, by name, in the order of reading."""
+    drawn = {
+        "differences": differences(study),
+        "loss": losses(study),
+        "improvement": improvements(study),
+        "diagnostics": diagnostics(study),
+        "spread": spreads(study),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
 def figures(study: StudyResults) -> dict[str, str]:
-    """Return the figures that can be drawn, as SVG documents by name, in the order of reading."""
-    return plots.to_svgs(
-        {
-            "differences": differences(study),
-            "loss": losses(study),
-            "improvement": improvements(study),
-            "diagnostics": diagnostics(study),
-            "spread": spreads(study),
-        }
-    )
+    """Return the figures that can be drawn, as SVG documents by name."""
+    return plots.to_svgs(draw(study))
 
 
 @report_style()

@@ -5,7 +5,8 @@ import math
 import pytest
 from reporting.conftest import document_of
 
-from hfpatch.reporting.comparison.attribution import Gains, Measure, attribution, measures, share
+from hfpatch.reporting.comparison.attribution import Gains, attribution, share
+from hfpatch.reporting.comparison.measures import Measure, measures
 
 SKIP, TEXT, CLOZE = "pre_projection_skip", "tinyworld_text", "tinyworld_cloze"
 ALONE = {"type": "pre_projection", "expansion": 0, "content_skip": True}

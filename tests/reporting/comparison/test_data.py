@@ -20,7 +20,21 @@ def test_columns_and_every_number_once(results):
     assert len(rows) == 3 * 2 * 4  # methods, seeds, and two metrics of one of three tasks
     keys = {(row["method"], row["seed"], row["task"], row["metric"]) for row in rows}
     assert len(keys) == len(rows)
-    assert all(len(row) == 8 + len(HEADLINE_COLUMNS) for row in rows)
+    assert all(len(row) == 8 + len(HEADLINE_COLUMNS) + 2 for row in rows)
+
+
+def test_the_loss_on_held_out_text_and_the_groups_of_documents_are_in_the_table(build, raw):
+    raw["data"]["held_out"] = {"base_loss": 3.0}
+    for seed, loss in (("0", 2.25), ("1", 2.5)):
+        raw["methods"]["lora"]["runs"][seed]["train"]["final_eval_loss"] = loss
+        raw["methods"]["lora"]["runs"][seed]["evaluation"]["tinyworld_cloze"]["clusters"] = {"column": "x", "groups": 9}
+    rows = read(results_csv({"": build(raw)}))
+    losses = {(r["method"], r["seed"]): r["value"] for r in rows if r["metric"] == "held_out_loss"}
+    expected = {("lora", "0"): "2.25", ("lora", "1"): "2.5", ("baseline", "0"): "3.0", ("baseline", "1"): "3.0"}
+    assert losses == expected
+    grouped = {(r["method"], r["task"]) for r in rows if (r["groups"], r["grouped_by"]) == ("9", "x")}
+    assert grouped == {("lora", "tinyworld_cloze")}
+    assert all(r["groups"] == "" for r in rows if (r["method"], r["task"]) not in grouped)
 
 
 def test_values(results):

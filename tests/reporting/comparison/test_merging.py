@@ -96,7 +96,7 @@ def test_a_joint_report_is_whole_and_touches_no_run(two, tmp_path):
         assert "none was tested across runs" in text
     assert twin.index("## Answer") < twin.index("## Protocol")
     assert report.csv.read_text().startswith("method,seed,")
-    assert report.tex.read_text().count(r"\begin{tabular}") == 1
+    assert report.tex.read_text().count(r"\begin{tabular}") == 2
     assert len(report.document.opening[0].blocks[0].rows) == 4  # one table has the methods of both
     assert not [folder for folder in folders if (folder / "report.html").exists()]
 
@@ -116,7 +116,7 @@ def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
     page = report.html.read_text()
     assert page.count('<section id="run1-') == page.count('<section id="run2-') == 9
     assert page.index('id="run1-headline"') < page.index('id="run2-headline"') < page.index("cannot share a table")
-    assert report.tex.read_text().count(r"\begin{tabular}") == 2
+    assert report.tex.read_text().count(r"\begin{tabular}") == 4
     assert report.csv.read_text().startswith("run,method,seed,")
     assert {path.name for path in report.figures} >= {"run1-quality.svg", "run2-quality.svg"}
 

@@ -1,4 +1,11 @@
-from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, terminal_table
+from hfpatch.reporting.comparison.tables import (
+    main_table,
+    method_table,
+    paired_table,
+    score_table,
+    terminal_table,
+)
+from hfpatch.reporting.latex import latex
 
 
 def cells(row):
@@ -81,12 +88,38 @@ def test_every_comparison_is_written_out(results):
     table = paired_table(results)
     assert len(table.rows) == 7
     names = [column.name for column in table.columns]
-    first, last, third = (dict(zip(names, map(str, table.rows[i].cells), strict=True)) for i in (0, -1, 2))
-    assert (first["difference"], first["in its unit"]) == ("+5.0 [2.0, 8.0] points", "+0.0500")
-    assert [first[name] for name in ("p", "p (Holm)", "visible from", "n")] == ["0.0010", "0.0030", "4.2 points", "400"]
-    assert last["reference"] == "lora"
-    assert last["difference"] == "−7.4 [−10.4, −4.4] %"  # -1.4 and ±0.57 of 19.0
-    assert third["p"] == "< 0.0001"
+    first, last, third = (
+        {name: str(cell).splitlines() for name, cell in zip(names, table.rows[i].cells, strict=True)}
+        for i in (0, -1, 2)
+    )
+    assert first["method"] == ["pre_projection_skip", "against baseline"]
+    assert first["task"] == ["tinyworld_cloze", "acc, n = 400"]
+    assert first["difference"] == ["+5.0 [2.0, 8.0] points", "+0.0500", "from 4.2 points"]
+    assert first["p (Holm)"] == ["0.0030", "0.0010"]
+    assert first["test"] == ["paired bootstrap, 2 seeds"]
+    assert last["method"][1] == "against lora"
+    assert last["difference"][0] == "−7.4 [−10.4, −4.4] %"  # -1.4 and ±0.57 of 19.0
+    assert third["p (Holm)"][1] == "< 0.0001"
+
+
+def test_the_loss_on_held_out_text_has_a_column_where_it_is_known(build, raw):
+    assert "held-out loss" not in [column.name for column in main_table(build(raw)).columns]
+    raw["data"]["held_out"] = {"base_loss": 3.0}
+    for seed, loss in (("0", 2.25), ("1", 2.5)):
+        raw["methods"]["lora"]["runs"][seed]["train"]["final_eval_loss"] = loss
+    results = build(raw)
+    for table in (main_table(results), terminal_table(results)):
+        assert [column.name for column in table.columns][:4] == [
+            "method",
+            "trainable",
+            "held-out loss",
+            "tinyworld_cloze",
+        ]
+        # the mean of 2.25 and 2.5, and half of their difference times the square root of 2
+        assert [row.cells[2] for row in table.rows] == ["3.0000", "–", "2.3750 ± 0.1768"]
+    assert terminal_table(results).narrow[0].title == "Held-out loss"
+    assert terminal_table(results).narrow[1].rows[1].cells[2] == "45.0 %"
+    assert r"held-out loss & tinyworld\_cloze" in latex(score_table(results))
 
 
 def test_methods_have_match_survival_and_time(results):

@@ -1,0 +1,1 @@
+"""The results explorer: one page over many run folders and studies."""

@@ -1,0 +1,288 @@
+"""What the explorer shows of one run: a gain of one method on one task, and what it cost.
+
+A gain is the difference to the run's own reference with the sign that makes better positive, in the unit in which the
+run's report gives it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from hfpatch.reporting.comparison.tables import change_of, mean_of
+from hfpatch.reporting.floor import evaluated_verdict, shown_verdict
+from hfpatch.reporting.numbers import Change, Scale, change, change_text, diverged_text, scale_of, signed
+from hfpatch.reporting.study.answer import change_of as improvement_of
+from hfpatch.reporting.study.answer import tone_of
+from hfpatch.reporting.study.words import not_run_text
+from hfpatch.results.low_noise import LOW_NOISE
+from hfpatch.results.schema import (
+    Comparison,
+    ComparisonResults,
+    EvaluationResults,
+    Results,
+    StudyResults,
+    Task,
+    TrainResult,
+)
+
+NOT_TESTED = "not tested"
+HELD_OUT = "held-out text"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What gains must have in common to share an axis.
+
+    Attributes:
+        task: the task.
+        metric: its metric, with spaces.
+        unit: the unit of the gains.
+        model: the name of the frozen base; of a study what it pretrains.
+        identity: what distinguishes models of one name: hash and dtype.
+        documents: what was scored, in words.
+        data: the hash of it.
+        reference: what the gains are differences to.
+        size: what is counted as parameters.
+        primary: whether it is the task's primary metric.
+    """
+
+    task: str
+    metric: str
+    unit: str
+    model: str
+    identity: str = ""
+    documents: str = ""
+    data: str = ""
+    reference: str = "the base"
+    size: str = "trainable parameters"
+    primary: bool = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method on one axis; what was not measured is None.
+
+    Attributes:
+        axis: what it is measured on.
+        method: the method, variant, patch or model.
+        gain: the gain; above 0 is better.
+        low: the lower end of its 95 % interval; likewise ``high``.
+        text: gain and interval in words, or why there is none.
+        verdict: what the corrected test says.
+        parameters: how many it trains or adds.
+        seconds: of a training, the mean over seeds.
+        memory: the peak in bytes, likewise.
+        seeds: how many seeds are behind it.
+    """
+
+    axis: Axis
+    method: str
+    gain: float | None = None
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+    verdict: str = NOT_TESTED
+    parameters: int | None = None
+    seconds: float | None = None
+    memory: float | None = None
+    seeds: int | None = None
+
+
+def entries(results: Results) -> list[Entry]:
+    """Return every gain over the reference that results have, and one without a number for each that is missing."""
+    match results:
+        case ComparisonResults():
+            return [*_tasks(results), *_held_out(results)]
+        case StudyResults():
+            return list(_variants(results))
+        case EvaluationResults():
+            return list(_evaluated(results))
+
+
+def _identity(model: Mapping[str, Any]) -> str:
+    return f"{str(model.get('sha256') or model.get('revision') or '')[:12]} {model.get('dtype') or ''}".strip()
+
+
+def _tasks(results: ComparisonResults) -> Iterator[Entry]:
+    """Yield the comparisons with the baseline: by the primary metrics, then by the low-noise ones."""
+    made = {(each.task, each.metric) for each in results.low_noise if each.reference == results.baseline}
+    low_noise = [(task, metric) for task in results.tasks for metric in LOW_NOISE if (task, metric) in made]
+    primary = [(task, info.primary) for task, info in results.tasks.items()]
+    for task, metric in dict.fromkeys([*primary, *low_noise]):
+        axis = _axis(results, task, metric)
+        for name in results.others:
+            compared = results.comparison(name, task, results.baseline, metric)
+            if compared is not None:
+                yield _compared(results, axis, compared)
+            elif axis.primary:
+                yield _missing(results, axis, name)
+
+
+def _axis(results: ComparisonResults, task: str, metric: str) -> Axis:
+    info = results.tasks[task]
+    return Axis(
+        **_of_metric(task, metric, info.primary, info.higher_is_better),
+        **_of_documents(info),
+        model=str(results.model.get("name") or "unknown"),
+        identity=_identity(results.model),
+    )
+
+
+def _of_metric(task: str, metric: str, primary: str, higher_is_better: bool) -> dict[str, Any]:
+    higher = LOW_NOISE.get(metric, higher_is_better)
+    unit = {Scale.POINTS: "points", Scale.RELATIVE: "% lower"}.get(scale_of(metric, higher), "its own unit")
+    return {"task": task, "metric": metric.replace("_", " "), "unit": unit, "primary": metric == primary}
+
+
+def _of_documents(info: Task) -> dict[str, Any]:
+    groups = f" in {info.clusters.groups:,} groups" if info.clusters else ""
+    return {"documents": f"{info.n:,} documents{groups}", "data": (info.data_sha256 or "")[:12]}
+
+
+def _compared(results: ComparisonResults, axis: Axis, compared: Comparison) -> Entry:
+    info = results.tasks[compared.task]
+    higher = LOW_NOISE.get(compared.metric, info.higher_is_better)
+    return Entry(
+        axis,
+        compared.method,
+        **_gain(change_of(results, compared), higher),
+        verdict=shown_verdict(results, compared),
+        seeds=compared.seeds,
+        **_cost(results, compared.method),
+    )
+
+
+def _gain(found: Change, higher: bool = True) -> dict[str, Any]:
+    """Return a difference as a gain: turned round where lower is better."""
+    if not higher:
+        found = Change(-found.difference, -found.high, -found.low, found.smallest_visible, found.scale)
+    ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]
+    text = change_text(found) if None not in ends else f"{signed(found.difference, 2)} {found.scale.value}, no interval"
+    return {"gain": found.difference, "low": ends[0], "high": ends[1], "text": text}
+
+
+def _cost(results: ComparisonResults, name: str) -> dict[str, Any]:
+    method = results.methods[name]
+    return {
+        "parameters": method.trainable,
+        "seconds": mean_of(method, "wall_s"),
+        "memory": mean_of(method, "peak_memory_bytes"),
+    }
+
+
+def _missing(results: ComparisonResults, axis: Axis, name: str) -> Entry:
+    """Return an entry without a gain, which says why there is none."""
+    method = results.methods[name]
+    lost = bool(method.diverged) and len(method.diverged) == len(method.runs)
+    why = diverged_text(method.diverged) if lost else "not finished" if not method.runs else "not compared"
+    verdict = "diverged" if lost else NOT_TESTED
+    return Entry(axis, name, text=why, verdict=verdict, seeds=len(method.runs), **_cost(results, name))
+
+
+def _held_out(results: ComparisonResults) -> Iterator[Entry]:
+    """Yield what each method saves of the base's loss on held-out text, which no test was made of."""
+    base, text = results.base_loss, results.data.get("held_out") or {}
+    if base is None:
+        return
+    axis = Axis(
+        task=HELD_OUT,
+        metric="loss",
+        unit="nats per token",
+        model=str(results.model.get("name") or "unknown"),
+        identity=_identity(results.model),
+        documents=f"{text['documents']:,} documents" if isinstance(text.get("documents"), int) else "",
+        data=str(text.get("sha256") or "")[:12],
+    )
+    for name in results.others:
+        losses = results.methods[name].held_out_losses
+        if losses:
+            gain = base - fmean(losses.values())
+            yield Entry(axis, name, gain, text=f"{signed(gain, 4)} nats per token, no interval", seeds=len(losses),
+                        **_cost(results, name))  # fmt: skip
+        else:
+            yield _missing(results, axis, name)
+
+
+def _variants(study: StudyResults) -> Iterator[Entry]:
+    """Yield each variant at its best point."""
+    text = study.evaluation_data or study.data
+    axis = Axis(
+        task="validation loss",
+        metric="improvement",
+        unit="% lower",
+        model=f"pretrained in {study.name}" if study.name else "pretrained",
+        documents=f"{text['tokens']:,} tokens" if isinstance(text.get("tokens"), int) else "",
+        data=str(text.get("sha256") or "")[:12],
+        reference=study.baseline,
+        size="non-embedding parameters",
+    )
+    for name in study.others:
+        row = study.chosen.get(name)
+        runs = [] if row is None else [run.train for run in study.runs_of(row) if run.train is not None]
+        found = Entry(
+            axis,
+            name,
+            text="not compared",
+            parameters=study.variants[name].parameters.non_embedding,
+            **_means(runs),
+        )
+        if row is None or row.improvement is None:
+            why = (
+                "" if row is None else diverged_text(row.diverged) or (not_run_text(row.missing) if row.missing else "")
+            )
+            lost = row is not None and bool(row.diverged)
+            yield _with(found, text=why or found.text, verdict="diverged" if lost else NOT_TESTED)
+            continue
+        tone, whole = tone_of(row), improvement_of(row.improvement)
+        mean = 100 * row.improvement.mean
+        gain = _gain(whole) if whole else {"gain": mean, "text": f"{signed(mean, 2)} %, no interval"}
+        seeds = len(study.seed_values(row)) or None
+        yield _with(found, **gain, verdict=NOT_TESTED if tone == "unknown" else tone, seeds=seeds)
+
+
+def _with(entry: Entry, **values: Any) -> Entry:
+    return Entry(**{**vars(entry), **values})
+
+
+def _means(trained: list[TrainResult]) -> dict[str, Any]:
+    if not trained:
+        return {}
+    return {
+        "seconds": fmean(each.wall_s for each in trained),
+        "memory": fmean(each.peak_memory_bytes for each in trained),
+    }
+
+
+def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
+    """Yield the comparisons of ``hfpatch eval``: of patches with the base, of whole models with each other."""
+    for compared in (*results.comparisons, *results.low_noise):
+        variant, reference = (results.variants.get(name) for name in (compared.method, compared.reference))
+        score = variant.scores.get(compared.task) if variant is not None else None
+        if variant is None or score is None:
+            continue
+        base = reference.scores[compared.task].metrics.get(compared.metric) if reference is not None else None
+        higher = LOW_NOISE.get(compared.metric, score.higher_is_better)
+        known = compared.difference, compared.low, compared.high, compared.smallest_visible
+        groups = f" in {score.clusters.groups:,} groups" if score.clusters else ""
+        model = (reference.model if reference is not None else None) or results.model
+        size = (variant.model or {}).get("parameters") if results.of_models else variant.added
+        axis = Axis(
+            **_of_metric(compared.task, compared.metric, score.primary, score.higher_is_better),
+            model=str(model.get("name")),
+            identity=_identity(model),
+            documents=f"{score.n:,} documents{groups}",
+            data=score.data_sha256[:12],
+            reference=compared.reference if results.of_models else "the base",
+            size="parameters of the model" if results.of_models else "trainable parameters",
+        )
+        yield Entry(
+            axis,
+            compared.method,
+            **_gain(change(*known, scale=scale_of(compared.metric, higher), reference=base), higher),
+            verdict=evaluated_verdict(results, compared),
+            parameters=size if isinstance(size, int) else None,
+        )

@@ -1,0 +1,236 @@
+"""The explorer's page: every gain of many runs, with figures and filters that its script draws."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from hfpatch.errors import HfpatchError
+from hfpatch.reporting.document import Column, Document, Explorer, Fact, Part, Row, Section, Sentences, Table, Text
+from hfpatch.reporting.explorer.entries import Axis, Entry, entries
+from hfpatch.reporting.facts import digest, settings_text
+from hfpatch.reporting.floor import LEVELS, warned_of_floor
+from hfpatch.reporting.folders import labels, run_folders
+from hfpatch.reporting.html import html
+from hfpatch.reporting.numbers import NOTHING, count
+from hfpatch.results.folder import load_results
+from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results
+from hfpatch.support.files import write_text
+
+_READING = (
+    "Each panel has one base model, one task with the same documents and one metric; where the horizontal axis is time "
+    "or memory, one machine too. A gain is the difference to the base of its own run, turned so that up is better, "
+    "with its 95 % interval; nothing was tested across runs. Verdicts are those of the paired tests after Holm's "
+    "correction within a run.",
+    "Blue circles are better, red diamonds worse. Grey is no finding: hollow circles are within noise, crosses were "
+    "not tested, had too few documents, or have a base at floor or at chance, where a task measures nothing.",
+    "The line is the Pareto front of what is shown: the methods that are better after correction and that no other of "
+    "them beats with fewer parameters (or less time, or memory). Where nothing was tested it is dashed. It goes by the "
+    "points alone: where intervals overlap, the order is not certain.",
+    "Time and memory are those of training, the mean over seeds, on the machine that the run names; on a CPU the "
+    "memory is the peak of the whole process.",
+)
+_KINDS = {"comparison": "comparison", "pretraining": "study", "evaluation": "evaluation"}
+_VERDICTS = ("better", "worse", "within noise", "too few documents", *LEVELS, "not tested", "diverged")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run: its label, its results and the address of its report from the page; nothing where it has no report."""
+
+    label: str
+    results: Results
+    report: str = ""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The page, what it shows of how many runs, and the folders that could not be read, with the reason."""
+
+    page: Path
+    runs: int
+    entries: int
+    left_out: tuple[str, ...]
+
+
+def write_explorer(places: Sequence[Path], out: Path) -> Written:
+    """Write one page over all runs among ``places`` and in the folders below them.
+
+    Args:
+        places: folders that ``hfpatch compare``, ``pretrain`` or ``eval --output`` wrote, or folders that hold them.
+        out: the page; links to reports are relative to it.
+
+    Raises:
+        HfpatchError: if no place has results that can be read, or ``out`` cannot be written.
+    """
+    folders = labels(run_folders(places))
+    sources: list[Source] = []
+    left_out: list[str] = []
+    for label, folder in folders.items():
+        try:
+            sources.append(Source(label, load_results(folder), _report(folder, out)))
+        except HfpatchError as error:
+            left_out.append(str(error))
+    if not sources:
+        raise HfpatchError(left_out[0])
+    document = explorer_document(sources, left_out)
+    write_text(out, html(document))
+    return Written(out, len(sources), sum(len(entries(each.results)) for each in sources), tuple(left_out))
+
+
+def _report(folder: Path, out: Path) -> str:
+    report = folder / "report.html"
+    if not report.is_file():
+        return ""
+    try:
+        path = os.path.relpath(report.resolve(), out.resolve().parent)
+    except ValueError:  # another drive
+        return report.resolve().as_uri()
+    return quote(path.replace(os.sep, "/"))
+
+
+def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -> Document:
+    """Build the page's document from runs; ``left_out`` says which folders could not be read."""
+    found = {source.label: entries(source.results) for source in sources}
+    missing = (*left_out, *(sentence for source in sources for sentence in _missing(source, found[source.label])))
+    absent = [Section("missing", "What is missing", (Sentences(missing),))] if missing else []
+    return Document(
+        title="Results explorer",
+        kind="explorer",
+        description="What methods gain, and what they cost, over many runs.",
+        glance=_glance(sources, found),
+        parts=(
+            Part(
+                (
+                    Section("explore", "Gain against cost", (Explorer(_data(sources, found)),), "Explore"),
+                    Section("reading", "How to read it", (Sentences(_READING),), "Reading"),
+                    Section("runs", "Runs", (_runs(sources, found),)),
+                    *absent,
+                )
+            ),
+        ),
+    )
+
+
+def _glance(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> tuple[Fact, ...]:
+    every = [entry for each in found.values() for entry in each]
+    return (
+        ("Runs", count(len(sources))),
+        ("Models", count(len({(entry.axis.model, entry.axis.identity) for entry in every}))),
+        ("Tasks", count(len({entry.axis.task for entry in every}))),
+        ("Methods", count(len({entry.method for entry in every}))),
+        ("Differences", count(sum(entry.gain is not None for entry in every))),
+    )
+
+
+def _missing(source: Source, found: Sequence[Entry]) -> Iterator[str]:
+    results = source.results
+    if not found:
+        yield f"{source.label}: no differences to show; nothing was compared with a base."
+    if not getattr(results, "complete", True):
+        yield f"{source.label}: the run is not complete."
+    if isinstance(results, ComparisonResults):
+        yield from (f"{source.label}: {warning}" for warning in warned_of_floor(results) if _is_of_floor(warning))
+    if not source.report:
+        yield f"{source.label}: it has no report.html to open; hfpatch report writes it."
+
+
+def _is_of_floor(warning: str) -> bool:
+    return " is at floor on " in warning or " is at chance on " in warning
+
+
+def _runs(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> Table:
+    columns = (Column("run"), Column("kind"), Column("model"), Column("methods", number=True),
+               Column("tasks", number=True), Column("better", number=True), Column("seeds", number=True),
+               Column("started"), Column("commit"))  # fmt: skip
+    rows = []
+    for source in sources:
+        mine, provenance = found[source.label], source.results.provenance
+        seeds = {entry.seeds for entry in mine if entry.seeds}
+        cells = (
+            source.label,
+            _KINDS[source.results.kind] + ("" if getattr(source.results, "complete", True) else ", incomplete"),
+            mine[0].axis.model if mine else NOTHING,
+            count(len({entry.method for entry in mine})),
+            count(len({entry.axis.task for entry in mine})),
+            count(len({entry.method for entry in mine if entry.verdict == "better"})),
+            "–".join(map(str, sorted({min(seeds), max(seeds)}))) if seeds else NOTHING,
+            str(provenance.get("started") or NOTHING)[:10],
+            str(provenance.get("commit") or NOTHING)[:12],
+        )
+        rows.append(Row(cells, href=source.report))
+    caption = "Better: how many methods are significantly better than the base on at least one task and metric."
+    return Table("every-run", "Runs", columns, tuple(rows), caption, heading=False, search=True)
+
+
+def _data(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> dict[str, Any]:
+    """Return what the page's script draws: the axes, the runs, and every entry as a row of values."""
+    axes = list(dict.fromkeys(entry.axis for each in found.values() for entry in each))
+    places, machines = {axis: place for place, axis in enumerate(axes)}, [_machine(each.results) for each in sources]
+    known = [machine for machine in dict.fromkeys(machines) if machine]
+    rows = [
+        [
+            *(run, places[entry.axis], entry.method, *map(_short, (entry.gain, entry.low, entry.high)), entry.text),
+            *(_VERDICTS.index(entry.verdict), entry.parameters, _short(entry.seconds), _short(entry.memory)),
+            entry.seeds,
+        ]
+        for run, source in enumerate(sources)
+        for entry in found[source.label]
+    ]
+    return {
+        "axes": [_axis(axis, axes) for axis in axes],
+        "runs": [
+            {
+                "label": source.label,
+                "href": source.report,
+                "machine": known.index(machine) if machine else None,
+                "training": _training(source.results),
+            }
+            for source, machine in zip(sources, machines, strict=True)
+        ],
+        "machines": known,
+        "verdicts": _VERDICTS,
+        "rows": rows,
+    }
+
+
+def _axis(axis: Axis, axes: Sequence[Axis]) -> dict[str, Any]:
+    """Return an axis for the script; models of one name that are not the same have their hash behind it."""
+    same_name = {other.identity for other in axes if other.model == axis.model}
+    model = f"{axis.model} ({axis.identity or 'unknown hash'})" if len(same_name) > 1 else axis.model
+    return {
+        **{"task": axis.task, "metric": axis.metric, "unit": axis.unit, "model": model, "primary": axis.primary},
+        **{"documents": axis.documents, "reference": axis.reference, "size": axis.size},
+    }
+
+
+def _machine(results: Results) -> str:
+    where = results.provenance
+    parts = [str(where.get("device") or ""), str(where.get("platform") or "")]
+    threads = f"{where['threads']} thread{'s' * (where['threads'] != 1)}" if where.get("threads") else ""
+    return ", ".join(part for part in (*parts, threads) if part)
+
+
+def _training(results: Results) -> str:
+    """Return what of the training must be the same for methods of two runs to differ in nothing else."""
+    if isinstance(results, EvaluationResults):
+        return ""
+    settings = {key: value for key, value in results.training.items() if key != "seeds"}
+    tuned = isinstance(results, ComparisonResults) and results.tuning is not None
+    return f"{digest(results.data.get('sha256'))} {settings_text(settings)}{' tuned' if tuned else ''}"
+
+
+def _short(value: float | None) -> float | None:
+    """Return a number with six significant digits, enough to draw it."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def explorer_summary(written: Written) -> Document:
+    """Return what a terminal shows of the page."""
+    shown = Text(f"{count(written.entries)} differences of {count(written.runs)} runs")
+    left_out = (Sentences(tuple(f"left out: {reason}" for reason in written.left_out)),) if written.left_out else ()
+    return Document("Results explorer", (), summary=(shown, *left_out))

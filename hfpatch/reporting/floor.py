@@ -1,0 +1,102 @@
+"""A base that scores nothing, or no better than guessing: a task on which methods cannot be told from one another.
+
+A verdict "within noise" would say there that a method changes nothing; what is known is that the task measures nothing.
+A difference that is found is one wherever the base is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from hfpatch.reporting.numbers import Scale, scale_of
+from hfpatch.results.schema import Comparison, ComparisonResults, EvaluationResults, TaskResult, Verdict
+
+Level = Literal["at floor", "at chance"]
+LEVELS: tuple[Level, ...] = ("at floor", "at chance")
+
+FLOOR = 0.01
+"""The share of right answers up to which a base is at floor."""
+_Z = 1.645
+"""One-sided at 5 %: how many standard errors above guessing a base must be."""
+
+
+def level_of(score: TaskResult | None) -> Level | None:
+    """Say whether a base's primary metric is at floor or at chance; None if neither, or where that is not known.
+
+    At floor: a share of at most :data:`FLOOR`. At chance: a share p of n documents (or groups of them) with
+    p <= c + 1.645 sqrt(c(1 - c)/n), c the share that guessing gets.
+    """
+    if score is None or not score.higher_is_better or scale_of(score.primary, True) is not Scale.POINTS:
+        return None
+    value, units = score.metrics.get(score.primary), score.clusters.groups if score.clusters else score.n
+    if value is None or not units:
+        return None
+    if value <= FLOOR:
+        return "at floor"
+    chance = score.chance
+    if chance is not None and value <= chance + _Z * math.sqrt(chance * (1 - chance) / units):
+        return "at chance"
+    return None
+
+
+def level_at(results: ComparisonResults, method: str | None, task: str) -> Level | None:
+    """Say whether a method, such as the baseline, is at floor or at chance on a task with every seed."""
+    runs = results.methods[method].runs.values() if method in results.methods else ()
+    levels = {level_of(run.evaluation.get(task)) for run in runs}
+    return levels.pop() if len(levels) == 1 else None
+
+
+def shown_verdict(results: ComparisonResults, comparison: Comparison) -> Verdict | Level:
+    """Return a comparison's verdict, or instead of "within noise" that the reference is at floor or at chance.
+
+    That is so of primary metrics.
+    """
+    info = results.tasks.get(comparison.task)
+    if info is None or comparison.metric != info.primary or comparison.verdict != "within noise":
+        return comparison.verdict
+    return level_at(results, comparison.reference, comparison.task) or comparison.verdict
+
+
+def is_blind(results: ComparisonResults, comparison: Comparison) -> bool:
+    """Say whether a comparison found nothing where its reference is at floor or at chance, so that it says nothing."""
+    return shown_verdict(results, comparison) in LEVELS
+
+
+def evaluated_verdict(results: EvaluationResults, comparison: Comparison) -> Verdict | Level:
+    """Return the same of an evaluation, whose reference is what a patch or model is compared with."""
+    variant = results.variants.get(comparison.reference)
+    score = variant.scores.get(comparison.task) if variant is not None else None
+    level = level_of(score) if score is not None and score.primary == comparison.metric else None
+    return level if level is not None and comparison.verdict == "within noise" else comparison.verdict
+
+
+def floor_cautions(scores: Mapping[str, TaskResult], name: str = "the base") -> Iterator[str]:
+    """Yield a sentence for each task on which ``name`` is at floor or at chance."""
+    for task, score in scores.items():
+        level, value = level_of(score), score.metrics.get(score.primary, 0.0)
+        right = f"{100 * value:.3g} % of {score.n:,} documents"
+        if level == "at floor":
+            yield (
+                f"{name} is at floor on {task} ({score.primary}: {right}): a method that changes nothing and one that "
+                "does harm look the same, so no difference there says that methods are alike."
+            )
+        elif level == "at chance":
+            yield (
+                f"{name} is at chance on {task} ({score.primary}: {right}, guessing gets "
+                f"{100 * (score.chance or 0):.3g} %): the task measures little of this model, so no difference there "
+                "says that methods are alike."
+            )
+
+
+def warned_of_floor(results: ComparisonResults) -> list[str]:
+    """Return a run's warnings, with those of floor and chance that results of older versions do not have."""
+    return [*dict.fromkeys([*results.warnings, *floor_cautions(_baseline_scores(results))])]
+
+
+def _baseline_scores(results: ComparisonResults) -> Mapping[str, TaskResult]:
+    """Return the scores of the baseline's first run; seeds change nothing in a base."""
+    method = results.methods.get(results.baseline) if results.baseline is not None else None
+    runs = sorted(method.runs.items()) if method is not None else []
+    return runs[0][1].evaluation if runs else {}

@@ -1,0 +1,202 @@
+"""Results as tables: for pandas, and for a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from hfpatch.errors import HfpatchError
+from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.parts import Comparison, TaskResult, TrainResult
+from hfpatch.results.schema import EvaluationResults
+from hfpatch.results.study import StudyResults
+from hfpatch.support.notebook import html_table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Record = dict[str, Any]
+Tables = Mapping[str, Callable[[], Iterable[Record]]]
+
+_COST = ("final_loss", "wall_s", "tokens_per_s", "peak_memory_bytes")
+
+
+def data_frame(results: ComparisonResults | StudyResults | EvaluationResults, table: str | None) -> DataFrame:
+    """Return a table of results, the first if ``table`` is None.
+
+    Raises:
+        HfpatchError: if there is no such table, or pandas is not installed.
+    """
+    tables = _tables(results)
+    name = next(iter(tables)) if table is None else table
+    if name not in tables:
+        raise HfpatchError(f"to_pandas({name!r}): these results have no such table; there are {', '.join(tables)}")
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise HfpatchError("to_pandas needs pandas, which is not installed; pip install pandas") from error
+    return DataFrame(list(tables[name]()))
+
+
+def notebook_table(results: ComparisonResults | StudyResults | EvaluationResults) -> str:
+    """Return results as an HTML table: a row for each method, variant or model."""
+    name = getattr(results, "name", "") or results.kind
+    state = "" if getattr(results, "complete", True) else " (incomplete)"
+    records = list(_overview(results))
+    notes = [] if isinstance(results, StudyResults) else results.warnings
+    headings = list(dict.fromkeys(key for record in records for key in record))
+    return html_table(f"{name}{state}", headings, ([record.get(key) for key in headings] for record in records), notes)
+
+
+def _tables(results: ComparisonResults | StudyResults | EvaluationResults) -> Tables:
+    match results:
+        case ComparisonResults():
+            return {
+                "scores": lambda: _scores_of_methods(results),
+                "methods": lambda: _methods(results),
+                "comparisons": lambda: _comparisons((*results.comparisons, *results.low_noise)),
+                "curves": lambda: _curves(results),
+                "layers": lambda: _layers(results),
+                "trials": lambda: _trials(results),
+            }
+        case StudyResults():
+            return {
+                "rows": lambda: _rows(results),
+                "runs": lambda: _runs(results),
+                "curves": lambda: _curves_of_runs(results),
+            }
+        case EvaluationResults():
+            return {
+                "scores": lambda: _scores_of_variants(results),
+                "comparisons": lambda: _comparisons((*results.comparisons, *results.low_noise)),
+            }
+
+
+def _scores(score: TaskResult) -> Iterator[Record]:
+    groups = None if score.clusters is None else score.clusters.groups
+    for metric, value in score.metrics.items():
+        yield {
+            **{"task": score.task, "metric": metric, "value": value, "stderr": score.stderr.get(metric)},
+            **{"n": score.n, "groups": groups, "primary": metric == score.primary},
+        }
+
+
+def _scores_of_methods(results: ComparisonResults) -> Iterator[Record]:
+    for name, method in results.methods.items():
+        for seed, run in sorted(method.runs.items()):
+            own = {"method": name, "seed": seed, "trainable": method.trainable}
+            yield from ({**own, **score} for each in run.evaluation.values() for score in _scores(each))
+            if seed in method.held_out_losses:
+                yield {**own, "metric": "held_out_loss", "value": method.held_out_losses[seed], "primary": False}
+
+
+def _methods(results: ComparisonResults) -> Iterator[Record]:
+    for name, method in results.methods.items():
+        losses = list(method.held_out_losses.values())
+        yield {
+            "method": name,
+            **method.parameters.to_json(),
+            "form": method.form,
+            "matched_to": method.match.to if method.match is not None else None,
+            "seeds": len(method.runs),
+            "diverged": len(method.diverged),
+            "held_out_loss": fmean(losses) if losses else None,
+            **_cost([run.train for run in method.runs.values() if run.train is not None]),
+        }
+
+
+def _cost(trained: list[TrainResult]) -> Record:
+    """Return the mean over seeds of what training came to."""
+    return {key: fmean(getattr(each, key) for each in trained) if trained else None for key in _COST}
+
+
+def _comparisons(comparisons: Iterable[Comparison]) -> Iterator[Record]:
+    for each in comparisons:
+        record = each.model_dump(mode="json")
+        clusters = record.pop("clusters", None)
+        yield {**record, "groups": clusters["groups"] if clusters else None}
+
+
+def _curves(results: ComparisonResults) -> Iterator[Record]:
+    for name, method in results.methods.items():
+        curve = method.curve
+        for step, loss in zip(curve.steps, curve.loss, strict=True) if curve is not None else ():
+            held_out = None if curve is None else curve.held_out.get(step)
+            yield {"method": name, "step": step, "loss": loss, "held_out": held_out}
+
+
+def _layers(results: ComparisonResults) -> Iterator[Record]:
+    for name, method in results.methods.items():
+        for each in method.layers:
+            own = {"method": name, "quantity": each.quantity, "group": each.group}
+            yield from ({**own, "layer": layer, "value": value} for layer, value in sorted(each.points.items()))
+
+
+def _trials(results: ComparisonResults) -> Iterator[Record]:
+    for trial in results.tuning.trials if results.tuning is not None else ():
+        chosen = results.tuning.chosen.get(trial.method) if results.tuning is not None else None
+        yield {
+            **{"method": trial.method, **trial.values, "loss": trial.loss, "diverged_step": trial.diverged_step},
+            "chosen": chosen is not None and chosen.values == trial.values,
+        }
+
+
+def _rows(study: StudyResults) -> Iterator[Record]:
+    for row in study.rows:
+        improvement = row.improvement.to_json() if row.improvement is not None else {}
+        yield {
+            **{"variant": row.variant, **row.point, "best": row.best, "seeds": len(row.loss.values) if row.loss else 0},
+            **{"loss": row.loss.mean if row.loss else None, "sd": row.loss.sd if row.loss else None},
+            **{"improvement": improvement.get("mean")},
+            **{key: improvement.get(key) for key in ("low", "high", "p", "p_holm")},
+            **{"diverged": len(row.diverged), "seconds_per_step": row.seconds_per_step},
+            **study.variants[row.variant].parameters.to_json(),
+        }
+
+
+def _runs(study: StudyResults) -> Iterator[Record]:
+    for run in study.runs:
+        train = run.train
+        yield {
+            **{"variant": run.variant, **run.point, "seed": run.seed, "outcome": run.outcome},
+            **{"diverged_step": run.diverged_step, "loss": run.evaluation[-1][1] if run.evaluation else None},
+            **{key: getattr(train, key, None) for key in ("steps", "tokens", *_COST)},
+        }
+
+
+def _curves_of_runs(study: StudyResults) -> Iterator[Record]:
+    for run in study.runs:
+        own = {"variant": run.variant, **run.point, "seed": run.seed}
+        yield from ({**own, "step": step, "loss": loss} for step, loss in run.evaluation)
+
+
+def _scores_of_variants(results: EvaluationResults) -> Iterator[Record]:
+    for name, variant in results.variants.items():
+        own = {"model": name, "patch": variant.patch, "added": variant.added}
+        yield from ({**own, **score} for each in variant.scores.values() for score in _scores(each))
+
+
+def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> Iterator[Record]:
+    match results:
+        case ComparisonResults():
+            for name, method in results.methods.items():
+                losses = method.held_out_losses.values()
+                held_out = {"held-out loss": fmean(losses)} if losses else {}
+                scores = dict(_of_tasks(results, name))
+                yield {"method": name, "trainable": method.trainable, **held_out, **scores}
+        case StudyResults():
+            for record in _rows(results):
+                yield {key: record[key] for key in record if key not in ("sd", "seconds_per_step", "diverged", "best")}
+        case EvaluationResults():
+            for name, variant in results.variants.items():
+                scores = {score.task: score.metrics.get(score.primary) for score in variant.scores.values()}
+                yield {"model": name, "added": variant.added, **scores}
+
+
+def _of_tasks(results: ComparisonResults, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a method has on each task: the mean over seeds of its primary metric, and the verdict."""
+    for task, info in results.tasks.items():
+        mean, made = results.mean(name, task), results.comparison(name, task, results.baseline)
+        shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
+        yield f"{task} ({info.primary})", shown

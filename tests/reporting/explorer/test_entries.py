@@ -1,0 +1,100 @@
+"""Gains and costs of one run, against numbers worked out by hand from what the example holds."""
+
+import math
+
+import pytest
+from reporting.conftest import task_result
+from reporting.study_example import study
+from reporting.test_evaluation import results as evaluated  # noqa: F401 - a fixture
+
+from hfpatch.reporting.explorer.entries import entries
+from hfpatch.results.schema import EvaluationResults, StudyResults
+
+SKIP, CLOZE, TEXT = "pre_projection_skip", "tinyworld_cloze", "tinyworld_text"
+
+
+def by_place(results):
+    return {(each.method, each.axis.task, each.axis.metric): each for each in entries(results)}
+
+
+def test_a_gain_is_better_above_zero_in_the_units_of_the_report(results):
+    found = by_place(results)
+    assert len(found) == 2 * 3
+    cloze, text = found[SKIP, CLOZE, "acc"], found[SKIP, TEXT, "word perplexity"]
+    assert (cloze.gain, cloze.low, cloze.high) == pytest.approx((5.0, 2.0, 8.0))  # 0.05 ± 0.03 in points
+    assert (text.gain, text.low, text.high) == pytest.approx((12.0, 9.0, 15.0))  # -2.4 ± 0.6 of 20: lower is better
+    assert (cloze.axis.unit, text.axis.unit) == ("points", "% lower")
+    assert (cloze.verdict, found["lora", TEXT, "word perplexity"].verdict) == ("better", "within noise")
+    assert (cloze.parameters, cloze.seconds, cloze.memory, cloze.seeds) == (80_000, 409_600 / 2048, 512 * 2**20, 2)
+    assert text.text == "+12.0 [9.0, 15.0] %"
+    assert cloze.axis.documents == "400 documents"
+
+
+def test_what_is_missing_has_no_number_and_says_why(build, raw):
+    lost = raw["methods"]["lora"]
+    for seed, step in (("0", 7), ("1", 9)):
+        lost["runs"][seed]["train"]["diverged_step"] = step
+        lost["runs"][seed]["evaluation"] = {}
+    raw["comparisons"] = [each for each in raw["comparisons"] if each["method"] != "lora"]
+    raw["methods"][SKIP]["runs"]["0"]["train"]["final_eval_loss"] = 2.5
+    raw["methods"][SKIP]["runs"]["1"]["train"]["final_eval_loss"] = 2.6
+    raw["data"]["held_out"] = {"base_loss": 3.0, "documents": 200}
+    few = dict.fromkeys(("low", "high", "p", "p_holm", "smallest_visible"))
+    raw["comparisons"][1] |= few | {"verdict": "too few documents"}
+    found = by_place(build(raw))
+    diverged = found["lora", CLOZE, "acc"]
+    assert (diverged.gain, diverged.verdict) == (None, "diverged")
+    assert diverged.text == "diverged at step 7 (seed 0) and 9 (seed 1)"
+    held_out = found[SKIP, "held-out text", "loss"]
+    assert held_out.gain == pytest.approx(0.45)  # 3.0 less the mean of 2.5 and 2.6
+    assert (held_out.low, held_out.verdict) == (None, "not tested")
+    few_documents = found[SKIP, "tinyworld_endings", "acc norm"]
+    assert (few_documents.low, few_documents.verdict) == (None, "too few documents")
+    assert few_documents.text == "+1.50 points, no interval"
+
+
+def test_a_base_at_floor_and_the_low_noise_metrics(build, raw, compared):
+    for run in raw["methods"]["baseline"]["runs"].values():
+        run["evaluation"][CLOZE] = task_result(CLOZE, 0.0)
+    raw["low_noise"] = [compared("lora", CLOZE, -0.1, 0.05, "better") | {"metric": "bits_per_byte"}]
+    for method in raw["methods"].values():
+        for run in method["runs"].values():
+            run["evaluation"][CLOZE]["metrics"]["bits_per_byte"] = 2.0
+    found = by_place(build(raw))
+    assert found["lora", CLOZE, "acc"].verdict == "at floor"
+    low_noise = found["lora", CLOZE, "bits per byte"]
+    assert (low_noise.gain, low_noise.low) == pytest.approx((5.0, 2.5))  # 0.1 and 0.05 of 2 bits
+    assert (low_noise.axis.primary, low_noise.verdict) == (False, "better")
+
+
+def test_a_study_shows_each_variant_at_its_best_point():
+    results = StudyResults.model_validate(study())
+    found = {each.method: each for each in entries(results)}
+    assert set(found) == set(results.others)
+    for name, each in found.items():
+        row = results.chosen[name]
+        assert each.parameters == results.variants[name].parameters.non_embedding
+        if row.improvement is None:
+            assert each.gain is None
+            continue
+        assert each.gain == pytest.approx(100 * row.improvement.mean)
+        if row.improvement.low is not None:
+            assert each.low == pytest.approx(100 * row.improvement.low)
+    assert {each.axis.reference for each in found.values()} == {results.baseline}
+
+
+def test_an_evaluation_shows_patches_against_the_base(evaluated):  # noqa: F811
+    (worse, low_noise) = entries(evaluated)  # the third names a patch that was not evaluated
+    assert (worse.method, worse.gain, worse.low, worse.parameters) == (
+        "one",
+        pytest.approx(-25.0),
+        pytest.approx(-30.0),
+        1200,
+    )
+    assert worse.axis.reference == "the base"
+    assert math.isfinite(low_noise.gain)
+    whole = {"name": "other", "sha256": "cd" * 32, "dtype": "float32", "parameters": 7_000}
+    raw = evaluated.to_json()
+    raw["variants"]["one"]["model"] = whole
+    found = entries(EvaluationResults.model_validate(raw))[0]
+    assert (found.parameters, found.axis.reference, found.axis.size) == (7_000, "base", "parameters of the model")

@@ -1,0 +1,44 @@
+import re
+
+import pytest
+from reporting.study_example import study
+
+from hfpatch.reporting.citations import citation_section
+from hfpatch.reporting.html import html
+from hfpatch.reporting.markdown import markdown
+from hfpatch.results.schema import ComparisonResults, StudyResults
+
+
+def keys(*results):
+    return re.findall(r"@misc\{(\w+),", citation_section(results).blocks[-1].text)
+
+
+def test_it_names_the_sources_of_what_ran_once_each(results, raw):
+    assert keys(results) == ["hfpatch", "shinde2026preprojection", "hu2021lora", "lmeval"]
+    assert keys(results, results) == keys(results)
+    raw["methods"]["lora"]["parts"] = [{"type": "nonlinear_query"}, {"type": "vera"}, {"type": "query_temperature"}]
+    changed = ComparisonResults.model_validate(raw)
+    assert keys(changed)[2:] == ["karbevski2026nonlinear", "peft", "lmeval"]
+    assert keys(StudyResults.model_validate(study()))[:2] == ["hfpatch", "karbevski2026nonlinear"]
+
+
+def test_the_text_is_bibtex(results):
+    text = citation_section([results]).blocks[-1].text
+    assert text.count("{") == text.count("}")
+    for entry in text.strip().split("\n\n"):
+        assert re.fullmatch(r"@misc\{\w+,\n(  \w+ = \{.*\},\n)+\}", entry), entry
+    assert "note = {commit c95d4b4a1b2c}" in text
+
+
+@pytest.mark.parametrize("render", [html, markdown])
+def test_every_form_of_a_report_has_it(compared_document, render):
+    shown = render(compared_document)
+    assert "@misc{hfpatch," in shown
+    assert ("```bibtex\n@misc{hfpatch," in shown) == (render is markdown)
+
+
+@pytest.fixture
+def compared_document(results):
+    from reporting.conftest import document_of
+
+    return document_of(results)

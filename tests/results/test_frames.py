@@ -1,0 +1,80 @@
+"""Results as pandas tables, and as a notebook shows them."""
+
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from reporting.conftest import example, tuned_example, write_run
+from reporting.study_example import study
+from reporting.test_evaluation import results as evaluated  # noqa: F401 - a fixture
+
+import hfpatch
+from hfpatch.results import ComparisonResults, StudyResults
+
+SKIP, CLOZE = "pre_projection_skip", "tinyworld_cloze"
+
+
+@pytest.fixture
+def comparison(tmp_path):
+    raw = tuned_example()
+    raw["data"]["held_out"] = {"base_loss": 3.0}
+    raw["methods"]["lora"]["runs"]["0"]["train"]["final_eval_loss"] = 2.25
+    return hfpatch.load_results(write_run(tmp_path / "run", raw))
+
+
+def test_scores_are_a_row_each(comparison):
+    frame = comparison.to_pandas()
+    assert len(frame) == 3 * 2 * 4 + 1  # methods, seeds, two metrics of one of three tasks; one loss on held-out text
+    mean = frame[frame.primary].groupby(["method", "task"]).value.mean()
+    assert mean[SKIP, CLOZE] == pytest.approx((0.44 + 0.46) / 2)
+    (loss,) = frame[frame.metric == "held_out_loss"].to_dict("records")
+    assert (loss["method"], loss["seed"], loss["value"], loss["trainable"]) == ("lora", 0, 2.25, 81_920)
+
+
+def test_the_other_tables_of_a_comparison(comparison):
+    methods = comparison.to_pandas("methods").set_index("method")
+    assert methods.trainable.to_dict() == {"baseline": 0, SKIP: 80_000, "lora": 81_920}
+    assert methods.wall_s[SKIP] == 409_600 / 2048
+    assert methods.matched_to["lora"] == SKIP
+    pairs = comparison.to_pandas("comparisons")
+    assert len(pairs) == 7
+    assert pairs.iloc[0][["method", "reference", "difference", "verdict"]].tolist() == [
+        SKIP,
+        "baseline",
+        0.05,
+        "better",
+    ]
+    assert comparison.to_pandas("trials").chosen.sum() == 2
+    curves = comparison.to_pandas("curves")
+    assert curves[curves.method == SKIP].loss.tolist() == comparison.methods[SKIP].curve.loss
+    with pytest.raises(hfpatch.HfpatchError, match=r"to_pandas\('score'\).*there are scores, methods, comparisons"):
+        comparison.to_pandas("score")
+
+
+def test_a_study_and_an_evaluation(evaluated):  # noqa: F811
+    made = StudyResults.model_validate(study())
+    rows, runs = made.to_pandas(), made.to_pandas("runs")
+    assert rows.loss.tolist()[0] == made.rows[0].loss.mean
+    assert len(runs) == len(made.runs)
+    assert len(made.to_pandas("curves")) == sum(len(run.evaluation) for run in made.runs)
+    scores = evaluated.to_pandas()
+    assert scores[scores.metric == "acc"].set_index("model").value.to_dict() == {"base": 0.5, "one": 0.25}
+    assert scores[scores.model == "one"].groups.tolist() == [300, 300]
+    assert len(evaluated.to_pandas("comparisons")) == 3
+
+
+def test_without_pandas_the_message_says_so(comparison, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(hfpatch.HfpatchError, match="to_pandas needs pandas"):
+        comparison.to_pandas()
+
+
+def test_a_notebook_shows_a_table(comparison, evaluated):  # noqa: F811
+    made = StudyResults.model_validate(study())
+    for results in (comparison, made, evaluated, ComparisonResults.model_validate(json.loads(json.dumps(example())))):
+        ElementTree.fromstring(f"<div>{results._repr_html_()}</div>")
+    shown = comparison._repr_html_()
+    assert "<caption>quickstart</caption>" in shown
+    assert "0.45 (better)" in shown
+    assert "<script" not in evaluated._repr_html_()
