@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hfpatch.data.joining import JoinedRows, Part
 from hfpatch.data.packing import Integers, pack, split_pieces
 from hfpatch.data.tokenizer import TokenArray, TokenStream
 from hfpatch.errors import HfpatchError
@@ -20,6 +23,7 @@ from hfpatch.recipes.data import DataSettings, Layout
 from hfpatch.support.files import clear_about_writing
 
 IGNORE = -100
+Mask: TypeAlias = npt.NDArray[np.bool_]
 _CHUNK_TOKENS = 1 << 20
 
 
@@ -31,7 +35,7 @@ class TokenBlocks:
     so nothing is learned across documents. The rest of the row has positions of its own and is not predicted either. A
     padded row holds one piece and an ``attention_mask``. A row cut from a stream is one piece, whatever documents it
     contains: all tokens except its first are predicted, and as its positions just count up from zero, the default of
-    every model, it needs neither.
+    every model, it needs neither. Where only a part is to be learned, no other token is predicted.
 
     Attributes:
         rows: (blocks, block_size) token ids.
@@ -42,9 +46,11 @@ class TokenBlocks:
         source: the ``data.source`` of the recipe, or of the recipe that a token file was made by.
         revision: the hub revision, or None.
         sha256: hash of the rows and their pieces; of a stream, of all its tokens and of the rows' places in it.
+        learned: (blocks, block_size) which tokens are predicted, but for the first of each piece; None if all are.
+        parts: the sources that the rows are from, one after the other; none if there is one.
     """
 
-    rows: TokenArray
+    rows: TokenArray | JoinedRows
     sizes: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
     layout: Layout
@@ -52,6 +58,8 @@ class TokenBlocks:
     source: str
     revision: str | None
     sha256: str
+    learned: Mask | JoinedRows | None = None
+    parts: tuple[Part, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,6 +73,8 @@ class TokenBlocks:
         positions = torch.from_numpy(np.concatenate(stretches))
         labels = ids.masked_fill(positions == 0, IGNORE)
         labels[filled:] = IGNORE
+        if self.learned is not None:
+            labels.masked_fill_(~torch.from_numpy(np.array(self.learned[index])), IGNORE)
         row = {"input_ids": ids, "labels": labels}
         if self.layout == "packed":
             row["position_ids"] = positions
@@ -83,7 +93,9 @@ class TokenBlocks:
         pieces = [self._pieces(int(index)) for index in indices]
         rows, sizes = self.rows[indices], np.concatenate(pieces)
         offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-        return replace(self, rows=rows, sizes=sizes, offsets=offsets, sha256=_hash_arrays(rows, sizes, offsets))
+        learned = None if self.learned is None else self.learned[indices]
+        sha256 = _hash_arrays(rows, sizes, offsets, *_given(learned))
+        return replace(self, rows=rows, sizes=sizes, offsets=offsets, learned=learned, sha256=sha256, parts=())
 
     @property
     def block_size(self) -> int:
@@ -95,17 +107,24 @@ class TokenBlocks:
         """Tokens in all rows, padding not counted."""
         return int(self.sizes.sum())
 
+    @cached_property
+    def predicted_tokens(self) -> int:
+        """Tokens that all rows predict."""
+        return self.count_predicted(range(len(self)))
+
     def count_tokens(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
         """Tokens in the rows with these indices, padding not counted."""
         return sum(int(self._pieces(int(index)).sum()) for index in indices)
 
     def count_predicted(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> int:
-        """Tokens that the rows with these indices predict: all except the first of each piece."""
+        """Tokens that the rows with these indices predict: those to be learned, the first of each piece never."""
+        if self.learned is not None:
+            return sum(self._count_learned(int(index)) for index in indices)
         return self.count_tokens(indices) - sum(len(self._pieces(int(index))) for index in indices)
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts about the data that results record."""
-        return {
+        facts: dict[str, Any] = {
             "source": self.source,
             "revision": self.revision,
             "sha256": self.sha256,
@@ -115,6 +134,16 @@ class TokenBlocks:
             "block_size": self.block_size,
             "layout": self.layout,
         }
+        if self.learned is not None:
+            facts["predicted_tokens"] = self.predicted_tokens
+        if self.parts:
+            facts["mixture"] = [part.to_json() for part in self.parts]
+        return facts
+
+    def _count_learned(self, index: int) -> int:
+        sizes = self._pieces(index)
+        learned = np.asarray(self.learned[index][: sizes.sum()] if self.learned is not None else ())
+        return int(learned.sum()) - int(learned[np.cumsum(sizes) - sizes].sum())
 
     def _pieces(self, index: int) -> npt.NDArray[np.int32]:
         return self.sizes[self.offsets[index] : self.offsets[index + 1]]
@@ -151,15 +180,21 @@ def blocks_from_stream(
             revision=revision,
             sha256=_hash_arrays(stream.tokens),
         )
-    if settings.layout == "packed":
+    if stream.learned is not None:
+        pieces = _truncated_to_learn(stream, stream.learned, size, settings.source)
+    elif settings.layout == "packed":
         pieces = split_pieces(stream.lengths, size)
+    else:
+        pieces = _truncated(stream.lengths, size)
+    offsets = np.arange(len(pieces) + 1, dtype=np.int64)
+    if settings.layout == "packed":
         order, offsets = pack(pieces[:, 1], size)
         pieces = pieces[order]
-    else:
-        starts = np.cumsum(stream.lengths) - stream.lengths
-        pieces = np.stack([starts, np.minimum(stream.lengths, size)], axis=1)
-        offsets = np.arange(len(pieces) + 1, dtype=np.int64)
-    rows = _lay_out(stream.tokens, pieces, offsets, size, pad_token_id, file)
+    rows: TokenArray = _lay_out(stream.tokens, pieces, offsets, size, pad_token_id, file)
+    learned: Mask | None = None
+    if stream.learned is not None:
+        mask_file = file and file.with_suffix(".learned")
+        learned = _lay_out(stream.learned, pieces, offsets, size, False, mask_file)
     sizes = pieces[:, 1].astype(np.int32)
     return TokenBlocks(
         rows=rows,
@@ -169,16 +204,48 @@ def blocks_from_stream(
         documents=len(stream.lengths),
         source=settings.source,
         revision=revision,
-        sha256=_hash_arrays(rows, sizes, offsets),
+        sha256=_hash_arrays(rows, sizes, offsets, *_given(learned)),
+        learned=learned,
     )
 
 
-def _lay_out(
-    tokens: TokenArray, pieces: Integers, offsets: Integers, size: int, pad: int, file: Path | None
-) -> TokenArray:
-    """Return (rows, size) token ids: pieces, each a start and a length in ``tokens``, row by row."""
+def _truncated(lengths: Integers, size: int) -> Integers:
+    """Return (documents, 2) the start and the length of each document's first ``size`` tokens."""
+    starts = np.cumsum(lengths) - lengths
+    return np.stack([starts, np.minimum(lengths, size)], axis=1)
 
-    def chunks() -> Iterator[TokenArray]:
+
+def _truncated_to_learn(stream: TokenStream, learned: Mask, size: int, source: str) -> Integers:
+    """Return `_truncated` without the examples that keep nothing to learn; a warning says how many are cut, or out.
+
+    Raises:
+        HfpatchError: if none is left.
+    """
+    pieces = _truncated(stream.lengths, size)
+    counts = np.concatenate([[0], np.cumsum(learned, dtype=np.int64)])
+    starts, lengths = pieces.T
+    kept = counts[starts + lengths] > counts[starts + 1]  # the first token is not predicted
+    if not kept.any():
+        raise HfpatchError(
+            f"{source}: no example has a token to learn among its first {size} (data.block_size); use longer blocks"
+        )
+    cut, out = int((stream.lengths > size).sum()), int((~kept).sum())
+    if cut or out:
+        warnings.warn(
+            f"{source}: of {len(kept)} examples {cut} are longer than data.block_size ({size}) and keep its first "
+            f"tokens; {out} have none to learn and are left out",
+            stacklevel=2,
+        )
+    chosen: Integers = pieces[kept]
+    return chosen
+
+
+def _lay_out(
+    tokens: npt.NDArray[Any], pieces: Integers, offsets: Integers, size: int, pad: int, file: Path | None
+) -> npt.NDArray[Any]:
+    """Return (rows, size) tokens, or what is known of each: pieces, each a start and a length in ``tokens``."""
+
+    def chunks() -> Iterator[npt.NDArray[Any]]:
         for first in range(0, len(offsets) - 1, step):
             bounds = offsets[first : first + step + 1].tolist()
             rows = np.full((len(bounds) - 1, size), pad, dtype=tokens.dtype)
@@ -231,6 +298,10 @@ def cut_blocks(
         revision=revision,
         sha256=hashlib.sha256(f"{sha256} in blocks of {block_size}".encode()).hexdigest(),
     )
+
+
+def _given(array: Mask | JoinedRows | None) -> list[npt.NDArray[Any]]:
+    return [] if array is None else [np.asarray(array)]
 
 
 def _hash_arrays(*arrays: npt.NDArray[Any]) -> str:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from hfpatch.data.readers import is_readable, missing_column, read_documents, texts_of
+from hfpatch.data.readers import SUFFIXES, is_readable, read_documents
+from hfpatch.data.rows import Rows
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
+from hfpatch.recipes.sources import SplitPart, split_parts
 from hfpatch.support.files import check_data_dir, sha256_file
 
 _TINYWORLD = ("tinyworld/base", "tinyworld/shifted")
+_SAVED = ("dataset_dict.json", "state.json")
+_TYPES = ".jsonl, .json, .csv, .txt (all also as .gz, .xz, .bz2 or .zst) or .parquet"
+_FAR = 2**62
 _REVISION = re.compile(r"@([0-9a-f]{40})/")
 
 
@@ -48,8 +54,8 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
 
     Args:
         settings: the recipe's data section.
-        data_dir: a folder with hub data sets as ``<name after the slash>/<config>/<split>.jsonl[.gz]``; others are
-            loaded from the hub.
+        data_dir: a folder with hub data sets as ``<name after the slash>/<config>/<split>.jsonl``, or another ending
+            that can be read; others are loaded from the hub.
 
     Raises:
         HfpatchError: if there is no such file, folder, ``data_dir`` or hub data set, or it cannot be reached.
@@ -62,15 +68,20 @@ def open_corpus(settings: DataSettings, data_dir: Path | None = None) -> Corpus:
     path = Path(settings.source)
     if settings.streaming and path.exists():
         raise HfpatchError(f"data.source: {settings.source} is local; data.streaming is for hub data sets")
+    if any((path / name).is_file() for name in _SAVED):
+        return _saved(path, settings)
     if path.exists():
-        return _local(_files_in(path), settings)
+        return _local(_files_in(path), settings, _own_slice(settings))
+    if glob.has_magic(settings.source):
+        return _local(_files_like(settings.source), settings, _own_slice(settings))
     if is_readable(path) or settings.source.startswith(("/", ".", "~")) or settings.source.count("/") > 1:
         raise HfpatchError(f"data.source: {settings.source} does not exist")
     if data_dir is not None:
-        stem = _mirror_stem(settings, data_dir)
-        for file in (stem.with_name(stem.name + suffix) for suffix in (".jsonl", ".jsonl.gz")):
-            if file.is_file():
-                return _local([file], settings)
+        part, *others = split_parts(settings.split)
+        stem = _mirror_stem(settings, data_dir, part)
+        for file in (stem.with_name(stem.name + suffix) for suffix in SUFFIXES):
+            if file.is_file() and not others:
+                return _local([file], settings, part)
     return _hub(settings, data_dir)
 
 
@@ -110,6 +121,9 @@ def _tinyworld(settings: DataSettings) -> Corpus:
     if settings.source not in _TINYWORLD:
         hint = nearest(settings.source, _TINYWORLD)
         raise HfpatchError(f"data.source {settings.source}: no such text{hint}; there is {' and '.join(_TINYWORLD)}")
+    if settings.format != "text" or settings.split != "train":
+        key = "format" if settings.format != "text" else "split"
+        raise HfpatchError(f"data.{key}: {settings.source} is plain text of one split; leave data.{key} out")
     from hfpatch.tinyworld import language
 
     split: Literal["base", "shifted"] = "base" if settings.source == "tinyworld/base" else "shifted"
@@ -120,50 +134,111 @@ def _tinyworld(settings: DataSettings) -> Corpus:
 def _files_in(path: Path) -> list[Path]:
     if path.is_file():
         if not is_readable(path):
-            raise HfpatchError(f"{path}: unknown file type; use .jsonl, .txt (both also as .gz or .xz) or .parquet")
+            raise HfpatchError(f"{path}: unknown file type; use {_TYPES}")
         return [path]
     files = sorted(file for file in path.iterdir() if file.is_file() and is_readable(file))
     if not files:
-        raise HfpatchError(f"{path}: the folder has no .jsonl, .txt or .parquet file")
+        raise HfpatchError(f"{path}: the folder has no {_TYPES} file")
     return files
 
 
-def _local(files: list[Path], settings: DataSettings) -> Corpus:
+def _files_like(pattern: str) -> list[Path]:
+    """Return the files that match a pattern, ``**`` for any folders, in the order of their names."""
+    found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207
+    files = [path for path in found if path.is_file() and is_readable(path)]
+    if not files:
+        what = "no file that can be read matches" if found else "nothing matches"
+        raise HfpatchError(f"data.source: {what} {pattern}; use {_TYPES}")
+    return files
+
+
+def _own_slice(settings: DataSettings) -> SplitPart:
+    """Return which part of local files is wanted; they are one split."""
+    part, *others = split_parts(settings.split)
+    if others or part.name != "train":
+        raise HfpatchError(
+            f"data.split is {settings.split!r}, and {settings.source} is local, which has the one split 'train'; leave "
+            "data.split out, or take a slice such as train[:1%]"
+        )
+    return part
+
+
+def _local(files: list[Path], settings: DataSettings, part: SplitPart) -> Corpus:
+    rows = Rows.of(settings)
+
     def read() -> Iterator[str]:
         for file in files:
-            yield from read_documents(file, text_column=settings.text_column)
+            yield from read_documents(file, rows)
 
-    return Corpus(read, compute_digest=lambda: _digest(sha256_file(file) for file in files))
+    return _sliced(Corpus(read, compute_digest=lambda: _digest(sha256_file(file) for file in files)), part)
 
 
-def _mirror_stem(settings: DataSettings, data_dir: Path) -> Path:
+def _sliced(corpus: Corpus, part: SplitPart) -> Corpus:
+    """Return a part of a corpus. Percentages are of its documents, which are counted for it."""
+    if part.is_whole:
+        return corpus
+    relative = any(bound and ("%" in bound or "-" in bound) for bound in (part.start, part.stop))
+
+    def read() -> Iterator[str]:
+        total = sum(1 for _ in corpus.read()) if relative else _FAR
+        return islice(corpus.read(), *part.bounds(total))
+
+    return replace(corpus, read=read, compute_digest=lambda: _digest([corpus.digest, f"{part.start}:{part.stop}"]))
+
+
+def _saved(path: Path, settings: DataSettings) -> Corpus:
+    """Return the documents of a folder that `datasets`' ``save_to_disk`` wrote."""
+    import datasets
+
+    part, *others = split_parts(settings.split)
+    if others:
+        raise HfpatchError(f"data.split: {settings.split!r} of {path} has several splits; name one")
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise HfpatchError(f"{path}: cannot be read as a data set of save_to_disk ({reason}); save it again") from error
+    if isinstance(found, datasets.DatasetDict):
+        if part.name not in found:
+            hint = nearest(part.name, found) or f"; there are {', '.join(found)}"
+            raise HfpatchError(f"data.split: {path} has no split {part.name!r}{hint}")
+        table = found[part.name]
+    else:
+        table = found
+    read = partial(_table_documents, table, Rows.of(settings), str(path))
+    return _sliced(Corpus(read, lambda: _digest(read())), part)
+
+
+def _table_documents(table: Any, rows: Rows, name: str) -> Iterator[str]:
+    """Yield the documents of a `datasets` table, or of a stream whose columns are not known before it is read."""
+    from datasets.exceptions import DatasetsError
+
+    number = -1
+
+    def numbered() -> Iterator[tuple[str, Any]]:
+        nonlocal number
+        for number, row in enumerate(table.select_columns(list(rows.columns)) if table.column_names else table):
+            yield f"{name}, row {number}", row
+
+    if table.column_names:
+        rows.check_columns(name, table.column_names)
+    try:
+        yield from rows.documents(numbered(), name)
+    except (DatasetsError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise HfpatchError(f"{name}: cannot be read beyond row {number} ({reason}); check the network") from error
+
+
+def _mirror_stem(settings: DataSettings, data_dir: Path, part: SplitPart) -> Path:
     name = settings.source.rpartition("/")[2]
-    return data_dir / name / (settings.config or "") / settings.split
+    return data_dir / name / (settings.config or "") / part.name
 
 
 def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
-    from datasets.exceptions import DatasetsError
-
-    dataset, name = _load_from_hub(settings, data_dir), f"data set {settings.source}"
-    columns = dataset.column_names  # None if unknown before the stream is read
-    if columns is not None and settings.text_column not in columns:
-        raise missing_column(name, settings.text_column, columns)
-
-    def read() -> Iterator[str]:
-        rows = dataset.select_columns(settings.text_column) if columns is not None else dataset
-        number = -1
-
-        def numbered() -> Iterator[tuple[str, Any]]:
-            nonlocal number
-            for number, row in enumerate(rows):
-                yield f"{name}, row {number}", row
-
-        try:
-            yield from texts_of(numbered(), settings.text_column, name)
-        except (DatasetsError, OSError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise HfpatchError(f"{name}: cannot be read beyond row {number} ({reason}); check the network") from error
-
+    dataset, name, rows = _load_from_hub(settings, data_dir), f"data set {settings.source}", Rows.of(settings)
+    if dataset.column_names is not None:  # a stream may not know them before it is read
+        rows.check_columns(name, dataset.column_names)
+    read = partial(_table_documents, dataset, rows, name)
     commit = _commit(settings, dataset)
     return Corpus(
         read,
@@ -183,7 +258,8 @@ def _load_from_hub(settings: DataSettings, data_dir: Path | None) -> Any:
         )
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
-        where = f"; {_mirror_stem(settings, data_dir)}.jsonl does not exist either" if data_dir is not None else ""
+        stem = _mirror_stem(settings, data_dir, split_parts(settings.split)[0]) if data_dir is not None else None
+        where = f"; {stem}.jsonl does not exist either" if stem is not None else ""
         raise HfpatchError(
             f"data set {settings.source} (config {settings.config}, split {settings.split}): "
             f"cannot be loaded ({reason}){where}; check the name and the network, or set data_dir"
@@ -204,7 +280,7 @@ def _commit(settings: DataSettings, dataset: Any) -> str | None:
     return commit
 
 
-def _digest(texts: Iterator[str]) -> str:
+def _digest(texts: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
+from hfpatch.data.completions import chat_template, tokenize_completions
 from hfpatch.data.corpora import Corpus, filtered_documents, open_corpus
+from hfpatch.data.mixture import join_blocks, tuning_texts
 from hfpatch.data.token_file import TokenFile, none_left, open_token_file, write_token_file
 from hfpatch.data.tokenizer import TokenStream, hash_tokenizer, tokenize
 from hfpatch.data.tuning import TuningText, choose_documents, put_last
@@ -36,7 +38,8 @@ from hfpatch.support.files import (
 
 _CACHE_FORMAT = 4
 _STREAM = "tokens.bin"
-_ARRAYS = ("rows", "sizes", "offsets")
+_OPTIONAL = "learned"
+_ARRAYS = ("rows", "sizes", "offsets", _OPTIONAL)
 _SCALARS = ("layout", "documents", "source", "revision", "sha256")
 
 
@@ -100,6 +103,35 @@ def load_splits(
         HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents for
             tuning, or the token file is damaged or was made with another tokenizer.
     """
+    parts = settings.parts()
+    wanted = tuning_texts(settings, tuning, data_dir) if tuning is not None else [None] * len(parts)
+    found = [
+        _load_part(part, tokenizer, data_dir=data_dir, cache_dir=cache_dir, tuning=taken)
+        for part, taken in zip(parts, wanted, strict=True)
+    ]
+    return _join(found, settings.weights) if settings.mixture else found[0]
+
+
+def _join(splits: Sequence[Splits], weights: Sequence[float]) -> Splits:
+    """Return the splits of a mixture; a source with a small weight may hold nothing out."""
+    joined: dict[str, TokenBlocks] = {}
+    for name in ("train", "held_out", "tuning"):
+        found = [(getattr(each, name), weight) for each, weight in zip(splits, weights, strict=True)]
+        given = [(blocks, weight) for blocks, weight in found if blocks is not None]
+        if given:
+            joined[name] = join_blocks(*zip(*given, strict=True))
+    return Splits(**joined)
+
+
+def _load_part(
+    settings: DataSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    data_dir: Path | None,
+    cache_dir: Path | None,
+    tuning: TuningText | None,
+) -> Splits:
+    """Return the splits of one source, see `load_splits`."""
     if settings.is_token_file:
         return Splits(**open_token_file(Path(settings.source), tokenizer).cut_splits(settings))
     corpus = open_corpus(settings, data_dir)
@@ -113,7 +145,10 @@ def load_splits(
     if cache_dir is None or not usable:
         with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
             return _build(corpus, settings, tokenizer, pad, Path(temporary), tuning)
-    folder = cache_dir / _cache_key(corpus, {**settings.model_dump(mode="json"), "pad": pad}, tokenizer, tuning)
+    chosen = {**settings.model_dump(mode="json"), "pad": pad}
+    if settings.format != "text":
+        chosen["chat_template"] = chat_template(tokenizer, settings)
+    folder = cache_dir / _cache_key(corpus, chosen, tokenizer, tuning)
     if folder.is_dir() and (cached := _read_cache(folder)) is not None:
         return cached
     with _scratch(folder) as scratch:
@@ -147,7 +182,10 @@ def _build(
 ) -> Splits:
     """Tokenize and lay out, with files in ``folder`` that may be removed afterwards: mapped files stay readable."""
     texts = _texts(corpus, settings, tuning)
-    stream = tokenize(texts, tokenizer, folder / "tokens.bin", append_eos=settings.append_eos)
+    if settings.format == "text":
+        stream = tokenize(texts, tokenizer, folder / "tokens.bin", append_eos=settings.append_eos)
+    else:
+        stream = tokenize_completions(texts, tokenizer, folder, settings)
     last = {"held_out": settings.held_out or 0, "tuning": tuning.documents if tuning else 0}
     kept = len(stream.lengths) - sum(last.values())
     if kept < 1:
@@ -158,7 +196,8 @@ def _build(
             continue
         lengths = stream.lengths[first : first + documents]
         end = begin + int(lengths.sum())
-        part, file = TokenStream(stream.tokens[begin:end], lengths), folder / f"rows-{name}.bin"
+        learned = None if stream.learned is None else stream.learned[begin:end]
+        part, file = TokenStream(stream.tokens[begin:end], lengths, learned), folder / f"rows-{name}.bin"
         blocks[name] = blocks_from_stream(part, settings, pad_token_id=pad, revision=corpus.revision, file=file)
         first, begin = first + documents, end
     return Splits(**blocks)
@@ -234,7 +273,8 @@ def _write_cache(folder: Path, splits: Splits) -> None:
                 continue
             (temporary / split).mkdir()
             for name in _ARRAYS:
-                np.save(temporary / split / f"{name}.npy", getattr(blocks, name), allow_pickle=False)
+                if (array := getattr(blocks, name)) is not None:
+                    np.save(temporary / split / f"{name}.npy", array, allow_pickle=False)
             write_json(temporary / split / "blocks.json", {name: getattr(blocks, name) for name in _SCALARS})
         write_manifest(temporary)
 
@@ -245,7 +285,9 @@ def _read_cache(folder: Path) -> Splits | None:
         check_manifest(folder)
         splits = {}
         for path in filter(Path.is_dir, folder.iterdir()):
-            arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
+            files = [path / f"{name}.npy" for name in _ARRAYS]
+            there = [file for file in files if file.stem != _OPTIONAL or file.is_file()]
+            arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in there}
             splits[path.name] = TokenBlocks(**arrays, **read_json(path / "blocks.json"))
         return Splits(**splits)
     except (HfpatchError, ValueError, TypeError, OSError, EOFError) as error:

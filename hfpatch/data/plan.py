@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.data import plan_mistake
+from hfpatch.recipes.data import plan_mistake, split_by_weight
 from hfpatch.recipes.training import LoopSettings
 from hfpatch.support.files import atomic_file, read_json, write_json
 
@@ -125,10 +125,21 @@ def draw_evaluation(blocks: TokenBlocks, count: int, seed: int = 0) -> TokenBloc
     return blocks.take(np.sort(generator.permutation(len(blocks))[:count]))
 
 
-def draw_plan(*, blocks: int, steps: int, batch_size: int, seed: int) -> BatchPlan:
+def draw_plan(
+    *, blocks: int, steps: int, batch_size: int, seed: int, parts: Sequence[tuple[int, float]] = ()
+) -> BatchPlan:
     """Draw a plan: complete permutations of the blocks, one after the other, cut into batches.
 
-    Every block is seen once before any is seen again. The generator is numpy's PCG64.
+    Every block is seen once before any is seen again; of a mixture, every block of a source before any of it again.
+    Each source then has its share of all places by its weight, to the nearest block, and the places are drawn too. The
+    generator is numpy's PCG64.
+
+    Args:
+        blocks: how many there are.
+        steps: optimiser steps.
+        batch_size: blocks a step.
+        seed: the seed.
+        parts: the blocks and the weight of each source of a mixture, in the order of their blocks.
 
     Raises:
         HfpatchError: if the blocks do not fill one batch, or the plan would be too long.
@@ -142,12 +153,27 @@ def draw_plan(*, blocks: int, steps: int, batch_size: int, seed: int) -> BatchPl
         )
     generator = np.random.Generator(np.random.PCG64(seed))
     order = np.empty(steps * batch_size, dtype=np.int64)
-    for start in range(0, len(order), blocks):
-        order[start : start + blocks] = generator.permutation(blocks)[: len(order) - start]
+    if parts:
+        shares = split_by_weight(len(order), [weight for _, weight in parts])
+        source, first = generator.permutation(np.repeat(np.arange(len(parts)), shares)), 0
+        for number, (own, _) in enumerate(parts):
+            order[source == number] = first + _permutations(own, shares[number], generator)
+            first += own
+    else:
+        order[:] = _permutations(blocks, len(order), generator)
     return BatchPlan(indices=order.reshape(steps, batch_size), blocks=blocks, seed=seed)
+
+
+def _permutations(blocks: int, count: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return ``count`` indices: permutations of the blocks, one after the other."""
+    order = np.empty(count, dtype=np.int64)
+    for start in range(0, count, blocks):
+        order[start : start + blocks] = generator.permutation(blocks)[: count - start]
+    return order
 
 
 def draw_plans(settings: LoopSettings, blocks: TokenBlocks, seeds: Iterable[int]) -> dict[int, BatchPlan]:
     """Draw the plan of each seed, see `draw_plan`."""
     steps, size = settings.steps, settings.batch_size
-    return {seed: draw_plan(blocks=len(blocks), steps=steps, batch_size=size, seed=seed) for seed in seeds}
+    parts = [(part.blocks, part.weight) for part in blocks.parts]
+    return {seed: draw_plan(blocks=len(blocks), steps=steps, batch_size=size, seed=seed, parts=parts) for seed in seeds}

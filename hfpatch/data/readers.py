@@ -1,113 +1,90 @@
-"""Documents from local files: JSON Lines, plain text and parquet, compressed or not."""
+"""Documents from local files: JSON Lines, JSON, CSV, plain text and parquet, compressed or not."""
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import csv
 import gzip
+import io
 import json
 import lzma
 import re
-import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hfpatch.errors import HfpatchError, nearest
+from hfpatch.data.rows import Rows
+from hfpatch.errors import HfpatchError
 
-_OPENERS: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": lzma.open}
-_KINDS = (".jsonl", ".txt", ".parquet")
+
+def _open_zst(path: Path, _mode: str) -> Any:
+    import pyarrow  # comes with datasets, and brings the decompressor
+
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+
+
+_OPENERS: dict[str, Callable[[Path, str], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+    ".zst": _open_zst,
+}
+_KINDS = (".jsonl", ".json", ".csv", ".txt", ".parquet")
+_LONGEST_FIELD = 2**31 - 1
+SUFFIXES = (*_KINDS, *(f"{kind}{ending}" for kind in _KINDS[:-1] for ending in _OPENERS))
+"""The endings of the files that can be read."""
 _SEPARATOR = re.compile(r"<\|[^|\s]+\|>")
 
 
 def is_readable(path: Path) -> bool:
     """Whether :func:`read_documents` knows the file type of ``path``."""
-    return _kind(path) in _KINDS
+    return path.name.endswith(SUFFIXES)
 
 
-def read_documents(path: Path, *, text_column: str) -> Iterator[str]:
-    """Yield the documents of one file, in order, one in memory at a time.
+def read_documents(path: Path, rows: Rows) -> Iterator[str]:
+    """Yield the documents of one file, in order; of all but .json one is in memory at a time.
 
-    Each line of .jsonl and each row of .parquet is a document. A .txt file is split at lines with nothing but a
-    separator such as ``<|endoftext|>``; without such a line, each paragraph (blank lines between) is a document. Rows
-    whose text is null are left out, with a warning.
+    Each line of .jsonl, each object of the list that a .json contains, each row of .csv, whose first one has the names,
+    and each row of .parquet is a document. A .txt file is split at lines with nothing but a separator such as
+    ``<|endoftext|>``; without such a line, each paragraph (blank lines between) is a document.
+
+    Args:
+        path: the file.
+        rows: what a row is; rows without a document are left out, with a warning.
 
     Raises:
-        HfpatchError: if the file is empty, not UTF-8, not JSON, lacks the column or has only nulls; the message has the
-            line.
+        HfpatchError: if the file is empty, not UTF-8, not of its format, lacks a column or has only nulls; the message
+            has the line.
     """
     if path.stat().st_size == 0:
         raise HfpatchError(f"{path}: the file is empty")
     kind = _kind(path)
-    if kind == ".jsonl":
-        yield from texts_of(read_json_lines(path), text_column, str(path))
+    if kind == ".txt":
+        if rows.format != "text":
+            raise HfpatchError(f"{path}: a .txt file has no columns; data.format={rows.format} needs .jsonl or another")
+        yield from _read_text(path)
+        return
+    if kind == ".parquet":
+        found = _read_parquet(path, rows)
     else:
-        yield from _read_text(path) if kind == ".txt" else _read_parquet(path, text_column)
-
-
-def texts_of(rows: Iterable[tuple[str, dict[str, Any]]], text_column: str, source: str) -> Iterator[str]:
-    """Yield the text of each row; rows whose text is null are left out, with a warning.
-
-    Args:
-        rows: the place of each row, for messages, and the row.
-        text_column: the column of the text.
-        source: the name of the source, for messages.
-
-    Raises:
-        HfpatchError: if the column of a row is missing or no text, with the place; or if every row's text is null.
-    """
-    found, skipped = False, 0
-    try:
-        for place, row in rows:
-            if (text := _text_of(row, text_column, place)) is None:
-                skipped += 1
-            else:
-                found = True
-                yield text
-    finally:
-        if found and skipped:
-            warnings.warn(f"{source}: left out {skipped} rows whose {text_column!r} is null", stacklevel=1)
-    if skipped and not found:
-        raise HfpatchError(f"{source}: column {text_column!r} is null in every row; set data.text_column")
-
-
-def _text_of(row: dict[str, Any], text_column: str, place: str) -> str | None:
-    if text_column not in row:
-        raise missing_column(place, text_column, list(row))
-    text = row[text_column]
-    if text is None:
-        return None
-    if not isinstance(text, str):
-        raise HfpatchError(f"{place}: column {text_column!r} is {type(text).__name__}, not text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise HfpatchError(
-            f"{place}: column {text_column!r} has half a surrogate pair (\\u{ord(text[error.start]):04x}, character "
-            f"{error.start + 1}), which is not valid Unicode; correct or remove the row"
-        ) from error
-    return text
-
-
-def missing_column(place: str, text_column: str, columns: list[str]) -> HfpatchError:
-    """Return the error of a missing column, with the columns that exist."""
-    found = ", ".join(columns) or "none"
-    hint = nearest(text_column, columns)
-    return HfpatchError(f"{place}: no column {text_column!r}{hint}; the columns are: {found}; set data.text_column")
+        found = {".jsonl": read_json_lines, ".json": _read_json, ".csv": _read_csv}[kind](path)
+    yield from rows.documents(found, str(path))
 
 
 def _kind(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix in _OPENERS else path.suffix
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the 1-based number and the text of each line that is not blank, without a byte-order mark."""
+def _lines(path: Path, *, blank: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the 1-based number and the text of each line that is not ``blank``, without a byte-order mark."""
     number = 0
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
             for number, line in enumerate(stream, start=1):
                 text = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8")
-                if text.strip():
+                if blank or text.strip():
                     yield number, text
     except UnicodeDecodeError as error:
         raise HfpatchError(f"{path}:{number}: not UTF-8 ({error.reason}); convert the file to UTF-8") from error
@@ -150,14 +127,47 @@ def _read_text(path: Path) -> Iterator[str]:
         yield "\n".join(document)
 
 
-def _read_parquet(path: Path, text_column: str) -> Iterator[str]:
+def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a file with one JSON list; a file that begins with an object is taken for JSON Lines."""
+    _, first = next(_lines(path), (1, ""))
+    if not first.lstrip().startswith("["):
+        yield from read_json_lines(path)
+        return
+    try:
+        rows = json.loads("".join(line for _, line in _lines(path)))
+    except (json.JSONDecodeError, RecursionError) as error:
+        reason = getattr(error, "msg", "nested too deeply")
+        raise HfpatchError(f"{path}: not valid JSON ({reason}); it must be a list of objects") from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise HfpatchError(f"{path}, row {number}: is a JSON {type(row).__name__}; each row must be an object")
+        yield f"{path}, row {number}", row
+
+
+def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a table with commas, whose fields may be quoted and then span lines."""
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.reader((line for _, line in _lines(path, blank=True)), strict=True)
+    try:
+        header = next(reader, [])
+        for row in reader:
+            if not row:
+                continue
+            place = f"{path}:{reader.line_num}"
+            if len(row) != len(header):
+                raise HfpatchError(f"{place}: has {len(row)} fields, the first line {len(header)}; quote commas")
+            yield place, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise HfpatchError(f"{path}:{reader.line_num}: not valid CSV ({error})") from error
+
+
+def _read_parquet(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]]:
     from pyarrow import ArrowException, parquet
 
     try:
         file = parquet.ParquetFile(path)
     except (ArrowException, OSError) as error:
         raise HfpatchError(f"{path}: not a parquet file ({error})") from error
-    if text_column not in file.schema_arrow.names:
-        raise missing_column(str(path), text_column, file.schema_arrow.names)
-    batches = (batch.to_pylist() for batch in file.iter_batches(columns=[text_column]))
-    yield from texts_of(((str(path), row) for rows in batches for row in rows), text_column, str(path))
+    rows.check_columns(str(path), file.schema_arrow.names)
+    batches = (batch.to_pylist() for batch in file.iter_batches(columns=list(rows.columns)))
+    return ((str(path), row) for batch in batches for row in batch)

@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from hfpatch.data.blocks import TokenBlocks, cut_blocks
 from hfpatch.data.tokenizer import TokenArray, hash_tokenizer, largest_id, token_dtype, tokenize_in_parts
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.data import TOKEN_FILE, DataSettings
+from hfpatch.recipes.data import DataSettings
+from hfpatch.recipes.sources import TOKEN_FILE
 from hfpatch.recipes.strict import Section, validate
 from hfpatch.support.files import atomic_file, read_json, sha256_file, write_json
 

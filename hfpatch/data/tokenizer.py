@@ -30,10 +30,12 @@ class TokenStream:
     Attributes:
         tokens: (total,) token ids, uint16 if the vocabulary allows it, else uint32.
         lengths: (documents,) int64, tokens of each document.
+        learned: (total,) which tokens the loss counts; None if it counts all.
     """
 
     tokens: TokenArray
     lengths: npt.NDArray[np.int64]
+    learned: npt.NDArray[np.bool_] | None = None
 
 
 def tokenize(
@@ -60,29 +62,47 @@ def tokenize_in_parts(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, append_eos: bool
 ) -> Iterator[TokenStream]:
     """Yield the stream of :func:`tokenize` in parts of a few million characters; only one is in memory at a time."""
-    eos = tokenizer.eos_token_id
-    if append_eos and eos is None:
-        raise HfpatchError("the tokenizer has no end-of-text token; set data.append_eos=false or set its eos_token")
-    largest, dtype, found = largest_id(tokenizer), token_dtype(tokenizer), False
-    for batch in _batches(documents):
+    eos, dtype, found = end_of_text(tokenizer, append=append_eos), token_dtype(tokenizer), False
+    for batch in batches(documents):
         rows = _encode(batch, tokenizer)
         for row in rows:
-            if append_eos and (not row or row[-1] != eos):
+            if eos is not None and (not row or row[-1] != eos):
                 row.append(eos)
         rows = [row for row in rows if len(row) > 1]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
-        if len(ids) and ids.max() > largest:
-            raise HfpatchError(
-                f"the tokenizer gives the id {ids.max()}, beyond {largest}, the largest of its vocabulary; its files "
-                "do not match, so load it again"
-            )
+        if len(ids):
+            check_ids(int(ids.max()), tokenizer)
         found = found or len(rows) > 0
         tokens: TokenArray = np.empty(len(ids), dtype)
         tokens[:] = ids
         yield TokenStream(tokens, lengths)
     if not found:
         raise HfpatchError("no document has two tokens, so there is nothing to predict; choose another data.source")
+
+
+def end_of_text(tokenizer: PreTrainedTokenizerBase, *, append: bool) -> int | None:
+    """Return the end-of-text token to append, or None.
+
+    Raises:
+        HfpatchError: if there is none to append.
+    """
+    if append and tokenizer.eos_token_id is None:
+        raise HfpatchError("the tokenizer has no end-of-text token; set data.append_eos=false or set its eos_token")
+    return tokenizer.eos_token_id if append else None
+
+
+def check_ids(found: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check the largest id that a tokenizer gave.
+
+    Raises:
+        HfpatchError: if its vocabulary does not have it.
+    """
+    if found > (largest := largest_id(tokenizer)):
+        raise HfpatchError(
+            f"the tokenizer gives the id {found}, beyond {largest}, the largest of its vocabulary; its files do not "
+            "match, so load it again"
+        )
 
 
 def token_dtype(tokenizer: PreTrainedTokenizerBase) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
@@ -121,7 +141,7 @@ def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[i
     return [encoding.ids for encoding in backend.encode_batch_fast(texts)]
 
 
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+def batches(documents: Iterable[str]) -> Iterator[list[str]]:
     """Yield batches of documents of a few million characters: enough for all cores, little memory."""
     batch: list[str] = []
     characters = 0

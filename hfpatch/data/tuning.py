@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hfpatch.data.rows import contents
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.sources import Format
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,13 @@ class TuningText:
 
     Attributes:
         documents: how many.
-        excluded: the digests of texts that are not taken, see `digest_text`.
+        excluded: the digests of texts that are not taken, see `digest_text`; nor are documents that contain one.
+        format: what a document is.
     """
 
     documents: int
     excluded: frozenset[int] = frozenset()
+    format: Format = "text"
 
     def to_json(self) -> dict[str, Any]:
         """Return the number and a hash of what is excluded, for the key of a cache."""
@@ -53,7 +57,15 @@ def choose_documents(texts: Iterable[str], wanted: TuningText, *, held_out: int)
     Raises:
         HfpatchError: if there are too few, or none would be left to train on.
     """
-    digests: npt.NDArray[np.uint64] = np.fromiter(map(digest_text, texts), dtype=np.uint64)
+    known: set[int] = set()
+
+    def noted() -> Iterator[str]:
+        for place, text in enumerate(texts):
+            if wanted.format != "text" and not wanted.excluded.isdisjoint(digest_all(contents(text, wanted.format))):
+                known.add(place)
+            yield text
+
+    digests: npt.NDArray[np.uint64] = np.fromiter(map(digest_text, noted()), dtype=np.uint64)
     if wanted.documents + held_out >= len(digests):
         also = f", data.held_out {held_out}" if held_out else ""
         raise HfpatchError(
@@ -63,6 +75,7 @@ def choose_documents(texts: Iterable[str], wanted: TuningText, *, held_out: int)
     _, inverse, counts = np.unique(digests, return_inverse=True, return_counts=True)
     excluded = np.array(sorted(wanted.excluded), dtype=np.uint64)
     usable = (counts[inverse] == 1) & ~np.isin(digests, excluded)
+    usable[sorted(known)] = False
     usable[len(digests) - held_out :] = False
     places = np.flatnonzero(usable)[-wanted.documents :]
     if len(places) < wanted.documents:

@@ -18,23 +18,74 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.sizes import size_mistake
-from hfpatch.recipes.strict import Dtype, Section, explain, load_as, read_override, write_yaml
+from hfpatch.recipes.strict import Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override, write_yaml
 from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
 from hfpatch.recipes.tuning import TuningSettings, Values, trial_training, tuning_mistake, tuning_seed
 
 SEED_LIMIT = 2**32
+_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class ModelSettings(Section):
     """The base model, which is never trained."""
 
-    name: str = "tinyworld/gpt-neox"
+    name: PathText = "tinyworld/gpt-neox"
     """A hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``."""
     revision: str | None = None
     """The hub revision; None takes the newest and records which one it was."""
     dtype: Dtype = "float32"
-    """The dtype the base is loaded in."""
+    """The dtype the base is loaded in; of a quantised one what its products are computed in."""
+    load_in_8bit: bool = False
+    """Quantise the linear layers of the base to 8 bits with bitsandbytes (LLM.int8)."""
+    load_in_4bit: bool = False
+    """Quantise them to 4 bits."""
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
+    """The 4-bit numbers: NormalFloat, or floating point."""
+    bnb_4bit_use_double_quant: bool = False
+    """Quantise the scales of the 4-bit numbers too."""
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = (
+        None
+    )
+    """How attention is computed; None leaves it to transformers."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model or its tokenizer."""
+    device_map: str | dict[str, int | str] | None = None
+    """Where the modules of the base are: ``auto``, ``balanced``, ``sequential``, a device, or a device for each module;
+    None puts all on the device of the process."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> ModelSettings:
+        for mistake in (_bits_mistake(self), _device_mistake(self.device_map)):
+            if mistake:
+                raise ValueError(mistake)
+        return self
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """All but the name, as `hfpatch.surgery.bases.load_base` takes it."""
+        return self.model_dump(exclude={"name"})
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is not at its default of how the base is loaded, name, revision and dtype aside."""
+        return self.model_dump(mode="json", exclude={"name", "revision", "dtype"}, exclude_defaults=True)
+
+
+def _bits_mistake(model: ModelSettings) -> str | None:
+    if model.load_in_8bit and model.load_in_4bit:
+        return "model.load_in_8bit and model.load_in_4bit are both on; choose one"
+    changed = [key for key in model.describe() if key.startswith("bnb_4bit_")]
+    if changed and not model.load_in_4bit:
+        return f"model.{changed[0]} is of 4-bit bases; set model.load_in_4bit, or leave it out"
+    return None
+
+
+def _device_mistake(device_map: str | dict[str, int | str] | None) -> str | None:
+    if not isinstance(device_map, str) or device_map in _MAPS or _DEVICE.fullmatch(device_map):
+        return None
+    hint = nearest(device_map, [*_MAPS, "cpu", "cuda"])
+    return f"model.device_map is {device_map!r}{hint}; use {', '.join(_MAPS)}, a device such as cuda:0, or a mapping"
 
 
 class Recipe(Section):
@@ -56,7 +107,7 @@ class Recipe(Section):
     """What every method is tried at before its final runs; None trains all at ``training.lr``."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """The tasks."""
-    data_dir: Path | None = None
+    data_dir: ExpandedPath | None = None
     """A folder that holds local copies of hub data sets, relative to the working directory."""
     baseline: str = "baseline"
     """The method of no part that all others are compared with."""

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
-from hfpatch.recipes.strict import Section
+from hfpatch.recipes.sources import TextSource, WeightedSource, may_overlap
+from hfpatch.recipes.strict import PathText, explain
 
 Layout: TypeAlias = Literal["packed", "padded", "stream"]
-TOKEN_FILE = ".bin"
 PLAN_LIMIT = 2**28
 """Blocks that a batch plan names at most: 2 GiB of indices, and 275 thousand million tokens of blocks of 1,024."""
-_TEXT = (
-    "source",
-    "config",
-    "split",
-    "revision",
-    "text_column",
-    "max_documents",
-    "min_characters",
-    "append_eos",
-)
+_SOURCE = tuple(TextSource.model_fields)
+_TEXT = (*(name for name in _SOURCE if name != "streaming"), "chat_template", "min_characters", "append_eos")
 
 
-class DataSettings(Section):
+class DataSettings(TextSource):
     """Where the training text comes from and how it becomes token blocks."""
 
-    source: str = "tinyworld/shifted"
-    """``tinyworld/base``, ``tinyworld/shifted``, a hub data set id, a local file or folder
-    (.jsonl, .txt, .parquet, the first two also as .gz or .xz), or a token file (.bin) of ``hfpatch tokenize``."""
-    config: str | None = None
-    """The hub data set's configuration, such as ``wikitext-103-raw-v1``."""
-    split: str = "train"
-    """The hub data set's split."""
-    revision: str | None = None
-    """The hub data set's revision; None takes the newest and records which one it was."""
-    text_column: str = "text"
-    """The column that holds the text."""
-    max_documents: PositiveInt | None = None
-    """Take only the first documents that pass the filter; None takes all."""
+    source: PathText = "tinyworld/shifted"
+    mixture: tuple[WeightedSource, ...] = ()
+    """Several sources in the place of one, each with its ``weight``; what says where a text is then belongs to each."""
+    chat_template: PathText | None = None
+    """A file with the Jinja template of conversations; None takes the tokenizer's own."""
     min_characters: NonNegativeInt = 1
     """Leave out documents shorter than this many characters, surrounding white space not counted."""
     block_size: Annotated[int, Field(ge=2)] = 512
@@ -49,21 +35,27 @@ class DataSettings(Section):
     """``packed`` fills each block with several documents, attention kept inside each; ``padded`` pads one document
     a block; ``stream`` cuts blocks from one stream of all documents, wherever they end, attention crossing them."""
     held_out: PositiveInt | None = None
-    """Keep the last so many of the documents out of training and measure the loss on them; None keeps none."""
-    streaming: bool = False
-    """Read a hub data set over the network as far as it is needed, without downloading it; needs max_documents, unless
-    the layout is ``stream``."""
+    """Keep the last so many of the documents out of training and measure the loss on them; None keeps none. Of a
+    mixture each source gives its share by weight."""
     append_eos: bool = True
-    """End each document with the tokenizer's end-of-text token, unless the tokenizer did so itself."""
+    """End each document with the tokenizer's end-of-text token, unless the tokenizer did so itself. Conversations end
+    as the chat template says."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> DataSettings:
+        if mistake := self._mixture_mistake():
+            raise ValueError(mistake)
         if self.streaming and self.max_documents is None and self.layout != "stream":
             raise ValueError("data.streaming reads as far as it is needed; say how far with data.max_documents")
         if self.layout == "stream" and self.held_out and not self.append_eos:
             raise ValueError("data.held_out finds a stream's documents by their end-of-text; leave data.append_eos on")
         if mistake := self._token_file_mistake():
             raise ValueError(mistake)
+        if self.format != "text" and self.layout == "stream":
+            raise ValueError(
+                f"data.layout is stream, whose blocks begin anywhere in a document, and data.format={self.format} "
+                "learns a part of each; set data.layout=packed or padded"
+            )
         if self.held_out and self.max_documents and self.held_out >= self.max_documents:
             raise ValueError(
                 f"data.held_out is {self.held_out}; must be below data.max_documents ({self.max_documents}), of which "
@@ -72,14 +64,25 @@ class DataSettings(Section):
         return self
 
     @property
-    def is_token_file(self) -> bool:
-        """Whether the source is a file of token ids rather than text."""
-        return self.source.endswith(TOKEN_FILE)
+    def weights(self) -> list[float]:
+        """The weight of each source; of a single one 1."""
+        return [source.weight for source in self.mixture] or [1.0]
 
-    @property
-    def text_id(self) -> tuple[str | None, ...]:
-        """What names the text, whichever of its documents are chosen."""
-        return self.source, self.config, self.split, self.revision
+    def parts(self) -> list[DataSettings]:
+        """Return the settings of each source by itself, with its share of ``held_out``; without a mixture just these.
+
+        Raises:
+            ValidationError: if what a source says contradicts the other settings.
+        """
+        if not self.mixture:
+            return [self]
+        shares = split_by_weight(self.held_out or 0, self.weights)
+        common = self.model_dump(exclude={*_SOURCE, "mixture", "held_out"})
+        found = []
+        for source, share in zip(self.mixture, shares, strict=True):
+            given = {name: value for name, value in common.items() if name not in _TEXT or not source.is_token_file}
+            found.append(DataSettings(**source.model_dump(exclude={"weight"}), **given, held_out=share or None))
+        return found
 
     def describe_text(self) -> dict[str, Any]:
         """Return the settings that decide which tokens there are, and not how they are laid out in blocks."""
@@ -89,6 +92,25 @@ class DataSettings(Section):
         """Return the overrides that undo what these settings say about reading text, which a token file refuses."""
         defaults = type(self).model_fields
         return [f"data.{name}={json.dumps(defaults[name].default)}" for name in self._changed()]
+
+    def _mixture_mistake(self) -> str | None:
+        if not self.mixture:
+            return None
+        if len(self.mixture) == 1:
+            return "data.mixture has one source; list two at least, or write it as data.source"
+        if changed := self.changed(_SOURCE):
+            return f"data.{changed[0]} is of a single text, and data.mixture has several; set it in each of them"
+        try:
+            parts = self.parts()
+        except ValidationError as error:
+            return f"data.mixture: {explain(error, DataSettings)}"
+        for (place, one), (later, other) in itertools.combinations(enumerate(parts), 2):
+            if self.held_out and _may_share(one, other):
+                return (
+                    f"data.mixture.{place} and data.mixture.{later} are {one.split} and {other.split} of {one.source}, "
+                    "so one may train on what the other holds out; take slices that share nothing, or leave one out"
+                )
+        return None
 
     def _token_file_mistake(self) -> str | None:
         if not self.is_token_file:
@@ -100,14 +122,31 @@ class DataSettings(Section):
         return None
 
     def _changed(self) -> list[str]:
-        names = [name for name in (*_TEXT, "streaming") if name != "source"]
-        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+        return self.changed(tuple(name for name in (*_TEXT, "streaming") if name != "source"))
+
+
+def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
+    """Return whole numbers in proportion to weights that add up to ``total``, by largest remainder."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    found = [int(share) for share in exact]
+    nearest_first = sorted(range(len(weights)), key=lambda place: found[place] - exact[place])
+    for place in nearest_first[: total - sum(found)]:
+        found[place] += 1
+    return found
 
 
 def overlap_mistake(training: DataSettings, evaluation: DataSettings) -> str | None:
     """Return what is wrong where the settings show that documents are both trained and evaluated on, or None."""
-    if training.text_id != evaluation.text_id:
+    if evaluation.mixture:
+        return "evaluation_data measures one text, and evaluation_data.mixture lists several; leave it out"
+    shared = [part for part in training.parts() if _may_share(part, evaluation)]
+    if not shared:
         return None
+    if training.mixture or shared[0].split != evaluation.split:
+        return (
+            f"evaluation_data is {evaluation.split} of {evaluation.source}, and data trains on {shared[0].split} of "
+            "it; set data.held_out in its place, or take slices that share nothing, such as train[:90%] and train[90%:]"
+        )
     if evaluation.held_out is None:
         return (
             f"evaluation_data is {evaluation.source}, the text that is trained on; set data.held_out in its place, or "
@@ -120,6 +159,12 @@ def overlap_mistake(training: DataSettings, evaluation: DataSettings) -> str | N
             f"some of them; set data.held_out={evaluation.held_out} and choose the documents alike"
         )
     return None
+
+
+def _may_share(one: DataSettings, other: DataSettings) -> bool:
+    """Whether two sources may share documents."""
+    same = (one.source, one.config, one.revision) == (other.source, other.config, other.revision)
+    return same and may_overlap(one.split, other.split)
 
 
 def plan_mistake(steps: int, batch_size: int) -> str | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from hfpatch.errors import nearest
-from hfpatch.recipes.strict import Section
+from hfpatch.recipes.strict import ExpandedPath, Section
 
 
 class EvaluationSettings(Section):
@@ -16,7 +15,7 @@ class EvaluationSettings(Section):
 
     tasks: Annotated[tuple[str, ...], Field(min_length=1)] = ("lambada_openai", "hellaswag", "arc_easy", "wikitext")
     """lm-eval task names, hfpatch's own (``eval/``) included."""
-    include_path: Path | None = None
+    include_path: ExpandedPath | None = None
     """A folder with more task files of lm-eval's kind; one that bears the name of another task takes its place."""
     limit: PositiveInt | None = None
     """Only the first documents of each task; None takes all."""

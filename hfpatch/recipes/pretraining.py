@@ -13,14 +13,14 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_
 from hfpatch.errors import nearest
 from hfpatch.recipes.comparison import SEED_LIMIT, name_mistake, twice_mistake
 from hfpatch.recipes.data import DataSettings, overlap_mistake
-from hfpatch.recipes.strict import Section, explain, find_recipe, load_as, read_yaml, write_yaml
+from hfpatch.recipes.strict import ExpandedPath, PathText, Section, explain, find_recipe, load_as, read_yaml, write_yaml
 from hfpatch.recipes.training import PretrainSettings, held_out_mistake, loop_mistake
 
 Point = dict[str, float | int | str | bool | None]
 """One point of a sweep: a value for each of its keys; empty without a sweep."""
 
 _SEED = Annotated[NonNegativeInt, Field(lt=SEED_LIMIT)]
-_SHARED = ("steps", "batch_size")
+_SHARED = ("steps", "epochs", "batch_size")
 
 
 class TokenizerSettings(Section):
@@ -28,7 +28,7 @@ class TokenizerSettings(Section):
 
     train_vocab_size: PositiveInt | None = None
     """Train a byte-level BPE of this many tokens on the training text."""
-    path: str | None = None
+    path: PathText | None = None
     """A hub id or a local folder whose tokenizer to take."""
 
     @model_validator(mode="after")
@@ -57,7 +57,7 @@ class _Pretraining(Section):
     """Measure the loss on so many blocks of that text, drawn once for all runs; None takes all of it."""
     training: PretrainSettings = PretrainSettings()
     """The optimiser and its schedule."""
-    data_dir: Path | None = None
+    data_dir: ExpandedPath | None = None
     """A folder that holds local copies of hub data sets, relative to the working directory."""
 
     @property

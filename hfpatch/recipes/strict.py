@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.support.resources import recipes_dir
@@ -20,11 +21,42 @@ Model = TypeVar("Model", bound=BaseModel)
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+
+
+def expand(path: str) -> str:
+    """Return a path with ``$NAME`` and ``${NAME}`` replaced by environment variables, and a leading ``~`` by the home.
+
+    Raises:
+        ValueError: if there is no such variable.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in os.environ:
+            raise ValueError(f"{path!r}: the environment variable {name} is not set{nearest(name, os.environ)}")
+        return os.environ[name]
+
+    expanded = _VARIABLE.sub(value, path)
+    return os.path.expanduser(expanded) if expanded.startswith("~") else expanded  # noqa: PTH111
+
+
+def _expand(value: object) -> object:
+    return expand(value) if isinstance(value, str) else value
+
+
+PathText = Annotated[str, AfterValidator(expand)]
+"""A path, or a name that may be one; environment variables are replaced as the recipe is read."""
+ExpandedPath = Annotated[Path, BeforeValidator(_expand)]
+"""A path, likewise."""
+
 
 class Section(BaseModel):
     """A section of a recipe. An unknown key is an error, and a section never changes after it was read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    instead_of: ClassVar[Mapping[str, str]] = {}
+    """Keys that take another's place: an override of one takes the other out."""
 
 
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)$")
@@ -203,7 +235,7 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
     place: Any = values
     for depth, key in enumerate(keys):
         at: Any = key
-        if known is not None and key not in known.model_fields:
+        if known is not None and not isinstance(place, list) and key not in known.model_fields:
             name = ".".join(keys[: depth + 1])
             raise HfpatchError(f"override {override!r}: unknown key {name!r}{nearest(key, known.model_fields)}")
         if isinstance(place, list):
@@ -216,17 +248,20 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
             place[key] = {}
         if depth == len(keys) - 1:
             place[at] = value
+            if known is not None and isinstance(place, dict) and value is not None:
+                place.pop(getattr(known, "instead_of", {}).get(key), None)
         elif isinstance(place, dict) and key not in place:
             raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, place)}")
         else:
+            known = section_of(known, key) if known is not None and isinstance(at, str) else known
             place = place[at]
-            known = section_of(known, key) if known is not None else None
 
 
 def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
-    """Return the section class of a field, or None where the field is not a section."""
+    """Return the section class of a field, or of the items of its list; None where it is neither."""
     annotation = model.model_fields[key].annotation
     options = [annotation, *get_args(annotation)]
+    options += [item for option in options if get_origin(option) is tuple for item in get_args(option)]
     return next((kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
@@ -268,7 +303,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 def _siblings(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     place: type[BaseModel] | None = model
     for part in loc[:-1]:
-        place = section_of(place, str(part)) if place is not None and part in place.model_fields else None
+        if isinstance(part, str):
+            place = section_of(place, part) if place is not None and part in place.model_fields else None
     return list(place.model_fields) if place is not None else []
 
 

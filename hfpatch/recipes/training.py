@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Literal
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
+from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import plan_mistake
 from hfpatch.recipes.strict import Dtype, Section
 
@@ -20,6 +31,7 @@ _MARKS: tuple[tuple[str, Group], ...] = (
     ("temperature_", "query"),
     ("lora_", "lora"),
 )
+AnySettings = TypeVar("AnySettings", bound="LoopSettings")
 _Rate = Annotated[float, Field(ge=0, lt=1)]
 
 NOT_IDENTITY = frozenset(
@@ -40,8 +52,12 @@ NOT_IDENTITY = frozenset(
 class LoopSettings(Section):
     """What every training run has: batches, optimiser, schedule, checkpoints."""
 
+    instead_of: ClassVar[Mapping[str, str]] = {"steps": "epochs", "epochs": "steps"}
+
     steps: PositiveInt
     """Optimiser steps."""
+    epochs: PositiveFloat | None = None
+    """In the place of ``steps``: how often each block is seen, on average over a mixture; rounded up to whole steps."""
     batch_size: PositiveInt = 16
     """Blocks that one optimiser step sees, over all processes and accumulation steps together."""
     micro_batch_size: PositiveInt | None = None
@@ -86,6 +102,19 @@ class LoopSettings(Section):
     """Leave a finished run's checkpoints, which hold the optimiser's state; otherwise its command removes them."""
     report_to: tuple[str, ...] = ()
     """Trackers that ``transformers`` knows, such as tensorboard, wandb or trackio; each must be installed."""
+
+    @model_validator(mode="after")
+    def _steps_or_epochs(self) -> LoopSettings:
+        if self.epochs is not None and "steps" in self.model_fields_set:
+            raise ValueError("training.epochs and training.steps both say how long to train; leave one out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _one_of_both(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out whichever of ``steps`` and ``epochs`` does not count."""
+        values: dict[str, Any] = handler(self)
+        values.pop("epochs" if self.epochs is None else "steps", None)
+        return values
 
 
 class TrainingSettings(LoopSettings):
@@ -165,9 +194,26 @@ def loop_mistake(training: LoopSettings) -> str | None:
     micro, batch = training.micro_batch_size, training.batch_size
     if micro is not None and batch % micro:
         return f"training.micro_batch_size is {micro}; must divide training.batch_size ({batch})"
+    if training.epochs is not None:  # how many steps they are is known once the text is
+        return None
     if training.warmup_steps >= training.steps:
         return f"training.warmup_steps is {training.warmup_steps}; must be below training.steps ({training.steps})"
     return plan_mistake(training.steps, batch)
+
+
+def with_steps(training: AnySettings, blocks: int) -> AnySettings:
+    """Return the settings with the steps that their epochs are on so many blocks; without epochs as they are.
+
+    Raises:
+        HfpatchError: if the steps contradict the other settings.
+    """
+    if training.epochs is None:
+        return training
+    steps = math.ceil(training.epochs * blocks / training.batch_size)
+    found = training.model_copy(update={"steps": steps, "epochs": None})
+    if mistake := loop_mistake(found):
+        raise HfpatchError(f"training.epochs is {training.epochs:g} of {blocks} blocks: {mistake}")
+    return found
 
 
 def held_out_mistake(training: LoopSettings, *, measured: bool) -> str | None:

@@ -99,7 +99,8 @@ def trial_training(training: TrainingSettings, tuning: TuningSettings) -> Traini
     """Return the settings of a trial: its own steps, one measurement at the end, no trackers, divergence a result."""
     stops = training.on_bad_loss == "stop"
     changes: dict[str, Any] = {"evaluate_every": None, "patience": None, "keep_best": False, "report_to": ()}
-    changes |= {"steps": tuning.steps or training.steps, "on_bad_loss": "record" if stops else training.on_bad_loss}
+    changes |= {"steps": tuning.steps or training.steps, "epochs": None}
+    changes |= {"on_bad_loss": "record" if stops else training.on_bad_loss}
     return training.model_copy(update=changes)
 
 
@@ -110,8 +111,8 @@ def tuning_mistake(
     methods: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> str | None:
     """Return what contradicts the rest of the recipe, or None; ``methods`` are those that are trained."""
-    if data.is_token_file:
-        return f"tuning takes documents away from a text, and data.source {data.source} contains tokens; use the text"
+    if tokens := [part.source for part in data.parts() if part.is_token_file]:
+        return f"tuning takes documents away from a text, and data.source {tokens[0]} contains tokens; use the text"
     if data.layout == "stream" and not data.append_eos:
         return "tuning.held_out finds a stream's documents by their end-of-text; leave data.append_eos on"
     taken = tuning.held_out + (data.held_out or 0)

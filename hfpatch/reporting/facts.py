@@ -25,6 +25,7 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
         _text(model.get("model_type")),
         f"{count(parameters)} parameters" if isinstance(parameters, int) else "",
         _text(model.get("dtype")),
+        settings_text(model.get("loading") or {}),
         _labelled("SHA-256", digest(model.get("sha256"))),
     )
     facts = [("Protocol", PROTOCOLS.get(results.protocol, results.protocol)), ("Model", described)]

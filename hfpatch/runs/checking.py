@@ -65,9 +65,12 @@ def check(
     for each in parts:
         validate_methods({"checked": [each]})
     if config_only:
-        name, loaded = f"a tiny random twin of {model.name}", twin(load_config(model.name, revision=model.revision))
+        name, loaded = (
+            f"a tiny random twin of {model.name}",
+            twin(load_config(model.name, revision=model.revision, trust_remote_code=model.trust_remote_code)),
+        )
     else:
-        name, loaded = model.name, load_base(model.name, revision=model.revision, dtype=model.dtype).model
+        name, loaded = model.name, load_base(model.name, **model.loading).model
     reports: list[CheckReport] = []
     refused: dict[str, str] = {}
     for each in parts:

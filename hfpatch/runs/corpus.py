@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -66,9 +68,15 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
     size = recipe.tokenizer.train_vocab_size
     if size is None:
         return load_tokenizer(str(recipe.tokenizer.path))
-    if recipe.data.is_token_file:
+    parts = recipe.data.parts()
+    if unread := [part for part in parts if part.format != "text"]:
         raise HfpatchError(
-            f"tokenizer.train_vocab_size: {recipe.data.source} has tokens and no text to train a tokenizer on; set "
+            f"tokenizer.train_vocab_size: data.format={unread[0].format} of {unread[0].source} is no plain text to "
+            "train a tokenizer on; set tokenizer.path"
+        )
+    if tokens := [part for part in parts if part.is_token_file]:
+        raise HfpatchError(
+            f"tokenizer.train_vocab_size: {tokens[0].source} has tokens and no text to train a tokenizer on; set "
             "tokenizer.path to the one it was made with"
         )
     return _trained_tokenizer(recipe.data, recipe.data_dir, size)
@@ -76,14 +84,22 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
 
 def _trained_tokenizer(data: DataSettings, data_dir: Path | None, size: int) -> PreTrainedTokenizerBase:
     """Train a tokenizer on what models are trained on, or take from the cache one that was trained on the same text."""
-    corpus = open_corpus(data, data_dir)
-    if not corpus.cacheable:
-        return train_tokenizer(training_documents(corpus, data), size)
-    text = [corpus.digest, corpus.revision, data.max_documents, data.min_characters]
-    text += [data.text_column, data.held_out, size]
+    corpora = [(open_corpus(part, data_dir), part) for part in data.parts()]
+
+    def texts() -> Iterator[str]:
+        for corpus, part in corpora:
+            yield from training_documents(corpus, part)
+
+    if not all(corpus.cacheable for corpus, _ in corpora):
+        return train_tokenizer(texts(), size)
+    text: list[Any] = []
+    for corpus, part in corpora:
+        text += [corpus.digest, corpus.revision, part.max_documents, part.min_characters]
+        text += [part.text_column, part.held_out]
+    text.append(size)
     kept = cache_folder("tokens") / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"
     if not kept.is_dir():
-        trained = train_tokenizer(training_documents(corpus, data), size)
+        trained = train_tokenizer(texts(), size)
         try:
             with atomic_directory(kept) as temporary:
                 trained.save_pretrained(temporary)

@@ -63,7 +63,7 @@ def inspect(
     Raises:
         HfpatchError: if the model, the patch or the text cannot be loaded, or the model's architecture is not declared.
     """
-    base = load_base(model.name, revision=model.revision, dtype=model.dtype)
+    base = load_base(model.name, **model.loading)
     seen = survey(base.model)
     source, rows = _rows(base, seen.sites[0].hidden_size, text, tokens, data_dir)
     notes = [f"Block {layer} is no attention branch: {why}." for layer, why in seen.skipped.items()]

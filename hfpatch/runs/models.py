@@ -36,9 +36,10 @@ from hfpatch.runs.scoring import (
     identify_settings,
     short_names,
 )
+from hfpatch.sites import count_values
 from hfpatch.support.files import write_json
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.surgery.bases import Base, load_base
+from hfpatch.surgery.bases import Base, load_base, place_base
 
 
 def evaluate_models(
@@ -125,8 +126,8 @@ class _Memory:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self._base = load_base(settings.name, revision=settings.revision, dtype=settings.dtype)
-            self._base.model.to(PartialState().device)
+            self._base = load_base(settings.name, **settings.loading)
+            place_base(self._base, PartialState().device)
             self._settings = settings
         return self._base
 
@@ -159,7 +160,7 @@ def _describe(base: Base, model: ModelSettings, settings: EvaluationSettings) ->
     return {
         **{"name": base.name, "revision": base.revision, "sha256": base.sha256, "dtype": model.dtype},
         "model_type": base.model.config.model_type,
-        "parameters": sum(parameter.numel() for parameter in base.model.parameters()),
+        "parameters": sum(map(count_values, base.model.parameters())),
         "max_length": scorer.max_length,
         "tokenizer_sha256": (tokenizer := hash_tokenizer(base.tokenizer)),
         "identity_sha256": hash_values({**identify_base(base), "tokenizer": tokenizer}),

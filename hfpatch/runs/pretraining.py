@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -15,6 +15,7 @@ from hfpatch.data.plan import BatchPlan, draw_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.models import non_embedding_parameters
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
+from hfpatch.recipes.training import with_steps
 from hfpatch.runs.corpus import Corpus, load_corpus
 from hfpatch.runs.folder import summarise
 from hfpatch.runs.identity import Identity, hash_values, identify_training, write_shared
@@ -107,6 +108,8 @@ def set_up_pretraining(recipe: AnyPretraining, out: Path) -> PretrainingSetup[An
         HfpatchError: if the text or the tokenizer cannot be loaded, or a model cannot be built or trained.
     """
     corpus = load_corpus(recipe)
+    training = with_steps(recipe.training, len(corpus.train))
+    recipe = cast("AnyPretraining", recipe.model_copy(update={"training": training}))
     runs = planned_runs(recipe, out)
     plans = draw_plans(recipe.training, corpus.train, dict.fromkeys(run.seed for run in runs))
     parameters: dict[str, dict[str, int]] = {}

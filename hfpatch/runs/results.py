@@ -47,6 +47,7 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
             "dtype": setup.recipe.model.dtype,
             "model_type": setup.base.model.config.model_type,
             "parameters": setup.sizes[setup.recipe.baseline].base,
+            **({"loading": loading} if (loading := setup.recipe.model.describe()) else {}),
         },
         data=setup.blocks.to_json() | held_out,
         plan={

@@ -27,7 +27,7 @@ from hfpatch.runs.folder import flatten
 from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, sha256_file, write_json
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.surgery.bases import Base, load_base
+from hfpatch.surgery.bases import Base, load_base, place_base
 
 BASE = "base"
 IDENTITY = "evaluation.json"  # what the folder's evaluation is of, written before its first answer
@@ -73,8 +73,8 @@ def evaluate(
     clock, listener = Clock(), progress or Progress()
     tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
     cluster_columns(tasks, settings.cluster)
-    base = load_base(model.name, revision=model.revision, dtype=model.dtype)
-    base.model.to(PartialState().device)
+    base = load_base(model.name, **model.loading)
+    place_base(base, PartialState().device)
     for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
         with _patched(base, folder, allow_other_base):
             pass

@@ -17,13 +17,14 @@ from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import MatmulLibrary, choose_library
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import trial_training
 from hfpatch.runs.identity import Identity, identify_base, identify_data, identify_method, identify_training
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.tuning import Tuning, values_text
 from hfpatch.support.cache import cache_folder
 from hfpatch.support.files import check_data_dir
-from hfpatch.surgery.bases import Base, hash_weights, load_base
+from hfpatch.surgery.bases import Base, check_place, hash_weights, load_base, place_base
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.methods import Method, build_method, validate_methods
 from hfpatch.surgery.patch import PatchSummary, patch_summary, unpatch
@@ -128,7 +129,13 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     check_data_dir(recipe.data_dir)
     check_trackers(recipe.training.report_to)
     validate_methods(recipe.methods)
-    base = load_base(recipe.model.name, revision=recipe.model.revision, dtype=recipe.model.dtype)
+    if recipe.model.device_map is not None and PartialState().num_processes > 1:
+        raise HfpatchError(
+            "model.device_map says where one process puts the base, and there are "
+            f"{PartialState().num_processes}, each with a device of its own; leave it out, or start one process"
+        )
+    base = load_base(recipe.model.name, **recipe.model.loading)
+    check_place(base, PartialState().device)
     check_tokenizer(base.model, base.tokenizer)
     of_base = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
@@ -143,13 +150,15 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
             tuning=_tuning_text(recipe),
         )
     check_blocks(base.model, splits.train, splits.held_out)
+    training = with_steps(recipe.training, len(splits.train))
+    recipe = recipe.model_copy(update={"training": training})
     plans = draw_plans(recipe.training, splits.train, recipe.training.seeds)
     shared = of_base | identify_data(base.tokenizer, splits.train, splits.held_out)
     if recipe.tuning is not None and splits.tuning is not None:
         plans |= draw_plans(trial_training(recipe.training, recipe.tuning), splits.train, [recipe.tuning_seed])
         shared["tuning_text"] = splits.tuning.sha256
     if not cuts_tensors():  # what is cut in pieces goes to the devices piece by piece
-        base.model.to(PartialState().device)
+        place_base(base, PartialState().device)
     return ComparisonSetup(
         recipe=recipe,
         base=base,

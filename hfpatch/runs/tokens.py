@@ -58,6 +58,12 @@ def tokenize(
             )
         described = describe_token_file(file, recipe_tokenizer(recipe))
         return Tokenized(file, described, overrides=(f"data.source={file}", "data.layout=stream"))
+    if recipe.data.mixture or recipe.data.format != "text":
+        key, what = ("mixture", "has several") if recipe.data.mixture else ("format", "learns a part of it")
+        raise HfpatchError(
+            f"data.{key}: a token file is one text, all of which is learned, and this data {what}; tokenize each text "
+            "by itself, whose file a mixture may name, or train on the recipe as it is"
+        )
     file = out or Path(f"{recipe.name}.bin")
     folder = file.with_name(f"{file.stem}-tokenizer")
     trained = recipe.tokenizer.train_vocab_size is not None

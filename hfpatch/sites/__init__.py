@@ -6,7 +6,7 @@ from hfpatch.sites.discovery import Survey, find_sites, select_sites, survey
 from hfpatch.sites.family import Family, declared_model_types, family_of, register_family
 from hfpatch.sites.heads import QueryHeads
 from hfpatch.sites.layouts import TARGETS, Projection, concatenated, gated, latent, per_head, separate
-from hfpatch.sites.modules import features, require_matrix, submodule, unwrapped
+from hfpatch.sites.modules import count_values, features, require_matrix, submodule, unwrapped
 from hfpatch.sites.site import AttentionSite
 from hfpatch.sites.tower import base_model, text_config, text_tower
 
@@ -20,6 +20,7 @@ __all__ = [
     "Survey",
     "base_model",
     "concatenated",
+    "count_values",
     "declared_model_types",
     "families",
     "family_of",

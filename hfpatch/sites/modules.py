@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
 from hfpatch.errors import HfpatchError
@@ -56,6 +58,12 @@ def require_matrix(module: nn.Module, at: str) -> None:
         f"target_modules: {at} is not one matrix; {held} (hfpatch.surgery.budget.attention_modules(model), or "
         "target_modules: attention in a recipe, names all that there are)"
     )
+
+
+def count_values(parameter: nn.Parameter) -> int:
+    """Return how many values a parameter has; in 4 bits, where two share a byte, those that it represents."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else math.prod(state.shape)
 
 
 def features(module: nn.Module) -> tuple[int, int]:

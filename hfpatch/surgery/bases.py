@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from hfpatch.surgery.peft_registration import peft_is_imported
 
 TINYWORLD = "tinyworld/"
 _HALVES = ("bfloat16", "float16")
+_REPACKS = "support_avx512bf16_for_cpu"
+"""A 4-bit layer of bitsandbytes with this set packs its weights anew as it first computes without a gradient, with
+scales in bfloat16. It then computes other values, has none for gradients, and the base's weights have changed."""
 _PIECE = 1 << 18  # values that are rounded at once, so that the copy stays in the cache
 
 
@@ -35,6 +39,7 @@ class Base:
         model: in evaluation mode.
         tokenizer: with a padding token.
         sha256: hash of the weights, see :func:`hash_weights`.
+        placed: whether a device map or a quantiser has put it where it is.
     """
 
     name: str
@@ -42,18 +47,39 @@ class Base:
     model: Any
     tokenizer: Any
     sha256: str
+    placed: bool = False
 
 
-def load_base(name: str, *, revision: str | None = None, dtype: str = "float32") -> Base:
-    """Load a causal language model and its tokenizer; no remote code is run.
+def load_base(
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    load_in_8bit: bool = False,
+    load_in_4bit: bool = False,
+    bnb_4bit_quant_type: str = "nf4",
+    bnb_4bit_use_double_quant: bool = False,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | dict[str, int | str] | None = None,
+) -> Base:
+    """Load a causal language model and its tokenizer; no remote code is run unless ``trust_remote_code`` is set.
 
     Args:
         name: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``.
         revision: hub branch, tag or commit.
-        dtype: float32, bfloat16 or float16.
+        dtype: float32, bfloat16 or float16; of a quantised base what its products are computed in.
+        load_in_8bit: quantise the linear layers to 8 bits with bitsandbytes.
+        load_in_4bit: quantise them to 4 bits.
+        bnb_4bit_quant_type: nf4 or fp4.
+        bnb_4bit_use_double_quant: quantise the scales of 4 bits too.
+        attn_implementation: eager, sdpa, ...; None leaves it to transformers.
+        trust_remote_code: run code that comes with the model or its tokenizer.
+        device_map: where its modules are, as transformers takes it; None leaves it on the CPU, and a quantised one on
+            the current accelerator.
 
     Raises:
-        HfpatchError: if the model or its tokenizer cannot be found or loaded.
+        HfpatchError: if the model or its tokenizer cannot be found or loaded, or bitsandbytes is not installed.
     """
     from transformers import AutoModelForCausalLM
 
@@ -61,17 +87,56 @@ def load_base(name: str, *, revision: str | None = None, dtype: str = "float32")
         raise HfpatchError(
             f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}{nearest(dtype, get_args(Dtype))}"
         )
+    options: dict[str, Any] = {"attn_implementation": attn_implementation, "device_map": device_map}
+    if load_in_8bit or load_in_4bit:
+        options["quantization_config"] = _quantization(
+            dtype, load_in_8bit=load_in_8bit, quant_type=bnb_4bit_quant_type, double=bnb_4bit_use_double_quant
+        )
     source = locate_base(name)
     with _one_line_errors(f"model {name!r}"):
         register_scratch(source)
         model = AutoModelForCausalLM.from_pretrained(
-            source, revision=revision, dtype=getattr(torch, dtype), trust_remote_code=False
+            source,
+            revision=revision,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            **{key: value for key, value in options.items() if value is not None},
         ).eval()
-        tokenizer = _tokenizer_of(source, revision)
+        tokenizer = _tokenizer_of(source, revision, trust_remote_code=trust_remote_code)
+    for module in model.modules():
+        if hasattr(module, _REPACKS):
+            setattr(module, _REPACKS, False)
     if not Path(source).is_dir():  # the hub's cache names a model's folder by its commit
         config = try_to_load_from_cache(source, "config.json", revision=revision)
         revision = Path(config).parent.name if isinstance(config, str) else revision
-    return Base(name=name, revision=revision, model=model, tokenizer=tokenizer, sha256=hash_weights(model))
+    return Base(
+        name=name,
+        revision=revision,
+        model=model,
+        tokenizer=tokenizer,
+        sha256=hash_weights(model),
+        placed=device_map is not None or load_in_8bit or load_in_4bit,
+    )
+
+
+def place_base(base: Base, device: torch.device) -> None:
+    """Move a base to a device, unless it was loaded to where it is."""
+    if not base.placed:
+        base.model.to(device)
+
+
+def check_place(base: Base, device: torch.device) -> None:
+    """Check that a base of which a part is to be trained on a device is there, at least in part.
+
+    Raises:
+        HfpatchError: if it is elsewhere.
+    """
+    places = {value.device for value in base.model.parameters() if not value.is_meta} if base.placed else set()
+    if places and not any((at.type, at.index or 0) == (device.type, device.index or 0) for at in places):
+        raise HfpatchError(
+            f"the base is on {', '.join(sorted(map(str, places)))} and this process trains on {device}; change "
+            "model.device_map, or the process's device by CUDA_VISIBLE_DEVICES or ACCELERATE_USE_CPU=true"
+        )
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
@@ -89,12 +154,13 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
         return _tokenizer_of(source, revision)
 
 
-def load_config(name: str, *, revision: str | None = None) -> Any:
-    """Load the configuration of a causal language model, without its weights; no remote code is run.
+def load_config(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Load the configuration of a causal language model, without its weights.
 
     Args:
         name: as :func:`load_base` takes it, or the path of a ``config.json``.
         revision: hub branch, tag or commit.
+        trust_remote_code: run code that comes with it.
 
     Raises:
         HfpatchError: if it cannot be found or read.
@@ -104,7 +170,7 @@ def load_config(name: str, *, revision: str | None = None) -> Any:
     source = name if Path(name).is_file() else locate_base(name)
     with _one_line_errors(f"the configuration of {name!r}"):
         register_scratch(source)
-        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
 
 
 def locate_base(name: str) -> str:
@@ -231,10 +297,31 @@ def _digests(model: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
-def _tokenizer_of(source: str, revision: str | None) -> Any:
+def _quantization(dtype: str, *, load_in_8bit: bool, quant_type: str, double: bool) -> Any:
+    """Return transformers' configuration of bitsandbytes.
+
+    Raises:
+        HfpatchError: if bitsandbytes is not installed.
+    """
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        bits = 8 if load_in_8bit else 4
+        raise HfpatchError(f"model.load_in_{bits}bit needs bitsandbytes; pip install 'hfpatch[quantized]'")
+    if load_in_8bit:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quant_type,
+        bnb_4bit_use_double_quant=double,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+    )
+
+
+def _tokenizer_of(source: str, revision: str | None, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

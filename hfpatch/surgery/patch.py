@@ -17,7 +17,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError, whole_number
 from hfpatch.nn.initialization import seeded_generator
-from hfpatch.sites import find_sites
+from hfpatch.sites import count_values, find_sites
 from hfpatch.support.notebook import html_table
 from hfpatch.surgery.checkpoints import disable_checkpoints, enable_checkpoints
 from hfpatch.tuners.adapters import (
@@ -194,7 +194,7 @@ def patch_summary(model: nn.Module) -> PatchSummary:
     return PatchSummary(
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
         added=sum(p.numel() for p in added.values()),
-        base=sum(p.numel() for p in base_parameters(model).values()),
+        base=sum(count_values(p) for p in base_parameters(model).values()),
         per_layer=dict(sorted(per_layer.items())),
         skipped=skipped,
     )

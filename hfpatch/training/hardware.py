@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hfpatch.analysis.running import block_of
+from hfpatch.sites import count_values
 
 _SIDE = {"cpu": 512, "cuda": 8192}
 _REPEATS = 5
@@ -74,11 +75,11 @@ def flops_per_token(model: PreTrainedModel) -> float:
     lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     trained = [block_of(name) for name, value in model.named_parameters() if value.requires_grad]
     first = min(trained, default=sys.maxsize)
-    operations = 0.0 if head is None else 2.0 * head.numel() * (2 + head.requires_grad)
+    operations = 0.0 if head is None else 2.0 * count_values(head) * (2 + head.requires_grad)
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or id(parameter) in lookups or parameter is head:
             continue
-        operations += 2.0 * parameter.numel() * (1 + (block_of(name) >= first) + parameter.requires_grad)
+        operations += 2.0 * count_values(parameter) * (1 + (block_of(name) >= first) + parameter.requires_grad)
     return operations
 
 

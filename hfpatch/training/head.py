@@ -64,8 +64,9 @@ def loss_in_forward(model: nn.Module) -> Iterator[None]:
 
 
 def _is_plain(head: nn.Module) -> bool:
-    """Return whether a head is a matrix and nothing else: its hooks would act on the loss."""
-    return type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
+    """Return whether a head is a matrix and nothing else: its hooks, accelerate's too, would act on the loss."""
+    hooked = head._forward_hooks or head._forward_pre_hooks or hasattr(head, "_hf_hook")
+    return type(head) is nn.Linear and not hooked
 
 
 @contextmanager

@@ -43,6 +43,89 @@ def test_training_documents_leave_out_the_held_out(tmp_path, held_out):
     assert found == texts[: max(0, 3 - (held_out or 0))]
 
 
+def test_a_pattern_takes_all_files_that_match(tmp_path):
+    write_jsonl(tmp_path / "b" / "2.jsonl", "third")
+    write_jsonl(tmp_path / "a" / "1.jsonl.gz", "first", "second")
+    (tmp_path / "a" / "1.md").write_text("not data")
+    settings = DataSettings(source=str(tmp_path / "**" / "[12].*"))
+    assert list(documents(settings)) == ["first", "second", "third"]
+    write_jsonl(tmp_path / "c" / "2.jsonl", "fourth")
+    assert (
+        open_corpus(settings).digest != open_corpus(settings.model_copy(update={"source": str(tmp_path / "b")})).digest
+    )
+    for pattern, told in (("*.txt", "nothing matches"), ("a/*.md", "no file that can be read matches")):
+        wrong = DataSettings(source=str(tmp_path / pattern))
+        with pytest.raises(HfpatchError, match=f"data.source: {told} .*; use .jsonl"):
+            open_corpus(wrong)
+
+
+SLICES = [
+    "train[:1%]",
+    "train[7:9]",
+    "train[-3:]",
+    "train[33%:66%]",
+    "train[:]",
+    "train[:-90%]",
+    "train[5%:5%]",
+    "train",
+]
+
+
+@pytest.mark.parametrize("split", SLICES)
+@pytest.mark.parametrize("kind", ["file", "data_dir", "saved", "saved_dict"])
+def test_a_slice_is_that_of_datasets(tmp_path, split, kind):
+    texts = [f"text {number}" for number in range(157)]
+    table = datasets.Dataset.from_dict({"text": texts})
+    wanted = datasets.ReadInstruction.from_spec(split).to_absolute({"train": len(texts)})
+    expected = [text for part in wanted for text in texts[part.from_ : part.to]]
+    values = {"source": "owner/set", "split": split}
+    if kind == "data_dir":
+        write_jsonl(tmp_path / "set" / "train.jsonl", *texts)
+    elif kind == "file":
+        values["source"] = str(write_jsonl(tmp_path / "a.jsonl", *texts))
+    else:
+        made = table if kind == "saved" else datasets.DatasetDict(train=table, test=table.select([0]))
+        made.save_to_disk(tmp_path / "saved")
+        values["source"] = str(tmp_path / "saved")
+    settings = DataSettings(**values)
+    corpus = open_corpus(settings, tmp_path)
+    assert list(corpus.read()) == expected
+    whole = open_corpus(settings.model_copy(update={"split": "train"}), tmp_path)
+    assert (corpus.digest == whole.digest) == (split in ("train", "train[:]"))
+    if kind == "saved_dict":
+        assert list(documents(settings.model_copy(update={"split": "test"}))) == texts[:1]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"split": "tset", "source": "{saved}"}, r"saved has no split 'tset' \(did you mean 'test'\?\)"),
+        ({"split": "train+test", "source": "{saved}"}, "'train\\+test' of .* has several splits; name one"),
+        (
+            {"split": "validation", "source": "{file}"},
+            "is local, which has the one split 'train'",
+        ),
+        ({"split": "train[200:]", "source": "{file}"}, "no document has 1 characters"),
+        ({"split": "train[:9]", "source": "tinyworld/base"}, "data.split: tinyworld/base is plain text of one split"),
+        ({"format": "messages", "source": "tinyworld/base"}, "data.format: tinyworld/base is plain text"),
+        ({"text_column": "txt", "source": "{saved}"}, r"no column 'txt' \(did you mean 'text'\?\)"),
+        ({"source": "{broken}"}, "cannot be read as a data set of save_to_disk .*; save it again"),
+    ],
+)
+def test_bad_splits_are_one_clear_error(tmp_path, values, message):
+    datasets.DatasetDict(test=datasets.Dataset.from_dict({"text": ["a"]})).save_to_disk(tmp_path / "saved")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "state.json").write_text("{}")
+    file = write_jsonl(tmp_path / "a.jsonl", "one")
+    places = {"saved": tmp_path / "saved", "file": file, "broken": tmp_path / "broken"}
+    values["source"] = values["source"].format(**places)
+    if "txt" in values.values():
+        values["split"] = "test"
+    with pytest.raises(HfpatchError, match=message) as caught:
+        list(documents(DataSettings(**values)))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("config", "path"), [("c-1", "set/c-1/train.jsonl"), (None, "set/train.jsonl.gz")])
 def test_data_dir_maps_hub_names(tmp_path, config, path):
     write_jsonl(tmp_path / path, "one", "two")
@@ -80,8 +163,8 @@ def stream_of(texts, columns=None):
         column_names = columns
         info = datasets.DatasetInfo()
 
-        def select_columns(self, name):
-            assert name in (columns or ())
+        def select_columns(self, names):
+            assert set(names) <= set(columns or ())
             return self
 
         def __iter__(self):

@@ -1,4 +1,7 @@
+import bz2
+import csv
 import gzip
+import io
 import json
 import lzma
 import tracemalloc
@@ -12,18 +15,27 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from hfpatch.data.readers import is_readable, read_documents
+from hfpatch.data.rows import Rows
 from hfpatch.errors import HfpatchError
 
 
 def read(path, text_column="text"):
-    return list(read_documents(path, text_column=text_column))
+    return list(read_documents(path, Rows(columns=(text_column,))))
 
 
 def jsonl(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-@pytest.mark.parametrize(("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def zst(data):
+    """Two frames, one after the other, as parallel compressors write them."""
+    return b"".join(pa.compress(part, codec="zstd", asbytes=True) for part in (data[:9], data[9:]))
+
+
+COMPRESSORS = [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress), (".zst", zst)]
+
+
+@pytest.mark.parametrize(("suffix", "compress"), COMPRESSORS)
 def test_jsonl_is_read_in_order_blank_lines_skipped(tmp_path, suffix, compress):
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(compress(jsonl({"text": "één"}) + b"\n" + jsonl({"text": "two\n", "id": 2})))
@@ -49,7 +61,7 @@ def test_txt_is_read_a_document_at_a_time(tmp_path):
     path.write_text("the mill likes nobody\n\n" * 40_000 + "the end\n")
     tracemalloc.start()
     last, count = "", 0
-    for text in read_documents(path, text_column="text"):
+    for text in read_documents(path, Rows()):
         last, count = text, count + 1
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -64,7 +76,23 @@ def test_txt_gives_its_documents_back(documents, separated):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"
         path.write_text(separator.join(texts) + ("\n<|endoftext|>\n" if separated else ""))
-        assert list(read_documents(path, text_column="text")) == texts
+        assert list(read_documents(path, Rows())) == texts
+
+
+@pytest.mark.parametrize(("suffix", "compress"), COMPRESSORS)
+def test_csv_is_read_with_quoted_commas_and_lines(tmp_path, suffix, compress):
+    texts = ["one, two", 'she said "no"', "two\nlines", "", "x" * 200_000]
+    table = io.StringIO()
+    csv.writer(table).writerows([["n", "text"], *enumerate(texts)])
+    path = tmp_path / f"a.csv{suffix}"
+    path.write_bytes(compress(b"\xef\xbb\xbf" + table.getvalue().encode() + b"\r\n"))
+    assert read(path) == texts
+
+
+@pytest.mark.parametrize("content", [b' [{"text": "one"},\n{"text": "two"}]', b'{"text": "one"}\n{"text": "two"}\n'])
+def test_json_is_a_list_or_lines(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    assert read(tmp_path / "a.json") == ["one", "two"]
 
 
 def test_parquet_column(tmp_path):
@@ -91,8 +119,8 @@ def test_a_byte_order_mark_is_no_text(tmp_path, name):
 
 
 def test_readable_names(tmp_path):
-    names = ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.xz", "a.parquet", "a.md", "a.json", "a.gz"]
-    assert [is_readable(tmp_path / name) for name in names] == [True] * 5 + [False] * 3
+    names = ["a.jsonl", "a.jsonl.gz", "a.txt.xz", "a.parquet", "a.json.bz2", "a.csv.zst", "a.md", "a.gz", "a.tsv"]
+    assert [is_readable(tmp_path / name) for name in names] == [True] * 6 + [False] * 3
 
 
 @pytest.mark.parametrize(
@@ -111,6 +139,13 @@ def test_readable_names(tmp_path):
         ("a.txt.xz", b"no xz at all", "a.txt.xz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(jsonl({"text": "x" * 999}), mtime=0)[:-9], "a.jsonl.gz: cannot be read"),
         ("a.txt.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 9, "a.txt.gz: cannot be read .*invalid block type"),
+        ("a.txt.bz2", b"no bz2 at all", "a.txt.bz2: cannot be read"),
+        ("a.jsonl.zst", zst(jsonl({"text": "x" * 999}))[:-9], "a.jsonl.zst: cannot be read .*Truncated"),
+        ("a.csv", b"text,n\none\n", "a.csv:2: has 1 fields, the first line 2; quote commas"),
+        ("a.csv", b'text\n"one\n', "a.csv:2: not valid CSV"),
+        ("a.csv", b"txt\none\n", r"a.csv:2: no column 'text' \(did you mean 'txt'\?\)"),
+        ("a.json", b'[{"text": "one"}, 3]', "a.json, row 2: is a JSON int; each row must be an object"),
+        ("a.json", b'[{"text": "one"}', "a.json: not valid JSON .*; it must be a list of objects"),
         ("a.parquet", b"no parquet", "a.parquet: not a parquet file"),
     ],
 )  # fmt: skip
@@ -120,3 +155,9 @@ def test_bad_files_are_one_clear_error(tmp_path, name, content, message):
     with pytest.raises(HfpatchError, match=message) as caught:
         read(path)
     assert "\n" not in str(caught.value)
+
+
+def test_plain_text_has_no_columns(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    with pytest.raises(HfpatchError, match=r"a \.txt file has no columns; data.format=messages needs"):
+        list(read_documents(tmp_path / "a.txt", Rows("messages", ("messages",))))

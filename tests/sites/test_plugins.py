@@ -9,6 +9,7 @@ from families import make_config, make_model
 from transformers import AutoModelForCausalLM
 
 from hfpatch import PreProjectionConfig, find_sites, patch
+from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import family as registry
 from hfpatch.sites.plugins import load_plugins
@@ -125,6 +126,8 @@ def test_a_model_with_its_own_code_is_patched_like_any_other(own_code):
 def test_its_code_is_not_run_unasked(own_code):
     with pytest.raises(HfpatchError, match="cannot be loaded"):
         load_base(str(own_code))
+    train_tokenizer(["a mill"], 300).save_pretrained(own_code)
+    assert type(load_base(str(own_code), trust_remote_code=True).model).__name__ == "OwnForCausalLM"
     command = [sys.executable, "-m", "hfpatch", "check", str(own_code), "--config-only"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 2

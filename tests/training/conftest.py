@@ -43,6 +43,12 @@ def padded_blocks() -> TokenBlocks:
 
 
 @pytest.fixture
+def completion_blocks() -> TokenBlocks:
+    with pytest.warns(UserWarning, match="have none to learn and are left out"):
+        return make_blocks(completions=True)
+
+
+@pytest.fixture
 def patched() -> Callable[..., PreTrainedModel]:
     return make_patched
 

@@ -88,8 +88,9 @@ def plain_loop(model, blocks, plan, *, lr, warmup, clip):
     return found
 
 
-@pytest.mark.parametrize("kind", ["gpt_neox", "gpt2"])
-def test_equals_a_plain_loop_over_lone_documents(patched, blocks, tmp_path, kind):
+@pytest.mark.parametrize(("kind", "data"), [("gpt_neox", "blocks"), ("gpt2", "blocks"), ("gpt2", "completion_blocks")])
+def test_equals_a_plain_loop_over_lone_documents(patched, request, tmp_path, kind, data):
+    blocks = request.getfixturevalue(data)
     expected_model = patched(kind)
     expected = plain_loop(expected_model, blocks, plan_for(blocks), lr=1e-2, warmup=2, clip=0.5)
     model = patched(kind)
@@ -109,9 +110,11 @@ def test_accumulation_changes_nothing_but_rounding(patched, blocks, tmp_path, mi
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
-def test_accumulation_weights_tokens_not_micro_batches(patched, padded_blocks, tmp_path):
-    run(patched(), padded_blocks, tmp_path / "whole")
-    run(patched(), padded_blocks, tmp_path / "parts", micro_batch_size=1)
+@pytest.mark.parametrize("data", ["padded_blocks", "completion_blocks"])
+def test_accumulation_weights_tokens_not_micro_batches(patched, request, tmp_path, data):
+    blocks = request.getfixturevalue(data)
+    run(patched(), blocks, tmp_path / "whole")
+    run(patched(), blocks, tmp_path / "parts", micro_batch_size=1)
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 

@@ -1,0 +1,152 @@
+"""What a row of a data set is as a document: its text, or a conversation or a prompt with its completion as JSON.
+
+A document is one string wherever it comes from, so that filtering, holding out and finding duplicates are the same for
+all; :mod:`hfpatch.data.completions` reads the JSON again.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes.sources import COLUMNS, Format, TextSource
+
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of a source are read.
+
+    Attributes:
+        format: what a row is.
+        columns: the columns that are read, in the order of :data:`hfpatch.recipes.sources.COLUMNS`.
+    """
+
+    format: Format = "text"
+    columns: tuple[str, ...] = ("text",)
+
+    @classmethod
+    def of(cls, settings: TextSource) -> Rows:
+        """Return how the rows of a recipe's source are read."""
+        return cls(settings.format, tuple(getattr(settings, name) for name in COLUMNS[settings.format]))
+
+    def documents(self, rows: Iterable[tuple[str, dict[str, Any]]], source: str) -> Iterator[str]:
+        """Yield the document of each row; rows with a null, or with nothing to learn, are left out, with a warning.
+
+        Args:
+            rows: the place of each row, for messages, and the row.
+            source: the name of the source, for messages.
+
+        Raises:
+            HfpatchError: if a column of a row is missing or is not what the format says, with the place; or if every
+                row is left out.
+        """
+        found, skipped = False, 0
+        try:
+            for place, row in rows:
+                if (document := self._document(row, place)) is None:
+                    skipped += 1
+                else:
+                    found = True
+                    yield document
+        finally:
+            if found and skipped:
+                warnings.warn(f"{source}: left out {skipped} rows whose {self._left_out()}", stacklevel=1)
+        if skipped and not found:
+            key = COLUMNS[self.format][0]
+            raise HfpatchError(f"{source}: column {self._left_out()} in every row; set data.{key}")
+
+    def check_columns(self, place: str, found: Iterable[str]) -> None:
+        """Refuse a table that lacks a column.
+
+        Raises:
+            HfpatchError: naming it, with the columns that exist.
+        """
+        there = list(found)
+        for key, name in zip(COLUMNS[self.format], self.columns, strict=True):
+            if name not in there:
+                listed = ", ".join(there) or "none"
+                raise HfpatchError(
+                    f"{place}: no column {name!r}{nearest(name, there)}; the columns are: {listed}; set data.{key}"
+                )
+
+    def _left_out(self) -> str:
+        names = " or ".join(map(repr, self.columns))
+        return f"{names} is null" + (" or has no assistant's message" if self.format == "messages" else "")
+
+    def _document(self, row: dict[str, Any], place: str) -> str | None:
+        self.check_columns(place, row)
+        values = [row[name] for name in self.columns]
+        if any(value is None for value in values):
+            return None
+        if self.format == "text":
+            return _text(values[0], place, self.columns[0])
+        if self.format == "messages":
+            messages = _messages(values[0], place, self.columns[0])
+            if not any(message["role"] == ASSISTANT for message in messages):
+                return None
+            return _as_json({"messages": messages}, place)
+        read = _text if isinstance(values[0], str) else _messages
+        prompt, completion = (read(value, place, name) for value, name in zip(values, self.columns, strict=True))
+        return _as_json({"prompt": prompt, "completion": completion}, place)
+
+
+def contents(document: str, format_: Format) -> list[str]:
+    """Return the texts that a document consists of: itself, or what its messages, its prompt and completion say."""
+    if format_ == "text":
+        return [document]
+    found: list[str] = []
+    for value in json.loads(document).values():
+        found += [value] if isinstance(value, str) else [str(message.get("content", "")) for message in value]
+    return found
+
+
+def _text(value: object, place: str, column: str) -> str:
+    if not isinstance(value, str):
+        raise HfpatchError(f"{place}: column {column!r} is {type(value).__name__}, not text")
+    return _valid(value, place, column)
+
+
+def _messages(value: object, place: str, column: str) -> list[dict[str, Any]]:
+    """Return the messages of a conversation without their nulls, which tables add where rows differ."""
+    if not isinstance(value, list) or not value:
+        kind = "empty" if value == [] else type(value).__name__
+        raise HfpatchError(f"{place}: column {column!r} is {kind}, not a list of messages")
+    found = []
+    for number, message in enumerate(value):
+        kept = {key: each for key, each in message.items() if each is not None} if isinstance(message, dict) else {}
+        missing = [key for key in ("role", "content") if key not in kept]
+        if "tool_calls" in kept:  # which may be all that a message says
+            missing = [key for key in missing if key != "content"]
+        if missing:
+            there = f" (it has {', '.join(kept)})" if kept else ""
+            raise HfpatchError(
+                f"{place}: message {number + 1} of column {column!r} has no {missing[0]!r}{there}; each is an object "
+                "with role and content"
+            )
+        found.append(kept)
+    return found
+
+
+def _as_json(value: dict[str, Any], place: str) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise HfpatchError(f"{place}: a message is no JSON ({error}); correct or remove the row") from error
+    return _valid(text, place, next(iter(value)))
+
+
+def _valid(text: str, place: str, column: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise HfpatchError(
+            f"{place}: column {column!r} has half a surrogate pair (\\u{ord(text[error.start]):04x}, character "
+            f"{error.start + 1}), which is not valid Unicode; correct or remove the row"
+        ) from error
+    return text

@@ -1,0 +1,152 @@
+"""What a recipe says about one source of text: where it is, which part of it, and what its rows are."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple, TypeAlias
+
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from hfpatch.recipes.strict import PathText, Section
+
+Format: TypeAlias = Literal["text", "messages", "prompt_completion"]
+TOKEN_FILE = ".bin"
+COLUMNS: dict[Format, tuple[str, ...]] = {
+    "text": ("text_column",),
+    "messages": ("messages_column",),
+    "prompt_completion": ("prompt_column", "completion_column"),
+}
+"""The settings that name the columns of each format."""
+
+_SPLIT = re.compile(
+    r"(?P<name>[^\[\]()+]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?(\((closest|pct1_dropremainder)\))?"
+)
+
+
+class SplitPart(NamedTuple):
+    """A split or a slice of it, ``train[10%:20%]``; a bound is a number of documents or, with ``%``, of hundredths."""
+
+    name: str
+    start: str | None
+    stop: str | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the split."""
+        return self.start is None and self.stop is None
+
+    def bounds(self, total: int) -> tuple[int, int]:
+        """Return the first document and the one after the last of ``total``, rounded as `datasets` does."""
+        start, stop = (
+            default if bound is None else _place(bound, total)
+            for bound, default in ((self.start, 0), (self.stop, total))
+        )
+        return start, max(start, stop)
+
+
+class TextSource(Section):
+    """One source of text."""
+
+    source: PathText
+    """``tinyworld/base``, ``tinyworld/shifted``, a hub data set id, a local file, a folder, a pattern such as
+    ``text/*.jsonl`` (.jsonl, .json, .csv, .txt or .parquet; all but the last also as .gz, .xz, .bz2 or .zst), a folder
+    of ``save_to_disk``, or a token file (.bin) of ``hfpatch tokenize``. ``$NAME`` and ``~`` are replaced."""
+    config: str | None = None
+    """The hub data set's configuration, such as ``wikitext-103-raw-v1``."""
+    split: str = "train"
+    """The split of a hub data set or a ``save_to_disk`` folder, or a slice: ``train[:1%]``, ``train[100:200]``. A local
+    file has the one split ``train``."""
+    revision: str | None = None
+    """The hub data set's revision; None takes the newest and records which one it was."""
+    format: Format = "text"
+    """What a row is: a ``text``; ``messages``, a conversation of which the assistant's turns are learned; or
+    ``prompt_completion``, of which the completion is. The loss counts what is learned only."""
+    text_column: str = "text"
+    """The column that holds the text."""
+    messages_column: str = "messages"
+    """The column of ``messages``: a list of objects with ``role`` and ``content``."""
+    prompt_column: str = "prompt"
+    """The column of the prompt: text, or a list of messages."""
+    completion_column: str = "completion"
+    """The column of the completion: text, or a list of messages."""
+    max_documents: PositiveInt | None = None
+    """Take only the first documents that pass the filter; None takes all."""
+    streaming: bool = False
+    """Read a hub data set over the network as far as it is needed, without downloading it; needs max_documents, unless
+    the layout is ``stream``."""
+
+    @model_validator(mode="after")
+    def _one_meaning(self) -> TextSource:
+        split_parts(self.split)
+        for format_, columns in COLUMNS.items():
+            idle = [name for name in columns if name in self.changed((*columns,))]
+            if format_ != self.format and idle:
+                raise ValueError(
+                    f"data.{idle[0]} is of data.format={format_}, and data.format is {self.format}; change one of them"
+                )
+        return self
+
+    @property
+    def is_token_file(self) -> bool:
+        """Whether the source is a file of token ids rather than text."""
+        return self.source.endswith(TOKEN_FILE)
+
+    @property
+    def text_id(self) -> tuple[str | None, ...]:
+        """What names the text, whichever of its documents are chosen."""
+        return self.source, self.config, self.split, self.revision
+
+    def changed(self, names: tuple[str, ...]) -> list[str]:
+        """Return which of these settings are not at their defaults."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+
+
+class WeightedSource(TextSource):
+    """One source of a mixture."""
+
+    weight: PositiveFloat = 1.0
+    """Its share of the blocks that are trained on, relative to the weights of the others."""
+
+
+def split_parts(split: str) -> list[SplitPart]:
+    """Return the parts of a split, ``train[:10%]+test``.
+
+    Raises:
+        ValueError: if it is written otherwise, its bounds are of two kinds, or a percentage is beyond 100.
+    """
+    found = []
+    for text in split.split("+"):
+        match = _SPLIT.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"data.split is {split!r}; write a name or a slice of it, such as train[:1%]")
+        part = SplitPart(match["name"], match["start"], match["stop"])
+        if part.start and part.stop and part.start.endswith("%") != part.stop.endswith("%"):
+            raise ValueError(f"data.split is {split!r}; both bounds must be numbers or both percentages")
+        for bound in (part.start, part.stop):
+            if bound and bound.endswith("%") and abs(int(bound[:-1])) > 100:
+                raise ValueError(f"data.split is {split!r}; a percentage must be between -100% and 100%")
+        found.append(part)
+    return found
+
+
+def may_overlap(one: str, other: str) -> bool:
+    """Whether two splits of one data set may share documents: the same split, unless one slice ends before the next."""
+    return any(
+        first.name == second.name and not (_ends_before(first, second) or _ends_before(second, first))
+        for first in split_parts(one)
+        for second in split_parts(other)
+    )
+
+
+def _ends_before(first: SplitPart, second: SplitPart) -> bool:
+    """Whether a slice surely ends where another begins: both bounds count from the start, in the same unit."""
+    stop, start = first.stop, second.start
+    if stop is None or start is None or "-" in stop + start or stop.endswith("%") != start.endswith("%"):
+        return False
+    return int(stop.rstrip("%")) <= int(start.rstrip("%"))
+
+
+def _place(bound: str, total: int) -> int:
+    number = int(bound.rstrip("%"))
+    place = round(number * total / 100) if bound.endswith("%") else number
+    return min(max(place + total if place < 0 else place, 0), total)

@@ -1,0 +1,193 @@
+"""Which tokens of conversations and completions are learned, against tokens put together by hand."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from hfpatch.data.blocks import IGNORE
+from hfpatch.data.completions import Completions
+from hfpatch.data.load import load_splits
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings
+
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
+    "{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
+)
+FORGETFUL = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if loop.last %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+WORDS = st.text("ab \né😀", min_size=0, max_size=8)
+
+
+@pytest.fixture(scope="module")
+def chat(texts) -> PreTrainedTokenizerFast:
+    made = train_tokenizer(texts, 300)
+    made.add_special_tokens({"additional_special_tokens": ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]})
+    made.chat_template = PLAIN
+    return made
+
+
+def turns(*pairs):
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def by_hand(messages, tokenizer, first=0):
+    """Token ids and labels, message by message: special tokens keep the pieces of text apart."""
+    ids, labels = [], []
+    for place, message in enumerate(messages):
+        header = [tokenizer.convert_tokens_to_ids(f"<|{message['role']}|>")]
+        own = tokenizer(message["content"])["input_ids"] + [tokenizer.convert_tokens_to_ids("<|end|>")]
+        learned = message["role"] == "assistant" and place >= first
+        ids += header + own
+        labels += [IGNORE] * len(header) + (own if learned else [IGNORE] * len(own))
+    return ids, labels
+
+
+def encode(value, tokenizer, **settings):
+    settings = DataSettings(source="x", format="messages" if "messages" in value else "prompt_completion", **settings)
+    ((ids, mask),) = Completions(tokenizer, settings).encode([json.dumps(value)])
+    return ids, [token if learned else IGNORE for token, learned in zip(ids, mask, strict=True)]
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+@given(contents=st.lists(WORDS, min_size=2, max_size=6))
+def test_the_assistant_s_turns_are_learned_with_their_ends(chat, template, contents):
+    chat.chat_template = template
+    messages = turns(*zip(["system", "user", "assistant", "user", "assistant", "assistant"], contents, strict=False))
+    assert encode({"messages": messages}, chat) == by_hand(messages, chat)
+    earlier, last = turns(("assistant", "old"), ("user", contents[0])), turns(("assistant", contents[1]))
+    found = encode({"prompt": earlier, "completion": last}, chat)
+    assert found == by_hand(earlier + last, chat, first=2)
+    chat.chat_template = PLAIN
+
+
+@given(prompt=st.text("ab .", max_size=9), completion=st.text("ab .", max_size=9))
+def test_a_completion_is_learned_with_the_end_of_text(tokenizer, prompt, completion):
+    """A token that joins the end of a prompt with the completion is learned."""
+    ids, labels = encode({"prompt": prompt, "completion": completion}, tokenizer)
+    expected = tokenizer(prompt + completion)["input_ids"]
+    assert ids == [*expected, tokenizer.eos_token_id]
+    ends = np.cumsum([len(tokenizer.decode([token])) for token in expected])
+    assert labels == [*(t if end > len(prompt) else IGNORE for t, end in zip(expected, ends, strict=True)), ids[-1]]
+    without, _ = encode({"prompt": prompt, "completion": completion}, tokenizer, append_eos=False)
+    assert without == expected
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_blocks_have_the_labels_of_each_conversation_by_itself(chat, tmp_path, layout):
+    """Also from the cache; held-out conversations, too; what is cut or has nothing left to learn is said."""
+    shapes = np.random.default_rng(0).integers(1, 9, (14, 4))
+    made = [
+        turns(*(pair for n in row for pair in (("user", "a" * n), ("assistant", "mill " * n))))
+        for row in shapes.tolist()
+    ]
+    made += [turns(("user", "b" * 60), ("assistant", "late")), turns(("user", "c"), ("assistant", "d"))]
+    rows = [{"messages": messages} for messages in made]
+    settings = DataSettings(
+        source=write_rows(tmp_path / "a.jsonl", rows), format="messages", layout=layout, block_size=60, held_out=1
+    )
+    expected = [[np.asarray(part[:60]) for part in by_hand(messages, chat)] for messages in made]
+    cut = sum(len(by_hand(messages, chat)[0]) > 60 for messages in made)
+    with pytest.warns(
+        UserWarning, match=rf"of 15 examples {cut} are longer than data.block_size \(60\).*; 1 have none"
+    ):
+        first = load_splits(settings, chat, cache_dir=tmp_path / "cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = load_splits(settings, chat, cache_dir=tmp_path / "cache")
+    for splits in (first, again):
+        for blocks, documents in ((splits.train, expected[:14]), (splits.held_out, expected[15:])):
+            found = [piece for index in range(len(blocks)) for piece in pieces_of(blocks, index)]
+            key = lambda pair: [tuple(part) for part in pair]  # noqa: E731
+            assert sorted(map(key, found)) == sorted(
+                [tuple(ids), (IGNORE, *labels[1:])] for ids, labels in ((a.tolist(), b.tolist()) for a, b in documents)
+            )
+            labelled = sum(int((labels[1:] != IGNORE).sum()) for _, labels in documents)
+            assert blocks.count_predicted(range(len(blocks))) == blocks.to_json()["predicted_tokens"] == labelled
+            assert blocks.tokens == sum(len(ids) for ids, _ in documents)
+    assert first.train.sha256 == again.train.sha256
+    half = first.train.take(np.arange(len(first.train))[::2])
+    assert half[1]["labels"].tolist() == first.train[2]["labels"].tolist()
+
+
+def pieces_of(blocks, index):
+    row, start = blocks[index], 0
+    for size in blocks.sizes[blocks.offsets[index] : blocks.offsets[index + 1]].tolist():
+        yield row["input_ids"][start : start + size].tolist(), row["labels"][start : start + size].tolist()
+        start += size
+    assert (row["labels"][start:] == IGNORE).all()
+
+
+def test_the_hash_and_the_cache_follow_the_template(chat, tmp_path):
+    rows = [{"messages": turns(("user", "a"), ("assistant", "b"))}]
+    source, other = write_rows(tmp_path / "a.jsonl", rows), tmp_path / "t.jinja"
+    other.write_text(MARKED.replace("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>"))
+    made = [
+        load_splits(DataSettings(source=source, format="messages", **own), chat, cache_dir=tmp_path / "cache").train
+        for own in ({}, {"chat_template": str(other)})
+    ]
+    assert (made[0].rows == made[1].rows).all()  # only what is learned differs
+    assert made[0].sha256 != made[1].sha256
+    assert [blocks.predicted_tokens for blocks in made] == [2, 1]
+
+
+ASKED = turns(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "message"),
+    [
+        (None, ASKED, "the tokenizer has no chat template; give a file with one as data.chat_template"),
+        (FORGETFUL, ASKED, r"writes message 2 .* otherwise once others follow.*\{% generation %\}"),
+        ("{{ raise_exception('no system') }}", ASKED, r"refuses a conversation \(no system\)"),
+        ({"tool_use": PLAIN}, ASKED, "several chat templates and no default"),
+    ],
+)
+def test_templates_that_do_not_fit_are_one_clear_line(chat, tmp_path, template, messages, message):
+    settings = DataSettings(source=write_rows(tmp_path / "a.jsonl", [{"messages": messages}]), format="messages")
+    chat.chat_template = template
+    try:
+        with pytest.raises(HfpatchError, match=message) as caught:
+            load_splits(settings, chat)
+    finally:
+        chat.chat_template = PLAIN
+    assert "\n" not in str(caught.value)
+    with pytest.raises(HfpatchError, match=r"data.chat_template: .*none.jinja cannot be read"):
+        load_splits(settings.model_copy(update={"chat_template": str(tmp_path / "none.jinja")}), chat)
+
+
+@pytest.mark.parametrize(
+    ("format_", "row", "message"),
+    [
+        ("messages", {"messages": "hello"}, "a.jsonl:1: column 'messages' is str, not a list of messages"),
+        ("messages", {"messages": []}, "column 'messages' is empty, not a list"),
+        ("messages", {"messages": [{"from": "human"}]}, r"message 1 of column .* has no 'role' \(it has from\)"),
+        ("messages", {"messages": [{"role": "user"}]}, r"message 1 .* has no 'content' \(it has role\)"),
+        ("messages", {"messages": turns(("user", "a"))}, "is null or has no assistant's message in every row"),
+        ("messages", {"mesages": []}, r"no column 'messages' \(did you mean 'mesages'\?\).*; set data.messages_column"),
+        ("prompt_completion", {"prompt": "a"}, "no column 'completion'.*; set data.completion_column"),
+        ("prompt_completion", {"prompt": "a", "completion": ASKED}, "column 'completion' is list, not text"),
+        ("prompt_completion", {"prompt": ASKED, "completion": "b"}, "'completion' is str, not a list of messages"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_not_what_the_format_says(chat, tmp_path, format_, row, message):
+    settings = DataSettings(source=write_rows(tmp_path / "a.jsonl", [row]), format=format_)
+    with pytest.raises(HfpatchError, match=message):
+        load_splits(settings, chat)

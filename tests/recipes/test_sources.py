@@ -1,0 +1,105 @@
+import json
+
+import pytest
+
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import load_recipe
+from hfpatch.recipes.data import DataSettings, overlap_mistake, split_by_weight
+from hfpatch.recipes.sources import may_overlap
+
+TWO = "data.mixture=[{source: a}, {source: b}]"
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text(json.dumps({"name": "r", "methods": {"baseline": []}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.mixture=[{source: a}]"], "data.mixture has one source; list two at least, or write it as data.source"),
+        (["data.mixture=[{sorce: a}, {source: b}]"], r"'data.mixture.0.sorce' \(did you mean 'source'\?\)"),
+        ([TWO, "data.mixture.1.wieght=2"], r"unknown key 'data.mixture.1.wieght' \(did you mean 'weight'\?\)"),
+        ([TWO, "data.mixture.2.weight=2"], "'2' is not an index of a list of 2 items"),
+        ([TWO, "data.mixture.1.weight=0"], "data.mixture.1.weight is 0; must be greater than 0"),
+        ([TWO, "data.source=c"], "data.source is of a single text, and data.mixture has several; set it in each"),
+        ([TWO, "data.max_documents=3"], "data.max_documents is of a single text"),
+        ([TWO, "data.mixture.0.source=a.bin"], "data.mixture: data.source a.bin is a token file"),
+        ([TWO, "data.mixture.0.format=messages", "data.layout=stream"], "data.mixture: data.layout is stream"),
+        ([TWO, "data.held_out=8", "data.mixture.0.max_documents=4"], r"data.held_out is 4; must be below .*\(4\)"),
+        ([TWO, "data.held_out=2", "data.mixture.1.source=a"], "data.mixture.1 are train and train of a, so"),
+        (["data.format=mesages"], "must be 'text', 'messages' or 'prompt_completion'"),
+        (["data.format=messages", "data.text_column=x"], "data.text_column is of data.format=text"),
+        (["data.format=messages", "data.layout=stream"], "set data.layout=packed or padded"),
+        (["data.split=train[:1%"], r"data.split is 'train\[:1%'; write a name or a slice of it"),
+        (["data.split=train[5:5%]"], "both bounds must be numbers or both percentages"),
+        (["data.split=train[:101%]"], "a percentage must be between -100% and 100%"),
+        (["data.source=$HFPATCH_TEXTS/a.jsonl"], "data.source: .*the environment variable HFPATCH_TEXTS is not set"),
+        (["data_dir=${HFPATCH_TEXTS}"], "data_dir: .*the environment variable HFPATCH_TEXTS is not set"),
+        (["training.epochs=0"], "training.epochs is 0; must be greater than 0"),
+        (["training={epochs: 1, steps: 3}"], "training.epochs and training.steps both say how long to train"),
+        (["model.load_in_4bit=true", "model.load_in_8bit=true"], "model.load_in_4bit are both on"),
+        (["model.bnb_4bit_quant_type=fp4"], "model.bnb_4bit_quant_type is of 4-bit bases; set model.load_in_4bit"),
+        (["model.attn_implementation=spda"], "model.attn_implementation is .spda.; must be 'eager', 'sdpa'"),
+        (["model.device_map=atuo"], r"model.device_map is 'atuo' \(did you mean 'auto'\?\)"),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_one_line(recipe, overrides, message):
+    with pytest.raises(HfpatchError, match=message) as caught:
+        load_recipe(recipe, overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_paths_take_environment_variables(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("HFPATCH_TEXTS", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    own = ["model.name=~/model", "data_dir=$HFPATCH_TEXTS", "evaluation.include_path=${HFPATCH_TEXTS}/tasks"]
+    found = load_recipe(recipe, ["data.mixture=[{source: '${HFPATCH_TEXTS}/a.jsonl'}, {source: owner/set}]", *own])
+    assert [source.source for source in found.data.mixture] == [f"{tmp_path}/a.jsonl", "owner/set"]
+    assert found.model.name == str(tmp_path / "home" / "model")
+    assert (found.data_dir, found.evaluation.include_path) == (tmp_path, tmp_path / "tasks")
+
+
+def test_an_override_of_epochs_takes_the_place_of_steps(recipe):
+    found = load_recipe("quickstart", ["training.epochs=2.5"])
+    assert (found.training.epochs, "steps" in found.training.model_dump()) == (2.5, False)
+    again = recipe.with_name("again.yaml")
+    again.write_text(found.to_yaml())
+    assert load_recipe(again) == found
+    assert load_recipe(again, ["training.steps=7"]).training == load_recipe("quickstart", ["training.steps=7"]).training
+    assert "epochs" not in load_recipe(recipe).training.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ("train", "train[:1%]", True),
+        ("train[:90%]", "train[90%:]", False),
+        ("train[90%:]", "train[:90%]", False),
+        ("train[:91%]", "train[90%:]", True),
+        ("train[:90]", "train[90%:]", True),
+        ("train[:-9]", "train[-9:]", True),  # not known without the number of documents
+        ("train", "test+validation", False),
+        ("train[:5]", "test+train[3:]", True),
+    ],
+)
+def test_slices_that_may_share_documents(one, other, shared):
+    assert may_overlap(one, other) == may_overlap(other, one) == shared
+    mistake = overlap_mistake(DataSettings(source="a/b", split=one), DataSettings(source="a/b", split=other))
+    assert (mistake is not None) == shared
+
+
+def test_a_source_of_a_mixture_is_not_evaluated_on():
+    mixture = DataSettings(mixture=[{"source": "a"}, {"source": "b", "split": "test"}])
+    assert "data trains on test of it" in overlap_mistake(mixture, DataSettings(source="b", split="test"))
+    assert overlap_mistake(mixture, DataSettings(source="b")) is None
+    assert "measures one text" in overlap_mistake(DataSettings(source="c"), mixture)
+
+
+def test_shares_are_whole_and_nearest():
+    assert split_by_weight(10, [1, 1, 1]) == [4, 3, 3]
+    assert split_by_weight(0, [2, 1]) == [0, 0]
+    assert split_by_weight(7, [0.7, 0.2, 0.1]) == [5, 1, 1]
