@@ -157,45 +157,6 @@ def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(rec
     assert_equal(out, straight)
 
 
-@pytest.fixture(scope="module")
-def one_ray():
-    """Ray on this machine, started once for all tests."""
-    ray = pytest.importorskip("ray")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-class Lose(Log):
-    """Kills the worker that is given a unit of one run, once."""
-
-    def __init__(self, run):
-        super().__init__()
-        self.run, self.reasons = run, []
-
-    def placed(self, run, action, node):
-        super().placed(run, action, node)
-        if run == self.run and not self.reasons:
-            os.kill(int(node.rpartition(":")[2]), signal.SIGKILL)
-
-    def lost(self, run, reason):
-        self.reasons.append((run, reason))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_ray")
-def test_two_workers_of_ray_give_the_numbers_of_one_process_though_one_is_killed(recipe, straight, tmp_path):
-    log = Lose("pre · seed 0")
-    compare(recipe, tmp_path / "out", engine=EngineSettings(ray="local"), progress=log)
-    assert_equal(tmp_path / "out", straight)
-    assert log.opened_with == "2 runs at a time on this machine, each on 1 CPU cores, by Ray"
-    ((run, reason),) = log.reasons
-    assert (run, reason.partition(":")[0]) == ("pre · seed 0", "ActorDiedError")
-    places = [node for name, action, node in log.nodes if (name, action) == ("pre · seed 0", "train")]
-    assert len(set(places)) == 2
-    assert not (tmp_path / "out" / ".locks").exists()
-
-
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32, "biases": False}
 
 
@@ -270,11 +231,11 @@ def interrupted(study, out, number, kill_after, tell_after) -> None:
             pretrain_study(study, out, resume=True, engine=EngineSettings(jobs=1), progress=log)
         finally:
             os._exit(3)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (told.exists() and told.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    worker = int(told.read_text())
     os.kill(driver, number)
+    worker = int(told.read_text())
     begin = time.monotonic()
     os.waitpid(driver, 0)
     while locks._birth(worker) is not None and time.monotonic() < begin + 20:
@@ -296,3 +257,42 @@ def test_a_run_goes_on_from_its_checkpoint_whoever_ends(study, straight_study, t
     assert (out / ".locks" / "one@seed-0").exists()
     pretrain_study(study, out, resume=True)
     assert_equal(out, straight_study)
+
+
+@pytest.fixture(scope="module")
+def one_ray():
+    """Ray on this machine, started once for all tests."""
+    ray = pytest.importorskip("ray")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+class Lose(Log):
+    """Kills the worker that is given a unit of one run, once."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run, self.reasons = run, []
+
+    def placed(self, run, action, node):
+        super().placed(run, action, node)
+        if run == self.run and not self.reasons:
+            os.kill(int(node.rpartition(":")[2]), signal.SIGKILL)
+
+    def lost(self, run, reason):
+        self.reasons.append((run, reason))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_ray")
+def test_two_workers_of_ray_give_the_numbers_of_one_process_though_one_is_killed(recipe, straight, tmp_path):
+    log = Lose("pre · seed 0")
+    compare(recipe, tmp_path / "out", engine=EngineSettings(ray="local"), progress=log)
+    assert_equal(tmp_path / "out", straight)
+    assert log.opened_with == "2 runs at a time on this machine, each on 1 CPU cores, by Ray"
+    ((run, reason),) = log.reasons
+    assert (run, reason.partition(":")[0]) == ("pre · seed 0", "ActorDiedError")
+    places = [node for name, action, node in log.nodes if (name, action) == ("pre · seed 0", "train")]
+    assert len(set(places)) == 2
+    assert not (tmp_path / "out" / ".locks").exists()

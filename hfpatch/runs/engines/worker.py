@@ -99,9 +99,11 @@ class UnitWorker:
         return Place(socket.gethostname(), os.getpid())
 
     def work(self, unit: Unit) -> Outcome:
-        """Bring one unit to its end, from where another worker may have left it; no error of it is raised."""
-        from hfpatch.training.interruption import Terminated
+        """Bring one unit to its end, from where another worker may have left it; no error of it is raised.
 
+        Raises:
+            Terminated: if this process was asked to end; a checkpoint has been written then.
+        """
         said: list[str] = []
         try:
             if self.job.processes > 1:
@@ -112,8 +114,6 @@ class UnitWorker:
                     self._bring_to_end(unit)
                 finally:
                     said = [str(each.message) for each in caught if each.filename.startswith(_PACKAGE)]
-        except Terminated:
-            return Outcome(ended="asked to by SIGTERM")
         except HfpatchError as error:
             return Outcome(error=str(error), warnings=tuple(said))
         except Exception as error:  # whatever a method, a task or a library raises
@@ -227,9 +227,12 @@ def place() -> Place:
 
 
 def work(unit: Unit) -> Outcome:
-    """Bring one unit to its end in this process."""
+    """Bring one unit to its end in this process; if that is asked to end, it does, and waits for no other unit."""
     assert _worker is not None
-    return _worker.work(unit)
+    try:
+        return _worker.work(unit)
+    except SystemExit as end:  # `Terminated`
+        os._exit(end.code if isinstance(end.code, int) else 1)
 
 
 def to_send(unit: Unit) -> Unit:
