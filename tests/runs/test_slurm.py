@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,9 @@ def slurm(tmp_path, monkeypatch):
         for each in started:
             each.terminate()
         for each in started:
-            each.wait(timeout=20)
+            with suppress(subprocess.TimeoutExpired):
+                each.wait(timeout=20)
+            each.kill()
 
 
 @pytest.mark.slow
