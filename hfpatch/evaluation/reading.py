@@ -64,7 +64,8 @@ class Reader:
 
 
 def _have_equal_weights(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return np.array_equal(*(np.asarray(values, dtype=np.float64)[:, 1] for values in (one, other)))
+    first, second = (np.asarray(values, dtype=np.float64)[:, 1] for values in (one, other))
+    return np.array_equal(first, second)
 
 
 def read_metric(path: Path, metric: str) -> tuple[list[str], list[Any]]:

@@ -163,7 +163,8 @@ def _units(values: Array) -> Array:
     """Return each document's value; of pairs the first a unit, NaN where there is none."""
     if values.ndim == 1:
         return values
-    return np.divide(values[:, 0], values[:, 1], out=np.full(len(values), np.nan), where=values[:, 1] != 0)
+    units: Array = np.divide(values[:, 0], values[:, 1], out=np.full(len(values), np.nan), where=values[:, 1] != 0)
+    return units
 
 
 def _read(folder: Path, task: str) -> dict[str, Record] | None:
