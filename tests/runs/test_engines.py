@@ -144,7 +144,7 @@ def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(rec
     with pytest.raises(HfpatchError) as caught:
         compare(recipe, out, engine=EngineSettings(jobs=2), progress=log)
     why = rf"lora · seed 1: IsADirectoryError: .*; its traceback is in {broken}/error.txt"
-    assert re.fullmatch(rf"{why} \(1 unit that need this left out\)", str(caught.value))
+    assert re.fullmatch(rf"{why} \(1 unit that needs it left out\)", str(caught.value))
     assert log.errors == [str(caught.value).partition(" (1 unit")[0]]
     assert "Traceback" in (broken / "error.txt").read_text()
     assert log.opened_with == "2 runs at a time, each on 1 thread of this machine"
@@ -254,7 +254,7 @@ def test_a_run_goes_on_from_its_checkpoint_whoever_ends(study, straight_study, t
     assert max(int(path.name[5:]) for path in (run / "checkpoints").iterdir()) == last  # saved where it was stopped
     assert not (out / ".locks").exists()
     interrupted(study, out, signal.SIGKILL, kill_after=None, tell_after=last)
-    assert (out / ".locks" / "one@seed-0").exists()
+    assert [path.name for path in (out / ".locks").iterdir()] == ["two@seed-0"]  # the driver's; the worker left none
     pretrain_study(study, out, resume=True)
     assert_equal(out, straight_study)
 
@@ -290,7 +290,7 @@ def test_two_workers_of_ray_give_the_numbers_of_one_process_though_one_is_killed
     log = Lose("pre · seed 0")
     compare(recipe, tmp_path / "out", engine=EngineSettings(ray="local"), progress=log)
     assert_equal(tmp_path / "out", straight)
-    assert log.opened_with == "2 runs at a time on this machine, each on 1 CPU cores, by Ray"
+    assert log.opened_with == "2 runs at a time on this machine, each on 1 CPU core, by Ray"
     ((run, reason),) = log.reasons
     assert (run, reason.partition(":")[0]) == ("pre · seed 0", "ActorDiedError")
     places = [node for name, action, node in log.nodes if (name, action) == ("pre · seed 0", "train")]

@@ -267,7 +267,8 @@ class _Dispatch:
 
     def _summary(self) -> str:
         """Return all failures in one line; the only one as it is."""
-        also = f" ({self.dropped} unit{'s' * (self.dropped > 1)} that need this left out)" if self.dropped else ""
+        which = "unit that needs" if self.dropped == 1 else "units that need"
+        also = f" ({self.dropped} {which} it left out)" if self.dropped else ""
         if len(self.failures) == 1:
             return self.failures[0] + also
         return f"{len(self.failures)} units failed{also}: {'; '.join(self.failures)}"

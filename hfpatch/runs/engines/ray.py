@@ -86,8 +86,9 @@ class RayWorkers(Workers):
     def describe(self) -> str:
         """Return on how many machines runs are worked on, and what each of them has."""
         nodes, gpus = len(self._nodes()), f" and {self.gpus:g} GPUs" if self.gpus else ""
+        cores = f"{self.cpus} CPU core{'s' * (self.cpus > 1)}"
         where = "this machine" if self.settings.ray == LOCAL else f"{nodes} machine{'s' * (nodes > 1)}"
-        return f"{self.room()} runs at a time on {where}, each on {self.cpus} CPU cores{gpus}, by Ray"
+        return f"{self.room()} runs at a time on {where}, each on {cores}{gpus}, by Ray"
 
     def close(self) -> None:
         """Leave the cluster, or end the one on this machine."""
