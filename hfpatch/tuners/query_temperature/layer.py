@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from hfpatch.errors import HfpatchError
 from hfpatch.nn import QueryTemperature, scale_heads
 from hfpatch.nn.columns import on_all_columns
 from hfpatch.sites import AttentionSite, QueryHeads
@@ -60,4 +61,9 @@ class QueryTemperatureLayer(SurgeryLayer):
     def _scale_normed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         if not self.working_adapters():
             return output
+        if hasattr(getattr(self.get_base_layer(), "weight", None), "placements"):
+            raise HfpatchError(
+                f"{self.path}: a query temperature that acts behind a norm of the query does not take tensor "
+                "parallelism (--tp), in which each process has some heads; leave one of them out"
+            )
         return self.scale(output, self.heads.axis(output, self.columns.size, at=self.path))
