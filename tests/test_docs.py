@@ -26,7 +26,7 @@ PAGES = [
     *("index", "quickstart", "methods", "python-api", "recipes", "training", "pretraining", "evaluation", "serving"),
     "analysis",
     "adding-an-architecture",
-    "fair-comparison",
+    *("fair-comparison", "export"),
     *("architectures", "peft-methods", "reproducing-the-papers", "faq"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)

@@ -1,0 +1,128 @@
+"""An export is an ordinary transformers model: saved again, trained, cast, adapted; the commands take it."""
+
+import elsewhere
+import pytest
+import torch
+from families import logits_of, make_model, make_tokens, perturb
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Trainer, TrainingArguments
+
+import hfpatch
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch.__main__ import main
+from hfpatch.export import export_patch
+from hfpatch.export.runtime import Around
+from hfpatch.export.write import write_model
+from hfpatch.surgery.bases import locate_base
+
+TOKENS = make_tokens(2, 7)
+STACK = [
+    PreProjectionConfig(content_skip=True),
+    NonlinearQueryConfig(rank=3),
+    LoraConfig(r=2, target_modules=["q_proj"]),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    model = hfpatch.patch(make_model("gemma2"), STACK)
+    perturb(model)
+    path = tmp_path_factory.mktemp("export")
+    write_model(model, path)
+    return path
+
+
+def load(folder, **options):
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options).eval()
+
+
+def test_it_is_saved_and_loaded_again(folder, tmp_path):
+    model = load(folder)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits_of(load(tmp_path), TOKENS), logits_of(model, TOKENS))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_gives_the_same_gradients(folder, reentrant):
+    gradients = []
+    for checkpointing in (False, True):
+        model = load(folder).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert gradient.abs().max() > 0, name
+        assert torch.allclose(gradients[1][name], gradient, rtol=1e-4, atol=1e-5), name
+
+
+def test_trainer_trains_and_saves_it(folder, tmp_path):
+    model = load(folder)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    arguments = TrainingArguments(str(tmp_path), max_steps=2, learning_rate=1e-2, report_to=[], use_cpu=True)
+    rows = [{"input_ids": row, "labels": row} for row in TOKENS]
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "last"))
+    assert not [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])]
+    assert torch.equal(logits_of(load(tmp_path / "last"), TOKENS), logits_of(model.eval(), TOKENS))
+
+
+def test_another_dtype_is_the_one_of_the_base_and_the_parts_stay_in_fp32(folder):
+    model = load(folder, dtype=torch.bfloat16, device_map="cpu")
+    dtypes = {("hfpatch_" in name, parameter.dtype) for name, parameter in model.named_parameters()}
+    assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
+    assert torch.nn.functional.cosine_similarity(
+        logits_of(model, TOKENS).flatten().float(), logits_of(load(folder), TOKENS).flatten(), dim=0
+    ) > 0.99  # fmt: skip
+
+
+def test_a_new_model_of_its_configuration_computes_what_a_new_base_does(folder):
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=True).eval()
+    assert logits_of(model, TOKENS).isfinite().all()
+
+
+def test_lora_on_top_goes_into_the_base_inside_the_parts(folder):
+    model = load(folder)
+    expected = logits_of(model, TOKENS)
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"))
+    assert torch.equal(logits_of(adapted, TOKENS), expected)
+    perturb(adapted)
+    expected = logits_of(adapted, TOKENS)
+    merged = adapted.merge_and_unload()
+    assert (
+        sum(type(module).__name__ == Around.__name__ for module in merged.modules()) == 4
+    )  # query, last norm; 2 blocks
+    assert torch.allclose(logits_of(merged, TOKENS), expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_peft_adapter_folder_is_exported_with_what_stands_beside_it_and_the_commands_take_it(tmp_path, capsys):
+    base = make_model("llama")
+    base.save_pretrained(tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox"))
+    tokenizer.save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
+    model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    perturb(model)
+    model.base_model.model.lm_head.modules_to_save["default"].weight.data *= 1.5
+    model.save_pretrained(tmp_path / "adapter")
+    tokenizer.chat_template = "of the adapter"
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    GenerationConfig(max_new_tokens=3, eos_token_id=None).save_pretrained(tmp_path / "adapter")
+
+    folder = export_patch(tmp_path / "adapter", tmp_path / "export").directory
+    found, _ = elsewhere.computed(folder, TOKENS)
+    assert torch.allclose(found["logits"], logits_of(model, TOKENS), atol=1e-5)
+    assert AutoTokenizer.from_pretrained(folder).chat_template == "of the adapter"
+    assert load(folder).generate(TOKENS, do_sample=False, pad_token_id=0).shape == (2, 10)
+
+    capsys.readouterr()
+    assert main(["inspect", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert "--trust-remote-code" in error
+    assert error.count("\n") == 1
+    assert main(["inspect", str(folder), "--trust-remote-code", "--json"]) == 0
+    assert main(["check", str(folder), "--config-only", "--trust-remote-code"]) == 2
+    assert "leave --config-only out" in capsys.readouterr().err
