@@ -210,3 +210,22 @@ def test_many_runs_are_made_collected_and_reported(start, tmp_path):
     assert {len(method["runs"]) for name, method in results["methods"].items() if name != "baseline"} == {2}
     assert len(results["comparisons"]) == 2 * 4
     assert (tmp_path / "report.html").is_file()
+
+
+def test_serving_prepares_a_case_and_gathers_what_was_served(start, tmp_path):
+    """vLLM is in an environment of its own; here is what runs without it."""
+    out = tmp_path / "vllm.json"
+    assert "prepared gpt2-skip_alone" in start("serving", "prepare", tmp_path, "--only", "gpt2-skip_alone")
+    case = tmp_path / "gpt2-skip_alone"
+    expected = json.loads((case / "reference.json").read_text(encoding="utf-8"))
+    assert [len(row) for row in expected["tokens"]] == [32] * 8
+    assert all(
+        len(values) == len(row) - 1 for row, values in zip(expected["prompts"], expected["logprobs"], strict=True)
+    )
+    block, skip, head = 12 * 128**2, 128**2, 384 * 128
+    assert expected["multiply_adds"] == 2 * (block + skip) + head
+    assert 0 < expected["bfloat16"] < 1
+    row = {"case": case.name, "mode": "eager", "largest_difference": 1e-6, "equal_tokens": 8, "cached_tokens": 128}
+    (case / "served-eager.json").write_text(json.dumps({**row, "kv_bytes_per_token": 2048, "passed": True}))
+    assert "1 of 1 passed" in start("serving", "gather", tmp_path, "--json", out)
+    assert json.loads(out.read_text(encoding="utf-8"))["cases"][0]["case"] == "gpt2-skip_alone"

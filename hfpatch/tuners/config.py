@@ -60,7 +60,7 @@ class SurgeryConfig(PeftConfig):
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
         """Write ``adapter_config.json``, and say in the card beside it that loading needs hfpatch."""
-        super().save_pretrained(save_directory, **kwargs)  # type: ignore[no-untyped-call]
+        super().save_pretrained(save_directory, **kwargs)
         describe_loading(Path(save_directory) / "README.md")
 
 
