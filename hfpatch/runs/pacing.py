@@ -18,7 +18,7 @@ class Paced:
     the next command after this one was killed, collects all. Within ``with`` nothing is left unwritten by an error.
     """
 
-    def __init__(self, write: Callable[[], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, write: Callable[[], object], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock = write, clock
         self._next = -float("inf")
         self._pending = False

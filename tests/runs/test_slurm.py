@@ -84,7 +84,9 @@ def slurm(tmp_path, monkeypatch):
             time.sleep(0.5)
         yield run
         run("scancel", "--user=root")
-        time.sleep(1)
+        deadline = time.monotonic() + 60
+        while run("squeue", "--noheader").stdout.strip() and time.monotonic() < deadline:
+            time.sleep(0.5)
     finally:
         for each in started:
             each.terminate()
