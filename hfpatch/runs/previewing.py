@@ -114,10 +114,7 @@ def preview(
     with closing(make_engine(engine or EngineSettings())) as executor:
         executor.connect()
         devices = executor.at_once
-    if isinstance(recipe, StudyRecipe):
-        plan = plan_pretraining(recipe, out, variant)
-    else:
-        plan = plan_comparison(recipe, out)
+    plan = plan_pretraining(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
     finished = _finished_seconds(plan)
     seconds = [0.0 if unit.marker is None else finished.get((unit.action, unit.run.variant)) for unit in plan.units]
     sources = [f"finished runs in {out}"] if finished else []
