@@ -114,7 +114,7 @@ def preview(
     with closing(make_engine(engine or EngineSettings())) as executor:
         executor.connect()
         devices = executor.at_once
-    plan = plan_comparison(recipe, out) if isinstance(recipe, Recipe) else plan_pretraining(recipe, out, variant)
+    plan = plan_pretraining(recipe, out, variant) if isinstance(recipe, StudyRecipe) else plan_comparison(recipe, out)
     finished = _finished_seconds(plan)
     seconds = [0.0 if unit.marker is None else finished.get((unit.action, unit.run.variant)) for unit in plan.units]
     sources = [f"finished runs in {out}"] if finished else []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from hfpatch.runs.locks import Holder
@@ -97,8 +96,3 @@ class Sequential(Engine):
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def error_file(folder: Path) -> Path:
-    """Return where a worker writes the traceback of an error that is no mistake in what was given."""
-    return folder / "error.txt"

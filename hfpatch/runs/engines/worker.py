@@ -19,7 +19,6 @@ from typing import Any
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.runs.engines.engine import error_file
 from hfpatch.runs.engines.launching import launch
 from hfpatch.runs.locks import Holder, hold
 from hfpatch.runs.plan import Unit, plan_comparison, plan_pretraining
@@ -178,6 +177,11 @@ def _set_up(job: Job, finished: Callable[[str], None]) -> Callable[[Unit], None]
             complete_one(unit, setup, Listener())
 
     return complete
+
+
+def error_file(folder: Path) -> Path:
+    """Return where a worker writes the traceback of an error that is no mistake in what was given."""
+    return folder / "error.txt"
 
 
 def _report(unit: Unit, error: Exception) -> str:
