@@ -18,7 +18,7 @@ from hfpatch.tuners.adapters import adapter_state
 from hfpatch.tuners.layer import SurgeryLayer
 
 
-def is_plain_lora(module: nn.Module) -> bool:
+def is_plain_lora(module: Any) -> bool:
     """Return whether a module is LoRA on a linear projection, y = xW + (x A) B, which an export has as a part."""
     if not isinstance(module, LoraLayer) or isinstance(module, ParamWrapper):
         return False

@@ -310,7 +310,8 @@ class Hooked:
         for item in config.hfpatch:
             if all(path.startswith(start) for path in paths_of(item)):
                 attach(self, item, start)
-        self.all_tied_weights_keys = self.get_expanded_tied_weights_keys(all_submodels=True)  # type: ignore[attr-defined]
+        model: Any = self  # what is tied has other names now
+        model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
