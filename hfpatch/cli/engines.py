@@ -26,7 +26,7 @@ GpusPerRun = Annotated[
 ]
 CpusPerRun = Annotated[int | None, typer.Option(metavar="N", help="CPU cores, and so torch's threads, of each run.")]
 ProcessesPerRun = Annotated[
-    int | None, typer.Option(metavar="N", help="Processes that share each training; one for each GPU if not given.")
+    int | None, typer.Option(metavar="N", help="Processes that share each run; one for each GPU if not given.")
 ]
 LaunchConfig = Annotated[
     str | None,

@@ -29,7 +29,8 @@ def launch(job: Job, unit: Unit) -> Outcome:
     """Work on one unit in processes of its own, and return what they say of it.
 
     A training is shared by ``job.processes``, through torchrun, or through `accelerate launch` where the job names a
-    configuration, as FSDP2 and DeepSpeed need one. An evaluation takes one process. All of them end if this one does.
+    configuration, as FSDP2 and DeepSpeed need one. An evaluation is shared, too; each process has a whole model.
+    All of them end if this one does.
 
     Raises:
         Terminated: if this process was asked to end; a checkpoint has been written then.
@@ -37,12 +38,12 @@ def launch(job: Job, unit: Unit) -> Outcome:
     from hfpatch.runs.engines.worker import Outcome
     from hfpatch.training.interruption import SigtermWatch, Terminated
 
-    processes = 1 if unit.action == "evaluate" else job.processes
+    processes, config = job.processes, None if unit.action == "evaluate" else job.launch_config
     with tempfile.TemporaryDirectory(prefix="hfpatch-") as name, SigtermWatch() as sigterm:
         folder = Path(name)
         (folder / _TASK).write_bytes(pickle.dumps((replace(job, processes=1), unit, new_holder())))
         with (folder / _OUTPUT).open("wb") as output:
-            command = [*_launcher(job, processes), "-m", _MODULE, name]
+            command = [*_launcher(processes, config), "-m", _MODULE, name]
             started = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         forwarded = False
         while (code := _wait(started)) is None:
@@ -60,12 +61,12 @@ def launch(job: Job, unit: Unit) -> Outcome:
         return Outcome(ended=f"its processes ended with exit code {code}: {lines[-1] if lines else 'no output'}")
 
 
-def _launcher(job: Job, processes: int) -> Sequence[str]:
+def _launcher(processes: int, config: str | None) -> Sequence[str]:
     if processes == 1:
         return [sys.executable]
-    if job.launch_config is None:
+    if config is None:
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    chosen = ["--config_file", job.launch_config, "--num_processes", str(processes), "--main_process_port", "0"]
+    chosen = ["--config_file", config, "--num_processes", str(processes), "--main_process_port", "0"]
     return [sys.executable, "-m", "accelerate.commands.launch", *chosen]
 
 
