@@ -23,7 +23,7 @@ from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.runs import compare, evaluate, evaluate_models
 from hfpatch.support import ranks
 from hfpatch.surgery.bases import hash_weights
-from hfpatch.surgery.placement import Placement
+from hfpatch.surgery.placement import tensor_parallel_plan
 from hfpatch.training.processes import start_processes, start_ranks
 
 
@@ -45,7 +45,9 @@ def in_pieces(out: Path, *, model: str, patches: list[str], tokens: list[list[in
     """Save the logits of the model in tensor parallelism, bare and with each patch, and how it was cut."""
     start = start_ranks(split=True)
     config = AutoModelForCausalLM.from_pretrained(model).config
-    loaded = AutoModelForCausalLM.from_pretrained(model, **Placement(tp=True).options(config, start.count)).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(
+        model, distributed_config=tensor_parallel_plan(config, start.count)
+    ).eval()
     cut = [name for name, value in loaded.named_parameters() if hasattr(value, "to_local")]
     facts = {"cut": cut, "sha256": hash_weights(loaded), "logits": [loaded(torch.tensor(tokens)).logits.tolist()]}
     for patch in patches:

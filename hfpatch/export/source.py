@@ -51,7 +51,8 @@ def modelling_source(model: Any, *, keep_fp32: bool) -> str:
     for prefix, kind in kinds.items():
         kept = sorted({*(kind._keep_in_fp32_modules_strict or []), *(MADE if keep_fp32 else [])})
         where = f", those below ``{prefix}``" if prefix else ""
-        made += _MODEL.format(**names, stock=kind.__name__, prefix=prefix, fp32=kept or None, where=where)
+        listed = f"[\n        {', '.join(map(repr, kept))}\n    ]" if kept else None
+        made += _MODEL.format(**names, stock=kind.__name__, prefix=prefix, fp32=listed, where=where)
     about = _ABOUT.format(stock=stock.__name__)
     return modelling_file(about, "hfpatch.export.runtime", "Hooked", stock=(*kinds.values(), config), footer=made)
 

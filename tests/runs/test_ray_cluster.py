@@ -41,7 +41,8 @@ from hfpatch.runs.engines.settings import EngineSettings
 from runs.test_engines import Tell
 parallel.POLL_S = 0.02
 study, out, address = StudyRecipe.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
-pretrain_study(study, out, resume=True, engine=EngineSettings(ray=address, jobs=1), progress=Tell(Path(sys.argv[4])))
+tell = Tell(Path(sys.argv[4]), kill_after=None, tell_after=20)
+pretrain_study(study, out, resume=True, engine=EngineSettings(ray=address, jobs=1), progress=tell)
 """
 
 
@@ -172,7 +173,7 @@ def test_no_worker_outlives_its_driver_and_the_next_goes_on(study, straight_stud
     first = max(int(path.name[5:]) for path in checkpoints.glob("step-*"))
     assert not (out / ".locks").exists()
     assert interrupted(study, out, cluster, signal.SIGKILL) == -signal.SIGKILL
-    assert 0 < first <= max(int(path.name[5:]) for path in checkpoints.glob("step-*")) < 150
+    assert 0 < first <= max(int(path.name[5:]) for path in checkpoints.glob("step-*")) < 600
     log = Log()
     pretrain_study(study, out, resume=True, engine=EngineSettings(ray=cluster.address), progress=log)
     assert [run for run, _, _ in log.nodes] == ["one · seed 0", "two · seed 0"]

@@ -124,7 +124,7 @@ def test_a_model_with_its_own_code_is_patched_like_any_other(own_code):
 
 
 def test_its_code_is_not_run_unasked(own_code):
-    with pytest.raises(HfpatchError, match="cannot be loaded"):
+    with pytest.raises(HfpatchError, match="brings its own code, which is not run unasked"):
         load_base(str(own_code))
     train_tokenizer(["a mill"], 300).save_pretrained(own_code)
     assert type(load_base(str(own_code), trust_remote_code=True).model).__name__ == "OwnForCausalLM"

@@ -120,7 +120,7 @@ def test_code_that_comes_with_a_model_is_not_run(checkpoint, tmp_path):
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
-    with pytest.raises(HfpatchError, match="cannot be loaded"):
+    with pytest.raises(HfpatchError, match="brings its own code, which is not run unasked"):
         load_base(str(folder))
     assert not (tmp_path / "sprung").exists()
 

@@ -4,8 +4,11 @@ import pytest
 from families import make_config
 
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import ModelSettings
+from hfpatch.runs import placing
+from hfpatch.support.ranks import Ranks
 from hfpatch.surgery import placement
-from hfpatch.surgery.placement import Placement
+from hfpatch.surgery.placement import Placement, tensor_parallel_plan
 
 
 @pytest.mark.parametrize(
@@ -31,16 +34,24 @@ def test_what_does_not_go_together_is_refused(asked, processes, why):
 )
 def test_models_that_cannot_be_cut_are_refused(case, processes, why):
     with pytest.raises(HfpatchError, match=why):
-        Placement(tp=True).options(make_config(case), processes)
+        tensor_parallel_plan(make_config(case), processes)
 
 
 def test_old_versions_of_transformers_are_refused(monkeypatch):
     monkeypatch.setattr(placement, "version", lambda _: "5.16.2")
     with pytest.raises(HfpatchError, match=r"--tp: needs transformers 5\.17, this is 5\.16\.2"):
-        Placement(tp=True).options(make_config("llama"), 2)
+        tensor_parallel_plan(make_config("llama"), 2)
 
 
-def test_what_is_asked_for_goes_to_transformers():
+def test_what_is_asked_for_goes_to_transformers(monkeypatch):
     Placement().check(4)
-    assert Placement().options(make_config("gpt2"), 1) == {}
-    assert Placement("auto").options(make_config("gpt2"), 1) == {"device_map": "auto"}
+    plan = tensor_parallel_plan(make_config("llama"), 2)
+    assert (plan.tp_plan, plan.tp_size) == ("auto", 2)
+    given = []
+    monkeypatch.setattr(placing, "load_base", lambda name, **options: given.append(options))
+    monkeypatch.setattr(placing, "place_base", lambda base, device: None)
+    model = ModelSettings(name="some/model", device_map="cpu")
+    for asked in (Placement(), Placement("auto"), Placement(tp=True)):
+        placing.load_placed(model, asked, Ranks(count=2))
+    assert [options["device_map"] for options in given] == ["cpu", "auto", "cpu"]
+    assert [options["tensor_parallel"] for options in given] == [None, None, 2]

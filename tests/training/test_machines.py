@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
+from launched import PROGRAM, TESTS, free_port, losses, saved
 from train_on_processes import STEPS, train
-from training.test_processes import PROGRAM, TESTS, free_port, losses, saved
 
 CONFIG = TESTS.parent / "docs" / "accelerate" / "multi-node.yaml"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import make_model, make_tokens
+from launched import PROGRAM, TESTS, free_port, losses, saved
 from safetensors.torch import load_file
 from train_on_processes import STEPS, train
 
@@ -22,15 +23,6 @@ from hfpatch.recipes.comparison import load_recipe
 from hfpatch.runs import compare
 from hfpatch.runs import train as run_train
 from hfpatch.training import processes
-
-TESTS = Path(__file__).parent.parent
-PROGRAM = TESTS / "train_on_processes.py"
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def launch(root: Path, scenarios: dict, *, count: int = 2) -> subprocess.CompletedProcess:
@@ -42,16 +34,6 @@ def launch(root: Path, scenarios: dict, *, count: int = 2) -> subprocess.Complet
         [*command, str(PROGRAM), str(root), json.dumps(scenarios)],
         env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-
-
-def losses(folder: Path, key: str = "loss") -> list[float]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    return [line[key] for line in lines if key in line]
-
-
-def saved(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "patch" / "pre_projection" / "adapter_model.safetensors")
 
 
 SCRATCH = {

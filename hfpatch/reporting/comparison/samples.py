@@ -193,7 +193,7 @@ def _sides(
     limit: int,
 ) -> Sides | None:
     seeds, known = _table(task, results.tasks[task].primary, base, runs)
-    if not known:
+    if not known or not seeds:  # all its runs diverged
         return None
     binary = all(value in (0.0, 1.0) for found in known.values() for value in found)
     changes = _flips(known) if binary else _moves(known)

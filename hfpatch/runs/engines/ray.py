@@ -65,7 +65,7 @@ class RayWorkers(Workers):
             return
         with shared_token(job.out) as token:
             reports = [self._report(node, asked) for node, asked in self._ask_nodes(token)]
-            check_nodes(reports, token, current_versions())
+            check_nodes([report for report in reports if report is not None], token, current_versions())
 
     def room(self) -> int:
         """Return how many runs fit on the machines that are there now, or how many were asked for."""
@@ -127,9 +127,12 @@ class RayWorkers(Workers):
             if node["Alive"]
         ]
 
-    def _report(self, node: str, asked: Any) -> NodeReport:
+    def _report(self, node: str, asked: Any) -> NodeReport | None:
+        """Return the report of a machine; None if it has left the cluster meanwhile."""
         try:
             report: NodeReport = self.ray.get(asked, timeout=START_S)
+        except self.ray.exceptions.TaskUnschedulableError:
+            return None
         except Exception as error:  # whatever Ray raises where a process cannot start or import hfpatch
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
             raise HfpatchError(
