@@ -14,9 +14,12 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MKL_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
 
+import hypothesis
 import pytest
 import torch
 
+hypothesis.settings.register_profile("hfpatch", deadline=None)  # how long an example takes depends on the machine
+hypothesis.settings.load_profile("hfpatch")
 _CACHE = tempfile.TemporaryDirectory(prefix="hfpatch-tests-")  # gone when Python ends
 os.environ["HFPATCH_CACHE"] = _CACHE.name
 os.environ["HF_MODULES_CACHE"] = f"{_CACHE.name}/modules"  # transformers copies the code of an export there
