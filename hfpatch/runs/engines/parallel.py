@@ -287,8 +287,12 @@ class _Dispatch:
 
     def _end_workers(self) -> None:
         """End all workers: those at work may save a checkpoint first."""
+        idle = [seat for seat in self.seats if seat.started and seat.unit is None]
+        self.seats = [seat for seat in self.seats if seat not in idle]
         for seat in self.seats:
             seat.worker.terminate()
+        for seat in idle:
+            seat.worker.leave()
         wait([seat.future for seat in self.seats if seat.unit is not None], timeout=GRACE_S)
         for seat in self.seats:
             seat.worker.kill()

@@ -19,6 +19,8 @@ from hfpatch.runs.plan import Unit
 from hfpatch.training.processes import CPU_ONLY
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+LEAVE_S = 5.0
+"""How long a worker without work may take to end."""
 
 
 class Processes(Workers):
@@ -105,6 +107,15 @@ class _Process(Worker):
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def leave(self) -> None:
+        """Let it end by itself, so that it gives back what it shares with others; it is killed if that takes long."""
+        processes = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False)
+        for process in processes:
+            process.join(LEAVE_S)
+            if process.is_alive():
+                process.kill()
 
     def _signal(self, number: int) -> None:
         for pid in list(self._pool._processes or {}):

@@ -31,6 +31,10 @@ class Worker(ABC):
     def kill(self) -> None:
         """End it at once; without effect if it has ended."""
 
+    def leave(self) -> None:
+        """Let it end, as it has nothing to do any longer."""
+        self.kill()
+
 
 class Workers(ABC):
     """Makes workers."""
