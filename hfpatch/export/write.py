@@ -78,7 +78,7 @@ def realigned(model: Any) -> Any:
 
 
 def imported(folder: Path) -> ModuleType:
-    """Return the modelling file of an export, imported anew."""
+    """Import the modelling file of an export, under a name of its own, and return the module."""
     name = f"hfpatch_export_{next(_COUNT)}"
     spec = importlib.util.spec_from_file_location(name, folder / FILE)
     if spec is None or spec.loader is None:

@@ -6,7 +6,7 @@ stale once its process has ended, which a process on the same machine sees at on
 minutes; so the next command can continue after a crash.
 
 A process that has others work for it lends them the locks that it holds (``lender`` of `hold`): a worker
-replaces its lender's lock by its own and puts it back afterwards, so that nobody else can take the run in between.
+replaces its lender's lock by its own and puts it back afterwards, so that no other process can take the run meanwhile.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _replace(path: Path, holder: Holder) -> None:
 
 
 def _lender(holder: Holder) -> Holder:
-    """Return who lent a lock to its holder; an empty one where nobody did."""
+    """Return who lent a lock to its holder; an empty one if it was not lent."""
     lender = holder.get("lender")
     return lender if isinstance(lender, dict) else {}
 

@@ -26,8 +26,8 @@ from hfpatch.surgery.placement import tensor_parallel_plan
 TINYWORLD = "tinyworld/"
 _HALVES = ("bfloat16", "float16")
 _REPACKS = "support_avx512bf16_for_cpu"
-"""A 4-bit layer of bitsandbytes with this set packs its weights anew as it first computes without a gradient, with
-scales in bfloat16. It then computes other values, has none for gradients, and the base's weights have changed."""
+"""A 4-bit layer of bitsandbytes with this set packs its weights again when it first computes without a gradient,
+with scales in bfloat16. It then computes other values, has none for gradients, and the base's weights have changed."""
 _PIECE = 1 << 18  # values that are rounded at once, so that the copy stays in the cache
 
 

@@ -28,9 +28,9 @@ _READING = (
     "correction within a run.",
     "Blue circles are better, red diamonds worse. Grey is no finding: hollow circles are within noise, crosses were "
     "not tested, had too few documents, or have a base at floor or at chance, where a task measures nothing.",
-    "The line is the Pareto front of what is shown: the methods that are better after correction and that no other of "
-    "them beats with fewer parameters (or less time, or memory). Where nothing was tested it is dashed. It goes by the "
-    "points alone: where intervals overlap, the order is not certain.",
+    "The line is the Pareto front of what is shown: the methods that are better after correction and for which no "
+    "other one is as good with fewer parameters (or less time, or memory). Where nothing was tested it is dashed. It "
+    "uses the points alone: where intervals overlap, the order is not certain.",
     "Time and memory are those of training, the mean over seeds, on the machine that the run names; on a CPU the "
     "memory is the peak of the whole process.",
 )
