@@ -14,6 +14,7 @@ from hfpatch.support.version import __version__
 from hfpatch.surgery.peft_registration import register_when_peft_is_imported
 
 if TYPE_CHECKING:
+    from hfpatch.methods import NonlinearQueryConfig, OutputGateConfig, PreProjectionConfig, QueryTemperatureConfig
     from hfpatch.nn.matmul import fast_matmul
     from hfpatch.promises import check
     from hfpatch.results import load_results
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
     from hfpatch.surgery.fold import fold
     from hfpatch.surgery.folder import load_patch, save_patch
     from hfpatch.surgery.patch import patch, patch_summary, unpatch
-    from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
+    from hfpatch.tuners import MethodConfig, MethodSite, method
 
 _HOMES = {
     "AttentionSite": "sites",
     "Family": "sites",
-    "NonlinearQueryConfig": "tuners",
-    "PreProjectionConfig": "tuners",
-    "QueryTemperatureConfig": "tuners",
+    "MethodConfig": "tuners.config",
+    "MethodSite": "tuners.acting",
+    "NonlinearQueryConfig": "methods",
+    "OutputGateConfig": "methods",
+    "PreProjectionConfig": "methods",
+    "QueryTemperatureConfig": "methods",
     "check": "promises",
     "fast_matmul": "nn.matmul",
     "find_sites": "sites",
@@ -37,6 +41,7 @@ _HOMES = {
     "load_patch": "surgery.folder",
     "load_results": "results",
     "match_lora_rank": "surgery.budget",
+    "method": "tuners.registration",
     "patch": "surgery.patch",
     "patch_summary": "surgery.patch",
     "register_family": "sites",
@@ -48,7 +53,10 @@ __all__ = [
     "AttentionSite",
     "Family",
     "HfpatchError",
+    "MethodConfig",
+    "MethodSite",
     "NonlinearQueryConfig",
+    "OutputGateConfig",
     "PreProjectionConfig",
     "QueryTemperatureConfig",
     "__version__",
@@ -59,6 +67,7 @@ __all__ = [
     "load_patch",
     "load_results",
     "match_lora_rank",
+    "method",
     "patch",
     "patch_summary",
     "register_family",

@@ -25,7 +25,7 @@ from hfpatch.recipes.models import ScratchSettings
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.surgery.methods import method_types
-from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.config import MethodConfig
 
 ROOT = Path(__file__).parents[1]
 KINDS = {"comparison": Recipe, "pretraining": PretrainRecipe, "study": StudyRecipe}
@@ -100,7 +100,7 @@ def part_schema():
 
 def options_of(config):
     """Return the fields that a configuration class of hfpatch has beyond PEFT's, by name; those of all methods last."""
-    shared = {field.name for field in dataclasses.fields(SurgeryConfig)}
+    shared = {field.name for field in dataclasses.fields(MethodConfig)}
     inherited = {field.name for field in dataclasses.fields(PeftConfig)}
     left_out = inherited | {*NOT_CHOSEN}
     fields = [field for field in dataclasses.fields(config) if field.name not in left_out]

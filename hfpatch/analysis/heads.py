@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from hfpatch.analysis.running import evaluating
 from hfpatch.errors import HfpatchError
+from hfpatch.methods import NonlinearQueryConfig, QueryTemperatureConfig
 from hfpatch.nn import MixedProjection
 from hfpatch.sites import AttentionSite, features, find_sites, submodule, unwrapped
-from hfpatch.tuners.layer import surgery_layer
-from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
-from hfpatch.tuners.query_temperature.layer import QueryTemperatureLayer
+from hfpatch.tuners.layer import method_layer
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,9 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
         return matrix
     if isinstance(module, MixedProjection):  # adapters are around the matrices inside it
         matrix = columns.read(module.linear_part()[0].cpu().double())
-    layer = surgery_layer(site, NonlinearQueryLayer)
-    for config in [] if layer is None else [layer.configs[name] for name in layer.working_adapters()]:
-        if target in config.targets and config.form == "literal":  # (A + 0)/2, while the preserving form is (2A + 0)/2
+    layer = method_layer(site, NonlinearQueryConfig)
+    for config, _, _ in [] if layer is None else layer.acting(target):
+        if config.form == "literal":  # (A + 0)/2, while the preserving form is (2A + 0)/2
             anchor = torch.eye(len(matrix), dtype=matrix.dtype) if config.anchor == "identity" else matrix
             matrix = anchor / 2
     factor = _temperature(site, target)
@@ -134,11 +133,11 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
 
 def _temperature(site: AttentionSite, target: str) -> Tensor:
     """Return what temperatures multiply the columns of a target with, fp64 ``(columns,)`` or one number."""
-    layer, factor = surgery_layer(site, QueryTemperatureLayer), torch.ones(1, dtype=torch.float64)
+    layer, factor = method_layer(site, QueryTemperatureConfig), torch.ones(1, dtype=torch.float64)
     if layer is None or target != "query":
         return factor
-    for name in layer.working_adapters():
-        factor = factor * (1 + layer.tau(name).detach().cpu().double())
+    for _, parts, _ in layer.acting("heads"):
+        factor = factor * (1 + parts["query"].weight.detach().cpu().double())
     return factor.repeat_interleave(head_size(site)) if len(factor) > 1 else factor
 
 

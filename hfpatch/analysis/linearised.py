@@ -31,12 +31,11 @@ from hfpatch.analysis.heads import HeadWeights, head_size, layer_weights, split_
 from hfpatch.analysis.rotary import Rotary, rotary_of
 from hfpatch.analysis.running import Batch, Tokens, evaluating, hooked, run, tokens_of
 from hfpatch.errors import HfpatchError
+from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.nn import MixedProjection
 from hfpatch.sites import AttentionSite, find_sites, submodule, unwrapped
 from hfpatch.tuners.hidden_state import hidden_argument
-from hfpatch.tuners.layer import surgery_layer
-from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
-from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
+from hfpatch.tuners.layer import method_layer
 
 RIDGES = tuple(10.0**power for power in range(-9, 4))
 """The λ that are tried, in units of the mean eigenvalue of XᵀX."""
@@ -81,10 +80,10 @@ def linearise(model: nn.Module, fit: Iterable[Batch], held_out: Iterable[Batch])
 
 def is_nonlinear(site: AttentionSite) -> bool:
     """Return whether a working patch makes the layer's query or key other than linear in the attention's input."""
-    pre, query = surgery_layer(site, PreProjectionLayer), surgery_layer(site, NonlinearQueryLayer)
-    if pre is not None and pre.moving_adapters():
-        return True
-    return query is not None and any({"query", "key"} & {*query.configs[a].targets} for a in query.working_adapters())
+    pre, query = method_layer(site, PreProjectionConfig), method_layer(site, NonlinearQueryConfig)
+    return (pre is not None and pre.acts("entered")) or (
+        query is not None and (query.acts("query") or query.acts("key"))
+    )
 
 
 @dataclass(frozen=True)

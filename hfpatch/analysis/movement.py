@@ -16,7 +16,7 @@ from hfpatch.support.files import read_json
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch, stack, unpatch
 from hfpatch.tuners.adapters import adapter_parameters, block_of, has_adapters, name_in_block
-from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.config import MethodConfig
 
 Tensors = Mapping[str, Tensor]
 
@@ -126,7 +126,7 @@ def initial_tensors(
         config.inference_mode = False
     patch(model, list(configs.values()), names=list(configs), seed=seed)
     try:
-        known = [name for name, config in configs.items() if seed is not None or isinstance(config, SurgeryConfig)]
+        known = [name for name, config in configs.items() if seed is not None or isinstance(config, MethodConfig)]
         return {key: value for key, value in _copies(model).items() if any(f".{name}." in f".{key}." for name in known)}
     finally:
         unpatch(model)

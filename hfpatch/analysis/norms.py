@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from hfpatch.analysis.heads import head_size
 from hfpatch.analysis.means import TokenMeans, norm_ratio
-from hfpatch.analysis.running import Batch, block_of, hooked, run, surgery_layers
+from hfpatch.analysis.running import Batch, block_of, hooked, method_layers, run
+from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.models.paths import PathOutput, observed
 from hfpatch.nn.skip import PAPER_SKIP_STD
 from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.tuners.hidden_state import hidden_argument
-from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
-from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
+from hfpatch.tuners.layer import MethodLayer
 
 OWN = "own"
 """Used as an adapter's name where f is the model's own."""
@@ -101,10 +101,10 @@ class QuerySize:
 def skip_norms(model: nn.Module) -> list[SkipNorm]:
     """Return the norm of every content skip of a model, first layer first; none where there is no skip."""
     return [
-        SkipNorm(site.layer, adapter, float(skip.weight.detach().norm()), PAPER_SKIP_STD * site.hidden_size)
-        for site, layer in surgery_layers(model, PreProjectionLayer)
-        for adapter in layer.held("preproj_skip")
-        for skip in [layer.linear("preproj_skip", adapter)]
+        SkipNorm(site.layer, adapter, float(weight.detach().norm()), PAPER_SKIP_STD * site.hidden_size)
+        for site, layer in method_layers(model, PreProjectionConfig)
+        for adapter, skip in layer.held("skip").items()
+        for weight in skip.parameters()
     ]
 
 
@@ -123,13 +123,13 @@ def skip_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[SkipSize]:
     def keep_input(site: AttentionSite, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         seen[id(site), "x"] = hidden_argument(args, kwargs)
 
-    def compare(site: AttentionSite, layer: PreProjectionLayer, *call: Any) -> None:
+    def compare(site: AttentionSite, layer: MethodLayer, *call: Any) -> None:
         branch, x = (seen.pop((id(site), name)) for name in ("branch", "x"))
-        added = layer.skip(torch.zeros_like(branch), x)
+        added = layer.left(torch.zeros_like(branch), x)
         means.add(site.layer, norm_ratio(added, branch)[..., None])
 
-    for site, layer in surgery_layers(model, PreProjectionLayer):
-        if any(layer.configs[name].content_skip for name in layer.working_adapters()):
+    for site, layer in method_layers(model, PreProjectionConfig):
+        if layer.acts("left"):
             # Some attention modules add the residual themselves (BLOOM), so the branch is read before they return.
             inside = site.exit is site.attention
             branch = base_model(model).get_submodule(site.output_path) if inside else site.exit
@@ -155,12 +155,12 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Pre
     """
     means, handles = TokenMeans[int](), []
 
-    def measure(index: int, layer: PreProjectionLayer, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def measure(index: int, layer: MethodLayer, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         x = hidden_argument(args, kwargs)
-        means.add(index, norm_ratio(layer.project(x) - x, x)[..., None])
+        means.add(index, norm_ratio(layer.entered(x) - x, x)[..., None])
 
-    for site, layer in surgery_layers(model, PreProjectionLayer):
-        if not layer.moving_adapters():  # a skip alone
+    for site, layer in method_layers(model, PreProjectionConfig):
+        if not layer.acts("entered"):  # a skip alone
             continue
         hook = partial(measure, site.layer, layer)
         handles.append(site.attention.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
@@ -183,22 +183,23 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
     head_sizes = {site.layer: head_size(site) for site in find_sites(model) if site.heads is not None}
 
     def measure(
-        index: int, layer: NonlinearQueryLayer, target: str, module: nn.Module, args: tuple[Any, ...], output: Tensor
+        index: int, layer: MethodLayer, target: str, module: nn.Module, args: tuple[Any, ...], output: Tensor
     ) -> None:
-        x, projected = layer.entered(target, args[0]), layer.columns[target].read(output)
+        x, projected = layer.read_by(target, args[0]), layer.site.columns[target].read(output)
         for adapter in layer.working_adapters():
-            if target in layer.configs[adapter].targets:
-                anchor = x if layer.configs[adapter].anchor == "identity" else projected
-                f = layer.nonlinear(adapter, target, x)
+            config, parts = cast("NonlinearQueryConfig", layer.configs[adapter]), layer.parts(adapter)
+            if target in config.targets:
+                anchor = x if config.anchor == "identity" else projected
+                f = config.nonlinear(target, parts, x)
                 means.add((index, adapter, target), _compared(f, anchor, head_sizes.get(index, f.shape[-1])))
-                projected = layer.query(adapter, target, x, projected)
+                projected = layer.projected_by(config, target, parts, x, projected, layer.site)
 
     def measure_own(heard: PathOutput) -> None:
         index = block_of(heard.at)
         means.add((index, OWN, heard.target), _compared(heard.f, heard.anchor, head_sizes[index]))
 
-    for site, layer in surgery_layers(model, NonlinearQueryLayer):
-        for target in layer.columns:
+    for site, layer in method_layers(model, NonlinearQueryConfig):
+        for target in layer.site.columns:
             hook = partial(measure, site.layer, layer, target)
             handles.append(site.projection_module(target).register_forward_hook(hook, prepend=True))
     with hooked(handles), observed(model, measure_own):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,14 @@ from torch.utils.hooks import RemovableHandle
 
 from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.tuners.adapters import block_of as block_of
-from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.layer import MethodLayer, method_layer
 
 Batch = Mapping[str, Tensor]
 """``input_ids`` ``(batch, seq)`` and optionally ``attention_mask``, whose zeros are not counted, and
 ``position_ids``, which restart where a document begins; other keys are ignored."""
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
-_Layer = TypeVar("_Layer", bound=SurgeryLayer)
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def surgery_layers(model: nn.Module, kind: type[_Layer]) -> Iterator[tuple[AttentionSite, _Layer]]:
-    """Yield the sites that have a tuner layer of this kind, with the layer."""
+def method_layers(model: nn.Module, method: type[MethodConfig]) -> Iterator[tuple[AttentionSite, MethodLayer]]:
+    """Yield the sites that have a layer of this method, with the layer."""
     for site in find_sites(model):
-        layer = surgery_layer(site, kind)
+        layer = method_layer(site, method)
         if layer is not None:
             yield site, layer

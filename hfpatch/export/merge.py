@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.export.parts import base_name
 from hfpatch.tuners.adapters import adapter_state
-from hfpatch.tuners.layer import SurgeryLayer
+from hfpatch.tuners.layer import MethodLayer
 
 
 def is_plain_lora(module: Any) -> bool:
@@ -39,7 +39,7 @@ def merge_others(model: nn.Module) -> list[str]:
     merged = []
     modules: list[tuple[str, Any]] = list(model.named_modules())
     for name, module in modules:
-        if not isinstance(module, BaseTunerLayer) or isinstance(module, SurgeryLayer) or is_plain_lora(module):
+        if not isinstance(module, BaseTunerLayer) or isinstance(module, MethodLayer) or is_plain_lora(module):
             continue
         if module.active_adapters and not module.disable_adapters:
             if not isinstance(module, TrainableTokensLayer):

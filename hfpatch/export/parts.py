@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any, cast
 
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hfpatch.nn.nonlinear import bottleneck_rank
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.sites.modules import unwrapped
 from hfpatch.sites.site import joined
-from hfpatch.surgery.patch import stack
-from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
-from hfpatch.tuners.nonlinear_query.layer import PARTS, NonlinearQueryLayer
-from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
-from hfpatch.tuners.query_temperature.layer import QueryTemperatureLayer
+from hfpatch.tuners.acting import PLACES
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.layer import MethodLayer, layers_at
+from hfpatch.tuners.places import modules_at
 
 _WRAPPED = {"base_layer", "original_module", "token_adapter"}  # what PEFT calls the module inside
 
@@ -32,31 +31,24 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
     """
     found: Description = []
     tensors: Tensors = {}
-    stacked = list(stack(model))
     names = {module: base_name(name) for name, module in model.named_modules()}
-
-    def injected(layer: SurgeryLayer) -> int:
-        return min(stacked.index(name) for name in layer.configs)
-
     for site in find_sites(model):
-        pre = surgery_layer(site, PreProjectionLayer)
-        if pre is not None and pre.working_adapters():
-            found.append(_pre_projections(site, pre, names, tensors))
-        query, scale = surgery_layer(site, NonlinearQueryLayer), surgery_layer(site, QueryTemperatureLayer)
-        made = [_queries(site, query, tensors)] if query is not None else []
-        if scale is not None and scale.working_adapters():
-            item = _temperatures(site, scale, tensors)
-            first = query is None or injected(scale) < injected(query)  # of two hooks on one projection
-            made.insert(0 if first else 1, [item])
-        found += [item for items in made for item in items]
         output = unwrapped(model.get_submodule(site.output_path))
         if isinstance(output, Conv1D):  # as in GPT-2, whose attention joins the heads by the last two axes
-            name = f"hfpatch_rows_{site.name.replace('.', '_')}"
-            found.append(_item("hfpatch_rows", name, site, {"projection": [site.output_path]}, {"width": output.nx}))
+            found.append(_item("hfpatch_rows", "", site, {"projection": [site.output_path]}, {"width": output.nx}))
+        for layer in layers_at(site):  # in the order in which their hooks act
+            if layer.working_adapters():
+                found.append(_method(site, layer, names, tensors))
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer) and not module.merged:
             found.append(_lora(name, module, tensors))
     return found, tensors
+
+
+def methods_of(model: nn.Module) -> list[type[MethodConfig]]:
+    """Return the methods whose parts a description of the model lists."""
+    layers = (layer for site in find_sites(model) for layer in layers_at(site) if layer.working_adapters())
+    return list(dict.fromkeys(layer.method for layer in layers))
 
 
 def base_name(name: str) -> str:
@@ -72,73 +64,32 @@ def exported_name(name: str, description: Description) -> str:
     return name
 
 
-def _pre_projections(
-    site: AttentionSite, layer: PreProjectionLayer, names: Mapping[nn.Module, str], tensors: Tensors
+def _method(
+    site: AttentionSite, layer: MethodLayer, names: Mapping[nn.Module, str], tensors: Tensors
 ) -> dict[str, Any]:
-    parts, name = [], f"hfpatch_pre_{site.name.replace('.', '_')}"
+    configs = [layer.configs[name] for name in layer.working_adapters()]
+    places = {place for config in configs for place in config.acts_at()}
+    modules = modules_at(site, [place for place in PLACES if place in places])
+    at = {role: [names[module] for module in found] for role, found in modules.items()}
+    options = {"method": layer.method.spec.name, "site": asdict(layer.site), "adapters": list(map(_options, configs))}
+    item = _item("hfpatch_method", layer.method.spec.name, site, at, options)
     for index, adapter in enumerate(layer.working_adapters()):
-        config = layer.configs[adapter]
-        kinds = ["up", "down"] if config.expansion else []
-        kinds += [*(["gate"] if config.gated else []), *(["skip"] if config.content_skip else [])]
-        for kind in kinds:
-            weight = layer.linear(f"preproj_{kind}", adapter).weight
-            tensors[joined(site.host_path, f"{name}.parts.{index}.{kind}.weight")] = weight
-        inner = layer.linear("preproj_up", adapter).out_features if config.expansion else 0
-        part = {"hidden": site.hidden_size, "inner": inner, "activation": config.activation}
-        parts.append({**part, "gated": config.gated, "skip": config.content_skip})
-    at = {"entries": list(map(names.__getitem__, site.entries)), "exit": [names[site.exit]]}
-    at |= {} if site.norm is None else {"norm": [names[site.norm]]}
-    return _item("hfpatch_pre", name, site, at, {"parts": parts, "factor": site.exit_factor})
+        for name, tensor in nn.ModuleDict(layer.parts(adapter)).state_dict(keep_vars=True).items():
+            tensors[joined(site.host_path, f"{item['name']}.parts.{index}.{name}")] = tensor
+    return item
 
 
-def _queries(site: AttentionSite, layer: NonlinearQueryLayer, tensors: Tensors) -> Description:
-    """Return an item for each projection of a site that has nonlinear parts, in the order in which they act."""
-    items: dict[str, dict[str, Any]] = {}
-    for adapter in layer.working_adapters():
-        config = layer.configs[adapter]
-        for target in config.targets:
-            projection = site.projections[target]
-            name = f"hfpatch_queries_{projection.path.replace('.', '_')}"
-            at = {"projection": [joined(site.path, projection.path)]}
-            at |= {"source": [joined(site.path, projection.source)]} if projection.source else {}
-            item = items.setdefault(projection.path, _item("hfpatch_queries", name, site, at, {"parts": []}))
-            parts = item["options"]["parts"]
-            for kind in PARTS:
-                for tensor_name, tensor in layer.held(f"nonlinear_{target}_{kind}")[adapter].named_parameters():
-                    tensors[joined(site.host_path, f"{name}.parts.{len(parts)}.{kind}.{tensor_name}")] = tensor
-            columns = layer.columns[target]
-            parts.append(
-                {
-                    "hidden": site.hidden_size,
-                    "rank": bottleneck_rank(site.hidden_size, config.rank),
-                    "columns": [columns.groups, columns.width, columns.start, columns.length],
-                    "activation": config.activation,
-                    "norms": [config.input_norm, config.output_norm],
-                    "anchor": config.anchor,
-                    "form": config.form,
-                }
-            )
-    return list(items.values())
-
-
-def _temperatures(site: AttentionSite, layer: QueryTemperatureLayer, tensors: Tensors) -> dict[str, Any]:
-    name, adapters = f"hfpatch_temperatures_{site.name.replace('.', '_')}", layer.working_adapters()
-    for index, adapter in enumerate(adapters):
-        tensors[joined(site.host_path, f"{name}.taus.{index}")] = layer.tau(adapter)
-    columns, heads = layer.columns, layer.heads
-    options = {
-        "count": len(adapters),
-        "heads": [heads.count, heads.norm, heads.heads_first],
-        "columns": [columns.groups, columns.width, columns.start, columns.length],
-    }
-    at = joined(site.path, heads.norm or site.projections["query"].path)
-    return _item("hfpatch_temperatures", name, site, {"place": [at]}, options)
+def _options(config: MethodConfig) -> dict[str, Any]:
+    """Return the options that the method's own class declares."""
+    shared = {field.name for field in fields(MethodConfig)}
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in shared}
 
 
 def _item(
-    kind: str, name: str, site: AttentionSite, at: dict[str, list[str]], options: dict[str, Any]
+    kind: str, method: str, site: AttentionSite, at: dict[str, list[str]], options: dict[str, Any]
 ) -> dict[str, Any]:
-    around = sorted({path for paths in at.values() for path in paths} - {site.path})
+    name = "_".join(filter(None, [kind, method, site.name.replace(".", "_")]))
+    around = sorted({path for paths in at.values() for path in paths} - {site.path, site.block_path})
     paths = {"host": site.host_path, "block": site.block_path, "at": at, "around": around}
     return {"kind": kind, "name": name, **paths, "options": options}
 

@@ -6,7 +6,7 @@ what a module receives, ``(batch, seq, hidden)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,17 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hfpatch.nn.activations import ACTIVATIONS
-from hfpatch.nn.anchors import anchor_preserving, anchored
 from hfpatch.nn.calls import HookedModule
-from hfpatch.nn.nonlinear import nonlinear_map
-from hfpatch.nn.norms import NORMS
-from hfpatch.nn.preprojection import pre_project
-from hfpatch.nn.skip import add_skip
-from hfpatch.nn.temperature import scale_heads
-from hfpatch.sites.columns import Columns
-from hfpatch.sites.heads import QueryHeads
-from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
+from hfpatch.tuners.acting import PLACES, ActingModule, MethodSite
 
 
 class Matrix(nn.Module):
@@ -32,6 +23,7 @@ class Matrix(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
+        self.in_features, self.out_features = inputs, outputs
         self.weight = nn.Parameter(torch.zeros(outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
 
@@ -69,174 +61,48 @@ class Around(nn.Module):
             return value
 
 
-class PreProjectionPart(nn.Module):
-    """The tensors of one adapter's pre-projection and content skip; either may be missing.
+class Method:
+    """The options of a method, what it builds and what it does at each place; subclasses follow below."""
 
-    .. math::
-        x~ = x + W_down σ(W_up x)                      (plain)
-        x~ = x + W_down (σ(W_gate x) ⊙ W_up x)         (gated)
-        residual += attention(q, k, v) + x~ W_skip     with q, k, v = x~ W_Q, x~ W_K, x~ W_V
+    def __init__(self, **options: Any) -> None:
+        self.__dict__.update(options)
 
-    Source: arXiv 2604.10791.
-    """
+    def acts_at(self) -> tuple[str, ...]:
+        """Return the places where the method acts."""
+        return tuple(place for place in PLACES if hasattr(self, place))
 
-    def __init__(self, hidden: int, inner: int, activation: str, gated: bool, skip: bool) -> None:
+
+METHODS: dict[str, Any] = {}
+
+
+class MethodParts(ActingModule):
+    """The parts of one method at one site: those of each adapter, which act one after the other."""
+
+    def __init__(self, method: str, site: dict[str, Any], adapters: list[dict[str, Any]]) -> None:
         super().__init__()
-        self.up: Any = Matrix(hidden, inner) if inner else None
-        self.gate: Any = Matrix(hidden, inner) if gated else None
-        self.down: Any = Matrix(inner, hidden) if inner else None
-        self.skip: Any = Matrix(hidden, hidden) if skip else None
-        self.act = ACTIVATIONS[activation]
+        self.site = MethodSite.read(site)
+        self.methods = [METHODS[method](**options) for options in adapters]
+        self.parts = nn.ModuleList(with_matrices(each.build(self.site, 0)) for each in self.methods)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x to x~, both ``(batch, seq, hidden)``; x itself where the skip is alone."""
-        return x if self.up is None else pre_project(x, up=self.up, down=self.down, gate=self.gate, act=self.act)
+    def register(self, **modules: list[nn.Module]) -> None:
+        """Act on the modules."""
+        self.act_on(modules)
 
-
-class PreProjections(HookedModule):
-    """Replaces the hidden state that enters an attention by x~, and adds x~ W_skip to the branch where it ends.
-
-    Several parts act one after the other; each one's skip reads the final x~. ``factor`` is what the block multiplies
-    the branch with before it adds it.
-    """
-
-    def __init__(self, parts: list[dict[str, Any]], factor: float) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(PreProjectionPart(**part) for part in parts)
-        self.factor = factor
-
-    def register(self, entries: list[nn.Module], exit: list[nn.Module], norm: list[nn.Module] | None = None) -> None:
-        """Act on the modules that read the hidden state, or on the norm that computes it, and on the branch's end."""
-        for module in norm or []:
-            self.after(module, PreProjections.replace_output)
-        for module in entries if norm is None else []:
-            self.before(module, PreProjections.replace_input)
-        if any(part.skip is not None for part in self.parts):
-            outside = exit[0] is not entries[0]
-            if outside:
-                self.after(entries[0], PreProjections.keep_input)
-            self.after(exit[0], PreProjections.add_skips, outside)
-
-    def project(self, x: Tensor) -> Tensor:
-        """Map x to x~, both ``(batch, seq, hidden)``."""
-        for part in self.parts:
-            x = part(x)
-        return x
-
-    def replace_output(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-    ) -> Tensor:
-        """Replace the hidden state, as a norm returns it, by x~."""
-        return self.project(output)
-
-    def replace_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Replace the hidden state by x~."""
-        return replace_hidden(module, args, kwargs, self.project(hidden_argument(args, kwargs)))
-
-    def keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Keep x~ for the module where the branch ends."""
-        self.keep("x", hidden_argument(args, kwargs))
-
-    def add_skips(
-        self, kept: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
-        """Add the skips where the branch ends."""
-        x = self.take("x") if kept else hidden_argument(args, kwargs)
-        return output if x is None else replace_first(output, partial(self.skip, x))
-
-    def skip(self, x: Tensor, branch: Tensor) -> Tensor:
-        """Return the branch plus x~ W_skip of every part that has one; all ``(batch, seq, hidden)``."""
-        for part in self.parts:
-            skip: Any = part.skip
-            branch = branch if skip is None else add_skip(branch, x, skip, factor=self.factor)
-        return branch
+    def acting(self, place: str) -> Iterator[tuple[Any, Any, MethodSite]]:
+        """Yield what acts at a place: the method, its parts and the site."""
+        for method, parts in zip(self.methods, self.parts, strict=True):
+            if place in method.acts_at():
+                yield method, parts, self.site
 
 
-class NonlinearQueryPart(nn.Module):
-    """The anchored nonlinear query of one adapter.
-
-    .. math::
-        f(x) = norm_out(g(norm_in(x) W_1) W_2)         W_1: d -> r,  W_2: r -> d_q
-        Q = A(x) + f(x) / 2                            (preserving: the anchor counts twice)
-        Q = (A(x) + f(x)) / 2                          (literal)
-
-    with the anchor A(x) = x W_Q, the projection of the base, or A(x) = x. Source: arXiv 2603.13381.
-
-    ``columns`` (groups, width, start, length) are those of the projection's output that hold the query.
-    """
-
-    def __init__(
-        self, hidden: int, rank: int, columns: list[int], activation: str, norms: list[str], anchor: str, form: str
-    ) -> None:
-        super().__init__()
-        self.columns = Columns(*columns)
-        self.norm_in = NORMS[norms[0]](hidden)
-        self.up: Any = Matrix(hidden, rank)
-        self.down: Any = Matrix(rank, self.columns.size)
-        self.norm_out = NORMS[norms[1]](self.columns.size)
-        self.act, self.anchor, self.form = ACTIVATIONS[activation], anchor, form
-
-    def forward(self, x: Tensor, output: Tensor) -> Tensor:
-        """Replace the query in a projection's output ``(batch, seq, groups·width)``; x ``(batch, seq, hidden)``."""
-        projected = self.columns.read(output)
-        f = nonlinear_map(x, norm_in=self.norm_in, up=self.up, act=self.act, down=self.down, norm_out=self.norm_out)
-        if self.form == "preserving":
-            return self.columns.write(output, anchor_preserving(projected, f))
-        return self.columns.write(output, anchored(x if self.anchor == "identity" else projected, f))
-
-
-class NonlinearQueries(HookedModule):
-    """Replaces columns of a projection's output; where that reads a latent, f reads what enters its ``source``."""
-
-    def __init__(self, parts: list[dict[str, Any]]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(NonlinearQueryPart(**part) for part in parts)
-
-    def register(self, projection: list[nn.Module], source: list[nn.Module] | None = None) -> None:
-        """Act on the projection and on its source."""
-        for module in source or []:
-            self.before(module, NonlinearQueries.remember)
-        self.after(projection[0], NonlinearQueries.change)
-
-    def remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep x for the projection."""
-        self.keep("x", args[0])
-
-    def change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        """Replace the columns of every part."""
-        kept = self.take("x")
-        for part in self.parts:
-            output = part(args[0] if kept is None else kept, output)
-        return output
-
-
-class Temperatures(HookedModule):
-    """Scales the query of each head behind its norm, or in its projection's output.
-
-    .. math::
-        q_h <- q_h (1 + τ_h)                           τ: (heads,)
-
-    ``heads`` (number, path of the norm or None, whether heads come before the sequence there) and ``columns`` (groups,
-    width, start, length) say where the heads are.
-    """
-
-    def __init__(self, count: int, heads: list[Any], columns: list[int]) -> None:
-        super().__init__()
-        self.heads, self.columns = QueryHeads(*heads), Columns(*columns)
-        self.taus = nn.ParameterList(nn.Parameter(torch.zeros(self.heads.count)) for _ in range(count))
-
-    def register(self, place: list[nn.Module]) -> None:
-        """Act on the norm or the projection."""
-        self.after(place[0], Temperatures.change)
-
-    def change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        """Scale the heads by every τ."""
-        query, axis = self.columns.read(output) if self.heads.norm is None else output, -1
-        if self.heads.norm is not None:
-            axis = self.heads.axis(output, self.columns.size, at="query")
-        for tau in self.taus:
-            query = scale_heads(query, tau, axis)
-        return self.columns.write(output, query) if self.heads.norm is None else query
+def with_matrices(module: nn.Module) -> nn.Module:
+    """Put a :class:`Matrix` in the place of every linear layer in a module."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            setattr(module, name, Matrix(child.in_features, child.out_features, child.bias is not None))
+        else:
+            with_matrices(child)
+    return module
 
 
 class Lora(HookedModule):
@@ -288,9 +154,7 @@ class Rows(HookedModule):
 
 
 MADE: dict[str, Callable[..., HookedModule]] = {
-    "hfpatch_pre": PreProjections,
-    "hfpatch_queries": NonlinearQueries,
-    "hfpatch_temperatures": Temperatures,
+    "hfpatch_method": MethodParts,
     "hfpatch_lora": Lora,
     "hfpatch_rows": Rows,
 }

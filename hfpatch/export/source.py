@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hfpatch.export.runtime import MADE
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.generated import modelling_file
+from hfpatch.tuners.config import MethodConfig
 
 FILE = "modeling_hfpatch.py"
 _ABOUT = """\
@@ -35,26 +37,30 @@ def patched_name(kind: type) -> str:
     return f"Hfpatch{kind.__name__}"
 
 
-def modelling_source(model: Any, *, keep_fp32: bool) -> str:
+def modelling_source(model: Any, methods: Sequence[type[MethodConfig]], *, keep_fp32: bool) -> str:
     """Return the file: licence and source, the runtime, and subclasses of the stock classes.
 
     The model type is the export's own, so that it cannot be loaded by mistake without its patch.
 
     Args:
         model: the base; its class and that of its part without a head, where it has one, get a subclass each.
+        methods: the methods of the patch, whose classes are copied.
         keep_fp32: keep the patch in fp32 whatever dtype the model is loaded in.
     """
     stock, config = type(model), type(model.config)
     kinds = {"": stock} | ({model.base_model_prefix: type(model.base_model)} if has_tower(model) else {})
     names = {"config": config.__name__}
-    made = _CONFIG.format(**names, prefix=EXPORTED, model_type=config.model_type)
+    table = "".join(f"    {each.spec.name}={each.__name__},\n" for each in methods)
+    made = f"METHODS.update(\n{table})\n\n\n" if methods else ""
+    made += _CONFIG.format(**names, prefix=EXPORTED, model_type=config.model_type)
     for prefix, kind in kinds.items():
         kept = sorted({*(kind._keep_in_fp32_modules_strict or []), *(MADE if keep_fp32 else [])})
         where = f", those below ``{prefix}``" if prefix else ""
         listed = f"[\n        {', '.join(map(repr, kept))}\n    ]" if kept else None
         made += _MODEL.format(**names, stock=kind.__name__, prefix=prefix, fp32=listed, where=where)
     about = _ABOUT.format(stock=stock.__name__)
-    return modelling_file(about, "hfpatch.export.runtime", "Hooked", stock=(*kinds.values(), config), footer=made)
+    stocks = (*kinds.values(), config)
+    return modelling_file(about, "hfpatch.export.runtime", "Hooked", stock=stocks, footer=made, methods=methods)
 
 
 def has_tower(model: Any) -> bool:

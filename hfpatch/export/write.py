@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hfpatch.errors import HfpatchError
 from hfpatch.export.merge import merge_others, parts_of_the_base
-from hfpatch.export.parts import Description, Tensors, describe, exported_name
+from hfpatch.export.parts import Description, Tensors, describe, exported_name, methods_of
 from hfpatch.export.source import FILE, has_tower, modelling_source, patched_name
 from hfpatch.promises.common import example_tokens, logits, rounding
 from hfpatch.support.files import write_text
@@ -91,7 +91,7 @@ def imported(folder: Path) -> ModuleType:
 def _write(model: Any, description: Description, base: Tensors, parts: Tensors, folder: Path) -> Any:
     """Write modelling file, configuration and weights; return the class of the model that they make."""
     fp32 = any(tensor.dtype == torch.float32 for tensor in parts.values())
-    write_text(folder / FILE, modelling_source(model, keep_fp32=fp32))
+    write_text(folder / FILE, modelling_source(model, methods_of(model), keep_fp32=fp32))
     module, home = imported(folder), FILE.removesuffix(".py")
     kind, config_kind = (getattr(module, patched_name(type(stock))) for stock in (model, model.config))
     model.config.save_pretrained(str(folder))  # and read again, which is what transformers keeps of it

@@ -14,6 +14,7 @@ from peft import LoraConfig, PeftConfig
 from torch import Tensor
 
 from hfpatch.analysis.running import keeping_flags
+from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.promises.common import (
     NEW_TOKENS,
     gradients,
@@ -31,7 +32,6 @@ from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
-from hfpatch.tuners import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 
 ALLOWED_FILES = {".safetensors", ".json", ".md"}

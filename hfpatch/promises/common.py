@@ -16,7 +16,7 @@ from hfpatch.nn import normal_
 from hfpatch.sites import AttentionSite, find_sites, text_config
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners.adapters import adapter_parameters
-from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.model import changed_sites
 
 BATCH, LENGTH, NEW_TOKENS = 2, 9, 6
@@ -39,7 +39,7 @@ def example_tokens(model: Any) -> Tensor:
 
 def changed_by(model: Any, config: PeftConfig) -> list[AttentionSite]:
     """Return the sites that a configuration changes."""
-    return changed_sites(model, config) if isinstance(config, SurgeryConfig) else find_sites(model)
+    return changed_sites(model, config) if isinstance(config, MethodConfig) else find_sites(model)
 
 
 def rounding(model: Any) -> float:

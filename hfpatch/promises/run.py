@@ -11,12 +11,12 @@ from peft import PeftConfig
 from torch import nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.methods import PreProjectionConfig
 from hfpatch.promises import behaviour, residual, site, temperature
 from hfpatch.promises.common import Test, changed_by, example_tokens
 from hfpatch.support.notebook import html_table
 from hfpatch.surgery.bases import load_base, load_config
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
-from hfpatch.tuners import PreProjectionConfig
 from hfpatch.twins import twin
 
 PROMISES: list[tuple[str, Test]] = [

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftConfig
 from torch import Tensor
 
+from hfpatch.methods import QueryTemperatureConfig
+from hfpatch.nn import QueryTemperature
 from hfpatch.promises.common import changed_by, rounding
 from hfpatch.promises.site import NO_SOFTMAX
 from hfpatch.promises.softmax import observe
 from hfpatch.sites import AttentionSite
 from hfpatch.surgery.patch import patch, unpatch
-from hfpatch.tuners import QueryTemperatureConfig
-from hfpatch.tuners.layer import surgery_layer
-from hfpatch.tuners.query_temperature.layer import QueryTemperatureLayer
+from hfpatch.tuners.layer import method_layer
 
 
 def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -42,9 +42,9 @@ def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
 
 def _wrong_heads(model: Any, site: AttentionSite, tokens: Tensor, plain: Tensor) -> str | None:
     """Return what is wrong with the heads of a site, whose scores without temperatures are ``plain``; else None."""
-    layer = surgery_layer(site, QueryTemperatureLayer)
+    layer = method_layer(site, QueryTemperatureConfig)
     assert layer is not None
-    tau = layer.tau(layer.working_adapters()[0])
+    tau = cast("QueryTemperature", layer.parts(layer.working_adapters()[0])["query"]).weight
     number = torch.arange(len(tau), device=tau.device)
     for digit in range(max(1, (len(tau) - 1).bit_length())):
         chosen = (number >> digit) % 2 == (0 if len(tau) == 1 else 1)

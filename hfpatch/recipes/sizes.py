@@ -159,3 +159,12 @@ def size_mistake(part: Part) -> str | None:
         return f".match: {kind} has no size to solve for: it {NO_SIZE[kind]}; leave match out"
     key = SIZES[kind].key if kind in SIZES else None  # types that cannot be injected are refused for that
     return f" has both {key} and match; match finds {key}" if key in part else None
+
+
+def register_size(kind: str, key: str | None) -> None:
+    """Say which option of a method is its size, a whole number from 1 on, or that it has none (None)."""
+    if kind not in SIZES and kind not in NO_SIZE:
+        if key is None:
+            NO_SIZE[kind] = "declares none"
+        else:
+            SIZES[kind] = Size(key, _any)

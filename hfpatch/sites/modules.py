@@ -8,6 +8,8 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 
+_WIDTHS = (("in_features", "out_features"), ("nx", "nf"))
+
 
 def submodule(root: nn.Module, path: str, *, of: str) -> nn.Module:
     """Return the module at the dotted ``path`` below ``root``; ``of`` names the declaration in the error.
@@ -66,13 +68,18 @@ def count_values(parameter: nn.Parameter) -> int:
     return parameter.numel() if state is None else math.prod(state.shape)
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module says its input and output width, as :func:`features` reads them."""
+    return any(hasattr(module, inputs) and hasattr(module, outputs) for inputs, outputs in _WIDTHS)
+
+
 def features(module: nn.Module) -> tuple[int, int]:
     """Return (input, output) width of a Linear (also a quantised one) or a Conv1D.
 
     Raises:
         HfpatchError: if the module has neither ``in_features`` / ``out_features`` nor ``nx`` / ``nf``.
     """
-    for inputs, outputs in (("in_features", "out_features"), ("nx", "nf")):
+    for inputs, outputs in _WIDTHS:
         if hasattr(module, inputs) and hasattr(module, outputs):
             return int(getattr(module, inputs)), int(getattr(module, outputs))
     raise HfpatchError(f"{type(module).__name__} is not a linear projection: it has no in_features / out_features")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.methods.pre_projection import PreProjectionConfig, linear_map
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.sites.site import joined
 from hfpatch.surgery.patch import require_plain, unpatch
 from hfpatch.tuners.adapters import AdapterWrapper
-from hfpatch.tuners.layer import surgery_layer
-from hfpatch.tuners.pre_projection.layer import PreProjectionLayer
+from hfpatch.tuners.layer import MethodLayer, method_layer
 
 Model = TypeVar("Model", bound=nn.Module)
 _ROWS = 3
@@ -42,12 +42,12 @@ def fold(model: Model) -> Model:
     """
     require_plain(model)
     _require_foldable_adapters(model)
-    layers = [(site, surgery_layer(site, PreProjectionLayer)) for site in find_sites(model)]
+    layers = [(site, method_layer(site, PreProjectionConfig)) for site in find_sites(model)]
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     folded: list[tuple[nn.Parameter, Tensor]] = []
     for site, layer in layers:
         if layer is not None:
-            matrix = layer.linear_map()
+            matrix = linear_map(layer)
             for path, module in _readers(site).items():
                 weight = _plain_weight(module, f"{site.path}.{path}", uses)
                 product = matrix @ weight.double() if hasattr(module, "nx") else weight.double() @ matrix.T
@@ -62,14 +62,14 @@ def _require_foldable_adapters(model: nn.Module) -> None:
     if not found:
         raise HfpatchError("the model has no adapter to fold; patch it with PreProjectionConfig(activation='identity')")
     for name, layer in found:
-        if not isinstance(layer, PreProjectionLayer):
-            kind = layer.method if hasattr(layer, "method") else type(layer).__name__
+        if not isinstance(layer, MethodLayer) or layer.method is not PreProjectionConfig:
+            kind = layer.method.spec.label if isinstance(layer, MethodLayer) else type(layer).__name__
             raise HfpatchError(f"{name}: a {kind} cannot be folded; only linear pre-projections alone can")
         _require_foldable(name, layer)
 
 
-def _require_foldable(name: str, layer: PreProjectionLayer) -> None:
-    for adapter, config in layer.configs.items():
+def _require_foldable(name: str, layer: MethodLayer) -> None:
+    for adapter, config in cast("dict[str, PreProjectionConfig]", layer.configs).items():
         if config.content_skip:
             why = "a content skip goes past the projections"
         elif not config.is_linear:
@@ -97,7 +97,7 @@ def _readers(site: AttentionSite) -> dict[str, nn.Module]:
         return projections
     for name, module in site.attention.named_modules():
         if (
-            not name.startswith(PreProjectionLayer.child_name)
+            not name.startswith(PreProjectionConfig.spec.child)
             and module not in projections.values()
             and joined(site.path, name) != site.output_path
             and any(_could_read(p, site.hidden_size) for p in module._parameters.values())

@@ -14,7 +14,7 @@ from hfpatch.recipes.sizes import Part, Size, Widths
 from hfpatch.sites import features, find_sites, unwrapped
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.patch import stack
-from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.config import MethodConfig
 
 Count = Callable[[Any], int]
 
@@ -56,7 +56,7 @@ def match_size(
 
 def adapted_widths(model: nn.Module) -> Widths:
     """Return the widths of what a patch adapts: of PEFT's modules, else of the attention's hidden state."""
-    if all(isinstance(config, SurgeryConfig) for config in stack(model).values()):
+    if all(isinstance(config, MethodConfig) for config in stack(model).values()):
         return [(site.hidden_size, site.hidden_size) for site in find_sites(model)]
     bases = (unwrapped(module) for module in model.modules() if isinstance(module, BaseTunerLayer))
     return [features(base) for base in bases if any(hasattr(base, name) for name in ("in_features", "nx"))]

@@ -19,7 +19,7 @@ from hfpatch.surgery.budget import count_added
 from hfpatch.surgery.matching import match_size
 from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
 from hfpatch.tuners.checks import require_injectable
-from hfpatch.tuners.config import SurgeryConfig
+from hfpatch.tuners.config import MethodConfig
 
 Part = Mapping[str, Any]
 Methods = Mapping[str, Sequence[Part]]
@@ -155,7 +155,7 @@ def _check_keys(where: str, part: Part, methods: Methods, name: str) -> None:
     if kind not in method_types():
         raise HfpatchError(f"{where}.type: {kind!r} is no method{nearest(str(kind), method_types())}")
     cls = _config_class(kind)
-    internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, SurgeryConfig) else set())
+    internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, MethodConfig) else set())
     options = [field.name for field in dataclasses.fields(cls) if field.name not in internal]
     known = [*options, "type", "match"]
     for key in part:

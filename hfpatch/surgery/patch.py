@@ -31,7 +31,7 @@ from hfpatch.tuners.adapters import (
     upcast_adapters,
 )
 from hfpatch.tuners.checks import require_distinct_names, require_fitting, require_sound
-from hfpatch.tuners.config import SurgeryConfig, drawn_as, method_name, with_python_values
+from hfpatch.tuners.config import MethodConfig, drawn_as, method_name, with_python_values
 from hfpatch.tuners.model import unreached_layers
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -75,7 +75,7 @@ def patch(
     names = _adapter_names(model, configs, names)
     if has_adapters(model):
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first, or patch with one list")
-    if any(isinstance(part, SurgeryConfig) for part in configs):
+    if any(isinstance(part, MethodConfig) for part in configs):
         find_sites(model)  # an unknown architecture is refused before PEFT records the adapter
     configs = [with_python_values(copy.deepcopy(part)) for part in configs]
     require_fitting(model, configs)
@@ -189,7 +189,7 @@ def patch_summary(model: nn.Module) -> PatchSummary:
         per_layer[block_of(name)] += parameter.numel()
     skipped: dict[int, str] = {}
     for config in stack(model).values():
-        if isinstance(config, SurgeryConfig) and config.layers_to_transform is None:
+        if isinstance(config, MethodConfig) and config.layers_to_transform is None:
             skipped |= unreached_layers(model, config)
     return PatchSummary(
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -201,7 +201,7 @@ def patch_summary(model: nn.Module) -> PatchSummary:
 
 
 def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -> None:
-    if isinstance(config, SurgeryConfig) and seed is not None:
+    if isinstance(config, MethodConfig) and seed is not None:
         config.seed = seed
     drawn = drawn_as(name, config)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

@@ -23,7 +23,7 @@ def register_when_peft_is_imported() -> None:
     if sys.modules.get("peft") is not None:
         importlib.import_module("peft")  # waits if another thread is importing it
     if getattr(sys.modules.get("peft"), "PeftModel", None) is not None:
-        importlib.import_module("hfpatch.tuners")
+        importlib.import_module("hfpatch.methods")
     elif not any(isinstance(finder, _PeftFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _PeftFinder())
 
@@ -71,4 +71,4 @@ class _RegisteringLoader:
         module.__loader__ = self._loader
         self._loader.exec_module(module)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _PeftFinder)]
-        importlib.import_module("hfpatch.tuners")
+        importlib.import_module("hfpatch.methods")

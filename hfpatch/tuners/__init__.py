@@ -1,17 +1,10 @@
-"""PEFT tuners for the methods of hfpatch; importing this package registers them with PEFT."""
+"""The interface of methods: what a method declares, and the PEFT tuner that is made of it."""
 
-from hfpatch.tuners.nonlinear_query import NonlinearQueryConfig, NonlinearQueryLayer, NonlinearQueryModel
-from hfpatch.tuners.pre_projection import PreProjectionConfig, PreProjectionLayer, PreProjectionModel
-from hfpatch.tuners.query_temperature import QueryTemperatureConfig, QueryTemperatureLayer, QueryTemperatureModel
+import peft  # noqa: F401  # first: hfpatch.methods follows its import, and imports modules of this package
 
-__all__ = [
-    "NonlinearQueryConfig",
-    "NonlinearQueryLayer",
-    "NonlinearQueryModel",
-    "PreProjectionConfig",
-    "PreProjectionLayer",
-    "PreProjectionModel",
-    "QueryTemperatureConfig",
-    "QueryTemperatureLayer",
-    "QueryTemperatureModel",
-]
+from hfpatch.tuners.acting import MethodSite
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.layer import MethodLayer, method_layer
+from hfpatch.tuners.registration import method
+
+__all__ = ["MethodConfig", "MethodLayer", "MethodSite", "method", "method_layer"]

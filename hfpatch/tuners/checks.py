@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, features, find_sites, require_matrix, submodule
+from hfpatch.tuners.acting import PROJECTED
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
-from hfpatch.tuners.config import SurgeryConfig
-from hfpatch.tuners.layer import SurgeryLayer, surgery_layer
-from hfpatch.tuners.nonlinear_query.layer import NonlinearQueryLayer
-from hfpatch.tuners.query_temperature.layer import QueryTemperatureLayer
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.layer import MethodLayer, layers_at
 
 _MUST_STAY = "which a patch must leave as they are"
 _NEEDS_MORE = {  # PEFT type -> what it needs beside modules in the model
@@ -40,7 +39,7 @@ def require_fitting(model: nn.Module, configs: Sequence[PeftConfig]) -> None:
     require_untouched_base(configs)
     for config in configs:
         require_injectable(config, alone=len(configs) == 1)
-        if not isinstance(config, SurgeryConfig):  # these check themselves against each layer
+        if not isinstance(config, MethodConfig):  # these check themselves against each layer
             _require_matches(model, config)
             _require_matrices(model, config)
 
@@ -162,19 +161,19 @@ def require_sound(model: nn.Module) -> None:
             f"{empty[0]}: the module that it adapts is offloaded, and PEFT gives its adapter no values there; load the "
             "model without offloading, or adapt other modules (hfpatch's own methods work offloaded)"
         )
-    if any(isinstance(module, NonlinearQueryLayer | QueryTemperatureLayer) for module in model.modules()):
+    if any(isinstance(module, MethodLayer) for module in model.modules()):
         for site in find_sites(model):
             for target, layer in _changed_projections(site).items():
-                _require_effect(site, target, layer._device())
+                _require_effect(site, target, layer.device())
 
 
-def _changed_projections(site: AttentionSite) -> dict[str, SurgeryLayer]:
+def _changed_projections(site: AttentionSite) -> dict[str, MethodLayer]:
     """Return the layers whose hooks change what a projection returns, by its target."""
-    changed: dict[str, SurgeryLayer] = {}
-    if (scale := surgery_layer(site, QueryTemperatureLayer)) is not None and scale.working_adapters():
-        changed |= {"query": scale} if scale.heads.norm is None else {}
-    if (query := surgery_layer(site, NonlinearQueryLayer)) is not None:
-        changed |= {target: query for name in query.working_adapters() for target in query.configs[name].targets}
+    changed: dict[str, MethodLayer] = {}
+    for layer in layers_at(site):
+        changed |= {target: layer for target in PROJECTED if layer.acts(target)}
+        if site.heads is not None and site.heads.norm is None and layer.acts("heads"):
+            changed["query"] = layer
     return changed
 
 

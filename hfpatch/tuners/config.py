@@ -1,4 +1,4 @@
-"""What the configurations of all hfpatch methods share."""
+"""The configuration of a method: its options, its parts, and what it does at each place."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from peft import PeftConfig, TaskType
+from torch import nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.sites import AttentionSite
+from hfpatch.tuners.acting import PLACES, MethodSite
 from hfpatch.tuners.card import describe_loading
 
 _NAMES = {
@@ -24,9 +27,48 @@ _NAMES = {
 }
 
 
+@dataclass(frozen=True)
+class MethodSpec:
+    """What :func:`hfpatch.method` registers a class with.
+
+    Args:
+        name: the method's name in recipes and reports.
+        kind: its ``peft_type``, the name in capitals.
+        prefix: what the names of its tensors begin with.
+        child: name of its layer, a child of the attention.
+        size: the option that ``match`` solves for; None if the method has none.
+    """
+
+    name: str
+    kind: Any
+    prefix: str
+    child: str
+    size: str | None
+
+    @property
+    def label(self) -> str:
+        """The name in a sentence."""
+        return self.name.replace("_", " ").replace("pre projection", "pre-projection")
+
+
 @dataclass
-class SurgeryConfig(PeftConfig):
-    """Which layers to change, and the seed.
+class MethodConfig(PeftConfig):
+    """A method: its options, the parts that it adds to a layer, and what they do.
+
+    A method is a dataclass under :func:`hfpatch.method`. Its fields are its options; it is a PEFT configuration, which
+    works in every PEFT call. It defines :meth:`build` and, of the places below, those where it acts::
+
+        entered(self, parts, x, site)          x ``(batch, seq, hidden)`` that enters the attention
+        query(self, parts, q, x, site)         q ``(batch, seq, out)`` as projected, before the split into heads;
+        key, value                             likewise; x is what the projection reads
+        heads(self, parts, q, site)            q ``(batch, seq, heads, size)``, behind the query's norm if it has one
+        mixed(self, parts, a, x, site)         a ``(batch, seq, heads·size)`` that the output projection reads
+        left(self, parts, branch, x, site)     branch ``(batch, seq, hidden)`` as it joins the residual stream
+        stream(self, parts, h, site)           h ``(batch, seq, hidden)``, the residual stream behind the block
+
+    Each returns what goes on instead, of the same shape. ``parts`` has the modules that :meth:`build` returned, by
+    name, ``site`` is a :class:`hfpatch.MethodSite`. Several adapters act in the order of the stack. Where LoRA adapts
+    the same projection, its term is added to what query, key or value return, and it reads what ``mixed`` was given.
 
     Values are checked against the types of the fields, without conversion: ``"false"`` is text and no truth value.
     numpy's numbers become Python's.
@@ -41,6 +83,8 @@ class SurgeryConfig(PeftConfig):
         HfpatchError: if a value is of another type or not finite.
     """
 
+    spec: ClassVar[MethodSpec]  # set by hfpatch.method
+
     layers_to_transform: list[int] | int | None = field(
         default=None, metadata={"help": "Index or indices of the layers to change; None changes all."}
     )
@@ -52,11 +96,32 @@ class SurgeryConfig(PeftConfig):
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
         self.task_type = self.task_type or TaskType.CAUSAL_LM
+        self.peft_type = self.spec.kind
         with_python_values(self)
         hints = typing.get_type_hints(type(self))
         ours = {f.name for f in dataclasses.fields(self)} - {f.name for f in dataclasses.fields(PeftConfig)}
         for name in sorted(ours):
             setattr(self, name, _checked(name, getattr(self, name), hints[name]))
+
+    def build(self, site: MethodSite, seed: int) -> nn.ModuleDict:
+        """Return the parts of one layer, initialised so that they change nothing, or as the options say.
+
+        Args:
+            site: the layer.
+            seed: seed of the initialisation; draw by :func:`hfpatch.nn.normal_` with ``name=f"{site.name}.<part>"``.
+
+        Raises:
+            HfpatchError: if the options do not fit the layer.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define build(site, seed)")
+
+    def acts_at(self) -> tuple[str, ...]:
+        """Return the places where the method acts with these options: all that the class defines."""
+        return tuple(place for place in PLACES if hasattr(self, place))
+
+    def refusal(self, site: AttentionSite) -> str | None:
+        """Return why the method cannot act at a site that has all its places, or None if it can."""
+        return None
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
         """Write ``adapter_config.json``, and say in the card beside it that loading needs hfpatch."""

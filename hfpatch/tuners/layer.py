@@ -1,22 +1,22 @@
-"""The layer that all hfpatch tuners share: a child of the attention module that works through hooks."""
+"""The layer of a method: a child of the attention module that works through hooks."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
+from torch import Tensor, nn
 
-from hfpatch.nn.calls import HookedModule
+from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
-from hfpatch.tuners.config import drawn_as
-
-Layer = TypeVar("Layer", bound="SurgeryLayer")
+from hfpatch.tuners.acting import ActingModule, MethodSite
+from hfpatch.tuners.config import MethodConfig, drawn_as
+from hfpatch.tuners.places import defined_places, method_site, modules_at
 
 NOT_MERGEABLE = (
     "a nonlinear branch cannot be folded into the weights of a linear projection, so {method} cannot be merged; "
@@ -24,7 +24,7 @@ NOT_MERGEABLE = (
 )
 
 
-class SurgeryLayer(HookedModule, BaseTunerLayer):
+class MethodLayer(ActingModule, BaseTunerLayer):
     """A tuner layer registered as a child of the attention module (the site's host), acting by forward hooks around it.
 
     The attention module is not replaced: names of base parameters stay as they were, other adapters can be injected
@@ -38,15 +38,14 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
         site: the attention branch to change.
     """
 
-    method: str
-    child_name: str  # must not contain the tuner's prefix: transformers takes the first match for the adapter's place
-    adapter_layer_names: tuple[str, ...]
+    method: type[MethodConfig]
 
     def __init__(self, site: AttentionSite) -> None:
         super().__init__()
-        self.site_name = site.name
-        self.hidden_size = site.hidden_size
-        self.configs: dict[str, Any] = {}
+        self.site = method_site(site)
+        self.configs: dict[str, MethodConfig] = {}
+        self.part_names: dict[str, tuple[str, ...]] = {}
+        self.adapter_layer_names: tuple[str, ...] = ()
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
@@ -54,43 +53,41 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
         with_weights = (module for module in projections if any(True for _ in module.parameters()))
         # In a tuple, so that it is not registered as a child a second time.
         self._base_layer = (next(with_weights, projections[0]),)
-        for name in self.adapter_layer_names:
-            setattr(self, name, nn.ModuleDict())
         host = site.host_path.removeprefix(site.block_path)
-        self.hook_into(site.block, f"{host}.{self.child_name}".lstrip("."), partial(self.register, site))
-
-    @abstractmethod
-    def register(self, site: AttentionSite) -> None:
-        """Register this layer's hooks on the modules of a site."""
+        register = partial(self.act_on, modules_at(site, defined_places(self.method)))
+        self.hook_into(site.block, f"{host}.{self.method.spec.child}".lstrip("."), register)
 
     def get_base_layer(self) -> nn.Module:
         """Return the module whose device the adapter follows: the first projection with weights."""
         return self._base_layer[0]
 
-    def update_layer(self, adapter_name: str, config: Any, *, inference_mode: bool = False) -> None:
+    def update_layer(self, adapter_name: str, config: MethodConfig, *, inference_mode: bool = False) -> None:
         """Add an adapter to this layer, initialised, in fp32, on the device of the base."""
-        with torch.device(self._device()), _default_dtype(torch.float32):
-            for what, module in self.build(config, self.site_name + drawn_as(adapter_name, config)).items():
-                self.held(what)[adapter_name] = module
-        self.configs[adapter_name] = config
+        site = replace(self.site, name=self.site.name + drawn_as(adapter_name, config))
+        with torch.device(self.device()), _default_dtype(torch.float32):
+            parts = config.build(site, config.seed)
+        for name, module in parts.items():
+            held = self.method.spec.prefix + name
+            if not hasattr(self, held):
+                setattr(self, held, nn.ModuleDict())
+                self.adapter_layer_names += (held,)
+            self.held(name)[adapter_name] = module
+        self.configs[adapter_name], self.part_names[adapter_name] = config, tuple(parts)
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
-    def held(self, what: str) -> nn.ModuleDict:
-        """Return the modules called ``what``, by adapter name."""
-        return cast("nn.ModuleDict", getattr(self, what))
+    def held(self, part: str) -> nn.ModuleDict:
+        """Return the modules called ``part``, by adapter name; none where no adapter has it."""
+        return cast("nn.ModuleDict", getattr(self, self.method.spec.prefix + part, {}))
 
-    def linear(self, what: str, adapter_name: str) -> nn.Linear:
-        """Return the matrix called ``what`` of an adapter."""
-        return cast("nn.Linear", self.held(what)[adapter_name])
+    def parts(self, adapter_name: str) -> dict[str, nn.Module]:
+        """Return the modules of an adapter, by name."""
+        return {name: self.held(name)[adapter_name] for name in self.part_names[adapter_name]}
 
-    @abstractmethod
-    def build(self, config: Any, name: str) -> dict[str, nn.Module]:
-        """Return the initialised modules of one adapter, by the name of their ``ModuleDict``.
-
-        Args:
-            config: the adapter's configuration.
-            name: what initial values are drawn by, together with the seed and the tensor's name.
-        """
+    def acting(self, place: str) -> Iterator[tuple[MethodConfig, dict[str, nn.Module], MethodSite]]:
+        """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
+        for name in self.working_adapters():
+            if place in self.configs[name].acts_at():
+                yield self.configs[name], self.parts(name), self.site
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""
@@ -102,6 +99,7 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
         """Delete an adapter from this layer."""
         super().delete_adapter(adapter_name)
         self.configs.pop(adapter_name, None)
+        self.part_names.pop(adapter_name, None)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> NoReturn:
         """Refuse to merge.
@@ -109,14 +107,14 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
         Raises:
             ValueError: always, with the reason.
         """
-        raise ValueError(NOT_MERGEABLE.format(method=self.method))
+        raise ValueError(NOT_MERGEABLE.format(method=self.method.spec.label))
 
     def detach(self, host: nn.Module) -> None:
         """Remove every hook, and this layer from its parent module."""
         self.unhook()
-        delattr(host, self.child_name)
+        delattr(host, self.method.spec.child)
 
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
         """Return the device on which the base computes; an offloaded module keeps its weights elsewhere meanwhile."""
         base = self.get_base_layer()
         execution = getattr(getattr(base, "_hf_hook", None), "execution_device", None)
@@ -124,15 +122,33 @@ class SurgeryLayer(HookedModule, BaseTunerLayer):
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
         """Move an adapter to the base's device; unlike PEFT's own layers never to the base's dtype."""
-        for name in self.adapter_layer_names:
-            if adapter_name in self.held(name):
-                self.held(name)[adapter_name].to(device or self._device())
+        if adapter_name in self.configs:
+            for module in self.parts(adapter_name).values():
+                module.to(device or self.device())
+
+    def scale_normed(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
+        """Change the heads behind the norm of the query.
+
+        Raises:
+            HfpatchError: in tensor parallelism, in which each process has some heads.
+        """
+        if self.acts("heads") and hasattr(getattr(self.get_base_layer(), "weight", None), "placements"):
+            raise HfpatchError(
+                f"layer {self.site.layer}: a {self.method.spec.label} that acts behind a norm of the query does not "
+                "take tensor parallelism (--tp), in which each process has some heads; leave one of them out"
+            )
+        return super().scale_normed(module, args, kwargs, output)
 
 
-def surgery_layer(site: AttentionSite, kind: type[Layer]) -> Layer | None:
-    """Return the tuner layer of a kind at a site, or None where nothing was injected."""
-    layer = getattr(site.host, kind.child_name, None)
-    return layer if isinstance(layer, kind) else None
+def layers_at(site: AttentionSite) -> list[MethodLayer]:
+    """Return the layers of all methods at a site, in the order in which they were injected."""
+    return [child for child in site.host.children() if isinstance(child, MethodLayer)]
+
+
+def method_layer(site: AttentionSite, method: type[MethodConfig]) -> MethodLayer | None:
+    """Return the layer of a method at a site, or None where nothing was injected."""
+    layer = getattr(site.host, method.spec.child, None)
+    return layer if isinstance(layer, MethodLayer) else None
 
 
 @contextmanager

@@ -1,33 +1,108 @@
-"""Registration with PEFT from outside; the only file that fills PEFT's mappings."""
+"""Registration of methods with PEFT from outside; the only file that fills PEFT's mappings."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from typing import Any
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from peft.config import PeftConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
-from peft.tuners.tuners_utils import BaseTuner
+
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.sizes import register_size
+from hfpatch.tuners.acting import PLACES
+from hfpatch.tuners.config import MethodConfig, MethodSpec
+from hfpatch.tuners.layer import MethodLayer
+from hfpatch.tuners.model import MethodModel
+
+Method = TypeVar("Method", bound=type[MethodConfig])
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_CONFIGS: dict[Any, Any] = PEFT_TYPE_TO_CONFIG_MAPPING  # keyed by members of PEFT's own, closed enumeration
 
 
-class SurgeryType(str, enum.Enum):
-    """The ``peft_type`` of hfpatch's methods.
+class MethodType(str, enum.Enum):
+    """The ``peft_type`` of a method: an enumeration of one member for each method.
 
     PEFT's own enumeration is closed, but its mappings take any ``str`` enumeration whose members' names equal their
     values: a member hashes and compares as the string in ``adapter_config.json``.
     """
 
-    PRE_PROJECTION = "PRE_PROJECTION"
-    NONLINEAR_QUERY = "NONLINEAR_QUERY"
-    QUERY_TEMPERATURE = "QUERY_TEMPERATURE"
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _kind, (self.value,)
 
 
-def register_tuner(kind: SurgeryType, *, config: type[PeftConfig], model: type[BaseTuner]) -> None:
-    """Make PEFT know a method: its configuration, its tuner and the prefix of its parameter names."""
-    entries: list[tuple[dict[Any, Any], object]] = [
-        (PEFT_TYPE_TO_CONFIG_MAPPING, config),
-        (PEFT_TYPE_TO_TUNER_MAPPING, model),
-        (PEFT_TYPE_TO_PREFIX_MAPPING, model.prefix),
+def method(
+    name: str, *, size: str | None = None, prefix: str | None = None, child: str | None = None
+) -> Callable[[Method], Method]:
+    """Register a :class:`hfpatch.MethodConfig` as a method, for PEFT, recipes and everything else in hfpatch.
+
+    Use it above ``@dataclass``. A class of the same name and module is replaced, so that a notebook's cell can run
+    again.
+
+    Args:
+        name: the method's name in recipes and reports, in lower case; in capitals it is the ``peft_type``.
+        size: the option that ``match: NAME`` solves for: a whole number from 1 on with which the parameter count grows.
+        prefix: what the names of the method's tensors begin with; ``<name>_`` by default.
+        child: name of the method's layer, a child of each attention; ``hfpatch_<name>`` by default.
+
+    Raises:
+        HfpatchError: if the name or the class cannot be registered.
+    """
+
+    def register(cls: Method) -> Method:
+        spec = MethodSpec(name, _kind(name.upper()), prefix or f"{name}_", child or f"hfpatch_{name}", size)
+        _require_registrable(cls, spec)
+        cls.spec = spec
+        home = {"__module__": cls.__module__, "__doc__": f"The part of PEFT's interface that {cls.__name__} fills."}
+        layer = type("Layer", (MethodLayer,), {**home, "__qualname__": f"{cls.__qualname__}.Layer", "method": cls})
+        tuner = {**home, "__qualname__": f"{cls.__qualname__}.Model", "prefix": spec.prefix, "tuner_layer_cls": layer}
+        cls.Layer, cls.Model = layer, type("Model", (MethodModel,), tuner)  # type: ignore[attr-defined]  # to unpickle
+        for mapping, value in _entries(spec, cls):
+            mapping[spec.kind] = value
+        register_size(name, size)
+        return cls
+
+    return register
+
+
+def registered(kind: object) -> type[MethodConfig] | None:
+    """Return the method of a ``peft_type``; None for those of PEFT."""
+    found = _CONFIGS.get(kind)
+    return found if isinstance(found, type) and issubclass(found, MethodConfig) else None
+
+
+def _entries(spec: MethodSpec, cls: Any) -> list[tuple[dict[Any, Any], object]]:
+    return [
+        (_CONFIGS, cls),
+        (PEFT_TYPE_TO_TUNER_MAPPING, cls.Model),  # type: ignore[list-item]
+        (PEFT_TYPE_TO_PREFIX_MAPPING, spec.prefix),  # type: ignore[list-item]
     ]
-    for mapping, value in entries:
-        mapping[kind] = value
+
+
+def _kind(value: str) -> Any:
+    """Return the member that PEFT's mappings know by this value, or a new one."""
+    known = (kind for kind in _CONFIGS if isinstance(kind, MethodType) and kind == value)
+    return next(known, None) or MethodType("MethodType", {value: value})[value]  # type: ignore[call-overload]
+
+
+def _require_registrable(cls: Any, spec: MethodSpec) -> None:
+    """Refuse a class that is no method, or a name that another one has."""
+    where = f"method {spec.name!r}"
+    if not _NAME.fullmatch(spec.name):
+        raise HfpatchError(f"{where}: a name is made of small letters, digits and '_', such as output_gate")
+    if not (isinstance(cls, type) and issubclass(cls, MethodConfig) and "__dataclass_fields__" in vars(cls)):
+        raise HfpatchError(f"{where}: {cls!r} is no dataclass below hfpatch.MethodConfig; put @dataclass under @method")
+    other = _CONFIGS.get(spec.kind)
+    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise HfpatchError(f"{where} is {other.__module__}.{other.__qualname__} already; choose another name")
+    if not any(hasattr(cls, place) for place in PLACES):
+        raise HfpatchError(f"{where} acts nowhere: define one of {', '.join(PLACES)}")
+    if taken := sorted({field.name for field in dataclasses.fields(cls)} & {*PLACES, "spec"}):
+        raise HfpatchError(f"{where}: an option cannot be called {taken[0]!r}, which is a place; choose another name")
+    if spec.size is not None and spec.size not in {field.name for field in dataclasses.fields(cls)}:
+        raise HfpatchError(f"{where}: size={spec.size!r} is none of its options")
+    if spec.prefix in spec.child:  # transformers takes the first match for the adapter's place
+        raise HfpatchError(f"{where}: child={spec.child!r} must not contain the prefix {spec.prefix!r}")

@@ -148,15 +148,15 @@ def test_an_adapter_that_nothing_reaches_is_seen(monkeypatch):
 def test_low_precision_trainables_are_seen(monkeypatch):
     only(monkeypatch, *QUICK)
     monkeypatch.setattr("hfpatch.tuners.layer._default_dtype", lambda dtype: torch.no_grad())
-    from hfpatch.tuners.layer import SurgeryLayer
+    from hfpatch.tuners.layer import MethodLayer
 
-    build = SurgeryLayer.update_layer
+    build = MethodLayer.update_layer
 
     def low(self, name, config, **kwargs):
         build(self, name, config, **kwargs)
         self.to(torch.float64)
 
-    monkeypatch.setattr(SurgeryLayer, "update_layer", low)
+    monkeypatch.setattr(MethodLayer, "update_layer", low)
     assert "fp32 trainables" in failures(make_model("llama"))
 
 

@@ -427,7 +427,7 @@ def test_an_unexpected_failure_leaves_the_model_as_it_was_too(monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("hfpatch.tuners.nonlinear_query.layer.NonlinearQueryLayer.build", fail)
+    monkeypatch.setattr("hfpatch.methods.NonlinearQueryConfig.build", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         hfpatch.patch(model, [lora(model), NonlinearQueryConfig()])
     assert_as_it_was(model, before)

@@ -21,7 +21,6 @@ from hfpatch import (
     QueryTemperatureConfig,
     patch,
     save_patch,
-    tuners,
 )
 
 
@@ -41,9 +40,9 @@ def test_defaults_are_those_of_the_design():
 @pytest.mark.parametrize(
     ("name", "config", "model", "prefix"),
     [
-        ("PRE_PROJECTION", PreProjectionConfig, tuners.PreProjectionModel, "preproj_"),
-        ("NONLINEAR_QUERY", NonlinearQueryConfig, tuners.NonlinearQueryModel, "nonlinear_"),
-        ("QUERY_TEMPERATURE", QueryTemperatureConfig, tuners.QueryTemperatureModel, "temperature_"),
+        ("PRE_PROJECTION", PreProjectionConfig, PreProjectionConfig.Model, "preproj_"),
+        ("NONLINEAR_QUERY", NonlinearQueryConfig, NonlinearQueryConfig.Model, "nonlinear_"),
+        ("QUERY_TEMPERATURE", QueryTemperatureConfig, QueryTemperatureConfig.Model, "temperature_"),
     ],
 )
 def test_peft_knows_the_methods_by_the_string_in_the_file(name, config, model, prefix):

@@ -1,25 +1,33 @@
-"""Configuration of the nonlinear-query tuner."""
+"""Anchored nonlinear queries, keys and values."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
 
+from torch import Tensor, nn
+
 from hfpatch.errors import HfpatchError, nearest
-from hfpatch.nn import NORMS, activation
+from hfpatch.nn import NORMS, activation, anchor_preserving, anchored, make_norm, nonlinear_map
+from hfpatch.nn.anchors import require_square
+from hfpatch.nn.nonlinear import bottleneck_rank, init_nonlinear
 from hfpatch.sites import TARGETS
-from hfpatch.tuners.config import SurgeryConfig
-from hfpatch.tuners.registration import SurgeryType
+from hfpatch.tuners.acting import MethodSite, Parts
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.registration import method
 
 ANCHORS = ("weight", "identity")
 FORMS = ("preserving", "literal")
 
 
+@method("nonlinear_query", prefix="nonlinear_", child="hfpatch_query")
 @dataclass
-class NonlinearQueryConfig(SurgeryConfig):
-    """Configuration of :class:`NonlinearQueryModel`: Q = (A(x) + f(x))/2, f(x) = LN(g(RMSNorm(x) W_1) W_2).
+class NonlinearQueryConfig(MethodConfig):
+    """Q = (A(x) + f(x))/2 with f(x) = LN(g(RMSNorm(x) W_1) W_2).
 
-    Works in every PEFT call. See :class:`hfpatch.nn.NonlinearProjection` for the mathematics. Source: arXiv 2603.13381.
+    Several adapters act one after the other, each anchored in what the one before it returned. In multi-head latent
+    attention f reads what enters the attention, not the latent. Works in every PEFT call. See
+    :class:`hfpatch.nn.NonlinearProjection` for the mathematics. Source: arXiv 2603.13381.
 
     Args:
         rank: r, the width of the bottleneck; None takes half the hidden size.
@@ -48,7 +56,6 @@ class NonlinearQueryConfig(SurgeryConfig):
     def __post_init__(self) -> None:
         self.targets = (self.targets,) if isinstance(self.targets, str) else self.targets
         super().__post_init__()
-        self.peft_type = SurgeryType.NONLINEAR_QUERY
         activation(self.activation)
         choices = [("input_norm", tuple(NORMS)), ("output_norm", tuple(NORMS)), ("anchor", ANCHORS), ("form", FORMS)]
         values = [(name, getattr(self, name), known) for name, known in choices]
@@ -71,3 +78,46 @@ class NonlinearQueryConfig(SurgeryConfig):
                 UserWarning,
                 stacklevel=3,
             )
+
+    def build(self, site: MethodSite, seed: int) -> nn.ModuleDict:
+        """Return the norms and matrices of f for every target."""
+        parts = nn.ModuleDict()
+        for target in self.targets:
+            width, rank = site.width(target), bottleneck_rank(site.hidden_size, self.rank)
+            if self.anchor == "identity":
+                require_square(site.hidden_size, width)
+            up, down = nn.Linear(site.hidden_size, rank, bias=False), nn.Linear(rank, width, bias=False)
+            norm_in, norm_out = make_norm(self.input_norm, site.hidden_size), make_norm(self.output_norm, width)
+            at, silent = f"{site.name}.nonlinear_{target}", self.form == "preserving"
+            init_nonlinear(up=up, down=down, norm_out=norm_out, silent=silent, seed=seed, name=at)
+            made = {"norm_in": norm_in, "up": up, "down": down, "norm_out": norm_out}
+            parts.update({f"{target}_{name}": module for name, module in made.items()})
+        return parts
+
+    def acts_at(self) -> tuple[str, ...]:
+        """Return the targets."""
+        return self.targets
+
+    def query(self, parts: Parts, q: Tensor, x: Tensor, site: MethodSite) -> Tensor:
+        """Return the anchored query ``(batch, seq, out)``."""
+        return self.anchored("query", parts, q, x)
+
+    def key(self, parts: Parts, k: Tensor, x: Tensor, site: MethodSite) -> Tensor:
+        """Return the anchored key ``(batch, seq, out)``."""
+        return self.anchored("key", parts, k, x)
+
+    def value(self, parts: Parts, v: Tensor, x: Tensor, site: MethodSite) -> Tensor:
+        """Return the anchored value ``(batch, seq, out)``."""
+        return self.anchored("value", parts, v, x)
+
+    def anchored(self, target: str, parts: Parts, projected: Tensor, x: Tensor) -> Tensor:
+        """Return the anchored projection of x ``(batch, seq, hidden)`` for x W as it is, both ``(batch, seq, out)``."""
+        f = self.nonlinear(target, parts, x)
+        if self.form == "preserving":
+            return anchor_preserving(projected, f)
+        return anchored(x.to(projected.dtype) if self.anchor == "identity" else projected, f)
+
+    def nonlinear(self, target: str, parts: Parts, x: Tensor) -> Tensor:
+        """Return f(x) ``(batch, seq, out)`` for x ``(batch, seq, hidden)``."""
+        norm_in, up, down, norm_out = (parts[f"{target}_{name}"] for name in ("norm_in", "up", "down", "norm_out"))
+        return nonlinear_map(x, norm_in=norm_in, up=up, act=activation(self.activation), down=down, norm_out=norm_out)

@@ -1,0 +1,8 @@
+"""The methods of hfpatch, one file each; importing this package registers them with PEFT."""
+
+from hfpatch.methods.nonlinear_query import NonlinearQueryConfig
+from hfpatch.methods.output_gate import OutputGateConfig
+from hfpatch.methods.pre_projection import PreProjectionConfig
+from hfpatch.methods.query_temperature import QueryTemperatureConfig
+
+__all__ = ["NonlinearQueryConfig", "OutputGateConfig", "PreProjectionConfig", "QueryTemperatureConfig"]

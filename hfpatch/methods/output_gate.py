@@ -1,0 +1,40 @@
+"""A gate on what the heads return, before the output projection mixes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from hfpatch.tuners.acting import MethodSite, Parts
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.registration import method
+
+
+@method("output_gate")
+@dataclass
+class OutputGateConfig(MethodConfig):
+    r"""Gates what the heads return by a function of the attention's input.
+
+    .. math::
+        branch = (A ⊙ 2 σ(x W_g)) W_O                  σ: the logistic function;  W_g: d -> h·k, or d -> h (per head)
+
+    W_g = 0 at init makes every gate 2·1/2 = 1: an exact no-op. Parameters: d·h·k, or d·h, per layer. Source:
+    arXiv 2505.06708, *Gated Attention for Large Language Models*, which trains it from scratch without the factor 2.
+
+    Args:
+        per_head: one gate for each query head instead of one for each of its columns.
+    """
+
+    per_head: bool = field(default=False, metadata={"help": "One gate a head instead of one a column."})
+
+    def build(self, site: MethodSite, seed: int) -> nn.ModuleDict:
+        """Return W_g, all zero."""
+        gate = nn.Linear(site.hidden_size, site.head_count if self.per_head else site.mixed_size or 0, bias=False)
+        nn.init.zeros_(gate.weight)
+        return nn.ModuleDict({"gate": gate})
+
+    def mixed(self, parts: Parts, a: Tensor, x: Tensor, site: MethodSite) -> Tensor:
+        """Return the gated heads ``(batch, seq, heads·size)``."""
+        gate = 2 * parts["gate"](x).sigmoid()  # (batch, seq, heads·size) or (batch, seq, heads)
+        return (a.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)

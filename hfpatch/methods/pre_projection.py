@@ -1,0 +1,126 @@
+"""Pre-projection and content skip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn import ContentSkip, PreProjection, activation, pre_project
+from hfpatch.nn.preprojection import check_expansion, check_init
+from hfpatch.nn.skip import add_skip
+from hfpatch.sites import AttentionSite
+from hfpatch.tuners.acting import MethodSite, Parts
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.layer import MethodLayer
+from hfpatch.tuners.registration import method
+
+
+@method("pre_projection", prefix="preproj_")
+@dataclass
+class PreProjectionConfig(MethodConfig):
+    """x~ = x + W_down σ(W_up x) enters the attention, and x~ W_skip joins the residual stream.
+
+    Two controls are configurations of it: ``expansion=0, content_skip=True`` is the skip alone, x~ = x; and
+    ``activation="identity"`` is the linear pre-projection, which :func:`hfpatch.fold` puts into the weights.
+
+    Works in every PEFT call: ``get_peft_model``, ``PeftModel.from_pretrained``, ``model.add_adapter`` and so on. See
+    :class:`hfpatch.nn.PreProjection` and :class:`hfpatch.nn.ContentSkip` for the mathematics. Source: arXiv 2604.10791.
+
+    Args:
+        expansion: inner width as a multiple of the hidden size; 0 leaves W_up and W_down out, and needs the skip.
+        activation: σ: silu, gelu, relu, relu2 or identity.
+        gated: use x~ = x + W_down (σ(W_gate x) ⊙ W_up x).
+        dropout: probability of dropping an inner activation in training.
+        content_skip: add x~ W_skip to the residual stream.
+        init: ``identity`` is an exact no-op; ``paper`` is near-identity, for reproduction only.
+
+    Raises:
+        HfpatchError: (a ``ValueError``) if a value is out of range or unknown.
+    """
+
+    expansion: float = field(default=1.25, metadata={"help": "Inner width as a multiple of the hidden size; 0: none."})
+    activation: str = field(default="silu", metadata={"help": "silu, gelu, relu, relu2 or identity."})
+    gated: bool = field(default=False, metadata={"help": "Gate the inner activations."})
+    dropout: float = field(default=0.0, metadata={"help": "Probability of dropping an inner activation."})
+    content_skip: bool = field(default=False, metadata={"help": "Add x~ W_skip to the residual stream."})
+    init: str = field(default="identity", metadata={"help": "identity (an exact no-op) or paper."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        activation(self.activation)
+        check_init(self.init)
+        self._check_expansion()
+        if not 0 <= self.dropout < 1:
+            raise HfpatchError(f"dropout={self.dropout} must be at least 0 and below 1")
+
+    def build(self, site: MethodSite, seed: int) -> nn.ModuleDict:
+        """Return W_up and W_down, unless the skip is alone, and where asked for W_gate and W_skip."""
+        drawn: dict[str, Any] = {"init": self.init, "seed": seed, "name": f"{site.name}.preproj"}
+        parts = nn.ModuleDict()
+        if self.expansion:
+            pre = PreProjection(hidden_size=site.hidden_size, expansion=self.expansion, gated=self.gated, **drawn)
+            parts.update({"up": pre.up, "down": pre.down} | ({} if pre.gate is None else {"gate": pre.gate}))
+        if self.content_skip:
+            parts["skip"] = ContentSkip(hidden_size=site.hidden_size, **drawn).skip
+        return parts
+
+    def acts_at(self) -> tuple[str, ...]:
+        """Return where the attention is entered, unless the skip is alone, and left, where there is one."""
+        return (("entered",) if self.expansion else ()) + (("left",) if self.content_skip else ())
+
+    def entered(self, parts: Parts, x: Tensor, site: MethodSite) -> Tensor:
+        """Return x~ ``(batch, seq, hidden)``."""
+        return pre_project(
+            x,
+            up=parts["up"],
+            down=parts["down"],
+            gate=parts["gate"] if self.gated else None,
+            act=activation(self.activation),
+            dropout=self.dropout,
+            training=parts["up"].training,
+        )
+
+    def left(self, parts: Parts, branch: Tensor, x: Tensor, site: MethodSite) -> Tensor:
+        """Return the branch plus x~ W_skip, with the x~ of all adapters; all ``(batch, seq, hidden)``."""
+        return add_skip(branch, x, parts["skip"])
+
+    def refusal(self, site: AttentionSite) -> str | None:
+        """Return why the site takes no pre-projection, which also the skip alone belongs to."""
+        return site.refusals.get("pre_projection")
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether x~ is a matrix product of x."""
+        return self.expansion == 0 or (self.activation == "identity" and not self.gated)
+
+    def _check_expansion(self) -> None:
+        if self.expansion:
+            check_expansion(self.expansion)
+            return
+        if not self.content_skip:
+            raise HfpatchError(
+                f"expansion={self.expansion} must be above 0 without a content skip; with content_skip=True it is the "
+                "skip alone"
+            )
+        for name in ("gated", "dropout"):
+            if getattr(self, name):
+                raise HfpatchError(
+                    f"{name}={getattr(self, name)} has no effect with expansion=0; leave one of them out"
+                )
+
+
+@torch.no_grad()
+def linear_map(layer: MethodLayer) -> Tensor:
+    """Return the M of x~ = x M (row vectors) of a layer's working adapters, fp64 ``(hidden, hidden)``.
+
+    One adapter, which must be linear, has M = 1 + W_up W_down.
+    """
+    result = torch.eye(layer.site.hidden_size, dtype=torch.float64, device=layer.device())
+    for _, parts, _ in layer.acting("entered"):
+        up, down = (parts[name].weight.double() for name in ("up", "down"))  # type: ignore[operator]
+        result = result + (result @ up.T) @ down.T
+    return result

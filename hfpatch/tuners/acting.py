@@ -1,0 +1,294 @@
+"""The places of an attention branch where a method may act, and the hooks that let it.
+
+An export carries this code, so it knows nothing of PEFT. x is what the projections read, ``(batch, seq, hidden)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.nn.calls import HookedModule
+from hfpatch.nn.columns import on_all_columns
+from hfpatch.sites.columns import Columns
+from hfpatch.sites.heads import QueryHeads
+from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
+
+PROJECTED = ("query", "key", "value")
+PLACES = ("entered", *PROJECTED, "heads", "mixed", "left", "stream")
+"""Where a method may act, in the order of a forward pass; see :class:`hfpatch.MethodConfig`."""
+
+Parts = Mapping[str, Any]
+"""The modules that a method built at a site, by name."""
+Modules = Mapping[str, list[nn.Module]]
+
+
+@dataclass(frozen=True)
+class MethodSite:
+    """What a method knows of the attention branch that it acts on. JSON can hold it.
+
+    Args:
+        layer: index of the block.
+        name: what initial values are drawn by, see :func:`hfpatch.nn.normal_`: different for every layer and adapter.
+        hidden_size: d, the width of the hidden state.
+        columns: the columns of query, key and value in the output of their projection, for those that have one.
+        heads: the query heads; None where the architecture does not say.
+        mixed_size: width of what the output projection reads; None where there is none.
+        exit_factor: what the block multiplies the branch with before it adds it to the residual stream.
+    """
+
+    layer: int
+    name: str
+    hidden_size: int
+    columns: Mapping[str, Columns]
+    heads: QueryHeads | None
+    mixed_size: int | None
+    exit_factor: float
+
+    def width(self, target: str) -> int:
+        """Return the width of ``query``, ``key`` or ``value``, all heads together."""
+        return self.columns[target].size
+
+    @property
+    def head_count(self) -> int:
+        """The number of query heads.
+
+        Raises:
+            HfpatchError: if the architecture does not say.
+        """
+        if self.heads is None:
+            raise HfpatchError(f"layer {self.layer}: the architecture does not say how many query heads it has")
+        return self.heads.count
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> MethodSite:
+        """Return the site that :func:`dataclasses.asdict` made these values of."""
+        columns = {target: Columns(**each) for target, each in values["columns"].items()}
+        heads = None if values["heads"] is None else QueryHeads(**values["heads"])
+        return cls(**{**values, "columns": columns, "heads": heads})
+
+
+class ActingModule(HookedModule):
+    """A module that lets its methods act at the places of one attention branch.
+
+    What a method changes comes in the dtype of its parts where the model's is lower, and x in that of the parts; what
+    it returns goes back to the model's. No call leaves anything behind, see :class:`hfpatch.nn.calls.HookedModule`.
+    """
+
+    site: MethodSite
+
+    def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
+        """Yield what acts at a place now, in order: the method with its options, its parts, and the site."""
+        raise NotImplementedError
+
+    def acts(self, place: str) -> bool:
+        """Return whether anything acts at a place now."""
+        return any(True for _ in self.acting(place))
+
+    def act_on(self, modules: Modules) -> None:
+        """Register the hooks.
+
+        Args:
+            modules: modules of the base by their role, those alone that the methods need: ``norm`` or ``entries``
+                (the hidden state), ``query``, ``key``, ``value`` and their ``..._source`` (the projections),
+                ``query_norm``, ``reader`` and ``output`` (of the output projection), ``exit`` and ``first`` (the first
+                of several entries) for the branch's end, and ``block``.
+        """
+        for module in modules.get("norm", ()):
+            self.after(module, ActingModule._replace_output)
+        for module in modules.get("entries", ()):
+            self.before(module, ActingModule._replace_input)
+        by_projection: dict[nn.Module, list[str]] = {}
+        for target in (target for target in PROJECTED if target in modules):
+            by_projection.setdefault(modules[target][0], []).append(target)
+            for source in modules.get(f"{target}_source", ()):
+                self.before(source, ActingModule._keep_read, target)
+        for module, targets in by_projection.items():
+            self.after(module, ActingModule._project, tuple(targets))
+        for module in modules.get("query_norm", ()):
+            self.after(module, type(self).scale_normed)
+        for module in modules.get("output", ()):
+            self.before(modules["reader"][0], ActingModule._keep_read, "mixed")
+            self.before(module, ActingModule._mix)
+        for module in modules.get("first", ()):
+            self.after(module, ActingModule._keep_input)
+        for module in modules.get("exit", ()):
+            self.after(module, ActingModule._leave, "first" in modules)
+        for module in modules.get("block", ()):
+            self.after(module, ActingModule._stream)
+
+    # what a place does to its tensor, for the hooks and for whoever measures it
+
+    def entered(self, x: Tensor) -> Tensor:
+        """Return what enters the attention ``(batch, seq, hidden)`` in the place of x."""
+        for method, parts, site in self.acting("entered"):
+            x = through(lambda x, m=method, p=parts, s=site: m.entered(p, x, s), parts, x)
+        return x
+
+    def left(self, branch: Tensor, x: Tensor) -> Tensor:
+        """Return what leaves the branch for x, both ``(batch, seq, hidden)``.
+
+        A method sees the branch as it joins the residual stream; what the block multiplies it with is undone.
+        """
+        factor = self.site.exit_factor
+        for method, parts, site in self.acting("left"):
+
+            def change(joining: Tensor, m: Any = method, p: Parts = parts, s: MethodSite = site) -> Tensor:
+                result: Tensor = m.left(p, joining, as_computed_by(p, x), s)
+                return result
+
+            if factor == 1:
+                branch = through(change, parts, branch)
+            else:
+                joining = branch * factor
+                branch = branch + (through(change, parts, joining) - joining) / factor
+        return branch
+
+    def projected(self, target: str, x: Tensor, value: Tensor) -> Tensor:
+        """Return query, key or value ``(batch, seq, out)`` for x and what the projection made of it."""
+        for method, parts, site in self.acting(target):
+            value = self.projected_by(method, target, parts, x, value, site)
+        return self._by_head(value) if target == "query" and self._scales_projected() else value
+
+    def projected_by(
+        self, method: Any, target: str, parts: Parts, x: Tensor, value: Tensor, site: MethodSite
+    ) -> Tensor:
+        """Return what one method makes of a query, key or value ``(batch, seq, out)``."""
+        act = getattr(method, target)
+        return through(lambda value: act(parts, value, as_computed_by(parts, x), site), parts, value)
+
+    def read_by(self, target: str, x: Tensor) -> Tensor:
+        """Return the hidden state that a projection of x reads: x, or what its low-rank image x was made of."""
+        kept = self.look(target)
+        return x if kept is None else kept
+
+    def _scales_projected(self) -> bool:
+        heads = self.site.heads
+        return heads is not None and heads.norm is None and self.acts("heads")
+
+    def _by_head(self, query: Tensor) -> Tensor:
+        """Change the heads ``(batch, seq, heads, size)`` of a query ``(batch, seq, heads·size)``."""
+        by_head = query.reshape(*query.shape[:-1], self.site.head_count, -1)
+        for method, parts, site in self.acting("heads"):
+            by_head = through(lambda q, m=method, p=parts, s=site: m.heads(p, q, s), parts, by_head)
+        return by_head.reshape(query.shape)
+
+    # hooks
+
+    def _replace_output(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        return self.entered(output)
+
+    def _replace_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.acts("entered"):
+            return None
+        return replace_hidden(module, args, kwargs, self.entered(hidden_argument(args, kwargs)))
+
+    def _keep_read(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.acts(name):
+            self.keep(name, args[0])
+
+    def _project(
+        self, targets: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor
+    ) -> Tensor:
+        read = {target: self.read_by(target, args[0]) for target in targets}
+        for target in targets:
+            self.take(target)
+
+        def change(every: Tensor) -> Tensor:
+            for target, x in read.items():
+                if self.acts(target) or (target == "query" and self._scales_projected()):
+                    columns = self.site.columns[target]
+                    every = columns.write(every, self.projected(target, x, columns.read(every)))
+            return every
+
+        return on_all_columns(module, output, change)
+
+    def scale_normed(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
+        """Change the heads behind the norm of the query."""
+        heads = self.site.heads
+        if heads is None or not self.acts("heads"):
+            return output
+        at = f"layer {self.site.layer}"
+        axis = heads.axis(output, self.site.width("query"), at=at)
+        if axis == -1:
+            return self._by_head(output)
+        heads_last = output.movedim(axis, -2)  # (batch, seq, heads, size)
+        return self._by_head(heads_last.flatten(-2)).reshape(heads_last.shape).movedim(-2, axis)
+
+    def _mix(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, (mixed, *others) = self.take("mixed"), args
+        if x is None:
+            return None
+        if mixed.shape[-1] != self.site.mixed_size:
+            raise HfpatchError(
+                f"layer {self.site.layer}: a method that acts before the output projection does not take tensor "
+                "parallelism (--tp), in which each process has some heads; leave one of them out"
+            )
+        for method, parts, site in self.acting("mixed"):
+            change = partial(_mixed_by, method, parts, as_computed_by(parts, x), site)
+            mixed = through(change, parts, mixed)
+        return (mixed, *others), kwargs
+
+    def _keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.acts("left"):
+            self.keep("left", hidden_argument(args, kwargs))
+
+    def _leave(
+        self, outside: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        if not self.acts("left"):
+            return output
+        # a forward hook sees the arguments that the pre-hooks replaced
+        x = self.take("left") if outside else hidden_argument(args, kwargs)
+        return output if x is None else replace_first(output, lambda branch: self.left(branch, x))
+
+    def _stream(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        for method, parts, site in self.acting("stream"):
+            act = partial(_stream_by, method, parts, site)
+            output = replace_first(output, lambda hidden, act=act, parts=parts: through(act, parts, hidden))
+        return output
+
+
+def _mixed_by(method: Any, parts: Parts, x: Tensor, site: MethodSite, mixed: Tensor) -> Tensor:
+    result: Tensor = method.mixed(parts, mixed, x, site)
+    return result
+
+
+def _stream_by(method: Any, parts: Parts, site: MethodSite, hidden: Tensor) -> Tensor:
+    result: Tensor = method.stream(parts, hidden, site)
+    return result
+
+
+def through(change: Callable[..., Any], parts: Parts, value: Tensor) -> Tensor:
+    """Return ``change(value)``, computed in the dtype of the parts at least and returned in that of the value."""
+    dtype = computed_in(parts)
+    wide = value if dtype is None else value.to(torch.promote_types(dtype, value.dtype))
+    changed: Tensor = change(wide)
+    return changed.to(value.dtype)
+
+
+def as_computed_by(parts: Parts, x: Tensor) -> Tensor:
+    """Return x in the dtype of the parts."""
+    return x.to(computed_in(parts) or x.dtype)
+
+
+def computed_in(parts: Parts) -> torch.dtype | None:
+    """Return the dtype of the parts, that of the first tensor of floats; None where they have none."""
+    for module in parts.values():
+        for parameter in module.parameters():
+            if parameter.is_floating_point():
+                dtype: torch.dtype = parameter.dtype
+                return dtype
+    return None
+
+
+def site_values(site: MethodSite) -> dict[str, Any]:
+    """Return a site as JSON can hold it; :meth:`MethodSite.read` reads it."""
+    return dataclasses.asdict(site)

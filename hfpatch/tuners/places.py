@@ -1,0 +1,99 @@
+"""Which modules of a site a method acts on, and why it cannot act on some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from hfpatch.sites import AttentionSite
+from hfpatch.sites.modules import features, is_linear, unwrapped
+from hfpatch.tuners.acting import PLACES, PROJECTED, MethodSite
+from hfpatch.tuners.config import MethodConfig
+
+_REFUSED_AS = {"entered": ("pre_projection",), "left": ("content_skip",), "heads": ("query", "temperature")}
+
+
+def method_site(site: AttentionSite) -> MethodSite:
+    """Return what a method knows of a site."""
+    output = _output(site)
+    return MethodSite(
+        layer=site.layer,
+        name=site.name,
+        hidden_size=site.hidden_size,
+        columns={target: projection.columns for target, projection in site.projections.items()},
+        heads=site.heads,
+        mixed_size=None if output is None else features(output)[0],
+        exit_factor=site.exit_factor,
+    )
+
+
+def defined_places(method: type[MethodConfig]) -> tuple[str, ...]:
+    """Return the places that a method defines, whether or not all its configurations use them."""
+    return tuple(place for place in PLACES if hasattr(method, place))
+
+
+def modules_at(site: AttentionSite, places: Iterable[str]) -> dict[str, list[nn.Module]]:
+    """Return the modules that :meth:`hfpatch.tuners.acting.ActingModule.act_on` needs for places, if they exist."""
+    found: dict[str, list[nn.Module]] = {}
+    for place in places:
+        if place == "entered":
+            found |= {"entries": list(site.entries)} if site.norm is None else {"norm": [site.norm]}
+        elif place in PROJECTED:
+            found |= _projection(site, place)
+        elif place == "heads" and site.heads is not None:
+            norm = site.heads.norm
+            found |= _projection(site, "query") if norm is None else {"query_norm": [site.inner_module(norm)]}
+        elif place == "mixed" and (output := _output(site)) is not None and (reader := _reader(site)) is not None:
+            found |= {"output": [output], "reader": [reader]}
+        elif place == "left":
+            found |= {"exit": [site.exit]} | ({} if site.exit is site.attention else {"first": [site.entries[0]]})
+        elif place == "stream":
+            found["block"] = [site.block]
+    return found
+
+
+def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
+    """Return why a method with its options cannot act at a site, or None if it can."""
+    for place in config.acts_at():
+        for refused in _REFUSED_AS.get(place, (place,)):
+            if refused in site.refusals:
+                return site.refusals[refused]
+        if why := _missing(site, place):
+            return f"{type(site.attention).__name__} {why}"
+    return config.refusal(site)
+
+
+def _missing(site: AttentionSite, place: str) -> str | None:
+    target = "query" if place == "heads" else place
+    if target in PROJECTED and target not in site.projections:
+        return f"has no projection that computes the {target} alone"
+    if place == "heads" and site.heads is None:
+        return "does not say how many query heads it has"
+    if place == "mixed" and (_output(site) is None or _reader(site) is None):
+        return "has no output projection of its own"
+    return None
+
+
+def _projection(site: AttentionSite, target: str) -> dict[str, list[nn.Module]]:
+    if target not in site.projections:
+        return {}
+    source = site.projections[target].source
+    read = {} if source is None else {f"{target}_source": [site.inner_module(source)]}
+    return {target: [site.projection_module(target)]} | read
+
+
+def _output(site: AttentionSite) -> nn.Module | None:
+    """Return the output projection where it is one linear module that is called, else None."""
+    if site.output_path == site.path:
+        return None
+    inside = site.output_path.startswith(f"{site.path}.")
+    module = site.inner_module(site.output_path.removeprefix(f"{site.path}.")) if inside else unwrapped(site.exit)
+    return module if is_linear(module) else None
+
+
+def _reader(site: AttentionSite) -> nn.Module | None:
+    """Return a module that is called with the hidden state before the output projection is."""
+    for projection in site.projections.values():
+        return site.inner_module(projection.source or projection.path)
+    return None
