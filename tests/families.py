@@ -125,11 +125,11 @@ def logits_of(model: torch.nn.Module, tokens: torch.Tensor, **kwargs) -> torch.T
 def perturb(model: torch.nn.Module, *, std: float = 0.1, seed: int = 0) -> dict[str, torch.Tensor]:
     """Move every parameter that an adapter added off its initial value; return them by name.
 
-    Adapter parameters are those whose name holds the prefix of a PEFT method, so this asks nothing of hfpatch.
+    Adapter parameters are those whose name holds that of a layer of hfpatch or a prefix of PEFT.
     """
     moved = {}
     for name, parameter in model.named_parameters():
-        if any(prefix in name for prefix in ("preproj_", "nonlinear_", "temperature_", "lora_", "ia3_")):
+        if any(part in name for part in (".hfpatch_", "lora_", "ia3_")):
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
             parameter += std * torch.randn(parameter.shape, generator=generator).to(parameter)
             moved[name] = parameter
