@@ -252,7 +252,7 @@ class ActingModule(HookedModule):
     def _stream(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         for method, parts, site in self.acting("stream"):
             act = partial(_stream_by, method, parts, site)
-            output = replace_first(output, lambda hidden, act=act, parts=parts: through(act, parts, hidden))
+            output = replace_first(output, partial(through, act, parts))
         return output
 
 

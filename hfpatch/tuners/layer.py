@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
-from hfpatch.tuners.acting import ActingModule, MethodSite
+from hfpatch.tuners.acting import ActingModule, MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig, drawn_as
 from hfpatch.tuners.places import defined_places, method_site, modules_at
 
@@ -79,11 +79,11 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Return the modules called ``part``, by adapter name; none where no adapter has it."""
         return cast("nn.ModuleDict", getattr(self, self.method.spec.prefix + part, {}))
 
-    def parts(self, adapter_name: str) -> dict[str, nn.Module]:
+    def parts(self, adapter_name: str) -> dict[str, Any]:
         """Return the modules of an adapter, by name."""
         return {name: self.held(name)[adapter_name] for name in self.part_names[adapter_name]}
 
-    def acting(self, place: str) -> Iterator[tuple[MethodConfig, dict[str, nn.Module], MethodSite]]:
+    def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
         for name in self.working_adapters():
             if place in self.configs[name].acts_at():
