@@ -112,8 +112,7 @@ class SampleLog:
 
     def _experiment(self, scorer: HfpatchLM, settings: EvaluationSettings) -> dict[str, Any]:
         """Return what lm-eval's tracker notes of an experiment."""
-        system, end = settings.system_instruction, time.perf_counter()
-        asked = settings.apply_chat_template
+        system, asked = settings.system_instruction, settings.apply_chat_template
         template = scorer.chat_template(asked) if asked else None
         return {
             "model_source": "hfpatch",
@@ -124,9 +123,7 @@ class SampleLog:
             "fewshot_as_multiturn": prompting(settings)["fewshot_as_multiturn"],
             "chat_template": template,
             "chat_template_sha": hash_string(template) if template else None,
-            "total_evaluation_time_seconds": str(end - self._start),
-            "start_time": self._start,
-            "end_time": end,
+            "total_evaluation_time_seconds": str(time.perf_counter() - self._start),
         }
 
 

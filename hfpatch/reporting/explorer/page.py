@@ -49,7 +49,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Written:
-    """The page, how many differences of how many runs it shows, and the folders that could not be read, with reasons."""
+    """The page, how many differences of how many runs it shows, and the folders that could not be read and why."""
 
     page: Path
     runs: int
