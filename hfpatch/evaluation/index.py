@@ -106,13 +106,13 @@ def entries_of(name: str, added: AddedFolder) -> Index:
     raise HfpatchError(f"unknown task {name!r}{_hint(name, added)}; use the name of a task of lm-eval or hfpatch")
 
 
-def kind_of(name: str, index: Index) -> str:
+def kind_of(name: str, index: Mapping[str, Any]) -> str:
     """Return what a name in an index is: TASK, PY_TASK, GROUP, TAG or PATTERN."""
     entry = index[name]
     return "PATTERN" if entry is None else str(entry.kind.name)
 
 
-def manager_of(index: Index) -> TaskManager:
+def manager_of(index: Mapping[str, Any]) -> TaskManager:
     """Return a task manager with these entries, which it may change."""
     manager = TaskManager(include_defaults=False)
     manager.task_index.update({name: entry for name, entry in index.items() if entry is not None})

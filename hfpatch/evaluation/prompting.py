@@ -58,6 +58,10 @@ def seed_everything(seeds: tuple[int | None, int | None, int | None, int] | None
     """Seed Python's, NumPy's and torch's random numbers, as lm-eval does before it evaluates; None leaves them."""
     if seeds is None:
         return
-    for seed, plant in zip(seeds, (random.seed, np.random.seed, torch.manual_seed), strict=False):
-        if seed is not None:
-            plant(seed)
+    of_python, of_numpy, of_torch, _ = seeds
+    if of_python is not None:
+        random.seed(of_python)
+    if of_numpy is not None:
+        np.random.seed(of_numpy)
+    if of_torch is not None:
+        torch.manual_seed(of_torch)

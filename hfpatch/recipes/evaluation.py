@@ -24,7 +24,7 @@ from hfpatch.recipes.strict import ExpandedPath, Section
 
 
 def _limit(value: float) -> float:
-    if value <= 0 or (value > 1 and value != int(value)):
+    if value > 1 and value != int(value):
         raise ValueError("must be a whole number of documents, or a share of them between 0 and 1")
     return value if value < 1 else int(value)
 
@@ -33,7 +33,7 @@ def _as_it_is(value: float) -> int | float:
     return value
 
 
-Limit = Annotated[float, AfterValidator(_limit), PlainSerializer(_as_it_is)]
+Limit = Annotated[float, Field(gt=0), AfterValidator(_limit), PlainSerializer(_as_it_is)]
 """The first documents of a task: how many, or below 1 their share."""
 FEWSHOT_SEED = 1234
 """lm-eval's seed for few-shot examples."""

@@ -83,12 +83,15 @@ def evaluation_csv(sources: Mapping[str, EvaluationResults]) -> str:
 
 def _numbers(results: EvaluationResults) -> Iterator[tuple[Any, ...]]:
     for label, variant in results.variants.items():
-        for name, score in {**(variant.groups or {}), **variant.scores}.items():
-            known = getattr(score, "clusters", None)
+        start = label, variant.patch, variant.added
+        for name, group in (variant.groups or {}).items():
+            for metric, value in group.metrics.items():
+                yield *start, name, metric, value, group.stderr.get(metric), group.n, None, None
+        for name, score in variant.scores.items():
+            known = score.clusters
             groups = (None, None) if known is None else (known.groups, known.column)
             for metric, value in score.metrics.items():
-                error = score.stderr.get(metric)
-                yield label, variant.patch, variant.added, name, metric, value, error, score.n, *groups
+                yield *start, name, metric, value, score.stderr.get(metric), score.n, *groups
 
 
 def _protocol(results: EvaluationResults) -> Iterator[Fact]:

@@ -264,14 +264,7 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
 
     What was compared with nothing has an entry for each primary score, without a gain.
     """
-    compared_ones = {name for each in results.comparisons for name in (each.method, each.reference)}
-    for label in [name for name in results.variants if name not in compared_ones]:
-        variant = results.variants[label]
-        for task, score in variant.scores.items():
-            value, error = score.metrics[score.primary], score.stderr.get(score.primary)
-            text = f"{value_text(value)}{f' ± {value_text(error)}' if error is not None else ''}, compared with nothing"
-            axis = _evaluated_axis(results, task, score.primary, score)
-            yield Entry(axis, label, text=text, parameters=variant.added)
+    yield from _scored(results)
     for compared in (*results.comparisons, *results.low_noise):
         variant, reference = (results.variants.get(name) for name in (compared.method, compared.reference))
         score = variant.scores.get(compared.task) if variant is not None else None
@@ -288,6 +281,18 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
             verdict=evaluated_verdict(results, compared),
             parameters=size if isinstance(size, int) else None,
         )
+
+
+def _scored(results: EvaluationResults) -> Iterator[Entry]:
+    """Yield the primary scores of what was compared with nothing."""
+    known = {name for each in results.comparisons for name in (each.method, each.reference)}
+    for label in [name for name in results.variants if name not in known]:
+        variant = results.variants[label]
+        for task, score in variant.scores.items():
+            value, error = score.metrics[score.primary], score.stderr.get(score.primary)
+            text = f"{value_text(value)}{f' ± {value_text(error)}' if error is not None else ''}, compared with nothing"
+            axis = _evaluated_axis(results, task, score.primary, score)
+            yield Entry(axis, label, text=text, parameters=variant.added)
 
 
 def _evaluated_axis(results: EvaluationResults, task: str, metric: str, score: TaskResult, reference: str = "") -> Axis:
