@@ -100,7 +100,8 @@ def evaluate_models(
     with ExitStack() as stack:
         records = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for label, model in named.items():
-            log = log_of(output, model) if log_samples and output is not None else None
+            name = f"{model.name}@{model.revision}" if model.revision else None
+            log = log_of(output, model, name=name) if log_samples and output is not None else None
             variant = _score(memory.load(model), label, listener, records_dir=records / label, log=log, **given)
             variants[label] = variant.model_copy(update={"model": described[label]})
             listener.finished(label, "")

@@ -174,11 +174,18 @@ def _score(
     return EvaluatedVariant(patch=None if patch is None else str(patch), added=added, scores=scores, groups=groups)
 
 
-def log_of(output: Path, model: ModelSettings, patch: Path | None = None) -> SampleLog:
-    """Return lm-eval's log of a variant, named as lm-eval names a model: after its adapter if there is one."""
+def log_of(output: Path, model: ModelSettings, patch: Path | None = None, name: str | None = None) -> SampleLog:
+    """Return lm-eval's log of a variant, named as lm-eval names a model: after its adapter if there is one.
+
+    Args:
+        output: the folder of the evaluation.
+        model: the base.
+        patch: what it is patched with.
+        name: another name, where several models would have the same.
+    """
     arguments = {"pretrained": model.name, "dtype": model.dtype, "revision": model.revision, "patch": patch}
     known = {key: str(value) for key, value in arguments.items() if value is not None}
-    return SampleLog(output, model.name if patch is None else str(patch), known)
+    return SampleLog(output, name or (model.name if patch is None else str(patch)), known)
 
 
 @contextmanager
