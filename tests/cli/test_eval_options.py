@@ -123,6 +123,7 @@ MODEL = ("--model", "tinyworld/gpt2")
         ((*MODEL, "--fewshot_as_multiturn"), "fewshot_as_multiturn: needs apply_chat_template"),
         ((*MODEL, "--fewshot_as_multiturn", "maybe"), "--fewshot-as-multiturn maybe: must be true or false"),
         ((*MODEL, "--device", "gpu"), "--device gpu: must be cpu, cuda"),
+        ((*MODEL, "--device", "npu:7"), "device npu:7: not available here ("),
         ((*MODEL, "--device", "cpu", "--device-map", "auto"), "--device cpu: --device-map and --tp choose the devices"),
         ((*MODEL, "--log_samples"), "--log-samples: needs --output DIR"),
         ((*MODEL, "--output_path", "x.json"), "--output x.json: is a folder"),

@@ -63,7 +63,7 @@ def test_what_differs_is_said(evaluated, alone):  # noqa: F811
     other = {**evaluated.model, "name": "other", "dtype": "bfloat16"}
     assert differing(evaluated, alone, alone.model_copy(update={"model": other})) == [
         "Settings differ: x limit 1234, y limit 7, z limit 7.",
-        "Settings differ: x system_instruction not set, y system_instruction Brief, z system_instruction Brief",
+        "Settings differ: x system_instruction not set, y system_instruction Brief, z system_instruction Brief.",
         "The models differ: x and y small/llama in float32; z other in bfloat16.",
     ]
     assert differing(alone, alone) == []
