@@ -107,6 +107,11 @@ class EvaluationSettings(Section):
         return {key: value for key, value in values.items() if key not in _PROMPTING or value != _default(fields[key])}
 
     @property
+    def plain(self) -> bool:
+        """Whether prompts are those of the tasks alone."""
+        return not self.apply_chat_template and self.system_instruction is None
+
+    @property
     def task_options(self) -> dict[str, Any]:
         """What loading the tasks depends on, besides their names and the data folder."""
         return {

@@ -9,7 +9,7 @@ from typing import Any
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.comparison.low_noise import what_they_see
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
-from hfpatch.reporting.facts import digest, provenance_facts, settings_text
+from hfpatch.reporting.facts import digest, evaluation_text, provenance_facts, settings_text
 from hfpatch.reporting.floor import evaluated_verdict
 from hfpatch.reporting.numbers import (
     NOTHING,
@@ -37,7 +37,7 @@ def evaluation_document(results: EvaluationResults) -> Document:
         kind="evaluation",
         glance=(
             ("Models", count(len(results.variants))) if results.of_models else ("Patches", count(patches)),
-            ("Tasks", count(len(results.settings["tasks"]))),
+            ("Tasks", count(len(next(iter(results.variants.values())).scores))),
             ("Weights", str(results.model["dtype"])),
         ),
         parts=(Part(evaluation_sections(results)),),
@@ -102,7 +102,7 @@ def _protocol(results: EvaluationResults) -> Iterator[Fact]:
             yield f"Model {label}", _model_text(variant.model)
         if variant.patch is not None:
             yield f"Patch {label}", f"{variant.patch}, {count(variant.added)} parameters added"
-    yield "Evaluation", settings_text(results.settings)
+    yield "Evaluation", evaluation_text(results.settings)
     for task, score in next(iter(results.variants.values())).scores.items():
         settings = settings_text({"version": score.version, "few-shot examples": score.num_fewshot})
         yield f"Task {task}", f"{settings}, data SHA-256 {digest(score.data_sha256)}"

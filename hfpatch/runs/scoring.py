@@ -281,13 +281,13 @@ def check_base(
         HfpatchError: if something is to be compared with it and its scores are not known ones, unless the settings
             allow that, or a metric is one by which nothing can be compared.
     """
-    surprises = check_known_scores(model.name, model.revision, model.dtype, scores)
+    surprises = check_known_scores(model.name, model.revision, model.dtype, scores, plain=settings.plain)
     if not compared:
         return surprises
     if surprises and not settings.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates {compared} anyway")
     evaluation.check_comparable(records, scores, evaluation.primary_aggregations(tasks, scores))
-    unknown = unknown_base(model.name, model.revision, model.dtype, scores)
+    unknown = unknown_base(model.name, model.revision, model.dtype, scores, plain=settings.plain)
     return [*surprises, *([unknown] if unknown else []), *floor_cautions(scores, model.name)]
 
 

@@ -11,6 +11,7 @@ from hfpatch import HfpatchError
 from hfpatch.__main__ import main
 from hfpatch.reporting import write_joint_report
 from hfpatch.reporting.explorer.entries import entries
+from hfpatch.reporting.facts import evaluation_text
 from hfpatch.reporting.joint_evaluation import joint_evaluation_document
 from hfpatch.reporting.score_tables import score_table_of
 from hfpatch.results.parts import GroupResult
@@ -57,6 +58,11 @@ def test_scores_of_the_same_documents_share_a_line(evaluated, alone):  # noqa: F
 def differing(*results):
     document = joint_evaluation_document(dict(zip("xyz", results, strict=False)))
     return [text for section in document.opening[1:] for block in section.blocks for text in block.items]
+
+
+def test_a_protocol_names_tasks_with_limits_of_their_own():
+    settings = {"tasks": {"cloze": None, "page": {"limit": 5}}, "limit": 40, "seed": None}
+    assert evaluation_text(settings) == "tasks [cloze, page (limit 5)], limit 40"
 
 
 def test_what_differs_is_said(evaluated, alone):  # noqa: F811
