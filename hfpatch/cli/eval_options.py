@@ -91,9 +91,8 @@ class EvalOptions:
         Path | None,
         typer.Option(
             "--output",
-            "--output-path",
             "-o",
-            help="A folder for results and records; the same command continues there.",
+            help="A folder for results and records, lm-eval's --output_path; the same command continues there.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None

@@ -13,6 +13,7 @@ from hfpatch.errors import HfpatchError
 
 _SEVERAL = ("--tasks", "-t", "--model-args", "-a", "--gen-kwargs")
 _OPTIONAL = ("--apply-chat-template", "--fewshot-as-multiturn")
+_CALLED = {"--output-path": "--output"}
 _WHOLE = "hfpatch lm_eval runs lm-eval's own command, which has it"
 REFUSED = {
     "--cache-requests": "requests are built anew each time",
@@ -43,7 +44,7 @@ class EvalCommand(TyperCommand):
 
 
 def as_hfpatch(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with dashes in the names of options, and one value after each that takes one.
+    """Return the words of a command with hfpatch's names of options, and one value after each that takes one.
 
     Raises:
         HfpatchError: if there is an option that only lm-eval has.
@@ -54,6 +55,7 @@ def as_hfpatch(words: Sequence[str]) -> list[str]:
         name, equals, value = rest.pop(0).partition("=")
         if name.startswith("--"):
             name = name.replace("_", "-")
+            name = _CALLED.get(name, name)
         if name in REFUSED:
             raise HfpatchError(f"{name}: hfpatch eval has no such option; {REFUSED[name]}")
         found.append(f"{name}{equals}{value}")

@@ -7,8 +7,12 @@ import pytest
 from datasets import load_dataset
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import sanitize_model_name
 from own_tasks import CHAT, write_model, write_tasks
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
 
+import hfpatch
 from hfpatch.__main__ import main
 from hfpatch.results import load_results
 
@@ -126,3 +130,22 @@ def test_scores_and_files_are_lm_evals(tmp_path, capsys, folders, tasks, given):
                 their_samples[name]
             )
     assert load_results(tmp_path / "out").to_json()["variants"]["base"] == printed
+
+
+def test_each_model_and_patch_has_a_folder(tmp_path, folders):
+    patched = AutoModelForCausalLM.from_pretrained(folders / "model")
+    hfpatch.patch(patched, LoraConfig(r=2, target_modules="all-linear"))
+    hfpatch.save_patch(patched, tmp_path / "my" / "patch")
+    command = ["eval", "--tasks", "own_word", "--include_path", str(folders / "tasks"), "-L", "4", "--log_samples"]
+    one = ["--model", str(folders / "model"), "--baseline", "--patch", str(tmp_path / "my" / "patch")]
+    assert main([*command, *one, "--output", str(tmp_path / "one")]) == 0
+    names = [str(folders / "model"), str(tmp_path / "my" / "patch")]
+    assert {path.name for path in (tmp_path / "one" / "lm_eval").iterdir()} == set(map(sanitize_model_name, names))
+    read_all = {path.name: read(path)[0] for path in (tmp_path / "one" / "lm_eval").iterdir()}
+    assert read_all[sanitize_model_name(names[1])]["config"]["model_args"]["patch"] == names[1]
+    assert main([*command, *one, "--output", str(tmp_path / "one")]) == 0  # again: files of another date, as in lm-eval
+    assert len(list((tmp_path / "one" / "lm_eval" / sanitize_model_name(names[0])).glob("results_*"))) == 2
+    several = ["--model", "tinyworld/gpt2", "--model", "tinyworld/gpt-neox"]
+    assert main([*command, *several, "--output", str(tmp_path / "two")]) == 0
+    shown = {path.name for path in (tmp_path / "two" / "lm_eval").iterdir()}
+    assert shown == {"tinyworld__gpt2", "tinyworld__gpt-neox"}
