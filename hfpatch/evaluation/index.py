@@ -58,7 +58,8 @@ class AddedFolder:
         if not path.is_dir():
             raise HfpatchError(f"{path}: no such folder; include_path is a folder with task files")
         sources = (file for file in sorted(path.rglob("*")) if file.suffix in (".yaml", ".py"))
-        return cls(path.absolute(), frozenset(_index([path])), file_stamp(sources))
+        stamp = file_stamp(sources)
+        return cls(path.absolute(), frozenset(_added(path.absolute(), stamp)), stamp)
 
 
 def list_tasks(what: str, include_path: Path | None = None) -> str:
@@ -148,9 +149,14 @@ def _index(folders: Iterable[Path]) -> Index:
     return dict(TaskManager(include_defaults=False, include_path=sorted(folders)).task_index)
 
 
-@lru_cache(maxsize=8)
 def _of(added: AddedFolder) -> Index:
-    return {} if added.path is None else _index([added.path])
+    return {} if added.path is None else _added(added.path, added.stamp)
+
+
+@lru_cache(maxsize=8)
+def _added(path: Path, stamp: Stamp) -> Index:
+    """Return the entries of a folder; ``stamp`` is only part of the cache key, which changes with the files."""
+    return _index([path])
 
 
 @cache
