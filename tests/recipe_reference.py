@@ -137,8 +137,8 @@ def json_schema(kind):
 
 def type_text(value, sections=None):
     """Return what a key takes, in words; ``sections`` has the heading of each section by its class."""
-    if "anyOf" in value:
-        return " or ".join(type_text(each, sections) for each in value["anyOf"])
+    if choices := value.get("anyOf") or value.get("oneOf"):
+        return " or ".join(type_text(each, sections) for each in choices)
     if "enum" in value or "const" in value:
         return ", ".join(f"`{each}`" for each in value.get("enum", [value.get("const")]))
     if "$ref" in value:
@@ -193,7 +193,8 @@ def table(schema, headings):
 def inner_sections(schema, prefix=""):
     """Yield dotted name, class (None where the keys are free besides those shown) and schema of every section below."""
     for key, value in schema["properties"].items():
-        inner = {"NAME": value.get("additionalProperties"), "N": value.get("items")}
+        mapping = next((each for each in value.get("oneOf", []) if "additionalProperties" in each), value)
+        inner = {"NAME": mapping.get("additionalProperties"), "N": value.get("items")}
         if class_of(value) or "properties" in value:
             yield f"{prefix}{key}", class_of(value), value
         for name, each in inner.items():

@@ -11,7 +11,18 @@ from typing import Annotated
 
 import typer
 
-from hfpatch.cli import engines, evaluation, exploring, harness, options, planning, pretraining, sharing
+from hfpatch.cli import (
+    engines,
+    eval_options,
+    evaluation,
+    exploring,
+    harness,
+    options,
+    planning,
+    pretraining,
+    sharing,
+    spellings,
+)
 from hfpatch.cli.help import Group
 from hfpatch.cli.options import AsJson, DataDir, Out, Overrides, RecipeArgument, Resume, model_settings, with_data_dir
 from hfpatch.cli.quiet import quiet_libraries
@@ -230,7 +241,7 @@ def inspect(
         print_document(inspection_document(found))
 
 
-app.command("eval")(evaluation.evaluate)
+app.command("eval", cls=spellings.EvalCommand)(eval_options.command_of(evaluation.evaluate))
 app.command(cls=engines.EngineCommand)(pretraining.pretrain)
 app.command()(pretraining.tokenize)
 app.command()(planning.plan)

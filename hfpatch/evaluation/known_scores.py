@@ -97,7 +97,7 @@ _SHORT_NAMES = {"gpt2": "openai-community/gpt2"}
 
 
 def check_known_scores(
-    model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]
+    model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult], *, plain: bool = True
 ) -> list[str]:
     """Return one sentence for each result that is outside the tolerance of a published score.
 
@@ -106,9 +106,10 @@ def check_known_scores(
         revision: its hub revision, a name or a commit; None is ``main``.
         dtype: the dtype of the evaluation, such as ``float32``.
         results: its results by task.
+        plain: whether prompts are as published, with neither a chat template nor a system message.
     """
     sentences = []
-    for known in _known(model_name, revision, dtype, results):
+    for known in _known(model_name, revision, dtype, results) if plain else ():
         result = results[known.task]
         value, tolerance = result.metrics[known.metric], known.tolerance(result.n, dtype)
         if abs(value - known.value) > tolerance:
@@ -120,7 +121,9 @@ def check_known_scores(
     return sentences
 
 
-def unknown_base(model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult]) -> str | None:
+def unknown_base(
+    model_name: str, revision: str | None, dtype: str, results: Mapping[str, TaskResult], *, plain: bool = True
+) -> str | None:
     """Return a sentence that no result could be compared with a published score, None if one could.
 
     Args:
@@ -128,8 +131,9 @@ def unknown_base(model_name: str, revision: str | None, dtype: str, results: Map
         revision: its hub revision.
         dtype: the dtype of the evaluation.
         results: its results by task.
+        plain: as `check_known_scores` takes it.
     """
-    if _known(model_name, revision, dtype, results):
+    if plain and _known(model_name, revision, dtype, results):
         return None
     where = f" (revision {revision})" if revision else ""
     return (

@@ -18,12 +18,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.cache import model_key, open_cache
 from hfpatch.evaluation.chance import chance
-from hfpatch.evaluation.clusters import Groups, cluster_columns, cluster_of, clustered_error, count_groups, grouped
+from hfpatch.evaluation.clusters import Groups, cluster_of, clustered_error, count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.low_noise import low_noise_scores, low_noise_values
 from hfpatch.evaluation.metrics import Aggregation, metric_named, primary_metric
 from hfpatch.evaluation.model import HfpatchLM
-from hfpatch.evaluation.tasks import load_tasks
+from hfpatch.evaluation.prompting import prompting, seed_everything, template_arguments
+from hfpatch.evaluation.sample_log import SampleLog
+from hfpatch.evaluation.selection import Selection, select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, write_values
 from hfpatch.results.schema import Clusters, TaskResult
@@ -41,6 +43,8 @@ def evaluate(
     *,
     settings: EvaluationSettings,
     data_dir: Path | None = None,
+    selection: Selection | None = None,
+    log: SampleLog | None = None,
     records_dir: Path | None = None,
     answers_dir: Path | None = None,
     answers_optional: bool = False,
@@ -56,6 +60,8 @@ def evaluate(
         tokenizer: the model's tokenizer.
         settings: which tasks, and how.
         data_dir: a folder with local copies of hub data; None takes the hub.
+        selection: the tasks, if they are loaded already.
+        log: where what lm-eval logs is written too.
         records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
             ``doc_hash``, ``target``, ``doc``, the ``cluster`` it belongs to where the task's documents come in groups,
             and each metric's value, a number or a pair (log-likelihood, count). The numbers of all tasks are in
@@ -71,11 +77,11 @@ def evaluate(
             results in the end; the first one writes the records. None is this process alone.
 
     Returns:
-        The result of each task, in the order of ``settings.tasks``.
+        The result of each task, in the order of ``settings.tasks``; those of a group or tag in its own order.
 
     Raises:
-        HfpatchError: if a task, its data or the tokenizer is unsuitable, a log-likelihood is NaN or memory is too
-            small; what was scored before is kept.
+        HfpatchError: if a task, its data, the tokenizer or its chat template is unsuitable, a log-likelihood is NaN or
+            memory is too small; what was scored before is kept.
     """
     training, ranks = model.training, ranks or Ranks()
     try:
@@ -86,13 +92,14 @@ def evaluate(
                 batch_size=settings.batch_size,
                 max_length=settings.max_length,
                 token_budget=settings.token_budget,
+                chat_template_args=template_arguments(tokenizer, settings.apply_chat_template),
             )
-            tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)
-            clusters = cluster_columns(tasks, settings.cluster)
+            chosen = selection or select(settings, data_dir)
+            seed_everything(settings.seed)
             scorer.ranks = ranks
             key = ranks.same(model_key(model, base_sha256)) if answers_dir is not None else {}
             results = {}
-            for name, task in tasks.items():
+            for name in chosen.tasks:
                 if on_task is not None:
                     on_task(name)
                 if answers_dir is not None:
@@ -100,16 +107,20 @@ def evaluate(
                 scorer.reused = 0
                 scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
                 written = records_dir if ranks.is_first else None
-                results[name] = _score(scorer, name, task, settings.limit, written, clusters.get(name))
+                results[name] = _score(scorer, name, chosen, settings, written, log if ranks.is_first else None)
             if records_dir is not None and ranks.is_first:
                 write_values(records_dir, results)
+            if log is not None and ranks.is_first:
+                log.close(scorer, settings, chosen, results)
             return results
     finally:
         model.train(training)
 
 
-def run_task(scorer: HfpatchLM, name: str, task: Any, limit: int | None) -> Mapping[str, Any]:
-    """Let lm-eval run one task, and return its output.
+def run_task(
+    scorer: HfpatchLM, name: str, task: Any, settings: EvaluationSettings, limit: int | None
+) -> Mapping[str, Any]:
+    """Let lm-eval run one task on its first documents, and return its output.
 
     Raises:
         HfpatchError: if the task has no documents, or its templates fail on one.
@@ -117,7 +128,8 @@ def run_task(scorer: HfpatchLM, name: str, task: Any, limit: int | None) -> Mapp
     if not len(task.eval_docs):
         raise HfpatchError(f"task {name}: has no documents; its data or its filter is empty")
     try:
-        output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
+        asked: dict[str, Any] = {"limit": limit, "bootstrap_iters": 0, **prompting(settings)}
+        output: Mapping[str, Any] = run_lm_eval(scorer, {"tasks": {name: task}}, **asked)
     except HfpatchError:
         raise
     except Exception as error:
@@ -146,9 +158,15 @@ def _first_failing_document(task: Any, limit: int | None) -> tuple[int, Exceptio
 
 
 def _score(
-    scorer: HfpatchLM, name: str, task: Any, limit: int | None, records_dir: Path | None, cluster: str | None
+    scorer: HfpatchLM,
+    name: str,
+    chosen: Selection,
+    settings: EvaluationSettings,
+    records_dir: Path | None,
+    log: SampleLog | None,
 ) -> TaskResult:
-    output = run_task(scorer, name, task, limit)
+    task, cluster = chosen.tasks[name], chosen.clusters.get(name)
+    output = run_task(scorer, name, task, settings, chosen.limits[name])
     records = _records(output["samples"][name], cluster)
     groups = grouped([record["cluster"] for record in records]) if cluster is not None else None
     low_noise = low_noise_values(task, output["samples"][name])
@@ -165,6 +183,8 @@ def _score(
             f"task {name}: its metric {primary} is {metrics[primary]} over {len(records)} documents; one of them has a "
             "score that is not a number, or the metric is not defined on them"
         )
+    if log is not None:
+        log.add(name, output)
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # JSON has no other numbers
     metrics |= low_noise_scores(low_noise)
     return TaskResult(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.metrics import metric_named, ratio_error
 from hfpatch.evaluation.model import Encoded, HfpatchLM
+from hfpatch.evaluation.prompting import template_arguments
 from hfpatch.evaluation.run import evaluate, primary_aggregations, run_task
-from hfpatch.evaluation.tasks import load_tasks
+from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import read_lines
 from hfpatch.results.schema import TaskResult
@@ -110,9 +111,13 @@ def collect_requests(
     """
     found = {}
     with quiet(), templates_compiled_once():
-        for name, task in load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options).items():
-            collector = _Collector(model, tokenizer=tokenizer, max_length=settings.max_length)
-            samples = run_task(collector, name, task, settings.limit)["samples"][name]
+        chosen = select(settings, data_dir)
+        template = template_arguments(tokenizer, settings.apply_chat_template)
+        for name, task in chosen.tasks.items():
+            collector = _Collector(
+                model, tokenizer=tokenizer, max_length=settings.max_length, chat_template_args=template
+            )
+            samples = run_task(collector, name, task, settings, chosen.limits[name])["samples"][name]
             documents = len({sample["doc_id"] for sample in samples})
             found[name] = TaskRequests(documents, collector.encoded, collector.generated)
     return found
@@ -150,22 +155,21 @@ def base_spread(
 ) -> dict[str, Spread]:
     """Return how the first documents of each task vary under the model; tasks that generate text are left out."""
     budget = _SAMPLE_TOKENS.get(model.device.type, _SAMPLE_TOKENS_ELSEWHERE)
-    spreads = {}
+    spreads, chosen = {}, select(settings, data_dir)
     for name, each in asked.items():
         if each.generated or not each.encoded:
             continue
         size = max(1, each.tokens // each.documents)
         limit = min(each.documents, max(_FEWEST, min(_MOST, budget // size)))
-        one = settings.model_copy(update={"tasks": (name,), "limit": limit})
+        one = chosen.only(name, limit)
         with tempfile.TemporaryDirectory() as folder:
-            result = evaluate(model, tokenizer, settings=one, data_dir=data_dir, records_dir=Path(folder))[name]
+            result = evaluate(model, tokenizer, settings=settings, selection=one, records_dir=Path(folder))[name]
             values = [record[result.primary] for record in read_lines(Path(folder) / f"{name}.jsonl")]
-        spreads[name] = _spread(result, values, settings, data_dir)
+        spreads[name] = _spread(result, values, one.tasks)
     return spreads
 
 
-def _spread(result: TaskResult, values: list[Any], settings: EvaluationSettings, data_dir: Path | None) -> Spread:
-    tasks = load_tasks([result.task], data_dir=data_dir, **settings.task_options)
+def _spread(result: TaskResult, values: list[Any], tasks: Mapping[str, Any]) -> Spread:
     aggregation = primary_aggregations(tasks, {result.task: result})[result.task]
     metric = metric_named(result.primary.partition(",")[0], aggregation=aggregation)
     score = result.metrics[result.primary]

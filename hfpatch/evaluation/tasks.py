@@ -1,68 +1,95 @@
-"""Finding and building lm-eval tasks by name: lm-eval's own, hfpatch's own, and those that read a local data folder."""
+"""Building lm-eval tasks by name: lm-eval's own, hfpatch's own, and those that read a local data folder."""
 
 from __future__ import annotations
 
+import fnmatch
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import lm_eval.tasks
-import yaml
 from lm_eval.api.registry import get_metric_aggregation
-from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 
-from hfpatch.errors import HfpatchError, nearest
+from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.harness import quiet
+from hfpatch.evaluation.index import TASKS, AddedFolder, entries_of, kind_of, manager_of
 from hfpatch.evaluation.local import Stamp, file_stamp, local_data, local_overrides
+from hfpatch.recipes.evaluation import FEWSHOT_SEED
 from hfpatch.support.files import check_data_dir
-from hfpatch.support.resources import eval_dir
 
-_OWN = ("tinyworld", "paper")
-_FEWSHOT_SEED = 1234  # lm-eval's seed for few-shot examples
+
+@dataclass(frozen=True)
+class Named:
+    """What one name stands for: a task, or the tasks of a group, a tag or a pattern.
+
+    Attributes:
+        tasks: lm-eval's task objects by name.
+        groups: lm-eval's groups by name, with those in them.
+    """
+
+    tasks: dict[str, Any]
+    groups: dict[str, Any]
 
 
 def load_tasks(
-    names: Sequence[str],
+    names: Iterable[str],
     *,
     data_dir: Path | None = None,
     num_fewshot: int | None = None,
     include_path: Path | None = None,
+    gen_kwargs: Mapping[str, Any] | None = None,
+    fewshot_seed: int = FEWSHOT_SEED,
 ) -> dict[str, Any]:
     """Return lm-eval task objects by name, in the order given.
 
-    Only the folder of a task is indexed: indexing all of lm-eval's tasks takes seconds. A task is built once in a
-    process and shared by the calls that ask for it again, unless its local data or its folder below ``include_path``
-    has changed in between.
+    Only the folder of a task is indexed: indexing all of lm-eval's tasks takes seconds, which only its tags and
+    patterns need. A task is built once in a process and shared by the calls that ask for it again, unless its local
+    data or its folder below ``include_path`` has changed in between.
 
     Args:
-        names: lm-eval's task names and hfpatch's own (``eval/``).
+        names: lm-eval's tasks, groups and tags, patterns of them such as ``arc_*``, and hfpatch's own (``eval/``).
         data_dir: a folder with local copies of hub data; tasks that ``eval/local`` does not know use the hub.
         num_fewshot: examples before each question; None takes each task's number. A task that fixes it at 0 keeps 0.
         include_path: a folder with more task files in lm-eval's format, which replace others of the same name.
             Code that a task file names there is run.
+        gen_kwargs: arguments of text generation that replace those of the tasks.
+        fewshot_seed: for choosing few-shot examples.
 
     Raises:
-        HfpatchError: if a name is unknown or a group, the data cannot be loaded, or a task file has an error.
+        HfpatchError: if a name is unknown, the data cannot be loaded, or a task file has an error.
     """
+    given: dict[str, Any] = {"data_dir": data_dir, "num_fewshot": num_fewshot, "include_path": include_path}
+    given |= {"gen_kwargs": gen_kwargs, "fewshot_seed": fewshot_seed}
+    return {task: each for name in names for task, each in load_named(name, **given).tasks.items()}
+
+
+def load_named(
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    num_fewshot: int | None = None,
+    include_path: Path | None = None,
+    gen_kwargs: Mapping[str, Any] | None = None,
+    fewshot_seed: int = FEWSHOT_SEED,
+) -> Named:
+    """Return the tasks that one name stands for, and its groups; otherwise as `load_tasks`."""
     check_data_dir(data_dir)
-    local = local_data() if data_dir is not None else {}
-    added = AddedFolder()
-    if include_path is not None:
-        if not include_path.is_dir():
-            raise HfpatchError(f"{include_path}: no such folder; include_path is a folder with task files")
-        sources = (file for file in sorted(include_path.rglob("*")) if file.suffix in (".yaml", ".py"))
-        added = AddedFolder(include_path.absolute(), frozenset(_index([include_path]).task_index), file_stamp(sources))
-    tasks = {}
     with quiet():
-        for name in names:
-            folder = data_dir if name in local and name not in added.names else None
-            files = [folder / file for file in local[name].data_files.values()] if folder is not None else []
-            tasks[name] = _task(name, folder, num_fewshot, added, file_stamp(files))
-            tasks[name].set_fewshot_seed(_FEWSHOT_SEED)
-    return tasks
+        added = AddedFolder.at(include_path)
+        index = entries_of(name, added)
+        local = {} if data_dir is None else {task: data for task, data in local_data().items() if task in index}
+        alone = kind_of(name, index) in TASKS
+        used = [task for task in local if task not in added.names and (task == name or not alone)]
+        files = [data_dir / file for task in used for file in local[task].data_files.values()] if data_dir else []
+        options = json.dumps(dict(gen_kwargs or {}), sort_keys=True)
+        found = _load(name, data_dir if used else None, tuple(used), num_fewshot, added, options, file_stamp(files))
+        for task in found.tasks.values():
+            task.set_fewshot_seed(fewshot_seed)
+    return found
 
 
 def hub_dataset(name: str, include_path: Path | None = None) -> str | None:
@@ -72,53 +99,73 @@ def hub_dataset(name: str, include_path: Path | None = None) -> str | None:
         name: the task's name.
         include_path: a folder with more task files; it may be gone.
     """
-    added = AddedFolder()
-    if include_path is not None and include_path.is_dir():
-        added = AddedFolder(include_path.absolute(), frozenset(_index([include_path]).task_index))
     try:
         with quiet():
-            found = (_manager(name, added).task_index[name].cfg or {}).get("dataset_path")
+            added = AddedFolder.at(include_path if include_path is not None and include_path.is_dir() else None)
+            found = (entries_of(name, added)[name].cfg or {}).get("dataset_path")
     except HfpatchError:
         return None
     return found if isinstance(found, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", found) else None
 
 
-@dataclass(frozen=True)
-class AddedFolder:
-    """A folder of task files beside lm-eval's and hfpatch's own; the default is none.
-
-    Attributes:
-        path: the folder.
-        names: the tasks in it.
-        stamp: changes when a file in it does.
-    """
-
-    path: Path | None = None
-    names: frozenset[str] = frozenset()
-    stamp: Stamp = ()
-
-
 @lru_cache(maxsize=32)
-def _task(name: str, data_dir: Path | None, num_fewshot: int | None, added: AddedFolder, stamp: Stamp) -> Any:
-    """Build a task; ``stamp`` is only part of the cache key, which changes with the data."""
-    task = _build(name, added, local_overrides(local_data()[name], data_dir) if data_dir is not None else {})
-    fixed = task.get_config("num_fewshot")
-    if num_fewshot is not None and fixed != 0:
-        task.set_config("num_fewshot", num_fewshot)
-    elif fixed is None:
-        task.set_config("num_fewshot", 0)
-    return task
+def _load(
+    name: str,
+    data_dir: Path | None,
+    local: tuple[str, ...],
+    num_fewshot: int | None,
+    added: AddedFolder,
+    gen_kwargs: str,
+    stamp: Stamp,
+) -> Named:
+    """Build what a name stands for, the tasks ``local`` on files of ``data_dir``.
+
+    ``stamp`` is only part of the cache key, which changes with the data.
+    """
+    index, generation = entries_of(name, added), json.loads(gen_kwargs)
+    known = local_data() if local else {}
+    found = _build(name, index, {task: local_overrides(known[task], data_dir) for task in local if data_dir})
+    for task_name, task in found.tasks.items():
+        _check_metrics(task, _where(task_name, index.get(task_name)))
+        fixed = task.get_config("num_fewshot")
+        if num_fewshot is not None and fixed != 0:
+            task.set_config("num_fewshot", num_fewshot)
+        elif fixed is None:
+            task.set_config("num_fewshot", 0)
+        if generation and task.OUTPUT_TYPE == "generate_until":
+            task.set_config("generation_kwargs", generation, update=True)
+        _process_once(task)
+    return found
 
 
-def _build(name: str, added: AddedFolder, overrides: dict[str, Any]) -> Any:
-    manager = _manager(name, added)
-    entry = manager.task_index[name]
-    if entry.kind.name not in ("TASK", "PY_TASK"):
-        raise HfpatchError(f"{name!r} is a {entry.kind.name.lower()} of tasks; name the tasks themselves")
-    where = f"task {name} ({entry.yaml_path})"
+def _process_once(task: Any) -> None:
+    """Apply a task's ``process_docs`` to its splits; lm-eval would do so at each access of a split."""
+    process, config = task.config.process_docs, task.config
+    if process is not None:
+        for split in {config.training_split, config.validation_split, config.test_split} - {None}:
+            task.dataset[split] = process(task.dataset[split])
+        task.set_config("process_docs", None)
+
+
+def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str, Any]]) -> Named:
+    """Let lm-eval build a task, a group, the tasks of a tag, or whatever matches a pattern.
+
+    Args:
+        name: which of them.
+        index: lm-eval's entries.
+        overrides: by task the keys of its configuration that are replaced.
+    """
+    entry, manager = index[name], manager_of(index)
     try:
-        # A group of one is lm-eval's way of loading a task with some of its keys replaced.
-        task = manager.load({"group": "hfpatch", "task": [{"task": name, **overrides}]})["tasks"][name]
+        if kind_of(name, index) in TASKS:
+            # A group of one is lm-eval's way of loading a task with some of its keys replaced.
+            one = {"group": "hfpatch", "task": [{"task": name, **overrides.get(name, {})}]}
+            return Named({name: manager.load(one)["tasks"][name]}, {})
+        for task, keys in overrides.items():
+            config = {**load_yaml(index[task].yaml_path, resolve_func=True), **keys}
+            manager.task_index[task] = replace(index[task], yaml_path=None, cfg=config)
+        loaded = manager.load([name] if entry is not None else fnmatch.filter(sorted(manager.task_index), name))
+        return Named(dict(loaded["tasks"]), dict(loaded["groups"]))
     except HfpatchError:
         raise
     except Exception as error:
@@ -127,68 +174,12 @@ def _build(name: str, added: AddedFolder, overrides: dict[str, Any]) -> Any:
             raise HfpatchError(
                 f"task {name}: its data cannot be loaded ({reason}); go online or set a data folder"
             ) from error
-        _check_aggregations(entry.cfg or {}, where)
-        raise HfpatchError(f"{where}: cannot be built ({reason})") from error
-    _check_metrics(task, where)
-    process, config = task.config.process_docs, task.config
-    if process is not None:  # lm-eval would call it at each access of a split
-        for split in {config.training_split, config.validation_split, config.test_split} - {None}:
-            task.dataset[split] = process(task.dataset[split])
-        task.set_config("process_docs", None)
-    return task
+        _check_aggregations((entry.cfg if entry is not None else None) or {}, _where(name, entry))
+        raise HfpatchError(f"{_where(name, entry)}: cannot be built ({reason})") from error
 
 
-def _manager(name: str, added: AddedFolder) -> TaskManager:
-    """Return a task manager whose index contains ``name``, built from as few folders as possible."""
-    if added.path is not None and name in added.names:
-        return _index([added.path])
-    own = _index([eval_dir() / folder for folder in _OWN])
-    if name in own.task_index:
-        return own
-    named = _lm_eval_files().get(name, [])
-    if name in (manager := _index({file.parent for file in named})).task_index:
-        return manager
-    # Another file name: look for files in which a key or a list item has the value ``name``.
-    value = re.compile(rf"""^[^#\n]*[-:]\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
-    mentions = [file for files in _lm_eval_files().values() for file in files if value.search(_text(file))]
-    if name in (manager := _index({file.parent for file in mentions})).task_index:
-        return manager
-    others = [added.path] if added.path is not None else []
-    others += [eval_dir() / folder for folder in _OWN]
-    _check_yaml(name, [*(file for folder in others for file in sorted(folder.rglob("*.yaml"))), *named, *mentions])
-    hint = nearest(name, [*added.names, *own.task_index, *_lm_eval_files()])
-    raise HfpatchError(f"unknown task {name!r}{hint}; use the name of a task of lm-eval or hfpatch")
-
-
-def _index(folders: Iterable[Path]) -> TaskManager:
-    return TaskManager(include_defaults=False, include_path=sorted(folders))
-
-
-@cache
-def _lm_eval_files() -> dict[str, list[Path]]:
-    """Return lm-eval's task files by file name, which usually is the task's name."""
-    files: dict[str, list[Path]] = {}
-    for file in sorted(Path(lm_eval.tasks.__file__).parent.rglob("*.yaml")):
-        files.setdefault(file.stem, []).append(file)
-    return files
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")
-
-
-def _check_yaml(name: str, files: Iterable[Path]) -> None:
-    """Raise an error if the file of a task is not YAML; lm-eval skips such files without a word."""
-    task_key = re.compile(rf"""^task:\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
-    for file in files:
-        text = _text(file)
-        if file.stem != name and not task_key.search(text):
-            continue
-        try:
-            yaml.compose(text)
-        except yaml.MarkedYAMLError as error:
-            line = error.problem_mark.line + 1 if error.problem_mark else 0
-            raise HfpatchError(f"task {name}: {file}, line {line}: not valid YAML ({error.problem})") from error
+def _where(name: str, entry: Any) -> str:
+    return f"task {name} ({entry.yaml_path})" if entry is not None and entry.yaml_path else f"task {name}"
 
 
 def _check_metrics(task: Any, where: str) -> None:

@@ -211,7 +211,8 @@ def _tuning_mistake(recipe: Recipe) -> str | None:
 
 def _lists_mistake(recipe: Recipe) -> str | None:
     seeds, largest = recipe.training.seeds, max(recipe.training.seeds)
-    if mistake := twice_mistake("training.seeds", seeds) or twice_mistake("evaluation.tasks", recipe.evaluation.tasks):
+    tasks = list(recipe.evaluation.tasks)
+    if mistake := twice_mistake("training.seeds", seeds) or twice_mistake("evaluation.tasks", tasks):
         return mistake
     return f"training.seeds contains {largest}; must be below 2**32" if largest >= SEED_LIMIT else None
 

@@ -287,7 +287,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     mistakes = sorted(error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden")
     first = mistakes[0]
     others = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
-    path = ".".join(str(part) for part in first["loc"])
+    path = ".".join(str(part) for part in first["loc"] if not str(part).startswith("<"))  # such is a kind of value
     if first["type"] == "extra_forbidden":
         return f"unknown key {path!r}{nearest(str(first['loc'][-1]), _siblings(model, first['loc']))}{others}"
     if first["type"] == "missing":

@@ -9,12 +9,11 @@ from typing import Any
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.comparison.low_noise import what_they_see
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
-from hfpatch.reporting.facts import digest, provenance_facts, settings_text
+from hfpatch.reporting.facts import digest, evaluation_text, provenance_facts, settings_text
 from hfpatch.reporting.floor import evaluated_verdict
 from hfpatch.reporting.numbers import (
     NOTHING,
     count,
-    decimal,
     documents_text,
     interval,
     listed,
@@ -22,56 +21,77 @@ from hfpatch.reporting.numbers import (
     signed,
     significant,
 )
+from hfpatch.reporting.score_tables import value_text
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
+from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults
 
 
 def evaluation_document(results: EvaluationResults) -> Document:
     """Return the scores of every model, the differences between them, the warnings and how it was measured."""
-    scores = tuple(_scores(results, place, each) for place, each in enumerate(results.variants.values()))
-    several = results.of_models
-    title = "Differences between the models" if several else "Differences from the base"
-    compared = [_comparisons(results, "differences", title, results.comparisons)]
-    compared += [_comparisons(results, "low-noise", f"Low-noise metrics: {title.lower()}", results.low_noise)]
-    compared = [table for table in compared if table.rows]
-    explained = [Sentences(what_they_see(results.low_noise))] if results.low_noise else []
+    scores, compared = _score_tables(results), _compared(results)
     reused = sum(score.reused for variant in results.variants.values() for score in variant.scores.values())
     notes = [f"{count(reused)} answers were kept from an earlier call and not scored again"] if reused else []
-    sections = (
-        Section("results", "Results", (*compared, *explained, *scores)),
-        Section("warnings", "Warnings", (Sentences(tuple(results.warnings)),) if results.warnings else ()),
-        Section("protocol", "Protocol", (Facts(tuple(_protocol(results))),)),
-        Section("environment", "Environment", (Facts(tuple(provenance_facts(results.provenance))),)),
-    )
     patches = sum(variant.patch is not None for variant in results.variants.values())
     return Document(
         title=listed(list(results.variants)) if results.of_models else results.model["name"],
         kind="evaluation",
         glance=(
             ("Models", count(len(results.variants))) if results.of_models else ("Patches", count(patches)),
-            ("Tasks", count(len(results.settings["tasks"]))),
+            ("Tasks", count(len(next(iter(results.variants.values())).scores))),
             ("Weights", str(results.model["dtype"])),
         ),
-        parts=(Part(tuple(section for section in sections if section.blocks)),),
+        parts=(Part(evaluation_sections(results)),),
         closing=(citation_section([results]),),
         summary=(*scores, *compared, Sentences((*notes, *results.warnings))),
     )
 
 
-def evaluation_csv(results: EvaluationResults) -> str:
-    """Return every number of an evaluation: a row for each model, task and metric."""
-    headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n", "groups", "grouped_by")
-    rows = (
-        (label, variant.patch, variant.added, task, metric, value, score.stderr.get(metric), score.n, *_groups(score))
-        for label, variant in results.variants.items()
-        for task, score in variant.scores.items()
-        for metric, value in score.metrics.items()
+def evaluation_sections(results: EvaluationResults) -> tuple[Section, ...]:
+    """Return the sections of one evaluation, without those that would be empty."""
+    explained = [Sentences(what_they_see(results.low_noise))] if results.low_noise else []
+    sections = (
+        Section("results", "Results", (*_compared(results), *explained, *_score_tables(results))),
+        Section("warnings", "Warnings", (Sentences(tuple(results.warnings)),) if results.warnings else ()),
+        Section("protocol", "Protocol", (Facts(tuple(_protocol(results))),)),
+        Section("environment", "Environment", (Facts(tuple(provenance_facts(results.provenance))),)),
     )
-    return csv_text(headings, rows)
+    return tuple(section for section in sections if section.blocks)
 
 
-def _groups(score: TaskResult) -> tuple[int | None, str | None]:
-    return (None, None) if score.clusters is None else (score.clusters.groups, score.clusters.column)
+def _score_tables(results: EvaluationResults) -> tuple[Table, ...]:
+    return tuple(_scores(results, place, each) for place, each in enumerate(results.variants.values()))
+
+
+def _compared(results: EvaluationResults) -> tuple[Table, ...]:
+    title = "Differences between the models" if results.of_models else "Differences from the base"
+    primary = _comparisons(results, "differences", title, results.comparisons)
+    low_noise = _comparisons(results, "low-noise", f"Low-noise metrics: {title.lower()}", results.low_noise)
+    return tuple(table for table in (primary, low_noise) if table.rows)
+
+
+def evaluation_csv(sources: Mapping[str, EvaluationResults]) -> str:
+    """Return every number of evaluations, by what each is called: a row for each model, task or group, and metric.
+
+    Of several evaluations the first column names the one that a row is of.
+    """
+    headings = ("model", "patch", "added", "task", "metric", "value", "stderr", "n", "groups", "grouped_by")
+    if len(sources) == 1:
+        return csv_text(headings, _numbers(next(iter(sources.values()))))
+    rows = ((source, *row) for source, results in sources.items() for row in _numbers(results))
+    return csv_text(("evaluation", *headings), rows)
+
+
+def _numbers(results: EvaluationResults) -> Iterator[tuple[Any, ...]]:
+    for label, variant in results.variants.items():
+        start = label, variant.patch, variant.added
+        for name, group in (variant.groups or {}).items():
+            for metric, value in group.metrics.items():
+                yield *start, name, metric, value, group.stderr.get(metric), group.n, None, None
+        for name, score in variant.scores.items():
+            known = score.clusters
+            groups = (None, None) if known is None else (known.groups, known.column)
+            for metric, value in score.metrics.items():
+                yield *start, name, metric, value, score.stderr.get(metric), score.n, *groups
 
 
 def _protocol(results: EvaluationResults) -> Iterator[Fact]:
@@ -82,7 +102,7 @@ def _protocol(results: EvaluationResults) -> Iterator[Fact]:
             yield f"Model {label}", _model_text(variant.model)
         if variant.patch is not None:
             yield f"Patch {label}", f"{variant.patch}, {count(variant.added)} parameters added"
-    yield "Evaluation", settings_text(results.settings)
+    yield "Evaluation", evaluation_text(results.settings)
     for task, score in next(iter(results.variants.values())).scores.items():
         settings = settings_text({"version": score.version, "few-shot examples": score.num_fewshot})
         yield f"Task {task}", f"{settings}, data SHA-256 {digest(score.data_sha256)}"
@@ -95,13 +115,18 @@ def _model_text(model: Mapping[str, Any]) -> str:
 
 
 def _scores(results: EvaluationResults, place: int, variant: EvaluatedVariant) -> Table:
-    """Return every metric of every task as lm-eval defines it."""
+    """Return every metric of every group and task as lm-eval defines it."""
     headings = {"task": False, "metric": False, "value": True, "± standard error": True, "n": True}
-    rows = (
+    rows = [
+        (name, metric, _value(value), _value(group.stderr.get(metric)), count(group.n))
+        for name, group in (variant.groups or {}).items()
+        for metric, value in group.metrics.items()
+    ]
+    rows += [
         (task, metric, _value(value), _value(score.stderr.get(metric)), documents_text(score.n, score.clusters))
         for task, score in variant.scores.items()
         for metric, value in score.metrics.items()
-    )
+    ]
     name = (variant.model or results.model)["name"]
     title = f"{name} with {variant.patch}" if variant.patch else name
     columns = tuple(Column(heading, number=number) for heading, number in headings.items())
@@ -109,9 +134,7 @@ def _scores(results: EvaluationResults, place: int, variant: EvaluatedVariant) -
 
 
 def _value(value: float | None) -> str:
-    if value is None:
-        return NOTHING
-    return decimal(value, 4) if abs(value) < 1e6 else significant(value, 4)
+    return NOTHING if value is None else value_text(value)
 
 
 def _comparisons(results: EvaluationResults, name: str, title: str, comparisons: Sequence[Comparison]) -> Table:

@@ -33,7 +33,7 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
     for seed, plan in results.plan.items():
         sizes = f"{plan.get('steps', '?')} steps of {plan.get('batch_size', '?')} blocks"
         facts.append((f"Batch plan, seed {seed}", f"{sizes}, SHA-256 {digest(plan.get('sha256')) or 'unknown'}"))
-    facts += [("Training", settings_text(results.training)), ("Evaluation", settings_text(results.evaluation))]
+    facts += [("Training", settings_text(results.training)), ("Evaluation", evaluation_text(results.evaluation))]
     for name, task in results.tasks.items():
         version, documents = _labelled("version", task.version), _labelled("data SHA-256", digest(task.data_sha256))
         facts.append((f"Task {name}", _joined(version, documents)))
@@ -85,6 +85,15 @@ def data_text(data: Mapping[str, Any]) -> str:
         _labelled("layout", data.get("layout")),
         _labelled("SHA-256", digest(data.get("sha256"))),
     )
+
+
+def evaluation_text(settings: Mapping[str, Any]) -> str:
+    """Return the settings of an evaluation as one line; tasks with options of their own have them in brackets."""
+    tasks = settings.get("tasks")
+    if isinstance(tasks, Mapping):
+        options = {name: settings_text(own or {}) for name, own in tasks.items()}
+        settings = {**settings, "tasks": [f"{name} ({own})" if own else name for name, own in options.items()]}
+    return settings_text(settings)
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

@@ -23,15 +23,17 @@ from hfpatch.reporting.document import Document
 from hfpatch.reporting.evaluation import evaluation_csv, evaluation_document
 from hfpatch.reporting.folders import labels
 from hfpatch.reporting.html import html
+from hfpatch.reporting.joint_evaluation import joint_evaluation_document
 from hfpatch.reporting.latex import latex
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.plots import to_svgs
+from hfpatch.reporting.score_tables import score_table_of
 from hfpatch.reporting.study.data import study_csv
 from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.figures import differences as study_differences
 from hfpatch.reporting.study.figures import draw as draw_study
 from hfpatch.reporting.theme import to_pdf, to_png
-from hfpatch.results.folder import load_comparison, load_results
+from hfpatch.results.folder import load_comparison, load_evaluation, load_results
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
 from hfpatch.support.files import atomic_file, write_text
 
@@ -71,9 +73,9 @@ def document_of(folder: Path) -> Document:
 def write_report(run_dir: Path, out: Path | None = None, *, pdf: bool = False) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` from the results in ``run_dir``.
 
-    Of a comparison ``results.tex`` too, which has the headline as a table for a paper. The same results give the same
-    bytes. An incomplete run is reported as far as it got, and what is missing is named. The model cards of a
-    comparison's patches are written again, with the results in them.
+    ``results.tex`` too, but of a study, which has the headline and the scores as tables for a paper. The same results
+    give the same bytes. An incomplete run is reported as far as it got, and what is missing is named. The model cards
+    of a comparison's patches are written again, with the results in them.
 
     Args:
         run_dir: what ``hfpatch compare``, ``pretrain`` or ``eval --output`` wrote.
@@ -90,7 +92,7 @@ def write_report(run_dir: Path, out: Path | None = None, *, pdf: bool = False) -
         report = write_document(document, place, csv=study_csv(results), summary=summary)
         return _with_pdfs(report, place, drawn, pdf=pdf)
     if isinstance(results, EvaluationResults):
-        return write_document(evaluation_document(results), place, csv=evaluation_csv(results))
+        return _write_evaluations({run_dir.name: results}, evaluation_document(results), place)
     report = _write(place, [read_material("", run_dir, results)], (), pdf=pdf)
     if out is None:
         write_patch_cards(run_dir, results)
@@ -98,23 +100,32 @@ def write_report(run_dir: Path, out: Path | None = None, *, pdf: bool = False) -
 
 
 def write_joint_report(run_dirs: Sequence[Path], out: Path, *, pdf: bool = False) -> Report:
-    """Write one report of several comparisons, or of one folder of any kind, to ``out``.
+    """Write one report of several comparisons or evaluations, or of one folder of any kind, to ``out``.
 
     Comparisons share the tables where they measured the same frozen model on the same documents, and are reported side
     by side where they did not. What they have in common is checked and shown.
 
     Raises:
-        HfpatchError: if one has no results, one is named twice, several are not all comparisons, ``out`` is a run's own
-            folder or cannot be written.
+        HfpatchError: if one has no results, one is named twice, several are of different kinds or studies, ``out`` is a
+            run's own folder or cannot be written.
     """
     if any((out / name).exists() for name in _RUN_FILES):
         raise HfpatchError(f"{out}: is a run, whose own report would be lost; choose another --out")
     if len(run_dirs) == 1:
         return write_report(run_dirs[0], out, pdf=pdf)
+    if isinstance(load_results(run_dirs[0]), EvaluationResults):
+        sources = {label: load_evaluation(path) for label, path in labels(run_dirs).items()}
+        return _write_evaluations(sources, joint_evaluation_document(sources), out)
     each = [read_material(label, path, load_comparison(path)) for label, path in labels(run_dirs).items()]
     merged = merge({one.title: one.results for one in each})
     joined = None if merged.results is None else _joined(each, merged.results, merged.names)
     return _write(out, each if joined is None else [joined], merged.checks, pdf=pdf)
+
+
+def _write_evaluations(sources: Mapping[str, EvaluationResults], document: Document, out: Path) -> Report:
+    table = score_table_of(sources)
+    tex = "\n".join(["% needs \\usepackage{booktabs}\n", latex(table, comments=(document.title, table.caption))])
+    return write_document(document, out, csv=evaluation_csv(sources), tex=tex)
 
 
 def default_out(run_dirs: Sequence[Path]) -> Path:

@@ -64,6 +64,19 @@ def load_comparison(folder: Path) -> ComparisonResults:
     return results
 
 
+def load_evaluation(folder: Path) -> EvaluationResults:
+    """Read the results of an evaluation; otherwise as :func:`load_results`.
+
+    Raises:
+        HfpatchError: also if the folder holds a comparison or a study.
+    """
+    results = load_results(folder)
+    if not isinstance(results, EvaluationResults):
+        command = "pretrain" if results.kind == "pretraining" else "compare"
+        raise HfpatchError(f"{folder}: these are the results of hfpatch {command}, not of hfpatch eval")
+    return results
+
+
 def printable(value: Any) -> Any:
     """Return a JSON value, at any depth, without characters that neither XML nor UTF-8 can hold, NaN and infinities."""
     if isinstance(value, str):

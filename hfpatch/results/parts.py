@@ -165,6 +165,26 @@ class TaskResult(Part):
     __hash__ = None  # type: ignore[assignment]  # the metrics are dictionaries
 
 
+class GroupResult(Part):
+    """The score of one model on a group of tasks, as lm-eval aggregates those of the tasks.
+
+    Attributes:
+        group: the group's name.
+        tasks: the names of the tasks and groups in it.
+        n: documents of all tasks.
+        metrics: each aggregated metric's value.
+        stderr: its standard error, from those of the tasks, which are taken as independent.
+        version: the version of the group's definition.
+    """
+
+    group: str
+    tasks: list[str]
+    n: int
+    metrics: Numbers
+    stderr: Numbers = Field(default_factory=dict)
+    version: str = "N/A"
+
+
 class Comparison(Part):
     """The difference of a method from a reference on one task, all numbers in the metric's own unit.
 

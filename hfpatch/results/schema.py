@@ -22,7 +22,17 @@ from hfpatch.results.comparison import (
     SizeMatch,
     Task,
 )
-from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Part, TaskResult, TrainResult, Values, Verdict
+from hfpatch.results.parts import (
+    SCHEMA,
+    Clusters,
+    Comparison,
+    GroupResult,
+    Part,
+    TaskResult,
+    TrainResult,
+    Values,
+    Verdict,
+)
 from hfpatch.results.study import (
     AtStep,
     ByStep,
@@ -43,9 +53,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEMA", "AtStep", "ByStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
-    "EvaluatedVariant", "EvaluationResults", "Improvement", "LayerSeries", "Loss", "Match", "Method", "Parameters",
-    "Point", "Results", "Row", "Run", "SizeMatch", "StudyResults", "StudyRun", "Task", "TaskResult", "TrainResult",
-    "Trial", "Tuning", "Variant", "VariantParameters", "Verdict", "json_schema",
+    "EvaluatedVariant", "EvaluationResults", "GroupResult", "Improvement", "LayerSeries", "Loss", "Match", "Method",
+    "Parameters", "Point", "Results", "Row", "Run", "SizeMatch", "StudyResults", "StudyRun", "Task", "TaskResult",
+    "TrainResult", "Trial", "Tuning", "Variant", "VariantParameters", "Verdict", "json_schema",
 ]  # fmt: skip
 
 
@@ -57,14 +67,16 @@ class EvaluatedVariant(Part):
         patch: the patch's folder; None is the bare base.
         added: parameters that the patch added.
         scores: the result of each task.
+        groups: the score of each group of tasks that was asked for and has one; None where there is none.
     """
 
-    written_if_set = frozenset({"model"})
+    written_if_set = frozenset({"model", "groups"})
 
     model: Values | None = None
     patch: str | None = None
     added: int = 0
     scores: dict[str, TaskResult]
+    groups: dict[str, GroupResult] | None = None
 
 
 class EvaluationResults(Part):

@@ -44,7 +44,8 @@ def form_of(parts: list[dict[str, Any]]) -> str | None:
 
 def known_score_surprises(recipe: Recipe, scores: Mapping[str, TaskResult]) -> list[str]:
     """Return one sentence for each score of the base that lies outside what is published."""
-    return check_known_scores(recipe.model.name, recipe.model.revision, recipe.model.dtype, scores)
+    model, plain = recipe.model, recipe.evaluation.plain
+    return check_known_scores(model.name, model.revision, model.dtype, scores, plain=plain)
 
 
 def scores_of(result: Mapping[str, Any]) -> dict[str, TaskResult]:
@@ -55,8 +56,8 @@ def scores_of(result: Mapping[str, Any]) -> dict[str, TaskResult]:
 def _base(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
     for run in results.methods[recipe.baseline].runs.values():
         yield from known_score_surprises(recipe, run.evaluation)
-        model = recipe.model
-        if unknown := unknown_base(model.name, model.revision, model.dtype, run.evaluation):
+        model, plain = recipe.model, recipe.evaluation.plain
+        if unknown := unknown_base(model.name, model.revision, model.dtype, run.evaluation, plain=plain):
             yield unknown
         yield from floor_cautions(run.evaluation)
 

@@ -14,11 +14,12 @@ import torch
 
 from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import HfpatchLM, load_tasks
+from hfpatch.evaluation import HfpatchLM
 from hfpatch.evaluation import evaluate as run_tasks
-from hfpatch.evaluation.clusters import cluster_columns
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.paper_tasks import counts_tokens
+from hfpatch.evaluation.prompting import template_arguments
+from hfpatch.evaluation.selection import Selection, select
 from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -28,12 +29,14 @@ from hfpatch.runs.placing import load_placed, ranks_of
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.scoring import (
     ANSWERS,
+    RESERVED,
     begin_output,
     check_base,
     check_output,
     close_output,
     differences,
     identify_settings,
+    log_of,
     short_names,
 )
 from hfpatch.sites import count_values
@@ -49,6 +52,7 @@ def evaluate_models(
     settings: EvaluationSettings,
     data_dir: Path | None = None,
     output: Path | None = None,
+    log_samples: bool = False,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
     placement: Placement | None = None,
@@ -63,6 +67,7 @@ def evaluate_models(
         settings: the tasks.
         data_dir: a folder that holds local copies of hub data sets.
         output: as in `hfpatch.runs.evaluate`.
+        log_samples: likewise.
         cache_dir: likewise.
         progress: called at every task; None shows nothing.
         placement: where the weights go; None takes one device for each process.
@@ -79,8 +84,8 @@ def evaluate_models(
     ranks = ranks_of(placement)
     ranks.on_first(partial(check_output, output, identity))
     clock, listener, memory = Clock(), progress or Progress(), _Memory(placement, ranks)
-    tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before any model
-    cluster_columns(tasks, settings.cluster)
+    chosen = select(settings, data_dir)  # mistakes show before any model
+    tasks = chosen.tasks
     described = {label: _describe(memory.load(model), model, settings) for label, model in reversed(named.items())}
     described = ranks.same({label: described[label] for label in named})
     _check_different(described)
@@ -90,12 +95,14 @@ def evaluate_models(
         ranks.on_first(partial(begin_output, output, identity))
     variants: dict[str, EvaluatedVariant] = {}
     warnings = [*_across_tokenizers(described, tasks), *_across_lengths(described, tasks)]
-    given: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "ranks": ranks}
+    given: dict[str, Any] = {"settings": settings, "selection": chosen, "ranks": ranks}
     given |= {"answers_dir": cache_dir if output is None else output / ANSWERS, "answers_optional": output is None}
     with ExitStack() as stack:
         records = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for label, model in named.items():
-            variant = _score(memory.load(model), label, listener, records_dir=records / label, **given)
+            name = f"{model.name}@{model.revision}" if model.revision else None
+            log = log_of(output, model, name=name) if log_samples and output is not None else None
+            variant = _score(memory.load(model), label, listener, records_dir=records / label, log=log, **given)
             variants[label] = variant.model_copy(update={"model": described[label]})
             listener.finished(label, "")
             scores, compared = variant.scores, "the other models"
@@ -151,7 +158,7 @@ def _label(models: Sequence[ModelSettings]) -> dict[str, ModelSettings]:
         parts.append((*place, f"{last}{ending}"))
         if parts[-1] in parts[:-1]:
             raise HfpatchError(f"--model {model.name}: named twice; a model is compared with others")
-    names = (f"{name} (model)" if name == ANSWERS else name for name in short_names(parts))
+    names = (f"{name} (model)" if name in RESERVED else name for name in short_names(parts))
     return dict(zip(names, models, strict=True))
 
 
@@ -159,6 +166,7 @@ def _describe(base: Base, model: ModelSettings, settings: EvaluationSettings) ->
     """Return what results and checks say of a model, after checking that it can be scored."""
     try:
         with quiet():
+            template_arguments(base.tokenizer, settings.apply_chat_template)
             scorer = HfpatchLM(base.model, tokenizer=base.tokenizer, max_length=settings.max_length)
     except HfpatchError as error:
         raise HfpatchError(f"--model {model.name}: {error}") from error
@@ -211,14 +219,15 @@ def _across_lengths(described: Mapping[str, Mapping[str, Any]], tasks: Mapping[s
         )
 
 
-def _score(base: Base, label: str, listener: Progress, **given: Any) -> EvaluatedVariant:
+def _score(base: Base, label: str, listener: Progress, *, selection: Selection, **given: Any) -> EvaluatedVariant:
     """Run the tasks as ``given`` says."""
     scores = run_tasks(
         base.model,
         base.tokenizer,
         base_sha256=base.sha256,
+        selection=selection,
         on_task=partial(listener.evaluating, label),
         on_scored=partial(listener.scored, label),
         **given,
     )
-    return EvaluatedVariant(scores=scores)
+    return EvaluatedVariant(scores=scores, groups=selection.group_results(scores) or None)

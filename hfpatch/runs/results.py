@@ -10,11 +10,11 @@ from hfpatch.evaluation import (
     Comparison,
     all_aggregations,
     compare_low_noise,
-    load_tasks,
     primary_aggregations,
 )
 from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
+from hfpatch.evaluation.selection import select
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.comparison import read_match
 from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task, Tuning
@@ -133,4 +133,4 @@ def _comparisons(
 
 def tasks_of(recipe: Recipe) -> dict[str, Any]:
     """Return lm-eval's tasks of a recipe by name."""
-    return load_tasks(recipe.evaluation.tasks, data_dir=recipe.data_dir, **recipe.evaluation.task_options)
+    return select(recipe.evaluation, recipe.data_dir).tasks

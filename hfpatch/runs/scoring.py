@@ -12,9 +12,10 @@ from typing import Any
 
 from hfpatch import evaluation  # its comparisons, which import scipy, are loaded where patches are compared
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import check_known_scores, load_tasks, unknown_base
+from hfpatch.evaluation import check_known_scores, unknown_base
 from hfpatch.evaluation import evaluate as run_tasks
-from hfpatch.evaluation.clusters import cluster_columns
+from hfpatch.evaluation.sample_log import FOLDER, SampleLog
+from hfpatch.evaluation.selection import Selection, select
 from hfpatch.nn.matmul import choose_library, pinned_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -32,6 +33,8 @@ from hfpatch.surgery.placement import Placement
 BASE = "base"
 IDENTITY = "evaluation.json"  # what the folder's evaluation is of, written before its first answer
 ANSWERS = "answers"
+RESERVED = (ANSWERS, FOLDER)
+"""Folders of an evaluation that are not of a model or patch."""
 _NOT_IDENTITY = ("allow_unknown_base", "batch_size", "token_budget")  # change no number, but for rounding
 _PATCH_FILES = ("adapter_config.json", "patch.json")
 
@@ -45,6 +48,7 @@ def evaluate(
     settings: EvaluationSettings,
     data_dir: Path | None = None,
     output: Path | None = None,
+    log_samples: bool = False,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
     placement: Placement | None = None,
@@ -60,6 +64,7 @@ def evaluate(
         data_dir: a folder that holds local copies of hub data sets.
         output: a folder for results.json, a folder of records for each variant, and the answers as they come, from
             which the same call continues after an interruption.
+        log_samples: write lm-eval's own results and samples into ``output`` too.
         cache_dir: where answers are kept without an ``output``; None keeps none.
         progress: called at every task; None shows nothing.
         placement: where the weights go; None takes one device for each process.
@@ -74,8 +79,7 @@ def evaluate(
     identity = _identity(model, settings, labels)
     ranks.on_first(partial(check_output, output, identity))
     clock, listener = Clock(), progress or Progress()
-    tasks = load_tasks(settings.tasks, data_dir=data_dir, **settings.task_options)  # mistakes show before the model
-    cluster_columns(tasks, settings.cluster)
+    chosen = select(settings, data_dir)  # mistakes show before the model
     base = load_placed(model, placement, ranks)
     for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
         with _patched(base, folder, allow_other_base):
@@ -83,7 +87,7 @@ def evaluate(
     if output is not None:
         identity["model"]["sha256"] = base.sha256
         ranks.on_first(partial(begin_output, output, identity))
-    given: dict[str, Any] = {"settings": settings, "data_dir": data_dir, "ranks": ranks}
+    given: dict[str, Any] = {"settings": settings, "selection": chosen, "ranks": ranks}
     given |= {"answers_dir": cache_dir if output is None else output / ANSWERS, "answers_optional": output is None}
     variants: dict[str, EvaluatedVariant] = {}
     warnings: list[str] = []
@@ -92,16 +96,17 @@ def evaluate(
         records = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(pinned_library(library))
         for label, patch in labels.items():
+            log = log_of(output, model, patch) if log_samples and output is not None else None
             variants[label] = _score(
-                base, label, patch, listener, allow_other_base, records_dir=records / label, **given
+                base, label, patch, listener, allow_other_base, records_dir=records / label, log=log, **given
             )
             listener.finished(label, "")
             if patch is None:
                 scores, compared = variants[label].scores, "the patches" if len(labels) > 1 else ""
-                check = partial(check_base, model, settings, scores, records / label, tasks, compared=compared)
+                check = partial(check_base, model, settings, scores, records / label, chosen.tasks, compared=compared)
                 warnings = ranks.on_first(check)
         references = {label: [BASE] for label in variants if label != BASE} if BASE in variants else {}
-        compared_by = ranks.on_first(partial(differences, records, variants, tasks, references, BASE))
+        compared_by = ranks.on_first(partial(differences, records, variants, chosen.tasks, references, BASE))
     found = EvaluationResults(
         model={
             **{"name": base.name, "revision": base.revision, "sha256": base.sha256},
@@ -130,7 +135,7 @@ def _labels(patches: Sequence[Path], *, baseline: bool) -> dict[str, Path | None
         if parts[place] in parts[:place]:
             raise HfpatchError(f"--patch {patch}: named twice")
     for label, patch in zip(short_names(parts), patches, strict=True):
-        labels[f"{label} (patch)" if label in (BASE, ANSWERS) else label] = patch
+        labels[f"{label} (patch)" if label in (BASE, *RESERVED) else label] = patch
     return labels
 
 
@@ -145,7 +150,14 @@ def short_names(places: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _score(
-    base: Base, label: str, patch: Path | None, listener: Progress, allow_other_base: bool, **given: Any
+    base: Base,
+    label: str,
+    patch: Path | None,
+    listener: Progress,
+    allow_other_base: bool,
+    *,
+    selection: Selection,
+    **given: Any,
 ) -> EvaluatedVariant:
     """Load a patch, run the tasks as ``given`` says, and remove the patch."""
     with _patched(base, patch, allow_other_base) as added:
@@ -153,11 +165,27 @@ def _score(
             base.model,
             base.tokenizer,
             base_sha256=base.sha256,
+            selection=selection,
             on_task=partial(listener.evaluating, label),
             on_scored=partial(listener.scored, label),
             **given,
         )
-    return EvaluatedVariant(patch=None if patch is None else str(patch), added=added, scores=scores)
+    groups = selection.group_results(scores) or None
+    return EvaluatedVariant(patch=None if patch is None else str(patch), added=added, scores=scores, groups=groups)
+
+
+def log_of(output: Path, model: ModelSettings, patch: Path | None = None, name: str | None = None) -> SampleLog:
+    """Return lm-eval's log of a variant, named as lm-eval names a model: after its adapter if there is one.
+
+    Args:
+        output: the folder of the evaluation.
+        model: the base.
+        patch: what it is patched with.
+        name: another name, where several models would have the same.
+    """
+    arguments = {"pretrained": model.name, "dtype": model.dtype, "revision": model.revision, "patch": patch}
+    known = {key: str(value) for key, value in arguments.items() if value is not None}
+    return SampleLog(output, name or (model.name if patch is None else str(patch)), known)
 
 
 @contextmanager
@@ -253,13 +281,13 @@ def check_base(
         HfpatchError: if something is to be compared with it and its scores are not known ones, unless the settings
             allow that, or a metric is one by which nothing can be compared.
     """
-    surprises = check_known_scores(model.name, model.revision, model.dtype, scores)
+    surprises = check_known_scores(model.name, model.revision, model.dtype, scores, plain=settings.plain)
     if not compared:
         return surprises
     if surprises and not settings.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates {compared} anyway")
     evaluation.check_comparable(records, scores, evaluation.primary_aggregations(tasks, scores))
-    unknown = unknown_base(model.name, model.revision, model.dtype, scores)
+    unknown = unknown_base(model.name, model.revision, model.dtype, scores, plain=settings.plain)
     return [*surprises, *([unknown] if unknown else []), *floor_cautions(scores, model.name)]
 
 

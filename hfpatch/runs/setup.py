@@ -178,10 +178,10 @@ def _tuning_text(recipe: Recipe) -> TuningText | None:
     """Return which documents tuning takes away from the training text: none that a task has."""
     if recipe.tuning is None:
         return None
-    from hfpatch.evaluation import load_tasks  # lm-eval takes seconds to import, and not every run tunes
+    from hfpatch.evaluation.selection import select  # lm-eval takes seconds to import, and not every run tunes
     from hfpatch.evaluation.texts import task_texts
 
-    tasks = load_tasks(recipe.evaluation.tasks, data_dir=recipe.data_dir, **recipe.evaluation.task_options)
+    tasks = select(recipe.evaluation, recipe.data_dir).tasks
     return TuningText(recipe.tuning.held_out, digest_all(task_texts(tasks)))
 
 

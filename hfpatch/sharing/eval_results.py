@@ -32,9 +32,17 @@ def eval_results(results: ComparisonResults, method: str, seed: int, repo_id: st
     return found
 
 
+def _is_limited(results: ComparisonResults, task: str) -> bool:
+    """Return whether a limit holds for a task: that of all, its own, or one of a group that may have it."""
+    tasks = results.evaluation.get("tasks")
+    options = tasks if isinstance(tasks, dict) else {}
+    own = [options[task]] if task in options else options.values()
+    return results.evaluation.get("limit") is not None or any((each or {}).get("limit") is not None for each in own)
+
+
 def _entry(results: ComparisonResults, score: TaskResult, dataset: str, seed: int, repo_id: str) -> dict[str, Any]:
-    limit, version = results.evaluation.get("limit"), results.provenance.get("versions", {}).get("lm_eval", "")
-    documents = f"{score.n} documents" + (" of a part of the set only" if limit is not None else "")
+    version = results.provenance.get("versions", {}).get("lm_eval", "")
+    documents = f"{score.n} documents" + (" of a part of the set only" if _is_limited(results, score.task) else "")
     date = results.provenance.get("started")
     return {
         "dataset": {"id": dataset, "task_id": score.task},

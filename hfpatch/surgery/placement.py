@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from hfpatch.errors import HfpatchError
 
 _OLDEST = (5, 17)  # the first transformers whose tensor parallelism keeps pieces as DTensors
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
@@ -26,7 +28,7 @@ class Placement:
     tp: bool = False
 
     def check(self, processes: int) -> None:
-        """Refuse what does not go together.
+        """Refuse what does not go together, and a device that is not there.
 
         Args:
             processes: how many there are.
@@ -45,6 +47,18 @@ class Placement:
                 f"--device-map {self.device_map}: spreads one model over the devices of one process, and there are "
                 f"{processes} processes; start hfpatch without a launcher, or leave it out"
             )
+        if isinstance(self.device_map, str) and _DEVICE.fullmatch(self.device_map):
+            _check_device(self.device_map)
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise HfpatchError(f"device {device}: not available here ({reason}); leave it out, or name another") from error
 
 
 def tensor_parallel_plan(config: Any, processes: int) -> Any:

@@ -51,6 +51,13 @@ def test_what_is_known_is_compared_whatever_the_revision_is_called_and_the_dtype
     assert len(check(acc, **case)) == 1
 
 
+def test_scores_of_other_prompts_are_not_compared():
+    given = ("EleutherAI/pythia-410m", None, "float32", results(0.466))
+    assert check_known_scores(*given, plain=False) == []
+    assert unknown_base(*given, plain=True) is None
+    assert "no published score of EleutherAI/pythia-410m" in unknown_base(*given, plain=False)
+
+
 def test_a_sound_base_passes():
     # Scores of the same checkpoints that others published.
     assert check(0.514) == check(0.1842, "EleutherAI/pythia-70m") == check(0.330, "EleutherAI/pythia-160m") == []

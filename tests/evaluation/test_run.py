@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import TaskResult, evaluate
+from hfpatch.evaluation import TaskResult, evaluate, load_tasks
 from hfpatch.evaluation.metrics import metric_named
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.low_noise import LOW_NOISE
@@ -207,9 +207,7 @@ def test_a_task_without_documents_is_one_line(taught, tokenizer, own_data_dir, s
 
 
 def test_a_template_that_does_not_fit_is_one_line(taught, tokenizer, data_dir, monkeypatch):
-    from hfpatch.evaluation import run
-
-    (task,) = run.load_tasks(("lambada_openai",), data_dir=data_dir).values()
+    (task,) = load_tasks(("lambada_openai",), data_dir=data_dir).values()
     monkeypatch.setattr(task.config, "doc_to_text", "{{wrong.name}}")
     with pytest.raises(HfpatchError, match=r"lambada_openai, document 0: .* template.*'wrong' is undefined"):
         evaluate(taught, tokenizer, settings=settings("lambada_openai"), data_dir=data_dir)

@@ -414,7 +414,7 @@ def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_repor
 def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_path, monkeypatch, no_report):
     methods = {name: METHODS[name] for name in ("baseline", "pre_projection")}
     recipe = make_recipe(model_folder, methods)
-    monkeypatch.setattr(hfpatch.runs.cautions, "check_known_scores", lambda *_: ["The base scores too low."])
+    monkeypatch.setattr(hfpatch.runs.cautions, "check_known_scores", lambda *_, **__: ["The base scores too low."])
     log = Log()
     message = refused(compare, recipe, tmp_path / "out", progress=log)
     assert "The base scores too low." in message

@@ -15,6 +15,7 @@ from typing import Any
 from hfpatch.reporting.comparison.tables import change_of, mean_of
 from hfpatch.reporting.floor import evaluated_verdict, shown_verdict
 from hfpatch.reporting.numbers import Change, Scale, change, change_text, diverged_text, scale_of, signed
+from hfpatch.reporting.score_tables import value_text
 from hfpatch.reporting.study.answer import change_of as improvement_of
 from hfpatch.reporting.study.answer import tone_of
 from hfpatch.reporting.study.words import not_run_text
@@ -26,6 +27,7 @@ from hfpatch.results.schema import (
     Results,
     StudyResults,
     Task,
+    TaskResult,
     TrainResult,
 )
 
@@ -258,7 +260,11 @@ def _means(trained: list[TrainResult]) -> dict[str, Any]:
 
 
 def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
-    """Yield the comparisons of ``hfpatch eval``: of patches with the base, of whole models with each other."""
+    """Yield the comparisons of ``hfpatch eval``, of patches with the base, of whole models with each other.
+
+    What was compared with nothing has an entry for each primary score, without a gain.
+    """
+    yield from _scored(results)
     for compared in (*results.comparisons, *results.low_noise):
         variant, reference = (results.variants.get(name) for name in (compared.method, compared.reference))
         score = variant.scores.get(compared.task) if variant is not None else None
@@ -267,22 +273,39 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
         base = reference.scores[compared.task].metrics.get(compared.metric) if reference is not None else None
         higher = LOW_NOISE.get(compared.metric, score.higher_is_better)
         known = compared.difference, compared.low, compared.high, compared.smallest_visible
-        groups = f" in {score.clusters.groups:,} groups" if score.clusters else ""
-        model = (reference.model if reference is not None else None) or results.model
         size = (variant.model or {}).get("parameters") if results.of_models else variant.added
-        axis = Axis(
-            **_of_metric(compared.task, compared.metric, score.primary, score.higher_is_better),
-            model=str(model.get("name")),
-            identity=_identity(model),
-            documents=f"{score.n:,} documents{groups}",
-            data=score.data_sha256[:12],
-            reference=compared.reference if results.of_models else "the base",
-            size="parameters of the model" if results.of_models else "trainable parameters",
-        )
         yield Entry(
-            axis,
+            _evaluated_axis(results, compared.task, compared.metric, score, compared.reference),
             compared.method,
             **_gain(change(*known, scale=scale_of(compared.metric, higher), reference=base), higher),
             verdict=evaluated_verdict(results, compared),
             parameters=size if isinstance(size, int) else None,
         )
+
+
+def _scored(results: EvaluationResults) -> Iterator[Entry]:
+    """Yield the primary scores of what was compared with nothing."""
+    known = {name for each in results.comparisons for name in (each.method, each.reference)}
+    for label in [name for name in results.variants if name not in known]:
+        variant = results.variants[label]
+        for task, score in variant.scores.items():
+            value, error = score.metrics[score.primary], score.stderr.get(score.primary)
+            text = f"{value_text(value)}{f' ± {value_text(error)}' if error is not None else ''}, compared with nothing"
+            axis = _evaluated_axis(results, task, score.primary, score)
+            yield Entry(axis, label, text=text, parameters=variant.added)
+
+
+def _evaluated_axis(results: EvaluationResults, task: str, metric: str, score: TaskResult, reference: str = "") -> Axis:
+    """Return the axis of a metric of one of the models on a task, relative to a reference."""
+    compared = results.variants.get(reference)
+    model = (compared.model if compared is not None else None) or results.model
+    groups = f" in {score.clusters.groups:,} groups" if score.clusters else ""
+    return Axis(
+        **_of_metric(task, metric, score.primary, score.higher_is_better),
+        model=str(model.get("name")),
+        identity=_identity(model),
+        documents=f"{score.n:,} documents{groups}",
+        data=score.data_sha256[:12],
+        reference=reference if results.of_models else "the base",
+        size="parameters of the model" if results.of_models else "trainable parameters",
+    )

@@ -49,11 +49,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Written:
-    """The page, what it shows of how many runs, and the folders that could not be read, with the reason."""
+    """The page, how many differences of how many runs it shows, and the folders that could not be read and why."""
 
     page: Path
     runs: int
-    entries: int
+    differences: int
     left_out: tuple[str, ...]
 
 
@@ -79,7 +79,8 @@ def write_explorer(places: Sequence[Path], out: Path) -> Written:
         raise HfpatchError(left_out[0])
     document = explorer_document(sources, left_out)
     write_text(out, html(document))
-    return Written(out, len(sources), sum(len(entries(each.results)) for each in sources), tuple(left_out))
+    shown = sum(entry.gain is not None for each in sources for entry in entries(each.results))
+    return Written(out, len(sources), shown, tuple(left_out))
 
 
 def _report(folder: Path, out: Path) -> str:
@@ -129,8 +130,9 @@ def _glance(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> 
 
 def _missing(source: Source, found: Sequence[Entry]) -> Iterator[str]:
     results = source.results
-    if not found:
-        yield f"{source.label}: no differences to show; nothing was compared with a base."
+    if all(entry.gain is None for entry in found):
+        scores = " Its scores are listed." if found and isinstance(results, EvaluationResults) else ""
+        yield f"{source.label}: no differences to show; nothing was compared with a base.{scores}"
     if not getattr(results, "complete", True):
         yield f"{source.label}: the run is not complete."
     if isinstance(results, ComparisonResults):
@@ -231,6 +233,6 @@ def _short(value: float | None) -> float | None:
 
 def explorer_summary(written: Written) -> Document:
     """Return what a terminal shows of the page."""
-    shown = Text(f"{count(written.entries)} differences of {count(written.runs)} runs")
+    shown = Text(f"{count(written.differences)} differences of {count(written.runs)} runs")
     left_out = (Sentences(tuple(f"left out: {reason}" for reason in written.left_out)),) if written.left_out else ()
     return Document("Results explorer", (), summary=(shown, *left_out))

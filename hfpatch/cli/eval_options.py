@@ -1,0 +1,205 @@
+"""The options of ``eval``, as one dataclass; those that lm-eval has too have its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from hfpatch.cli import options
+
+_PROMPTS = "Prompts and generation, as in lm-eval"
+_OUTPUT = "Output"
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """What ``hfpatch eval`` was asked for, before it is read."""
+
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-M",
+            help="A hub id, a local folder, or tinyworld/gpt-neox; ID@REVISION for a hub revision. Repeated: whole "
+            "models are compared pairwise. As in lm-eval, hf with --model-args pretrained=ID.",
+        ),
+    ] = None
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            "--tasks",
+            "-t",
+            help="Tasks, groups and tags of lm-eval, or patterns such as 'arc_*', separated by commas; list, "
+            "list_groups, list_tags or list_subtasks prints what there is.",
+        ),
+    ] = None
+    model_args: Annotated[
+        str | None,
+        typer.Option(
+            "--model-args",
+            "-a",
+            metavar="KEY=VALUE,...",
+            help="lm-eval's arguments of the model: pretrained, peft, revision, dtype and others.",
+        ),
+    ] = None
+    include_path: Annotated[
+        Path | None, typer.Option(help="A folder with more task files; code that they name is run.")
+    ] = None
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TASK=COLUMN",
+            help="The column that says which documents of a task belong together, as questions on one passage; may be "
+            "repeated. TASK= for none.",
+        ),
+    ] = None
+    patch: Annotated[
+        list[Path] | None,
+        typer.Option("--patch", help="A folder written by save_patch, or a PEFT adapter; may be repeated."),
+    ] = None
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Evaluate the bare model too, and compare every patch with it.")
+    ] = False
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            "-L",
+            metavar="[TASK=]N",
+            help="Only the first documents of each task, or of one: --limit 100 --limit wikitext=5; below 1 a share.",
+        ),
+    ] = None
+    num_fewshot: Annotated[
+        int | None, typer.Option("--num-fewshot", "-f", min=0, help="Examples before each question.")
+    ] = None
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Longest row in tokens; the model's limit if not given.")
+    ] = None
+    token_budget: Annotated[
+        int | None, typer.Option(min=1, help="Tokens scored at once; chosen for the device if not given.")
+    ] = None
+    batch_size: Annotated[
+        str | None,
+        typer.Option("--batch-size", "-b", metavar="N|auto", help="Rows of one batch in text generation; 16 for auto."),
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A folder for results and records, lm-eval's --output_path; the same command continues there.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None
+    log_samples: Annotated[
+        bool,
+        typer.Option(
+            "--log-samples",
+            "-s",
+            help="Write lm-eval's own files too, results and every sample, into lm_eval/ below --output.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="Without --output: keep answers for the next call, and use them.")
+    ] = True
+    allow_unknown_base: Annotated[
+        bool, typer.Option("--allow-unknown-base", help="Continue if the base does not have its published score.")
+    ] = False
+    allow_other_base: options.AllowOtherBase = False
+    data_dir: options.DataDir = None
+    revision: options.Revision = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="The dtype to load the model in: float32 (the default), bfloat16 or float16."),
+    ] = None
+    device: Annotated[
+        str | None, typer.Option(help="Where to load the model: cpu, cuda, cuda:1, mps; a GPU if there is one.")
+    ] = None
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            help="For a model that one device cannot hold: auto spreads its blocks over the devices there are."
+        ),
+    ] = None
+    tp: Annotated[
+        bool,
+        typer.Option(
+            "--tp", help="Tensor parallelism: every process that the launcher starts has a piece of the model."
+        ),
+    ] = False
+    trust_remote_code: options.TrustRemoteCode = False
+    apply_chat_template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[NAME]",
+            help="Write prompts in the tokenizer's chat template, or in the one of this name.",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = None
+    system_instruction: Annotated[
+        str | None, typer.Option(help="A system message before each prompt.", rich_help_panel=_PROMPTS)
+    ] = None
+    fewshot_as_multiturn: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[true|false]",
+            help="With a chat template: few-shot examples are turns of the conversation, the default, or one message.",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = None
+    gen_kwargs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="Arguments of text generation that replace those of the tasks: temperature=0.8,do_sample=true.",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = None
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|N,N,N,N",
+            help="Seeds of Python, NumPy, torch and few-shot examples, or one for all four; None leaves one as it is. "
+            "Few-shot examples have 1234 if not given.",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = None
+    confirm_run_unsafe_code: Annotated[
+        bool,
+        typer.Option(
+            "--confirm-run-unsafe-code",
+            help="Run tasks that execute the code which the model writes.",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=_OUTPUT)] = (
+        False
+    )
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the scores as a Markdown table.", rich_help_panel=_OUTPUT)
+    ] = False
+    as_latex: Annotated[
+        bool, typer.Option("--latex", help="Print the scores as a LaTeX table.", rich_help_panel=_OUTPUT)
+    ] = False
+
+
+def command_of(run: Callable[[EvalOptions], None]) -> Callable[..., None]:
+    """Return a function with a parameter for each option, as typer reads them, which calls ``run`` with all in one."""
+
+    def command(**given: Any) -> None:
+        run(EvalOptions(**given))
+
+    hints = get_type_hints(EvalOptions, include_extras=True)
+    parameters = [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+        for field in fields(EvalOptions)
+    ]
+    command.__doc__, command.__annotations__ = run.__doc__, hints
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return command

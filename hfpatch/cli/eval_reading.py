@@ -1,0 +1,223 @@
+"""What the options of ``eval`` say: the settings of the evaluation, and the models and patches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hfpatch.cli.eval_options import EvalOptions
+from hfpatch.cli.options import model_settings
+from hfpatch.cli.spellings import read_arguments
+from hfpatch.errors import HfpatchError, nearest
+
+if TYPE_CHECKING:
+    from hfpatch.recipes.comparison import ModelSettings
+    from hfpatch.recipes.evaluation import EvaluationSettings
+
+_KINDS = ("hf", "hf-auto", "huggingface", "hfpatch")  # lm-eval's names of its models for transformers
+_OPTIONS = (
+    *("revision", "dtype", "trust_remote_code", "max_length", "token_budget", "batch_size", "device", "device_map"),
+    "allow_other_base",
+)
+_MODEL = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "attn_implementation")
+_OTHERS = ("pretrained", "peft", "patch", "parallelize")
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
+_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+
+
+def with_model_args(given: EvalOptions) -> tuple[EvalOptions, dict[str, Any]]:
+    """Return the options with what ``--model-args`` says put in, and the keys of the model that have no option.
+
+    Raises:
+        HfpatchError: if it has a key that hfpatch does not know, or contradicts an option; or if there is no model.
+    """
+    arguments = read_arguments(given.model_args, "--model-args")
+    known = (*_OTHERS, *_OPTIONS, *_MODEL)
+    for key in arguments:
+        if key not in known:
+            raise HfpatchError(
+                f"--model-args {key}: hfpatch eval does not take it{nearest(key, known)}; hfpatch lm_eval --model "
+                "hfpatch takes all of lm-eval's"
+            )
+    if arguments.pop("parallelize", False):
+        arguments.setdefault("device_map", "auto")
+    changed: dict[str, Any] = {"model": _named(given.model, arguments.pop("pretrained", None)), "model_args": None}
+    adapters = [Path(str(arguments.pop(key))) for key in ("peft", "patch") if key in arguments]
+    changed["patch"] = [*(given.patch or []), *adapters] or None
+    for key in [key for key in _OPTIONS if key in arguments]:
+        value, other = arguments.pop(key), getattr(given, key)
+        value = str(value) if key == "batch_size" else value
+        if other not in (None, False) and other != value:
+            raise HfpatchError(f"--model-args {key}={value}: --{key.replace('_', '-')} is {other}; leave one out")
+        changed[key] = value
+    return replace(given, **changed), arguments
+
+
+def _named(models: list[str] | None, pretrained: Any) -> list[str]:
+    """Return the models; with ``pretrained`` ``--model`` is lm-eval's kind of model."""
+    models = list(models or [])
+    kinds = [model for model in models if model in _KINDS and not Path(model).exists()]
+    if pretrained is not None:
+        if len(models) > len(kinds):
+            raise HfpatchError(
+                f"--model {next(model for model in models if model not in kinds)}: with --model-args pretrained=, "
+                "--model is lm-eval's kind of model, of which hfpatch eval has hf alone; leave one out"
+            )
+        return [str(pretrained)]
+    if kinds:
+        raise HfpatchError(f"--model {kinds[0]}: name the model as --model ID, or with --model-args pretrained=ID")
+    if not models:
+        raise HfpatchError("--model: missing; give a hub id or a folder")
+    return models
+
+
+def read_models(given: EvalOptions, more: dict[str, Any]) -> list[ModelSettings]:
+    """Return the models, each with the revision after its ``@``; ``more`` are keys of all of them.
+
+    Raises:
+        HfpatchError: if revisions contradict, there is no such dtype, or an option about the patches of one base is
+            given with several models.
+    """
+    named, revision, models = given.model or [], given.revision, []
+    if len(named) > 1 and (given.patch or given.baseline):
+        raise HfpatchError(
+            f"{'--patch' if given.patch else '--baseline'}: goes with one --model, not with {len(named)}; compare "
+            "patches with their base and whole models with each other in two commands"
+        )
+    for text in named:
+        name, at, own = (text, "", "") if Path(text).exists() else text.partition("@")
+        if at and not own:
+            raise HfpatchError(f"--model {text}: no revision after the @; write ID@REVISION, or the id alone")
+        if revision is not None and (own or len(named) > 1):
+            raise HfpatchError(f"--revision {revision}: write the revision of each model as --model {name}@{revision}")
+        dtype = given.dtype or "float32"
+        models.append(model_settings(name, own or revision, dtype, given.trust_remote_code, **more))
+    return models
+
+
+def read_settings(given: EvalOptions) -> EvaluationSettings:
+    """Return the tasks and how to run them.
+
+    Raises:
+        HfpatchError: if an option has a mistake.
+    """
+    from hfpatch.recipes.evaluation import EvaluationSettings
+    from hfpatch.recipes.strict import validate
+
+    tasks, limit = _tasks(given)
+    values = {
+        "tasks": tasks,
+        "include_path": str(given.include_path) if given.include_path else None,
+        "limit": limit,
+        "num_fewshot": given.num_fewshot,
+        "max_length": given.max_length,
+        "token_budget": given.token_budget,
+        **_batch_size(given.batch_size),
+        "allow_unknown_base": given.allow_unknown_base,
+        "cluster": _clusters(given.cluster),
+        "apply_chat_template": _flag(given.apply_chat_template) or False,
+        "system_instruction": given.system_instruction,
+        "fewshot_as_multiturn": _truth("--fewshot-as-multiturn", given.fewshot_as_multiturn),
+        "gen_kwargs": read_arguments(given.gen_kwargs, "--gen-kwargs"),
+        "seed": _seeds(given.seed),
+        "confirm_run_unsafe_code": given.confirm_run_unsafe_code,
+    }
+    return validate(values, EvaluationSettings, "hfpatch eval")
+
+
+def check_output_options(given: EvalOptions) -> None:
+    """Refuse options of output that contradict each other.
+
+    Raises:
+        HfpatchError: naming the option.
+    """
+    if given.log_samples and given.output is None:
+        raise HfpatchError("--log-samples: needs --output DIR (--output_path), where the samples go")
+    if given.output is not None and given.output.suffix == ".json":
+        raise HfpatchError(f"--output {given.output}: is a folder for several files; give one without .json")
+    forms = [name for name in ("json", "markdown", "latex") if getattr(given, f"as_{name}")]
+    if len(forms) > 1:
+        raise HfpatchError(f"--{forms[0]} and --{forms[1]}: print one of them")
+
+
+def device_map_of(given: EvalOptions) -> str | None:
+    """Return where the model goes: the one device, or how it is spread.
+
+    Raises:
+        HfpatchError: if both are given, or there is no such device.
+    """
+    if given.device is None:
+        return given.device_map
+    if given.device_map is not None or given.tp:
+        raise HfpatchError(f"--device {given.device}: --device-map and --tp choose the devices; leave one out")
+    if not _DEVICE.fullmatch(given.device):
+        raise HfpatchError(f"--device {given.device}: must be cpu, cuda, cuda:1, mps or the like")
+    return given.device
+
+
+def _tasks(given: EvalOptions) -> tuple[list[str] | dict[str, Any], float | None]:
+    """Return the tasks, with limits of their own if there are any, and the limit of all others."""
+    names = [name.strip() for name in (given.tasks or "").split(",") if name.strip()]
+    limits = dict(map(_limit, given.limit or ()))
+    for name in limits:
+        if name and name not in names:
+            raise HfpatchError(f"--limit {name}=: {name!r} is not among --tasks{nearest(name, names)}")
+    limit = limits.pop("", None)
+    return ({name: {"limit": limits.get(name)} for name in names} if limits else names), limit
+
+
+def _limit(text: str) -> tuple[str, float]:
+    """Return the task, empty for all, and the limit of ``[TASK=]N``."""
+    name, equals, value = text.rpartition("=")
+    if equals and not name:
+        raise HfpatchError(f"--limit {text}: no task before the =; write it as TASK=N, or N alone")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise HfpatchError(f"--limit {text}: {value!r} is not a number of documents") from None
+
+
+def _batch_size(text: str | None) -> dict[str, int]:
+    if text is None or re.fullmatch(r"auto(:\d+)?", text):
+        return {}
+    if not text.isdecimal() or int(text) < 1:
+        raise HfpatchError(f"--batch-size {text}: must be auto or a number of rows")
+    return {"batch_size": int(text)}
+
+
+def _clusters(given: list[str] | None) -> dict[str, str | None]:
+    """Return the column of each task that ``--cluster TASK=COLUMN`` names."""
+    pairs = {each: [part.strip() for part in each.partition("=")] for each in given or ()}
+    for each, (task, equals, _) in pairs.items():
+        if not task or not equals:
+            raise HfpatchError(f"--cluster {each}: write it as TASK=COLUMN, such as boolq=passage")
+    return {task: column or None for task, _, column in pairs.values()}
+
+
+def _flag(text: str | None) -> bool | str | None:
+    """Return an option that is on, off or a name."""
+    lower = (text or "").lower()
+    return None if text is None else True if lower in _TRUE else False if lower in _FALSE else text
+
+
+def _truth(option: str, text: str | None) -> bool | None:
+    value = _flag(text)
+    if isinstance(value, str):
+        raise HfpatchError(f"{option} {text}: must be true or false")
+    return value
+
+
+def _seeds(text: str | None) -> list[int | None] | None:
+    """Return the four seeds of lm-eval's ``--seed``: of one number all four, of three the last one is 1234."""
+    if text is None:
+        return None
+    parts = [part.strip().lower() for part in text.split(",")]
+    seeds = [None if part == "none" else int(part) if part.isdecimal() else -1 for part in parts]
+    seeds = seeds * 4 if len(seeds) == 1 else [*seeds, 1234] if len(seeds) == 3 else seeds
+    if len(seeds) != 4 or -1 in seeds:
+        raise HfpatchError(f"--seed {text}: must be one number, or four with commas between them")
+    if seeds[3] is None:
+        raise HfpatchError(f"--seed {text}: the last one chooses few-shot examples, which all models must share")
+    return seeds

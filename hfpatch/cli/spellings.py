@@ -1,0 +1,126 @@
+"""lm-eval's way of writing the options of ``eval``."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from typer.core import TyperCommand
+
+from hfpatch.errors import HfpatchError
+
+_SEVERAL = ("--tasks", "-t", "--model-args", "-a", "--gen-kwargs")
+_OPTIONAL = ("--apply-chat-template", "--fewshot-as-multiturn")
+_CALLED = {"--output-path": "--output"}
+_WHOLE = "hfpatch lm_eval runs lm-eval's own command, which has it"
+REFUSED = {
+    "--cache-requests": "requests are built anew each time",
+    "--check-integrity": _WHOLE,
+    "--config": "give the options one by one, or a recipe to hfpatch compare",
+    "--hf-hub-log-args": _WHOLE,
+    "--max-batch-size": "--token-budget bounds the memory of scoring, --batch-size that of generation",
+    "--metadata": _WHOLE,
+    "--predict-only": "the samples of --log-samples have the responses, and the metrics too",
+    "--samples": "--limit takes the first documents",
+    "--show-config": "results.json has the settings, and the files of --log-samples each task's configuration",
+    "--trackio-args": _WHOLE,
+    "--use-cache": "answers are kept without it, see --cache and --output",
+    "--verbosity": "set LMEVAL_LOG_LEVEL in the environment",
+    "--wandb-args": _WHOLE,
+    "--wandb-config-args": _WHOLE,
+    "--write-out": "the samples of --log-samples have each prompt",
+}
+"""Options that lm-eval 0.4.13 has and ``eval`` has not, with what to do instead."""
+
+
+class EvalCommand(TyperCommand):
+    """A command whose options may be written as lm-eval's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; an option that only lm-eval has is an error of one line."""
+        return list(super().parse_args(ctx, as_hfpatch(args)))
+
+
+def as_hfpatch(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with hfpatch's names of options, and one value after each that takes one.
+
+    Raises:
+        HfpatchError: if there is an option that only lm-eval has.
+    """
+    found: list[str] = []
+    rest = list(words)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+            name = _CALLED.get(name, name)
+        if name in REFUSED:
+            raise HfpatchError(f"{name}: hfpatch eval has no such option; {REFUSED[name]}")
+        found.append(f"{name}{equals}{value}")
+        values = list(_values(rest)) if name in _SEVERAL + _OPTIONAL and not equals else []
+        if name in _OPTIONAL and not equals:
+            found.append(values[0] if values else "true")
+            del rest[: min(1, len(values))]
+        elif values:
+            found.append(",".join(value.strip(",") for value in values))
+            del rest[: len(values)]
+    return found
+
+
+def _values(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words before the next option."""
+    for word in words:
+        if word.startswith("-"):
+            return
+        yield word
+
+
+def read_arguments(text: str | None, option: str) -> dict[str, Any]:
+    """Return lm-eval's ``key=value,key=value``, or a JSON object, with values of the types that they show.
+
+    Raises:
+        HfpatchError: if it is neither.
+    """
+    text = (text or "").strip()
+    if text.startswith("{"):
+        try:
+            found: dict[str, Any] = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise HfpatchError(f"{option}: not valid JSON ({error.msg}); put names in double quotes") from None
+        return found
+    found = {}
+    for pair in _split(text):
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise HfpatchError(f"{option} {pair}: write it as key=value, with commas between several")
+        if key.strip() in found:
+            raise HfpatchError(f"{option} {pair}: {key.strip()} is given twice")
+        found[key.strip()] = _value(value.strip())
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """Return the parts between commas that are in no brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        depth += 0 if quote else (char in "[({") - (char in "])}")
+        if char == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part for part in parts if part.strip()]
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,221 @@
+"""Where tasks, groups and tags are defined: in lm-eval, in hfpatch (``eval/``), or in a folder of the user's own."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+import yaml
+from lm_eval.tasks import TaskManager
+
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.evaluation.harness import quiet
+from hfpatch.evaluation.local import Stamp, file_stamp
+from hfpatch.support.resources import eval_dir
+
+TASKS = ("TASK", "PY_TASK")
+LISTS = {
+    "list": {},
+    "list_groups": {"list_subtasks": False, "list_tags": False},
+    "list_subtasks": {"list_groups": False, "list_tags": False},
+    "list_tags": {"list_groups": False, "list_subtasks": False},
+}
+"""What ``--tasks`` takes to list tasks: what each leaves out of lm-eval's tables."""
+_OWN = ("tinyworld", "paper")
+_DEFINED = re.compile(r"""^(?:task|group|tag):[ \t]+["']?([\w.:-]+)["']?[ \t]*$""", re.MULTILINE)
+Index = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AddedFolder:
+    """A folder of task files beside lm-eval's and hfpatch's own; the default is none.
+
+    Attributes:
+        path: the folder.
+        names: the tasks, groups and tags in it.
+        stamp: changes when a file in it does.
+    """
+
+    path: Path | None = None
+    names: frozenset[str] = frozenset()
+    stamp: Stamp = ()
+
+    @classmethod
+    def at(cls, path: Path | None) -> AddedFolder:
+        """Return the folder at a path, which may be None.
+
+        Raises:
+            HfpatchError: if there is none.
+        """
+        if path is None:
+            return cls()
+        if not path.is_dir():
+            raise HfpatchError(f"{path}: no such folder; include_path is a folder with task files")
+        sources = (file for file in sorted(path.rglob("*")) if file.suffix in (".yaml", ".py"))
+        stamp = file_stamp(sources)
+        return cls(path.absolute(), frozenset(_added(path.absolute(), stamp)), stamp)
+
+
+def list_tasks(what: str, include_path: Path | None = None) -> str:
+    """Return the tables of all tasks, groups and tags that lm-eval's ``ls`` prints, hfpatch's and the user's included.
+
+    Args:
+        what: one of :data:`LISTS`.
+        include_path: a folder with more task files.
+    """
+    AddedFolder.at(include_path)
+    folders = [*_own_folders(), *([include_path] if include_path is not None else [])]
+    with quiet():
+        return str(TaskManager(include_path=folders).list_all_tasks(**LISTS[what]))
+
+
+@lru_cache(maxsize=64)
+def entries_of(name: str, added: AddedFolder) -> Index:
+    """Return lm-eval's index entries, by name, that are needed to load a task, a group, a tag or a pattern.
+
+    They come from as few folders as possible; lm-eval's tags, and patterns, need the index of all tasks.
+
+    Raises:
+        HfpatchError: if there is nothing of this name.
+    """
+    if not set("*?[").isdisjoint(name):
+        everything = {**_everything(), **_own(), **_of(added)}
+        matches = sorted(fnmatch.filter(everything, name))
+        if not matches:
+            raise HfpatchError(f"--tasks {name}: no task, group or tag is called like that")
+        return {**everything, name: None}
+    for own in (_of(added), _own()):
+        if name in own:
+            return _with_members(name, dict(own), added)
+    named = _files().get(name, [])
+    index = _index({file.parent for file in named})
+    if name not in index:  # another file name: look for files in which a key or a list item has the value ``name``
+        value = re.compile(rf"""^[^#\n]*[-:]\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
+        mentions = [file for file, text in _texts().items() if name in text and value.search(text)]
+        index = _index({file.parent for file in mentions})
+        _check_yaml(name, [*_yaml_files(added), *named, *mentions] if name not in index else [])
+    if name in index and index[name].kind.name != "TAG":
+        return _with_members(name, index, added)
+    if any(name in text for text in _texts().values()) and name in _everything():
+        return {**_everything(), **_own(), **_of(added)}
+    raise HfpatchError(f"unknown task {name!r}{_hint(name, added)}; use the name of a task of lm-eval or hfpatch")
+
+
+def kind_of(name: str, index: Mapping[str, Any]) -> str:
+    """Return what a name in an index is: TASK, PY_TASK, GROUP, TAG or PATTERN."""
+    entry = index[name]
+    return "PATTERN" if entry is None else str(entry.kind.name)
+
+
+def manager_of(index: Mapping[str, Any]) -> TaskManager:
+    """Return a task manager with these entries, which it may change."""
+    manager = TaskManager(include_defaults=False)
+    manager.task_index.update({name: entry for name, entry in index.items() if entry is not None})
+    return manager
+
+
+def _with_members(name: str, index: Index, added: AddedFolder) -> Index:
+    """Return an index with what a group is made of, at any depth; an unknown member is defined in the group itself."""
+    for member in _members((index[name].cfg or {}).get("task")) if index[name].kind.name == "GROUP" else ():
+        if member == name:
+            continue
+        try:
+            index = _with_members(member, index, added) if member in index else {**entries_of(member, added), **index}
+        except HfpatchError:
+            continue
+    return index
+
+
+def _members(listed: Any) -> Iterator[str]:
+    """Yield the names of the tasks and groups in a group's list, those of groups within it included."""
+    for item in listed if isinstance(listed, list) else ():
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            if isinstance(item.get("task"), list):
+                yield from _members(item["task"])
+            for key in ("task", "group"):
+                if isinstance(item.get(key), str):
+                    yield item[key]
+
+
+def _index(folders: Iterable[Path]) -> Index:
+    return dict(TaskManager(include_defaults=False, include_path=sorted(folders)).task_index)
+
+
+def _of(added: AddedFolder) -> Index:
+    return {} if added.path is None else _added(added.path, added.stamp)
+
+
+@lru_cache(maxsize=8)
+def _added(path: Path, stamp: Stamp) -> Index:
+    """Return the entries of a folder; ``stamp`` is only part of the cache key, which changes with the files."""
+    return _index([path])
+
+
+@cache
+def _own() -> Index:
+    return _index(_own_folders())
+
+
+def _own_folders() -> list[Path]:
+    return [eval_dir() / folder for folder in _OWN]
+
+
+@cache
+def _everything() -> Index:
+    """Return lm-eval's whole index; reading it takes seconds."""
+    return dict(TaskManager().task_index)
+
+
+@cache
+def _files() -> dict[str, list[Path]]:
+    """Return lm-eval's task files by file name, which usually is the task's name."""
+    files: dict[str, list[Path]] = {}
+    for file in sorted(Path(lm_eval.tasks.__file__).parent.rglob("*.yaml")):
+        files.setdefault(file.stem, []).append(file)
+    return files
+
+
+@cache
+def _texts() -> dict[Path, str]:
+    """Return the text of lm-eval's task files and of the templates that they include."""
+    files = sorted(file for file in Path(lm_eval.tasks.__file__).parent.rglob("*yaml*") if file.is_file())
+    return {file: _text(file) for file in files}
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _yaml_files(added: AddedFolder) -> list[Path]:
+    folders = [*([added.path] if added.path is not None else []), *_own_folders()]
+    return [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
+
+
+def _hint(name: str, added: AddedFolder) -> str:
+    """Return what may have been meant: the nearest of all names, and the nearest of the user's own."""
+    known = {defined for text in _texts().values() for defined in _DEFINED.findall(text)}
+    hints = (nearest(name, [*sorted(added.names), *_own(), *_files(), *sorted(known)]), nearest(name, added.names))
+    meant = dict.fromkeys(re.findall(r"'([^']+)'", "".join(hints)))
+    return f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
+
+
+def _check_yaml(name: str, files: Iterable[Path]) -> None:
+    """Raise an error if the file of a task is not YAML; lm-eval skips such files without a word."""
+    task_key = re.compile(rf"""^task:\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
+    for file in files:
+        text = _text(file)
+        if file.stem != name and not task_key.search(text):
+            continue
+        try:
+            yaml.compose(text)
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 0
+            raise HfpatchError(f"task {name}: {file}, line {line}: not valid YAML ({error.problem})") from error

@@ -1,0 +1,67 @@
+"""How prompts are written: the chat template, the system message, few-shot examples as turns; and the seeds."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes.evaluation import EvaluationSettings
+
+
+def prompting(settings: EvaluationSettings) -> dict[str, Any]:
+    """Return what lm-eval's ``evaluate`` takes of the settings to write the prompts."""
+    as_turns = settings.fewshot_as_multiturn
+    return {
+        "apply_chat_template": settings.apply_chat_template,
+        "system_instruction": settings.system_instruction,
+        "fewshot_as_multiturn": bool(settings.apply_chat_template) if as_turns is None else as_turns,
+        "confirm_run_unsafe_code": settings.confirm_run_unsafe_code,
+    }
+
+
+def template_arguments(tokenizer: PreTrainedTokenizerBase, asked: bool | str) -> dict[str, Any] | None:
+    """Return what the tokenizer's ``apply_chat_template`` takes to use the template that is asked for.
+
+    lm-eval 0.4.13 notes the name of a template in its results and applies the default one; here it is the named one.
+
+    Args:
+        tokenizer: the model's tokenizer, which has no template, one, or several by name.
+        asked: a name; True is the only one or the one called ``default``, False is none.
+
+    Raises:
+        HfpatchError: if there is no such template.
+    """
+    templates: Any = tokenizer.chat_template
+    if not asked:
+        return None
+    if not templates:
+        raise HfpatchError("apply_chat_template: the tokenizer of this model has no chat template; leave it out")
+    if isinstance(templates, str):
+        if asked is not True:
+            raise HfpatchError(f"apply_chat_template {asked}: the tokenizer has one template; give no name")
+        return None
+    name = "default" if asked is True else asked
+    if name not in templates:
+        raise HfpatchError(
+            f"apply_chat_template: the tokenizer has no template {name!r}{nearest(name, templates)}; there are "
+            f"{', '.join(sorted(templates))}"
+        )
+    return {"chat_template": templates[name]}
+
+
+def seed_everything(seeds: tuple[int | None, int | None, int | None, int] | None) -> None:
+    """Seed Python's, NumPy's and torch's random numbers, as lm-eval does before it evaluates; None leaves them."""
+    if seeds is None:
+        return
+    of_python, of_numpy, of_torch, _ = seeds
+    if of_python is not None:
+        random.seed(of_python)
+    if of_numpy is not None:
+        np.random.seed(of_numpy)
+    if of_torch is not None:
+        torch.manual_seed(of_torch)

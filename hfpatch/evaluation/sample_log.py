@@ -1,0 +1,151 @@
+"""lm-eval's own files of an evaluation, for its viewers: ``results_<date>.json``, ``samples_<task>_<date>.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import transformers
+from lm_eval.loggers.utils import add_tokenizer_info
+from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, sanitize_model_name
+
+from hfpatch.evaluation.prompting import prompting
+from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.results.schema import GroupResult, TaskResult
+from hfpatch.support.files import write_text
+from hfpatch.support.provenance import Clock, provenance
+
+if TYPE_CHECKING:
+    from hfpatch.evaluation.model import HfpatchLM
+    from hfpatch.evaluation.selection import Selection
+
+FOLDER = "lm_eval"
+"""What of an evaluation's folder has lm-eval's files, a folder for each model as lm-eval calls it."""
+_DEFAULT_SEEDS = (0, 1234, 1234, 1234)
+_OF_TASKS = ("results", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
+
+
+class SampleLog:
+    """Writes the files of one model: those of each task as soon as it is scored, and the results at the end.
+
+    Args:
+        output: the folder of the evaluation.
+        name: the model as lm-eval would call it: the id, or the folder of its adapter.
+        arguments: lm-eval's ``model_args`` that would load it.
+    """
+
+    def __init__(self, output: Path, name: str, arguments: Mapping[str, Any]) -> None:
+        self.folder = output / FOLDER / sanitize_model_name(name)
+        self._name, self._arguments = name, dict(arguments)
+        self._started, self._start, self._clock = time.time(), time.perf_counter(), Clock()
+        self._date = datetime.now().isoformat().replace(":", "-")
+        self._parts: dict[str, dict[str, Any]] = {part: {} for part in _OF_TASKS}
+        self._hashes: dict[str, str] = {}
+
+    def add(self, task: str, output: Mapping[str, Any]) -> None:
+        """Write the samples of a task from what lm-eval's ``evaluate`` returned."""
+        samples = output["samples"][task]
+        lines = (json.dumps(each, default=handle_non_serializable, ensure_ascii=False) for each in map(_line, samples))
+        write_text(self.folder / f"samples_{task}_{self._date}.jsonl", "".join(f"{line}\n" for line in lines))
+        for part in _OF_TASKS:
+            self._parts[part] |= output[part]
+        hashes = (each["doc_hash"] + each["prompt_hash"] + each["target_hash"] for each in samples)
+        self._hashes[task] = hash_string("".join(hashes))
+
+    def close(
+        self,
+        scorer: HfpatchLM,
+        settings: EvaluationSettings,
+        selection: Selection,
+        scores: Mapping[str, TaskResult],
+    ) -> None:
+        """Write the results of all tasks, with the standard errors of ``scores``."""
+        parts = {part: dict(values) for part, values in self._parts.items()}
+        for task, score in scores.items():
+            known = parts["results"][task]
+            errors = {key: value for key, value in _stderrs(score).items() if key in known}
+            parts["results"][task] = {**known, **errors}
+        groups = {name: _group(result) for name, result in selection.group_results(scores).items()}
+        bare = {name: {"alias": group.alias or name, "name": name} for name, group in selection.groups.items()}
+        parts["results"] |= {**bare, **groups}
+        parts["versions"] |= {name: group.version for name, group in selection.groups.items()}
+        results: dict[str, Any] = {
+            **parts,
+            **({"groups": groups} if groups else {}),
+            "group_subtasks": {name: group.child_names for name, group in selection.groups.items()},
+            "config": self._config(scorer, settings),
+            "git_hash": (now := provenance(self._clock))["commit"],
+            "date": self._started,
+            "pretty_env_info": f"{now['platform']}, {now['processor']}, {now['device']}, Python {now['python']}",
+            "transformers_version": transformers.__version__,
+            "lm_eval_version": now["versions"].get("lm_eval"),
+            "upper_git_hash": None,
+        }
+        add_tokenizer_info(results, scorer)
+        results |= {"task_hashes": self._hashes, **self._experiment(scorer, settings)}
+        text = json.dumps(results, indent=2, default=handle_non_serializable, ensure_ascii=False)
+        write_text(self.folder / f"results_{self._date}.json", text)
+
+    def _config(self, scorer: HfpatchLM, settings: EvaluationSettings) -> dict[str, Any]:
+        model = scorer.model
+        seeds = settings.seed or _DEFAULT_SEEDS
+        return {
+            "model": "hfpatch",
+            "model_args": self._arguments,
+            "model_num_parameters": model.num_parameters(),
+            "model_dtype": model.dtype,
+            "model_revision": self._arguments.get("revision") or "main",
+            "model_sha": "",
+            "batch_size": settings.batch_size,
+            "batch_sizes": [],
+            "device": str(scorer.device),
+            "use_cache": None,
+            "limit": settings.limit,
+            "bootstrap_iters": 0,
+            "gen_kwargs": settings.gen_kwargs or None,
+            **dict(zip(("random_seed", "numpy_seed", "torch_seed", "fewshot_seed"), seeds, strict=True)),
+        }
+
+    def _experiment(self, scorer: HfpatchLM, settings: EvaluationSettings) -> dict[str, Any]:
+        """Return what lm-eval's tracker notes of an experiment."""
+        system, asked = settings.system_instruction, settings.apply_chat_template
+        template = scorer.chat_template(asked) if asked else None
+        return {
+            "model_source": "hfpatch",
+            "model_name": self._name,
+            "model_name_sanitized": sanitize_model_name(self._name),
+            "system_instruction": system,
+            "system_instruction_sha": hash_string(system) if system else None,
+            "fewshot_as_multiturn": prompting(settings)["fewshot_as_multiturn"],
+            "chat_template": template,
+            "chat_template_sha": hash_string(template) if template else None,
+            "total_evaluation_time_seconds": str(time.perf_counter() - self._start),
+        }
+
+
+def _line(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sample as lm-eval writes it: its arguments by name, its responses and its target as text."""
+    arguments = {
+        f"gen_args_{place}": {f"arg_{index}": value for index, value in enumerate(request)}
+        for place, request in enumerate(sample["arguments"])
+    }
+    texts = {key: sanitize_list(sample[key]) for key in ("resps", "filtered_resps")}
+    return {**sample, **texts, "arguments": arguments, "target": str(sample["target"])}
+
+
+def _stderrs(score: TaskResult) -> dict[str, float]:
+    parts = {metric: metric.partition(",") for metric in score.stderr}
+    return {f"{name}_stderr,{end or 'none'}": score.stderr[metric] for metric, (name, _, end) in parts.items()}
+
+
+def _group(result: GroupResult) -> dict[str, Any]:
+    found: dict[str, Any] = {"alias": result.group, "name": result.group, "sample_len": result.n}
+    for metric, value in result.metrics.items():
+        name, _, answer_filter = metric.partition(",")
+        found[f"{name},{answer_filter or 'none'}"] = value
+        found[f"{name}_stderr,{answer_filter or 'none'}"] = result.stderr.get(metric, "N/A")
+    return found

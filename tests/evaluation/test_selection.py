@@ -1,0 +1,136 @@
+"""Tasks by their own names and by those of groups, tags and patterns, each with its limit."""
+
+import pytest
+from lm_eval.tasks import TaskManager
+from own_tasks import write_tasks
+
+from hfpatch.__main__ import main
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import index, load_tasks
+from hfpatch.evaluation.selection import select
+from hfpatch.recipes.evaluation import EvaluationSettings
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory, support):
+    folder = tmp_path_factory.mktemp("own") / "tasks"
+    write_tasks(folder, list(support.passages(12)))
+    return folder
+
+
+@pytest.fixture
+def no_full_index(monkeypatch):
+    """Make indexing all of lm-eval's tasks an error."""
+    monkeypatch.setattr(index, "_everything", lambda: pytest.fail("all of lm-eval's tasks are indexed"))
+
+
+@pytest.mark.usefixtures("no_full_index")
+def test_groups_and_tags_of_ones_own(own):
+    chosen = select(EvaluationSettings(tasks=("own_group", "own_word"), include_path=own))
+    assert list(chosen.tasks) == ["own_choice", "own_other", "own_word"]
+    choice = chosen.tasks["own_choice"]
+    assert choice.doc_to_text(choice.eval_docs[0]).startswith("Now ")  # as the group says
+    assert chosen.groups["own_group"].child_names == ["own_choice", "own_other"]
+    assert list(load_tasks(["own_tag"], include_path=own)) == ["own_choice", "own_other"]
+    alone = load_tasks(["own_choice"], include_path=own)["own_choice"]
+    assert not alone.doc_to_text(alone.eval_docs[0]).startswith("Now ")
+
+
+def test_limits_and_groups_of_documents_of_single_tasks(own):
+    tasks = {"own_group": {"limit": 0.3}, "own_word": {"limit": 5}, "own_page": None}
+    settings = EvaluationSettings(tasks=tasks, limit=7, include_path=own, cluster={"own_group": "word"})
+    chosen = select(settings)
+    assert chosen.limits == {"own_choice": 4, "own_other": 4, "own_word": 5, "own_page": 7}  # ⌈0.3 · 12⌉ is 4
+    assert chosen.clusters == {"own_choice": "word", "own_other": "word"}
+
+
+@pytest.mark.usefixtures("no_full_index")
+def test_the_groups_of_lm_eval_have_the_tasks_that_it_gives_them():
+    found = index.entries_of("mmlu", index.AddedFolder())
+    assert found["mmlu"].kind.name == "GROUP"
+    listed = {each["task"] if isinstance(each, dict) else each for each in found["mmlu"].cfg["task"]}
+    assert listed == {"mmlu_stem", "mmlu_other", "mmlu_social_sciences", "mmlu_humanities"}
+    assert listed <= set(found)
+    assert sum(entry.kind.name == "TASK" for entry in found.values()) == 57
+
+
+def test_tags_and_patterns_of_lm_eval_need_its_whole_index(own, monkeypatch):
+    found = index._index([index._files()["arc_easy"][0].parent])  # in place of all, which takes seconds
+    monkeypatch.setattr(index, "_everything", lambda: found)
+    index.entries_of.cache_clear()
+    assert index.kind_of("ai2_arc", index.entries_of("ai2_arc", index.AddedFolder())) == "TAG"
+    added = index.AddedFolder.at(own)
+    assert list(load_tasks(["own_[co]*"], include_path=own)) == ["own_choice", "own_other"]
+    assert "arc_easy" in index.entries_of("own_*", added)
+    index.entries_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": ("own_chioce",)}, r"unknown task 'own_chioce' \(did you mean 'own_choice'\?\)"),
+        ({"tasks": ("own_grup",)}, r"unknown task 'own_grup' \(did you mean 'own_group'\?\)"),
+        ({"tasks": ("own_group", "own_other")}, "task own_other: is asked for by 'own_group' and 'own_other'"),
+        ({"tasks": ("ownn*",)}, r"ownn\*: no task, group or tag is called like that"),
+        ({"tasks": ("own_word",), "gen_kwargs": {"top_p": 1}}, "gen_kwargs: none of the tasks generates text"),
+    ],
+)
+def test_mistakes_are_one_line(own, monkeypatch, settings, message):
+    monkeypatch.setattr(index, "_everything", dict)
+    with pytest.raises(HfpatchError, match=message):
+        select(EvaluationSettings(**settings, include_path=own))
+
+
+def test_an_own_task_is_suggested_beside_a_nearer_one(own):
+    with pytest.raises(
+        HfpatchError, match=r"unknown task 'own_wordd_in_context' \(did you mean '.*' or 'own_word'\?\)"
+    ):
+        select(EvaluationSettings(tasks=("own_wordd_in_context",), include_path=own))
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [("UNSAFE_CODE", "executes the code that the model writes; --confirm-run-unsafe-code"), ("MULTIMODAL", "images")],
+)
+def test_tasks_that_are_not_run_unasked(own, monkeypatch, mark, message):
+    task = load_tasks(["own_word"], include_path=own)["own_word"]
+    monkeypatch.setattr(task, mark, True, raising=False)
+    with pytest.raises(HfpatchError, match=f"task own_word: .*{message}"):
+        select(EvaluationSettings(tasks=("own_word",), include_path=own))
+    allowed = EvaluationSettings(tasks=("own_word",), include_path=own, confirm_run_unsafe_code=True)
+    if mark == "UNSAFE_CODE":
+        assert list(select(allowed).tasks) == ["own_word"]
+
+
+def test_the_tables_of_tasks_are_lm_evals(own, capsys, monkeypatch):
+    def manager(include_path, **_):
+        return TaskManager(include_defaults=False, include_path=include_path)
+
+    monkeypatch.setattr(index, "TaskManager", manager)  # without lm-eval's own tasks, which take seconds
+    folders = [*index._own_folders(), own]
+    for words, given in (("list", {}), ("list_groups", {"list_subtasks": False, "list_tags": False})):
+        assert main(["eval", "--tasks", words, "--include_path", str(own)]) == 0
+        assert capsys.readouterr().out == manager(folders).list_all_tasks(**given) + "\n"
+    assert main(["eval", "--tasks", "list_tags", "--include_path", str(own)]) == 0
+    assert "own_tag" in capsys.readouterr().out
+    assert main(["eval", "--tasks", "list", "--include_path", f"{own}/gone"]) == 2
+
+
+def test_scores_of_groups_as_markdown_and_latex(capsys, own):
+    arguments = ["eval", "--model", "tinyworld/gpt2", "--tasks", "own_group", "own_word", "--include_path", str(own)]
+    arguments += ["--limit", "own_word=3", "--limit", "5", "--no-cache"]
+    assert main([*arguments, "--markdown"]) == 0
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| own_")]
+    assert [(line[0], line[3], line[4]) for line in lines if line[3].startswith("acc")] == [
+        ("| own_group", "acc", "10"),
+        ("| own_choice", "acc", "5"),
+        ("| own_choice", "acc_norm", "5"),
+        ("| own_other", "acc", "5"),
+        ("| own_word", "acc", "3"),
+    ]
+    mean, first, second = (float(line[5].split()[0]) for line in lines if line[3] == "acc" and line[0] != "| own_word")
+    assert mean == pytest.approx((first + second) / 2, abs=1e-4)
+    assert main([*arguments, "--latex"]) == 0
+    printed = capsys.readouterr().out
+    assert r"own\_group & 2.0 &" in printed
+    assert printed.startswith(r"\begin{tabular}")

@@ -1,0 +1,75 @@
+"""A folder with tasks of one's own, of every kind, a group and a tag, and a tiny model with a chat template."""
+
+import json
+
+import yaml
+
+CHAT = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+SHORT = "{% for message in messages %}{{ message['content'] }}/{% endfor %}"
+MEAN = {"aggregation": "mean", "higher_is_better": True}
+
+
+def write_tasks(folder, passages):
+    """Write the task files and their data; 12 documents each."""
+    folder.mkdir()
+    rows = [dict(zip(("text", "word"), text.rsplit(" ", 1), strict=True)) for text in passages]
+    for place, row in enumerate(rows):
+        row["choices"] = [rows[(place + k) % len(rows)]["word"] for k in (0, 1, 2)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    source = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": f"{folder}/rows.jsonl", "train": f"{folder}/rows.jsonl"}},
+        "test_split": "test",
+        "fewshot_split": "train",
+        "metadata": {"version": 1.0},
+    }
+    word = {"output_type": "loglikelihood", "doc_to_text": "text", "doc_to_target": "{{' ' + word}}"}
+    first = {"function": "take_first"}
+    choice = {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": 0}
+    tasks = {
+        "own_word": {**word, "metric_list": [{"metric": "acc", **MEAN}, {"metric": "perplexity"}]},
+        "own_choice": {
+            **choice,
+            "doc_to_text": "{{text}}",
+            "tag": "own_tag",
+            "metric_list": [{"metric": "acc", **MEAN}, {"metric": "acc_norm", **MEAN}],
+        },
+        "own_other": {**choice, "doc_to_text": "So {{text}}", "tag": ["own_tag"], "metric_list": [{"metric": "acc"}]},
+        "own_page": {
+            "output_type": "loglikelihood_rolling",
+            "doc_to_text": "",
+            "doc_to_target": "{{text}}",
+            "metric_list": [{"metric": "word_perplexity"}],
+        },
+        "own_speech": {
+            "output_type": "generate_until",
+            "doc_to_text": "{{text}}",
+            "doc_to_target": "word",
+            "generation_kwargs": {"until": ["."], "max_gen_toks": 8},
+            "metric_list": [{"metric": "exact_match", **MEAN}],
+            "filter_list": [
+                {"name": "whole", "filter": [first]},
+                {"name": "first", "filter": [{"function": "regex", "regex_pattern": r"(\w+)"}, first]},
+            ],
+        },
+    }  # fmt: skip
+    for name, task in tasks.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **source, **task}), encoding="utf-8")
+    group = {
+        "group": "own_group",
+        "task": [{"task": "own_choice", "doc_to_text": "Now {{text}}"}, "own_other"],
+        "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
+        "metadata": {"version": 2.0},
+    }
+    (folder / "_group.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
+
+
+def write_model(folder, model, tokenizer, template=None):
+    """Save a model and its tokenizer with a chat template."""
+    model.save_pretrained(folder)
+    tokenizer.chat_template, before = template, tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    tokenizer.chat_template = before

@@ -1,0 +1,120 @@
+"""One report of several evaluations: their scores in one table, and what differs between them."""
+
+import csv
+import json
+
+import pytest
+from reporting.test_evaluation import results as evaluated  # noqa: F401 - a fixture
+from reporting.test_evaluation import score
+
+from hfpatch import HfpatchError
+from hfpatch.__main__ import main
+from hfpatch.reporting import write_joint_report
+from hfpatch.reporting.explorer.entries import entries
+from hfpatch.reporting.facts import evaluation_text
+from hfpatch.reporting.joint_evaluation import joint_evaluation_document
+from hfpatch.reporting.score_tables import score_table_of
+from hfpatch.results.parts import GroupResult
+from hfpatch.results.schema import EvaluatedVariant
+
+GROUP = GroupResult(group="both", tasks=["cloze", "page"], n=1244, metrics={"acc": 0.45}, stderr={"acc": 0.01})
+
+
+@pytest.fixture
+def alone(evaluated):  # noqa: F811
+    """One model, evaluated by itself on one task more, with a group's score."""
+    scores = {"cloze": score(0.75), "page": score(0.125).model_copy(update={"data_sha256": "e" * 64, "n": 10})}
+    variants = {"base": EvaluatedVariant(scores=scores, groups={"both": GROUP})}
+    changed = {"variants": variants, "comparisons": [], "low_noise": [], "warnings": []}
+    settings = {**evaluated.settings, "limit": 7, "system_instruction": "Brief"}
+    return evaluated.model_copy(update={**changed, "settings": settings})
+
+
+def cells(table):
+    return [tuple(map(str, row.cells)) for row in table.rows]
+
+
+def test_scores_of_the_same_documents_share_a_line(evaluated, alone):  # noqa: F811
+    table = score_table_of({"x": evaluated, "y": alone})
+    assert [column.name for column in table.columns][5:] == ["x: base", "x: one", "y"]
+    assert cells(table) == [
+        ("cloze", "1.0", "2", "acc", "1,234", "0.5000 ± 0.0123", "0.2500 ± 0.0123", "0.7500 ± 0.0123"),
+        ("cloze", "1.0", "2", "perplexity", "1,234", "2,500,000", "2,500,000", "2,500,000"),
+        ("both", "N/A", "", "acc", "1,244", "–", "–", "0.4500 ± 0.0100"),
+        ("page", "1.0", "2", "acc", "10", "–", "–", "0.1250 ± 0.0123"),
+        ("page", "1.0", "2", "perplexity", "10", "–", "–", "2,500,000"),
+    ]
+    assert [row.strong for row in table.rows] == [False, False, True, False, False]
+    assert [column.name for column in score_table_of({"y": alone}).columns][5:] == ["small/llama"]
+    other = {"base": EvaluatedVariant(scores={"cloze": score(0.75).model_copy(update={"data_sha256": "f" * 64})})}
+    changed = alone.model_copy(update={"variants": other})
+    rows = cells(score_table_of({"x": alone, "y": changed}))
+    shown = [row[5:] for row in rows if row[0] == "cloze" and row[3] == "acc"]
+    assert shown == [("0.7500 ± 0.0123", "–"), ("–", "0.7500 ± 0.0123")]
+    (sentence,) = (text for text in differing(alone, changed) if "cloze" in text)
+    assert sentence == "cloze was scored on 2 different sets of documents, which have lines of their own."
+
+
+def differing(*results):
+    document = joint_evaluation_document(dict(zip("xyz", results, strict=False)))
+    return [text for section in document.opening[1:] for block in section.blocks for text in block.items]
+
+
+def test_a_protocol_names_tasks_with_limits_of_their_own():
+    settings = {"tasks": {"cloze": None, "page": {"limit": 5}}, "limit": 40, "seed": None}
+    assert evaluation_text(settings) == "tasks [cloze, page (limit 5)], limit 40"
+
+
+def test_what_differs_is_said(evaluated, alone):  # noqa: F811
+    other = {**evaluated.model, "name": "other", "dtype": "bfloat16"}
+    assert differing(evaluated, alone, alone.model_copy(update={"model": other})) == [
+        "Settings differ: x limit 1234, y limit 7, z limit 7.",
+        "Settings differ: x system_instruction not set, y system_instruction Brief, z system_instruction Brief.",
+        "The models differ: x and y small/llama in float32; z other in bfloat16.",
+    ]
+    assert differing(alone, alone) == []
+
+
+def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):  # noqa: F811
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder, results in zip(folders, (evaluated, alone), strict=True):
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(results.to_json()))
+    assert main(["report", *map(str, folders), "--out", str(tmp_path / "both")]) == 0
+    assert capsys.readouterr().out == f"report: {tmp_path / 'both' / 'report.html'}\n"
+    written = write_joint_report(folders, tmp_path / "both")
+    rows = list(csv.DictReader(written.csv.read_text().splitlines()))
+    assert [(row["evaluation"], row["model"], row["task"]) for row in rows if row["metric"] == "acc"] == [
+        ("first", "base", "cloze"), ("first", "one", "cloze"), ("second", "base", "both"), ("second", "base", "cloze"),
+        ("second", "base", "page"),
+    ]  # fmt: skip
+    assert r"both & N/A & & acc & 1,244 & -- & -- & 0.4500 $\pm$ 0.0100 \\" in written.tex.read_text().replace(
+        "  ", " "
+    )
+    page, text = written.html.read_text(), written.markdown.read_text()
+    assert "alert(1)</script>" not in page
+    for shown in ("# first and second", "What differs between the evaluations", "# Run first", "# Run second"):
+        assert shown in text
+    assert page.count('id="run1-results"') == page.count('id="run2-results"') == 1
+    alone_written = write_joint_report(folders[1:], tmp_path / "one")
+    assert "small/llama" in alone_written.tex.read_text()
+
+
+def test_evaluations_and_comparisons_have_no_joint_report(evaluated, tmp_path):  # noqa: F811
+    from reporting.conftest import example
+
+    for name, results in (("one", evaluated.to_json()), ("two", example())):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(results))
+    for order in (("one", "two"), ("two", "one")):
+        with pytest.raises(HfpatchError, match=r"these are the results of hfpatch (compare|eval), not of hfpatch"):
+            write_joint_report([tmp_path / name for name in order], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_explorer_lists_scores_that_were_compared_with_nothing(alone):
+    found = entries(alone)
+    assert [(entry.method, entry.axis.task, entry.gain, entry.text, entry.verdict) for entry in found] == [
+        ("base", "cloze", None, "0.7500 ± 0.0123, compared with nothing", "not tested"),
+        ("base", "page", None, "0.1250 ± 0.0123, compared with nothing", "not tested"),
+    ]
