@@ -46,5 +46,10 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
-    """Start every test from one random state, so that no test depends on those before it."""
-    torch.manual_seed(0)
+    """Start every test from one random state, so that no test depends on those before it.
+
+    ``torch.manual_seed`` also keeps a stack trace for each kind of device that is not in use, call after call.
+    """
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)

@@ -1,0 +1,31 @@
+"""What the processes of `forked` have imported when they start."""
+
+import gc
+import importlib
+
+import torch
+
+MODULES = [
+    "accelerate.commands.launch",
+    "families",
+    "hfpatch.__main__",
+    "hfpatch.evaluation.run",
+    "hfpatch.models",
+    "hfpatch.runs.comparison",
+    "hfpatch.runs.pretraining",
+    "hfpatch.runs.study",
+    "hfpatch.runs.train_eval",
+    "hfpatch.training.pretrain",
+    "hfpatch.training.probe",
+    "torch.distributed.run",
+    "training_blocks",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.gpt_neox.modeling_gpt_neox",
+    "transformers.models.llama.modeling_llama",
+]
+
+for name in MODULES:
+    importlib.import_module(name)
+torch.set_num_threads(1)
+gc.collect()
+gc.freeze()  # a fork shares what none of its collections goes through
