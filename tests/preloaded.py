@@ -8,7 +8,7 @@ import torch
 MODULES = [
     "accelerate.commands.launch",
     "families",
-    "hfpatch.__main__",
+    "hfpatch.cli.app",
     "hfpatch.evaluation.run",
     "hfpatch.models",
     "hfpatch.runs.comparison",
