@@ -11,11 +11,25 @@ import os
 import runpy
 import sys
 import tempfile
+from multiprocessing import forkserver
 from pathlib import Path
 from subprocess import CompletedProcess
 
 TESTS = Path(__file__).parent
 LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch")
+
+
+def context():
+    """Return the context of ``multiprocessing`` in which a process is such a fork."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["preloaded"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent), before or ""])
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    return found
 
 
 class Forked:
@@ -24,18 +38,10 @@ class Forked:
     def __init__(self, arguments, env=None, cwd=None):
         self._folder = tempfile.TemporaryDirectory(prefix="hfpatch-forked-")
         self._files = [Path(self._folder.name) / name for name in ("out", "err")]
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["preloaded"])
         self.arguments = [str(each) for each in arguments]
         given = (self.arguments, dict(os.environ if env is None else env), str(cwd or Path.cwd()), self._files)
-        self._process = context.Process(target=_work, args=given)
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent), before or ""])
-        try:
-            self._process.start()
-        finally:
-            os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
-        self.pid = self._process.pid
+        self._process = context().Process(target=_work, args=given)
+        self._process.start()
 
     def wait(self, timeout=None):
         """Return its exit code and output; it is killed if it takes more than ``timeout`` seconds."""
