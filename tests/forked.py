@@ -15,6 +15,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import torch
+
 TESTS = Path(__file__).parent
 LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch")
 
@@ -73,6 +75,8 @@ def _work(arguments, environment, folder, files):
         target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(target, number)
         os.close(target)
+    if "OMP_NUM_THREADS" in environment:  # which torch reads when it is imported
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     try:
         _run(*arguments)

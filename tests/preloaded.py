@@ -2,8 +2,7 @@
 
 import gc
 import importlib
-
-import torch
+import logging
 
 MODULES = [
     "accelerate.commands.launch",
@@ -24,8 +23,8 @@ MODULES = [
     "transformers.models.llama.modeling_llama",
 ]
 
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says which kernels it has not
 for name in MODULES:
     importlib.import_module(name)
-torch.set_num_threads(1)
 gc.collect()
 gc.freeze()  # a fork shares what none of its collections goes through
