@@ -7,6 +7,8 @@ JOBS ?= 2
 TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Python then keeps what it compiled: the tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-processors lint format types hooks docs reference package bench architectures peft-methods vllm oldest clean

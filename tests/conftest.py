@@ -18,12 +18,15 @@ import hypothesis
 import pytest
 import torch
 
+gc.disable()  # while everything is imported; `pytest_collection_finish` enables it
+os.fsync = lambda file: None  # no file of a test has to survive the machine; those that need it are processes
 hypothesis.settings.register_profile("hfpatch", deadline=None)  # how long an example takes depends on the machine
 hypothesis.settings.load_profile("hfpatch")
 _CACHE = tempfile.TemporaryDirectory(prefix="hfpatch-tests-")  # gone when Python ends
 os.environ["HFPATCH_CACHE"] = _CACHE.name
 os.environ["HF_MODULES_CACHE"] = f"{_CACHE.name}/modules"  # transformers copies the code of an export there
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHE.name}/inductor"  # kept kernels may be of another processor setting
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # several are processes, which import torch first
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a plugin may have imported torch before
 logging.getLogger("torch.__trace").propagate = False  # pytest would record each of its many lines
@@ -42,9 +45,15 @@ def pytest_collection_finish():
     """Leave everything imported out of garbage collections, which would go through millions of objects each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
-    """Start every test from one random state, so that no test depends on those before it."""
-    torch.manual_seed(0)
+    """Start every test from one random state, so that no test depends on those before it.
+
+    ``torch.manual_seed`` also keeps a stack trace for each kind of device that is not in use, call after call.
+    """
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)

@@ -1,11 +1,11 @@
 """Tiny random models of every supported family: seeded, in fp32, with weights large enough that changes are visible."""
 
-import copy
 import functools
 import zlib
 from contextlib import contextmanager
 
 import torch
+from copies import Template
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCABULARY, HIDDEN, LAYERS, HEADS = 96, 32, 2, 4
@@ -81,19 +81,19 @@ def make_config(case: str, **changes):
 
 
 @functools.cache
-def _made(case: str) -> PreTrainedModel:
+def _made(case: str) -> Template:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(case.encode()))
         model = AutoModelForCausalLM.from_config(make_config(case), dtype=torch.float32)
         for parameter in model.parameters():  # norms off one and biases off zero, so that each one shows
             if parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn(parameter.shape)
-    return model.eval()
+    return Template(model.eval())
 
 
 def make_model(case: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Return a new model in evaluation mode, the same for every call."""
-    return copy.deepcopy(_made(case)).to(dtype)
+    return _made(case).copy().to(dtype)
 
 
 def make_tokens(batch: int = 2, length: int = 9, seed: int = 0) -> torch.Tensor:

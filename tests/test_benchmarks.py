@@ -2,10 +2,10 @@
 
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -168,8 +168,8 @@ def test_gpu_keeps_each_measurement_and_fills_its_place_in_the_readme(tmp_path):
     readme.write_text("before\n<!-- gpu: begin -->\nold\n<!-- gpu: end -->\nafter\n", encoding="utf-8")
     options = ["--device", "cpu", "--shapes", "tiny,unknown", "--tasks", "arc_easy", "--requests", "8", "--rounds", "1"]
     options += ["--rows", "1", "--micro", "1", "--threads", "1", "--no-compile", "--readme", str(readme)]
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(tmp_path / "out"), *options]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    command = [BENCHMARKS / "gpu.py", "--out", tmp_path / "out", *options]
+    assert forked.python(command).returncode == 0
     written = json.loads((tmp_path / "out" / "gpu.json").read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in written["measurements"]}
     checks = {name.split()[1]: row for name, row in rows.items() if name.startswith("correctness")}
@@ -194,7 +194,7 @@ def test_gpu_keeps_each_measurement_and_fills_its_place_in_the_readme(tmp_path):
     assert "| tiny, arc_easy, hflm-auto |" in text
     assert "Not measured: training unknown" in text
     readme.write_text("before\n", encoding="utf-8")
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    refused = forked.python(command)
     assert (refused.returncode, "<!-- gpu: begin -->" in refused.stderr) == (2, True)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -44,6 +45,17 @@ _DIVERGING = LinearSegmentedColormap.from_list("hfpatch", [VERMILLION, "#f4f4f4"
 _RISING = LinearSegmentedColormap.from_list("hfpatch_rising", ["#f4f4f4", BLUE], N=_SHADES)
 
 
+class _Figure(Figure):
+    """A figure that is drawn once: ``savefig`` draws it for its layout first, which takes no drawing."""
+
+    def draw(self, renderer: RendererBase) -> None:
+        engine = self.get_layout_engine()
+        if isinstance(engine, ConstrainedLayoutEngine):  # while it is saved, the second time, there is none
+            engine.execute(self)
+        else:
+            super().draw(renderer)
+
+
 def panels(
     count: int, *, columns: int, width: float, height: float, key: int = 0, share_y: bool = False
 ) -> tuple[Figure, list[Axes]]:
@@ -54,7 +66,7 @@ def panels(
     columns = min(columns, count)
     rows = -(-count // columns)
     size = (width * columns, height * rows + 0.21 * -(-key // COLUMNS))
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+    figure = _Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
     axes = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
     for unused in axes[count:]:
         unused.set_visible(False)

@@ -4,10 +4,10 @@ A case is a model type, or ``type/what`` for one more configuration of it; its m
 type's default configuration with the options given here.
 """
 
-import copy
 import functools
 
 import torch
+from copies import Template
 from families import frozen
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -131,12 +131,12 @@ def options_of(case):
 @functools.lru_cache(maxsize=1)
 def _made(case):
     config = CONFIG_MAPPING[model_type(case)](**options_of(case))
-    return random_model(config) if case in EXPLICIT else twin(config)
+    return Template(random_model(config) if case in EXPLICIT else twin(config))
 
 
 def make(case):
     """Return a new tiny model, the same for every call; the tests of one case in a row build it once."""
-    return copy.deepcopy(_made(case))
+    return _made(case).copy()
 
 
 def settled(model):

@@ -3,11 +3,10 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -240,19 +239,14 @@ def test_one_of_several_processes_tokenises_and_the_others_map_what_it_wrote(tmp
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
-    command = [sys.executable, tests / "tokenise_on_processes.py", text_file, tmp_path / "tokenizer", tmp_path]
+    command = [tests / "tokenise_on_processes.py", text_file, tmp_path / "tokenizer", tmp_path]
     paths = os.pathsep.join([str(tests.parent), os.environ.get("PYTHONPATH", "")])
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     environment = {**os.environ, **group, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            list(map(str, command)), env={**environment, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE
-        )
-        for rank in "01"
-    ]
+    running = [forked.start(command, env={**environment, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     for process in running:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors.decode()
+        ended = process.wait(timeout=300)
+        assert ended.returncode == 0, ended.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert (first.pop("calls"), second.pop("calls")) == (["tokenize", "write_token_file"], [])
     assert first == second

@@ -4,10 +4,10 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from evaluate_on_processes import run
@@ -59,13 +59,11 @@ def free_port() -> int:
 
 
 def launch(root: Path, scenarios: dict) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "docs/accelerate/ddp-cpu.yaml"]
+    command = ["-m", "accelerate.commands.launch", "--config_file", "docs/accelerate/ddp-cpu.yaml"]
     paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HFPATCH_MATMUL": "mkl"}
-    return subprocess.run(
-        [*command, "--main_process_port", str(free_port()), str(PROGRAM), str(root), json.dumps(scenarios)],
-        env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    arguments = [*command, "--main_process_port", str(free_port()), str(PROGRAM), str(root), json.dumps(scenarios)]
+    return forked.python(arguments, env=environment, cwd=TESTS.parent)
 
 
 def make_patch(model, configs, folder: Path) -> str:
@@ -109,6 +107,7 @@ def launched(tmp_path_factory):
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HFPATCH_MATMUL", "mkl")
+        patched.setattr("hfpatch.runs.comparison.write_report", lambda _: None)  # only the processes' own is looked at
         torch.set_num_threads(1)
         for name in shared:
             run(root / "one" / name, scenarios[name])

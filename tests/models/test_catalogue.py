@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from families import logits_of, make_tokens
@@ -211,9 +212,12 @@ def test_a_new_process_loads_the_folder_and_computes_the_same(folders, program, 
     env = {**os.environ, "HF_MODULES_CACHE": str(tmp_path)}
     if program is ALONE:
         env["PYTHONPATH"] = ""
-    arguments = [json.dumps(make_tokens().tolist()), *(str(folder) for folder, _ in folders.values())]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], env=env, cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    arguments = ["-c", program, json.dumps(make_tokens().tolist()), *(str(folder) for folder, _ in folders.values())]
+    if program is ALONE:
+        done = subprocess.run([sys.executable, *arguments], env=env, cwd=tmp_path, capture_output=True, text=True)
+    else:
+        done = forked.python(arguments, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
     answers = json.loads(done.stdout)
     for (entry, (folder, model)), (logits, generated, tied) in zip(folders.items(), answers, strict=True):
         expected = logits_of(model, make_tokens())

@@ -31,7 +31,9 @@ def test_every_file_is_written_and_nothing_else(run_dir):
             ElementTree.parse(path)
 
 
-def test_the_same_results_give_the_same_bytes_in_another_process(run_dir, tmp_path):
+def test_the_same_results_give_the_same_bytes_in_another_process_and_under_the_users_settings(run_dir, tmp_path):
+    import matplotlib as mpl
+
     report = write_report(run_dir)
     first = {path.name: path.read_bytes() for path in report.paths}
     other = shutil.copytree(run_dir, tmp_path / "elsewhere")
@@ -39,10 +41,18 @@ def test_the_same_results_give_the_same_bytes_in_another_process(run_dir, tmp_pa
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
     second = {path.name: path.read_bytes() for path in (other / p.relative_to(run_dir) for p in report.paths)}
     assert first == second
+    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "text.usetex": True}):
+        third = {path.name: path.read_bytes() for path in write_report(run_dir).paths}
+        assert mpl.rcParams["font.size"] == 30
+    assert first == third
 
 
 def test_figures_are_pdfs_too_when_asked_and_never_older_than_their_svgs(run_dir, raw):
     report = write_report(run_dir, pdf=True)
+    for path in report.paths:  # no dates and no machine
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        assert str(run_dir) not in text
+        assert not re.search(r"20[3-9]\d-|<dc:date>|Matplotlib v", text)
     pdfs = sorted(path for path in report.figures if path.suffix == ".pdf")
     assert [path.name for path in pdfs] == [f"{name}.pdf" for name in DRAWN]
     first = {path: path.read_bytes() for path in pdfs}
@@ -55,23 +65,6 @@ def test_figures_are_pdfs_too_when_asked_and_never_older_than_their_svgs(run_dir
     assert {path for path in again.figures if path.suffix == ".pdf"} == set(pdfs[:-1])
     assert pdfs[1].name == "quality.pdf"
     assert pdfs[1].read_bytes() != first[pdfs[1]]
-
-
-def test_no_dates_and_no_machine_in_the_files(run_dir):
-    for path in write_report(run_dir, pdf=True).paths:
-        text = path.read_bytes().decode("utf-8", errors="replace")
-        assert str(run_dir) not in text
-        assert not re.search(r"20[3-9]\d-|<dc:date>|Matplotlib v", text)
-
-
-def test_the_users_matplotlib_settings_neither_matter_nor_change(run_dir):
-    import matplotlib as mpl
-
-    first = write_report(run_dir).figures[0].read_bytes()
-    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "text.usetex": True}):
-        second = write_report(run_dir).figures[0].read_bytes()
-        assert mpl.rcParams["font.size"] == 30
-    assert first == second
 
 
 def test_an_incomplete_run_is_reported_as_far_as_it_got(run_dir, raw, build):

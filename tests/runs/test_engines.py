@@ -8,9 +8,11 @@ import signal
 import time
 from pathlib import Path
 
+import forked
 import pytest
 
 import hfpatch.runs.comparison
+import hfpatch.runs.engines.processes
 import hfpatch.runs.study
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
@@ -137,7 +139,8 @@ class Break(Log):
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(recipe, straight, tmp_path):
+def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(recipe, straight, tmp_path, monkeypatch):
+    monkeypatch.setattr(hfpatch.runs.engines.processes, "get_context", lambda _: forked.context())
     out = tmp_path / "out"
     broken = out / "runs" / "lora" / "seed-1"
     log = Break(broken)

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import forked
 import pytest
 
 from hfpatch.errors import HfpatchError
@@ -228,8 +229,7 @@ def test_a_run_is_named_by_its_folder(tmp_path):
 def test_processes_that_share_a_folder(tmp_path):
     tests = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(tests / "share_a_folder.py"), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = forked.python([tests / "share_a_folder.py", tmp_path], env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["train"] == [0, 0]  # two methods at once

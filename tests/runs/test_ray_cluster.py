@@ -85,6 +85,7 @@ def cluster():
         patched.setenv("PYTHONPATH", path)
         patched.setenv("OMP_NUM_THREADS", "1")
         patched.setenv("RAY_raylet_start_wait_time_s", "180")  # on a busy machine
+        patched.setenv("RAY_prestart_worker_first_driver", "0")  # a worker for each core, which nobody asked for
         patched.setenv("RAY_gcs_rpc_server_connect_timeout_s", "60")
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **STORE})
         yield made

@@ -1,6 +1,7 @@
 """Pushing to a local stand-in of the hub's HTTP API."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -36,9 +37,10 @@ def patch_folder(folder):
     return folder
 
 
-@pytest.fixture
-def run(tmp_path):
-    folder = write_run(tmp_path / "run", example())
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    """Return a run folder with its report, which no test may change."""
+    folder = write_run(tmp_path_factory.mktemp("reported") / "run", example())
     for seed in (0, 1):
         home = folder / "runs" / "lora" / f"seed-{seed}"
         patch_folder(home / "patch")
@@ -48,6 +50,11 @@ def run(tmp_path):
         (home / "evaluations" / "tinyworld_cloze.jsonl").write_text('{"doc_id": 0, "target": "text of a data set"}\n')
     write_report(folder)
     return folder
+
+
+@pytest.fixture
+def run(reported, tmp_path):
+    return shutil.copytree(reported, tmp_path / "run")
 
 
 def push(hub, *arguments):

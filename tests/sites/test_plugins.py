@@ -1,9 +1,9 @@
 """Families that other packages declare, and models whose code comes with them."""
 
 import json
-import subprocess
 import sys
 
+import forked
 import pytest
 from families import make_config, make_model
 from transformers import AutoModelForCausalLM
@@ -128,8 +128,7 @@ def test_its_code_is_not_run_unasked(own_code):
         load_base(str(own_code))
     train_tokenizer(["a mill"], 300).save_pretrained(own_code)
     assert type(load_base(str(own_code), trust_remote_code=True).model).__name__ == "OwnForCausalLM"
-    command = [sys.executable, "-m", "hfpatch", "check", str(own_code), "--config-only"]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    done = forked.python(["-m", "hfpatch", "check", own_code, "--config-only"])
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -102,7 +102,7 @@ def _with_peft_names(model, before):
     return {name for name, _ in model.named_parameters() if name.replace(".base_layer", "") in before["state"]}
 
 
-def train(model, tokens, steps=5):
+def train(model, tokens, steps=3):
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
     losses = []
     model.train()

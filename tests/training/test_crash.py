@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -50,8 +49,7 @@ def killed(tmp_path_factory):
     paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     arguments = [str(tmp_path_factory.mktemp("killed")), str(os.getpid()), json.dumps(KILLS)]
-    command = [sys.executable, str(TESTS / "crash_run.py"), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = forked.python([TESTS / "crash_run.py", *arguments], env=environment, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

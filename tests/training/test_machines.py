@@ -3,9 +3,8 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
+import forked
 import pytest
 import torch
 from launched import PROGRAM, TESTS, free_port, losses, saved
@@ -18,13 +17,10 @@ def launch_machine(rank, port, folder, root, scenarios):
     """Start what is typed on one machine: the file of docs/ with two processes in place of sixteen GPUs."""
     folder.mkdir()
     where = ["--machine_rank", str(rank), "--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG), "--num_processes", "2"]
+    command = ["-m", "accelerate.commands.launch", "--config_file", str(CONFIG), "--num_processes", "2"]
     paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
-        [*command, *where, str(PROGRAM), str(root), json.dumps(scenarios)],
-        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    return forked.start([*command, *where, str(PROGRAM), str(root), json.dumps(scenarios)], env=environment, cwd=folder)
 
 
 @pytest.mark.slow
@@ -34,9 +30,9 @@ def test_a_machine_dies_and_the_other_goes_on_alone(tmp_path):
     scenarios = {"whole": options, "killed": {**options, "kill": 10}}  # in the second pass of step 5
     port = free_port()
     machines = [launch_machine(rank, port, tmp_path / f"machine-{rank}", root, scenarios) for rank in (0, 1)]
-    said = [machine.communicate(timeout=400)[0] for machine in machines]
-    assert [machine.returncode for machine in machines] == [1, 1], said
-    assert f"exitcode  : -{signal.SIGKILL.value}" in said[1]
+    ended = [machine.wait(timeout=400) for machine in machines]
+    assert [each.returncode for each in ended] == [1, 1], ended
+    assert f"exitcode  : -{signal.SIGKILL.value}" in ended[1].stderr
     facts = json.loads((root / "whole" / "result.json").read_text())
     assert facts["processes"] == 2
     assert not (root / "killed" / "result.json").exists()

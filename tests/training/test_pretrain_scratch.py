@@ -59,7 +59,7 @@ def check_equal(folder, models):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5, msg=name)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2, mlp", "llama, fused"])
+@pytest.mark.parametrize("name", ["gpt2, mlp", "llama, fused"])
 def test_compiled_it_trains_the_same(tmp_path, monkeypatch, name):
     monkeypatch.setattr("hfpatch.training.loop.COMPILE_BACKEND", "aot_eager")
     torch.compiler.reset()

@@ -5,11 +5,11 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from families import make_model, make_tokens
@@ -27,13 +27,10 @@ from hfpatch.training import processes
 
 def launch(root: Path, scenarios: dict, *, count: int = 2) -> subprocess.CompletedProcess:
     port = ["--master-port", str(free_port())]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *port]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", str(count), *port]
     paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        [*command, str(PROGRAM), str(root), json.dumps(scenarios)],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    return forked.python([*command, str(PROGRAM), str(root), json.dumps(scenarios)], env=environment)
 
 
 SCRATCH = {
@@ -209,9 +206,9 @@ def test_a_port_in_use_is_one_clear_line(tmp_path):
         taken.listen()
         port = str(taken.getsockname()[1])
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-        command = [sys.executable, "-m", "hfpatch", "train", "quickstart", "--method", "lora", "--out", str(tmp_path)]
+        command = ["-m", "hfpatch", "train", "quickstart", "--method", "lora", "--out", str(tmp_path)]
         environment = {**os.environ, **place, "PYTHONPATH": str(TESTS.parent)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        done = forked.python(command, env=environment, timeout=100)
     assert done.returncode == 2
     told = [line for line in done.stderr.splitlines() if line.startswith("hfpatch: error")]
     assert told == [

@@ -2,12 +2,12 @@
 
 import os
 import socket
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import forked
 import pytest
 import torch
 import yaml
@@ -117,14 +117,13 @@ def test_the_launcher_starts_two_processes_on_cpus(name, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     config = next(path for path in CONFIGS if path.stem == name)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    launch = ["-m", "accelerate.commands.launch", "--config_file", str(config)]
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    subprocess.run(
-        [*launch, "--main_process_port", port, str(script)], check=True, env=environment, capture_output=True
-    )
+    ended = forked.python([*launch, "--main_process_port", port, script], env=environment)
+    assert ended.returncode == 0, ended.stderr
     assert sorted(path.name for path in tmp_path.glob("*-of-*")) == ["0-of-2", "1-of-2"]
 
 

@@ -59,8 +59,9 @@ def test_every_file_is_written_and_nothing_else(run_dir):
             ElementTree.parse(path)
 
 
-def test_the_same_results_give_the_same_bytes_in_another_process(run_dir, tmp_path):
-    first = {path.name: path.read_bytes() for path in write_report(run_dir).paths}
+def test_the_same_results_give_the_same_bytes_in_another_process(report, tmp_path):
+    run_dir = report.html.parent
+    first = {path.name: path.read_bytes() for path in report.paths}
     other = shutil.copytree(run_dir, tmp_path / "elsewhere")
     code = f"from pathlib import Path; from hfpatch.reporting import write_report; write_report(Path({str(other)!r}))"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
@@ -216,14 +217,14 @@ def test_only_a_study_is_one(run_dir, tmp_path):
         load_comparison(run_dir)
 
 
-def test_a_joint_report_of_studies_is_refused_and_of_one_is_its_own(run_dir, tmp_path):
+def test_a_joint_report_of_studies_is_refused_and_of_one_is_its_own(report, run_dir, tmp_path):
     comparison = write_run(tmp_path / "comparison", example())
     with pytest.raises(HfpatchError, match="study: these are the results of hfpatch pretrain, not of hfpatch compare"):
         write_joint_report([comparison, run_dir], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    report = write_joint_report([run_dir], tmp_path / "out")
-    assert written(report, tmp_path / "out") == FILES
-    assert report.markdown.read_bytes() == write_report(run_dir).markdown.read_bytes()
+    joint = write_joint_report([run_dir], tmp_path / "out")
+    assert written(joint, tmp_path / "out") == FILES
+    assert joint.markdown.read_bytes() == report.markdown.read_bytes()
 
 
 def test_the_command_writes_and_prints_it(run_dir, capsys, monkeypatch):
