@@ -52,6 +52,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "nonlinear_query": [QUERY],
     "nonlinear_query_literal_qkv": [{**QUERY, "form": "literal", "targets": ["query", "key", "value"]}],
     "query_temperature": [TEMPERATURE],
+    "some_layers": [{**PRE, "content_skip": True, "layers_to_transform": [1]}, {**QUERY, "layers_to_transform": [0]}],
     "lora": [LORA],
     "pre_projection_skip_lora": [{**PRE, "content_skip": True}, LORA],
     "all_parts": [{**PRE, "content_skip": True}, QUERY, TEMPERATURE, LORA],
