@@ -59,7 +59,7 @@ def use_onednn(model: nn.Module) -> None:
         torch.library.impl("hfpatch::linear", "cpu", product)
         torch.library.register_fake("hfpatch::linear", F.linear)
     for part in model.modules():
-        if isinstance(part, Matrix) and part.weight.numel() >= 1 << 16:
+        if isinstance(part, Matrix) and part.weight.numel() >= 1 << 14:
             part.onednn = torch.ops.hfpatch.linear
 
 
