@@ -13,20 +13,25 @@ from hfpatch.support.ranks import may_speak
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 2 a mistake in what was given, 130 interrupted."""
     from hfpatch.cli.app import app
+    from hfpatch.cli.help import CommandLineError, show_mistake
 
     if os.environ.get("_HFPATCH_COMPLETE"):  # a shell asks for completions
         from hfpatch.cli.help import prepare_completion
 
         prepare_completion()
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="hfpatch")
+        code = app(None if arguments is None else list(arguments), prog_name="hfpatch", standalone_mode=False)
+    except CommandLineError as error:
+        if may_speak():
+            show_mistake(error)
+        return int(getattr(error, "exit_code", 2))
     except HfpatchError as error:
         if may_speak():  # where there are several processes, one of them
             print(f"hfpatch: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 2
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from typer import BadParameter
 from typer.core import TyperArgument, TyperGroup, TyperOption
+
+CommandLineError: type[Exception] = next(kind for kind in BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What typer raises where a command line is wrong; it has no public name for it."""
+
+
+def show_mistake(error: Exception) -> None:
+    """Print what is wrong with a command line, as typer does."""
+    from typer.rich_utils import rich_format_error
+
+    rich_format_error(error)  # type: ignore[arg-type]
 
 
 class Group(TyperGroup):

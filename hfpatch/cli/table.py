@@ -25,13 +25,23 @@ class _Row:
     """What is known of a run at work."""
 
     node: str
-    state: str
+    action: str
     steps: int = 0
     record: StepRecord | None = None
+    task: str = ""
+    done: int = 0
+    total: int = 0
+
+    @property
+    def state(self) -> str:
+        """What is done, and on which task."""
+        return f"{self.action} {self.task}".strip()
 
     @property
     def step(self) -> str:
-        """How far its training is."""
+        """How far its training is in steps, or its evaluation in requests."""
+        if self.total:
+            return f"{self.done:,} / {self.total:,}"
         return f"{self.record.step if self.record else 0:,} / {self.steps:,}" if self.steps else ""
 
     @property
@@ -69,6 +79,11 @@ class _Rows(Progress):
     def stepped(self, run: str, record: StepRecord) -> None:
         """Show the last step."""
         self.rows[run].record = record
+
+    def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Show how far a task is."""
+        row = self.rows[run]
+        row.task, row.done, row.total = task, done, total
 
     def left(self, run: str, units: int) -> None:
         """Show a run no more."""
@@ -118,6 +133,14 @@ class PlainTable(_Rows):
     def stepped(self, run: str, record: StepRecord) -> None:
         """Now and then say how far all runs at work are."""
         super().stepped(run, record)
+        self._say_all()
+
+    def scored(self, run: str, task: str, done: int, total: int) -> None:
+        """Now and then say how far all runs at work are."""
+        super().scored(run, task, done, total)
+        self._say_all()
+
+    def _say_all(self) -> None:
         if time.monotonic() - self._last > PLAIN_EVERY_S:
             self._last = time.monotonic()
             parts = [_in_words(name, row) for name, row in self.rows.items()]
@@ -158,11 +181,11 @@ class TableProgress(_Rows):
         for name in ("step", "loss", "tokens/s"):
             table.add_column(name, no_wrap=True, justify="right")
         for run, row in list(rows.items())[:room]:
-            table.add_row(Text(run), row.state, Text(row.node), row.step, row.loss, row.speed)
+            table.add_row(Text(run), Text(row.state), Text(row.node), row.step, row.loss, row.speed)
         return table
 
 
 def _in_words(run: str, row: _Row) -> str:
     """Return how far a run is in a few words."""
-    step = f" {row.step}" if row.steps else ""
+    step = f" {row.step}" if row.step else ""
     return f"{run} {row.state}{step}{f' loss {row.loss}' if row.loss else ''}"

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import stdtrit
-from scipy.stats import binomtest
+import scipy  # its parts are imported where they are first used
 
 from hfpatch.evaluation.clusters import Groups, group_sums, jackknife_error
 from hfpatch.evaluation.metrics import Array, ratio_error
@@ -57,7 +55,7 @@ class Estimate:
 
     def reach(self, p: float) -> Any:
         """Return half the length of the interval at level 1 - p."""
-        return np.sqrt(sum((stdtrit(part.freedom, p / 2) * part.error) ** 2 for part in self.parts))
+        return np.sqrt(sum((scipy.special.stdtrit(part.freedom, p / 2) * part.error) ** 2 for part in self.parts))
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -73,7 +71,9 @@ class Estimate:
             return 1.0
         if self.reach(_SMALLEST_P) <= size:
             return _SMALLEST_P
-        root = brentq(lambda log_p: float(self.reach(np.exp(log_p))) - size, np.log(_SMALLEST_P), 0.0, xtol=1e-10)
+        root = scipy.optimize.brentq(
+            lambda log_p: float(self.reach(np.exp(log_p))) - size, np.log(_SMALLEST_P), 0.0, xtol=1e-10
+        )
         return float(np.exp(root))
 
     @property
@@ -136,7 +136,7 @@ def paired_accuracies(method: Array, reference: Array) -> tuple[float, tuple[flo
     """
     difference = method - reference
     gained, lost = int(np.sum(difference == 1)), int(np.sum(difference == -1))
-    p = float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    p = float(scipy.stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
     part = over_documents(difference, np.ones_like(difference), shares=True)
     low, high = Estimate(float(difference.mean()), (part,)).interval
     if p >= ALPHA:

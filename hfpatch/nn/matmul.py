@@ -188,6 +188,8 @@ class _Linear(torch.autograd.Function):
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     dense = None if bias is None else bias.contiguous()  # with a strided bias the operator gives wrong values
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        weight = weight.contiguous()  # with other strides the operator takes hundreds of times as long
     return cast("Tensor", torch.ops.mkldnn._linear_pointwise(x, weight, dense, "none", [], ""))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.controls import controls_of
-from hfpatch.reporting.comparison.tuning import rates_sentence
 from hfpatch.reporting.floor import floor_cautions
 from hfpatch.results.schema import ComparisonResults, Method
 
@@ -64,6 +63,8 @@ def _base(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
 
 def _tuning(results: ComparisonResults) -> Iterator[str]:
     if results.tuning is None:
+        from hfpatch.reporting.comparison.tuning import rates_sentence  # imports matplotlib
+
         yield from filter(None, [rates_sentence(results)])
         return
     for name, choice in results.tuning.chosen.items():

@@ -9,7 +9,6 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.reporting import write_report
 from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunFolder
@@ -17,6 +16,7 @@ from hfpatch.runs.growth import changes
 from hfpatch.runs.pacing import Paced
 from hfpatch.runs.plan import Plan, Unit, plan_comparison
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.reports import write_report
 from hfpatch.runs.results import collect
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.runs.setup import ComparisonSetup, set_up

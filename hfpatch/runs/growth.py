@@ -22,7 +22,8 @@ NOT_IDENTITY = {
     *("description", "data_dir", "evaluation.allow_unknown_base", "model.device_map", "model.trust_remote_code"),
     *(f"training.{key}" for key in training_settings.NOT_IDENTITY - {"seeds"}),
 }
-"""Keys of a recipe that may differ between a run and its continuation: they change no number, but for rounding."""
+"""Keys of a recipe that may differ between a run and its continuation, with all that is below them: they change no
+number, but for rounding."""
 ABSENT = "absent"
 
 
@@ -42,7 +43,7 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     changed: Changes = {}
     for key in [*there, *(key for key in here if key not in there)]:
         before, now = there.get(key, ABSENT), here.get(key, ABSENT)
-        if before == now or key in NOT_IDENTITY:
+        if before == now or any(key == name or key.startswith(f"{name}.") for name in NOT_IDENTITY):
             continue
         fits = _adds_seeds(recipe, before, now) if key in ("training.seeds", "seeds") else _is_about(key, unrun)
         (added if fits else changed)[key] = (before, now)

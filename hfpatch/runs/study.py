@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.recipes.pretraining import StudyRecipe
-from hfpatch.reporting import write_report
 from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.locks import hold_shared
@@ -16,6 +15,7 @@ from hfpatch.runs.pacing import Paced
 from hfpatch.runs.plan import Plan, plan_pretraining
 from hfpatch.runs.pretraining import StudySetup, complete_pretraining, set_up_pretraining, single_recipe
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.reports import write_report
 from hfpatch.runs.session import check_start, open_runs
 from hfpatch.runs.study_results import collect_study
 from hfpatch.support.files import read_json, write_json

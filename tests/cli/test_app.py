@@ -27,6 +27,7 @@ from hfpatch.cli.table import TableProgress
 from hfpatch.promises import PROMISES
 from hfpatch.results import load_results
 from hfpatch.runs import Progress
+from hfpatch.support import ranks
 from hfpatch.training.interruption import Terminated
 from hfpatch.training.records import StepRecord
 
@@ -175,6 +176,18 @@ def test_each_command_explains_itself_with_an_example(capsys, command):
 def test_wrong_usage_exits_with_2(capsys, arguments):
     assert main(arguments) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_wrong_usage_under_a_launcher_is_said_by_one_process(capsys, monkeypatch, rank, lines):
+    monkeypatch.setattr(ranks, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    assert main(["eval", "--limit", "x"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("Invalid value for '--limit'") == lines
+    assert bool(said) == bool(lines)
 
 
 def test_the_script_and_the_module_are_the_same():
@@ -399,6 +412,8 @@ def test_runs_beside_each_other_are_lines_where_there_is_no_terminal(capsys, mon
     monkeypatch.setattr("hfpatch.cli.table.PLAIN_EVERY_S", -1.0)
     with choose_progress(parallel=True) as progress:
         drive_two(progress)
+        progress.placed("third · seed 0", "evaluate", "node2:7")
+        progress.scored("third · seed 0", "cloze", 20, 5153)
         progress.lost("pre · seed 0", "BrokenProcessPool")
         progress.left("lora · seed 0", 5)
         progress.finished("lora · seed 0", "cloze acc 0.5")
@@ -406,16 +421,19 @@ def test_runs_beside_each_other_are_lines_where_there_is_no_terminal(capsys, mon
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["6 units of work, 2 runs at a time", "lora · seed 0: train on node0:7"]
     runs = "lora · seed 0 train 30 / 1,000 loss 2.5000, pre · seed 0 train 31 / 1,000 loss 2.5000"
-    assert lines[-4] == f"0 of 6 units done; at work: {runs}"
+    assert lines[-6] == f"0 of 6 units done; at work: {runs}"
+    assert lines[-4] == f"0 of 6 units done; at work: {runs}, third · seed 0 evaluate cloze 20 / 5,153"
     assert lines[-3].startswith("pre · seed 0: its worker ended (BrokenProcessPool); another one goes on")
     assert lines[-2:] == ["lora · seed 0: done, cloze acc 0.5", "failed: pre · seed 0: no"]
 
 
 def test_runs_beside_each_other_are_one_table_in_a_terminal():
-    console = Console(file=io.StringIO(), width=100, height=7, force_terminal=True)
+    console = Console(file=io.StringIO(), width=100, height=8, force_terminal=True)
     with TableProgress(console) as progress:
         drive_two(progress)
         progress.placed("third · seed 0", "evaluate", "node2:7")
+        progress.placed("last · seed 0", "evaluate", "node2:8")
+        progress.scored("last · seed 0", "cloze", 2000, 5153)
         progress.left("lora · seed 0", 5)
         plain = Console(file=io.StringIO(), width=100)
         plain.print(progress.table())
@@ -423,6 +441,7 @@ def test_runs_beside_each_other_are_one_table_in_a_terminal():
             ["run", "state", "node", "step", "loss", "tokens/s"],
             ["pre", "·", "seed", "0", "train", "node1:7", "31", "/", "1,000", "2.5000", "2,000"],
             ["third", "·", "seed", "0", "evaluate", "node2:7"],
+            ["last", "·", "seed", "0", "evaluate", "cloze", "node2:8", "2,000", "/", "5,153"],
             ["1", "of", "6", "units", "done"],
         ]
         progress.placed("fourth · seed 0", "evaluate", "node3:7")

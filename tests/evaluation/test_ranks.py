@@ -49,6 +49,7 @@ def texts(**_):
 """
 PRE, QUERY = PreProjectionConfig(content_skip=True, init="paper"), NonlinearQueryConfig(rank=5, form="literal")
 KINDS = (PreProjectionConfig, NonlinearQueryConfig)
+A_FEW_DRAWS = 5e-4  # of a p-value that is a share of 9,999 random halves: rounding may move a few
 METHODS = {"baseline": [], "pre_projection": [{"type": "pre_projection"}]}
 
 
@@ -113,8 +114,8 @@ def launched(tmp_path_factory):
             run(root / "one" / name, scenarios[name])
         arguments = ["eval", "--model", "tinyworld/gpt2", "--tasks"]
         scenarios["bad"] = {"kind": "command", "arguments": [*arguments, "tinyworld_clozed"]}
-        killed = [*arguments, "tinyworld_cloze", "--limit", "60", "--output", str(root / "two" / "killed")]
-        scenarios["command"] = {"kind": "command", "arguments": killed, "kill": 4}  # the last: it ends the launch
+        killed = [*arguments, "tinyworld_cloze", "--limit", "300", "--output", str(root / "two" / "killed")]
+        scenarios["command"] = {"kind": "command", "arguments": killed, "kill": 8}  # the last: it ends the launch
         ended = launch(root / "two", scenarios)
         assert (root / "two" / "killed" / "answers").exists(), ended.stderr[-4000:]
         torch.set_num_threads(threads)
@@ -142,7 +143,7 @@ def assert_alike(found, expected, *, rel=1e-6):
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
-            assert_alike(found[key], value, rel=rel)
+            assert_alike(found[key], value, rel=max(rel, A_FEW_DRAWS) if key in ("p", "p_holm") else rel)
     elif isinstance(expected, list):
         for one, two in zip(found, expected, strict=True):
             assert_alike(one, two, rel=rel)
@@ -215,7 +216,7 @@ def test_a_process_that_dies_ends_the_others_and_loses_no_answer(launched):
     assert not (out / "results.json").exists()
     lines = {path.name: path.read_text().count("\n") - 1 for path in (out / "answers").iterdir()}
     assert next(count for name, count in lines.items() if name.endswith(".rank-1.jsonl")) >= 3
-    settings = EvaluationSettings(tasks=["tinyworld_cloze"], limit=60)
+    settings = EvaluationSettings(tasks=["tinyworld_cloze"], limit=300)
     found = evaluate(ModelSettings(name="tinyworld/gpt2"), settings=settings, output=out)
     assert found.variants["base"].scores["tinyworld_cloze"].reused >= sum(lines.values())
     assert not list((out / "answers").glob("*.rank-*"))
@@ -240,6 +241,16 @@ def test_shares_are_even_and_contexts_stay_together():
             assert max(shared.loads) / sum(shared.loads) <= 1.1 / count
             by_request = {index: owner for unit, owner in zip(found, owners, strict=True) for index in unit.requests()}
             assert all(len({by_request[4 * place + each] for each in range(4)}) == 1 for place in range(150))
+
+
+def test_small_tasks_keep_batches_and_products_large():
+    cpu, gpu = (BatchLimits.for_device(torch.device(kind)) for kind in ("cpu", "cuda"))
+    assert [cpu.divided(total).tokens for total in (10, 10**6)] == [512, 512]
+    assert [gpu.divided(total).tokens for total in (10, 16 * 10_000, 10**6)] == [8192, 10_000, 32768]
+    rows = group([TokenRequest.cut([each], [1], 8) for each in range(100)], longest=128)
+    assert [len(list(unit.requests())) for unit in units([[row] for row in rows], cpu)][:-1] == [16] * 6
+    pairs = [rows[start : start + 2] for start in range(0, 100, 2)]
+    assert [len(list(unit.requests())) for unit in units(pairs, cpu)][:-1] == [24] * 4
 
 
 def test_one_speaks_for_all(monkeypatch):

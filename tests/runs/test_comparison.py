@@ -386,6 +386,16 @@ def test_words_and_places_may_differ_between_sessions(straight, model_folder, tm
     compare(make_recipe(model_folder, description="Told again.", data_dir=str(tmp_path)), out, resume=True)
 
 
+@pytest.mark.parametrize("places", [{"": "cpu"}, {"model.layers.0": 0, "lm_head": "cpu"}, "auto", None])
+def test_the_base_may_be_placed_otherwise(model_folder, tmp_path, places):
+    before, now = (
+        make_recipe(model_folder, model={"name": str(model_folder), "device_map": each})
+        for each in ({"model": 0, "lm_head": 1}, places)
+    )
+    (tmp_path / "recipe.yaml").write_text(before.to_yaml())
+    assert changes(tmp_path, now) == ({}, {})
+
+
 def test_changed_training_text_is_refused(recipe, model_folder, tmp_path):
     data = tmp_path / "data.txt"
     data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 60)

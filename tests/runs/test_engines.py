@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import pytest
@@ -19,7 +20,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, locks, pretrain_study
-from hfpatch.runs.engines import parallel
+from hfpatch.runs.engines import parallel, scored
+from hfpatch.runs.engines.scored import Scored, ScoredFile
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.support.files import read_json
 from hfpatch.tinyworld import documents
@@ -136,6 +138,26 @@ class Break(Log):
     def opened(self, engine, units):
         super().opened(engine, units)
         (self.folder / "metrics.jsonl").mkdir(parents=True)
+
+
+def test_how_far_an_evaluation_is_can_be_read_from_its_folder(tmp_path, monkeypatch):
+    file = ScoredFile(tmp_path)
+    assert file.read() is None
+    for done in (1, 2):  # the second comes too soon
+        file.write(Scored("cloze", done, 9))
+    assert file.read() == ("cloze", 1, 9)
+    monkeypatch.setattr(scored, "EVERY_S", 0.0)
+    file.write(Scored("cloze", 3, 9))
+    shown = []
+    dispatch = object.__new__(parallel._Dispatch)
+    dispatch.seen = {}
+    dispatch.session = SimpleNamespace(progress=SimpleNamespace(scored=lambda *told: shown.append(told)))
+    unit = SimpleNamespace(run=SimpleNamespace(folder=tmp_path, name="lora · seed 0"))
+    for _ in range(2):
+        dispatch._show_scored(unit)
+    assert shown == [("lora · seed 0", "cloze", 3, 9)]
+    (tmp_path / "evaluations" / ".answers" / "scored.json").write_text('{"task": 1')
+    assert file.read() is None
 
 
 @pytest.mark.slow

@@ -1,14 +1,25 @@
-"""What starting a training imports: nothing that only evaluations and reports need."""
+"""What starting a training or a comparison imports: nothing that is needed only later, or not at all."""
 
 import subprocess
 import sys
 
-PROGRAM = """
+import pytest
+
+TRAIN = """
 import sys
 from hfpatch.runs import train
 import hfpatch.training.probe
 print(*sys.modules)
 """
+COMPARE = """
+import sys
+from hfpatch.runs import compare, pretrain_study
+import hfpatch.training.probe
+import hfpatch.runs.training
+from hfpatch.evaluation import check_comparable, evaluate
+print(*sys.modules)
+"""
+REPORTS = {"matplotlib", "scipy.stats", "hfpatch.reporting.report", "hfpatch.reporting.plots"}
 ONLY_ELSEWHERE = {
     "datasets",
     "lm_eval",
@@ -20,8 +31,9 @@ ONLY_ELSEWHERE = {
 }
 
 
-def test_a_training_imports_nothing_of_evaluations_and_reports():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(("program", "later"), [(TRAIN, ONLY_ELSEWHERE), (COMPARE, REPORTS)])
+def test_what_is_needed_only_later_is_not_imported(program, later):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     imported = set(done.stdout.split())
     assert {"torch", "peft", "hfpatch.runs.training"} <= imported
-    assert not imported & ONLY_ELSEWHERE
+    assert not imported & later

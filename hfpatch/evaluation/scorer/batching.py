@@ -15,7 +15,8 @@ from hfpatch.evaluation.scorer.trees import Tree
 from hfpatch.sites import input_device
 
 _MOST_BATCHES = 16  # of a unit: scores have waited for long enough
-_ENOUGH_UNITS = 16  # to be shared out evenly; fewer where batches would become so small that they cost more
+_ENOUGH_UNITS = 16  # to be shared out evenly; fewer where they would become so small that they cost more
+_FEWEST_POSITIONS = 24  # of a unit: the head takes as long for a few as it takes to read its weights
 
 
 @dataclass(frozen=True)
@@ -27,26 +28,28 @@ class BatchLimits:
             half as many scored positions at once, or to those of a few batches.
         logits: how many logits exist at once, roughly.
         overhead: the fixed cost of a batch, in tokens; a guess for the device.
+        fewest: the tokens of a batch below which small tasks are not divided into more batches.
     """
 
     tokens: int
     logits: int
     overhead: int = 16
+    fewest: int = 512
 
     @classmethod
     def for_device(cls, device: torch.device) -> BatchLimits:
         """Return limits that keep a device busy: small on a CPU, so that logits stay in its cache; large on a GPU."""
         if device.type == "cpu":
             return cls(tokens=512, logits=1 << 20)
-        return cls(tokens=32768, logits=1 << 27, overhead=2048)
+        return cls(tokens=32768, logits=1 << 27, overhead=2048, fewest=8192)
 
     def quarter(self) -> BatchLimits:
         """Return a quarter of these limits."""
         return replace(self, tokens=max(1, self.tokens // 4), logits=max(1, self.logits // 4))
 
     def divided(self, total: int) -> BatchLimits:
-        """Return limits by which so many tokens become enough batches, unless their fixed cost would show."""
-        most = max(4 * self.overhead, total // _ENOUGH_UNITS)
+        """Return limits by which so many tokens become enough batches, unless these would be too small."""
+        most = max(self.fewest, total // _ENOUGH_UNITS)
         return replace(self, tokens=min(self.tokens, most))
 
 
@@ -77,17 +80,19 @@ def units(made: Sequence[list[Tree]], limits: BatchLimits, *, together: bool = T
     """Return batches in units, in their order; they depend on nothing but the batches.
 
     A unit ends when it has half as many scored positions as a batch may have tokens, or a number of batches that leaves
-    enough units.
+    enough units, and enough positions for the head.
 
     Args:
         made: the batches.
         limits: what a batch may contain.
         together: False makes a unit of each batch.
     """
-    most = max(1, min(_MOST_BATCHES, len(made) // _ENOUGH_UNITS)) if together else 1
+    most, few = (_MOST_BATCHES, _FEWEST_POSITIONS) if together else (1, 0)
+    enough = min(most, max(1, len(made) // _ENOUGH_UNITS))
     found, positions = [Unit([])] if made else [], 0
     for batch in made:
-        if len(found[-1].batches) == most or positions >= limits.tokens // 2:
+        count = len(found[-1].batches)
+        if count == most or (count >= enough and positions >= few) or positions >= limits.tokens // 2:
             found.append(Unit([]))
             positions = 0
         found[-1].batches.append(batch)

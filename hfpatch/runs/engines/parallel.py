@@ -18,6 +18,7 @@ from accelerate import PartialState
 from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines.engine import Engine, Session
 from hfpatch.runs.engines.schedule import Schedule
+from hfpatch.runs.engines.scored import Scored, ScoredFile
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, to_send
 from hfpatch.runs.engines.workers import Worker, Workers
@@ -34,7 +35,7 @@ GRACE_S = 8.0
 SAY_WAITING_S = 60.0
 """How often it is said that there is no worker yet."""
 POLL_S = 1.0
-"""How often the steps of runs are looked at."""
+"""How often it is looked at how far runs are."""
 LOOKS = 32
 """Of how many runs at a time: a shared file system is not asked for hundreds of files a second."""
 
@@ -134,7 +135,7 @@ class _Dispatch:
         self.failures: list[str] = []
         self.dropped = 0
         self.said: set[str] = set()
-        self.seen: dict[int, int] = {}
+        self.seen: dict[int, int | Scored] = {}
         self.looked = 0
         self.waiting_since = time.monotonic()
 
@@ -155,7 +156,7 @@ class _Dispatch:
                     self._assign()
                     self._wait()
                     self._sort()
-                    self._show_steps()
+                    self._show_progress()
         finally:
             self._end_workers()
         if self.failures:
@@ -273,17 +274,26 @@ class _Dispatch:
             return self.failures[0] + also
         return f"{len(self.failures)} units failed{also}: {'; '.join(self.failures)}"
 
-    def _show_steps(self) -> None:
-        """Show the last step of runs that are at work, of some after the others, as their metrics.jsonl has it."""
-        units = [seat.unit for seat in self.seats if seat.unit is not None and seat.unit.action != "evaluate"]
+    def _show_progress(self) -> None:
+        """Show how far runs that are at work are, of some after the others, as their folders have it."""
+        units = [seat.unit for seat in self.seats if seat.unit is not None]
         first = self.looked % max(1, len(units))
         chosen = [*units[first:], *units[:first]][:LOOKS]
         self.looked = first + len(chosen)
         for unit in chosen:
-            record = MetricsFile(unit.run.folder / "metrics.jsonl").last()
-            if record is not None and self.seen.get(id(unit)) != record.step:
-                self.seen[id(unit)] = record.step
-                self.session.progress.stepped(unit.run.name, record)
+            (self._show_scored if unit.action == "evaluate" else self._show_step)(unit)
+
+    def _show_step(self, unit: Unit) -> None:
+        record = MetricsFile(unit.run.folder / "metrics.jsonl").last()
+        if record is not None and self.seen.get(id(unit)) != record.step:
+            self.seen[id(unit)] = record.step
+            self.session.progress.stepped(unit.run.name, record)
+
+    def _show_scored(self, unit: Unit) -> None:
+        scored = ScoredFile(unit.run.folder).read()
+        if scored is not None and self.seen.get(id(unit)) != scored:
+            self.seen[id(unit)] = scored
+            self.session.progress.scored(unit.run.name, *scored)
 
     def _end_workers(self) -> None:
         """End all workers: those at work may save a checkpoint first."""

@@ -145,10 +145,19 @@ def _set_up(job: Job, finished: Callable[[str], None]) -> Callable[[Unit], None]
     import torch
 
     from hfpatch.nn.matmul import pinned_library
+    from hfpatch.runs.engines.scored import Scored, ScoredFile
     from hfpatch.runs.identity import check_shared, stored_library
     from hfpatch.runs.progress import Progress
+    from hfpatch.training.processes import start_processes
 
     class Listener(Progress):
+        def __init__(self, unit: Unit) -> None:
+            self._scored = ScoredFile(unit.run.folder) if start_processes().is_main_process else None
+
+        def scored(self, run: str, task: str, done: int, total: int) -> None:
+            if self._scored is not None:
+                self._scored.write(Scored(task, done, total))
+
         def finished(self, run: str, summary: str) -> None:
             finished(summary)
 
@@ -174,7 +183,7 @@ def _set_up(job: Job, finished: Callable[[str], None]) -> Callable[[Unit], None]
 
     def complete(unit: Unit) -> None:
         with pinned_library(setup.matmul):
-            complete_one(unit, setup, Listener())
+            complete_one(unit, setup, Listener(unit))
 
     return complete
 
