@@ -30,6 +30,7 @@ class Place:
     factor: Callable = lambda config, block, index: 1.0  # by what it is multiplied before
     residual: str = "post_attention_layernorm"  # whose input is the residual after the addition; "" the block's output
     argument: int = 0  # which of its positional arguments
+    mixed: bool = True  # whether the output projection is called once, for all positions
     branch: bool = True  # whether what ends there is the branch alone
     stream: bool = True  # whether the block returns the one residual stream
     norm: str = ""  # of the queries, from the attention; the norms of one head alone see them as in ``norm_reads``
@@ -159,7 +160,7 @@ PLACES = {
     **dict.fromkeys(["bart", "blenderbot-small", "marian", "plbart"], replace(POST_NORM_SEQ2SEQ, inputs=(0,))),
     "biogpt": replace(SEQ2SEQ, blocks=("biogpt.layers",)),
     "xglm": replace(SEQ2SEQ, blocks=("model.layers",), inputs=(0,)),
-    "prophetnet": replace(POST_NORM_SEQ2SEQ, blocks=("prophetnet.decoder.layers",), query="query_proj"),
+    "prophetnet": replace(POST_NORM_SEQ2SEQ, mixed=False, blocks=("prophetnet.decoder.layers",), query="query_proj"),
     # encoders used as decoders
     **dict.fromkeys(["bert", "bert-generation", "big_bird"], _bert("bert.encoder.layer")),
     **dict.fromkeys(["camembert", "roberta", "xlm-roberta", "xmod"], _bert("roberta.encoder.layer")),

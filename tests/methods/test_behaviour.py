@@ -108,9 +108,8 @@ def gradients(model, tokens):
 
 
 @every_method
-@every_case
-def test_gradient_checkpointing_of_both_kinds(case, name):
-    model, tokens = patched(case, name).train(), make_tokens()
+def test_gradient_checkpointing_of_both_kinds(name):
+    model, tokens = patched(ONE, name).train(), make_tokens()
     expected = gradients(model, tokens)
     model.enable_input_require_grads()
     for reentrant in (False, True):
@@ -120,17 +119,16 @@ def test_gradient_checkpointing_of_both_kinds(case, name):
 
 
 @every_method
-@every_case
-def test_a_base_in_half_precision(case, name):
+def test_a_base_in_half_precision(name):
     """Nothing changes at init; what is added stays in fp32 and computes what it does on an fp32 base, coarsely."""
     tokens = make_tokens()
-    model = patched(case, name, dtype=torch.bfloat16, std=0)
-    assert torch.equal(logits_of(model, tokens), logits_of(make_model(case, torch.bfloat16), tokens))
+    model = patched(ONE, name, dtype=torch.bfloat16, std=0)
+    assert torch.equal(logits_of(model, tokens), logits_of(make_model(ONE, torch.bfloat16), tokens))
     perturb(model, std=FURTHER[name].std)
     found = logits_of(model, tokens)
     assert {p.dtype for p in adapter_parameters(model).values()} == {torch.float32}
     assert found.dtype == torch.bfloat16
-    assert close(found.float(), logits_of(patched(case, name), tokens), 0.1)
+    assert close(found.float(), logits_of(patched(ONE, name), tokens), 0.1)
 
 
 @every_method
