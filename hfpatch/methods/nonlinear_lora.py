@@ -22,7 +22,7 @@ class NonlinearLoraConfig(MethodConfig):
     r"""LoRA with an activation between its matrices, on chosen projections of the attention.
 
     .. math::
-        y = x W + \frac{alpha}{rank} σ(x A) B          A: in -> rank;  B: rank -> out
+        y = x W + (alpha / rank) σ(x A) B              A: in -> rank;  B: rank -> out
 
     x is what the projection reads: the attention's input, and for ``output`` the joined heads. A is drawn as LoRA draws
     it, U(-1/√in, 1/√in), and B = 0: an exact no-op. Parameters: rank·(in + out) per target and layer, as many as LoRA
@@ -31,7 +31,7 @@ class NonlinearLoraConfig(MethodConfig):
 
     Args:
         rank: inner width.
-        alpha: numerator of the factor of the change.
+        alpha: numerator of the factor of the change; None takes 2·rank, as LoRA does in recipes.
         activation: σ: gelu, relu, relu2, silu or identity.
         dropout: probability of dropping an entry of x in training, for the change alone.
         targets: which of query, key, value, output to change.
@@ -41,7 +41,9 @@ class NonlinearLoraConfig(MethodConfig):
     """
 
     rank: int = field(default=8, metadata={"help": "Inner width."})
-    alpha: float = field(default=8.0, metadata={"help": "Numerator of the factor alpha / rank."})
+    alpha: float | None = field(
+        default=None, metadata={"help": "Numerator of the factor alpha / rank; None takes twice the rank."}
+    )
     activation: str = field(default="gelu", metadata={"help": "gelu, relu, relu2, silu or identity."})
     dropout: float = field(default=0.0, metadata={"help": "Probability of dropping an entry of x."})
     targets: tuple[str, ...] = field(
@@ -54,8 +56,8 @@ class NonlinearLoraConfig(MethodConfig):
         activation(self.activation)
         if self.rank < 1:
             raise HfpatchError(f"rank={self.rank} must be at least 1")
-        if self.alpha <= 0:
-            raise HfpatchError(f"alpha={self.alpha} must be above 0")
+        if self.alpha is not None and self.alpha <= 0:
+            raise HfpatchError(f"alpha={self.alpha} must be above 0 (None takes twice the rank)")
         if not 0 <= self.dropout < 1:
             raise HfpatchError(f"dropout={self.dropout} must be at least 0 and below 1")
         for target in self.targets:
@@ -99,5 +101,6 @@ class NonlinearLoraConfig(MethodConfig):
         down, up = parts[f"{target}_down"], parts[f"{target}_up"]
         if self.dropout:
             x = F.dropout(x, self.dropout, down.training)
-        changed: Tensor = up(activation(self.activation)(down(x))) * (self.alpha / self.rank)
+        scale = 2.0 if self.alpha is None else self.alpha / self.rank
+        changed: Tensor = up(activation(self.activation)(down(x))) * scale
         return changed
