@@ -73,7 +73,8 @@ class LoReFTConfig(MethodConfig):
 
     def edited(self, parts: Parts, h: Tensor) -> Tensor:
         """Return h + Rᵀ (V h + b) ``(batch, seq, hidden)``."""
-        return h + parts["shift"](h) @ orthonormal_rows(parts["rows"].weight)
+        edit: Tensor = parts["shift"](h) @ orthonormal_rows(parts["rows"].weight)
+        return h + edit
 
     def refusal(self, site: AttentionSite) -> str | None:
         """Return why there is no branch by itself to edit, if so."""

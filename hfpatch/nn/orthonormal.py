@@ -23,7 +23,7 @@ def orthonormal_rows(matrix: Tensor) -> Tensor:
     with plain:
         wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
         factor, _ = torch.linalg.cholesky_ex(wide @ wide.mT)  # which, unlike cholesky, does not wait for a GPU
-        rows = torch.linalg.solve_triangular(factor, wide, upper=False)
+        rows: Tensor = torch.linalg.solve_triangular(factor, wide, upper=False)
     return rows.to(matrix.dtype)
 
 
