@@ -14,7 +14,15 @@ from hfpatch.support.version import __version__
 from hfpatch.surgery.peft_registration import register_when_peft_is_imported
 
 if TYPE_CHECKING:
-    from hfpatch.methods import NonlinearQueryConfig, OutputGateConfig, PreProjectionConfig, QueryTemperatureConfig
+    from hfpatch.methods import (
+        LoReFTConfig,
+        NonlinearLoraConfig,
+        NonlinearQueryConfig,
+        OutputGateConfig,
+        ParallelAdapterConfig,
+        PreProjectionConfig,
+        QueryTemperatureConfig,
+    )
     from hfpatch.nn.matmul import fast_matmul
     from hfpatch.promises import check
     from hfpatch.results import load_results
@@ -28,10 +36,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "AttentionSite": "sites",
     "Family": "sites",
+    "LoReFTConfig": "methods",
     "MethodConfig": "tuners.config",
     "MethodSite": "tuners.acting",
+    "NonlinearLoraConfig": "methods",
     "NonlinearQueryConfig": "methods",
     "OutputGateConfig": "methods",
+    "ParallelAdapterConfig": "methods",
     "PreProjectionConfig": "methods",
     "QueryTemperatureConfig": "methods",
     "check": "promises",
@@ -53,10 +64,13 @@ __all__ = [
     "AttentionSite",
     "Family",
     "HfpatchError",
+    "LoReFTConfig",
     "MethodConfig",
     "MethodSite",
+    "NonlinearLoraConfig",
     "NonlinearQueryConfig",
     "OutputGateConfig",
+    "ParallelAdapterConfig",
     "PreProjectionConfig",
     "QueryTemperatureConfig",
     "__version__",

@@ -1,8 +1,19 @@
 """The methods of hfpatch, one file each; importing this package registers them with PEFT."""
 
+from hfpatch.methods.loreft import LoReFTConfig
+from hfpatch.methods.nonlinear_lora import NonlinearLoraConfig
 from hfpatch.methods.nonlinear_query import NonlinearQueryConfig
 from hfpatch.methods.output_gate import OutputGateConfig
+from hfpatch.methods.parallel_adapter import ParallelAdapterConfig
 from hfpatch.methods.pre_projection import PreProjectionConfig
 from hfpatch.methods.query_temperature import QueryTemperatureConfig
 
-__all__ = ["NonlinearQueryConfig", "OutputGateConfig", "PreProjectionConfig", "QueryTemperatureConfig"]
+__all__ = [
+    "LoReFTConfig",
+    "NonlinearLoraConfig",
+    "NonlinearQueryConfig",
+    "OutputGateConfig",
+    "ParallelAdapterConfig",
+    "PreProjectionConfig",
+    "QueryTemperatureConfig",
+]

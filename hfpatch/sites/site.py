@@ -39,6 +39,7 @@ class AttentionSite:
         input_gradients: whether training needs gradients for what enters the first block.
         block_path: path of the block, from the model.
         block: the block; everything above is called inside its forward.
+        count: how many attention modules the block holds.
         refusals: what cannot be done here, with the reason.
     """
 
@@ -61,6 +62,7 @@ class AttentionSite:
     input_gradients: bool
     block_path: str
     block: nn.Module
+    count: int = 1
     refusals: Mapping[str, str] = field(default_factory=dict)
 
     def projection_module(self, target: str) -> nn.Module:
@@ -132,6 +134,7 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         input_gradients=family.input_gradients,
         block_path=at,
         block=block,
+        count=len(paths),
         refusals=refusals if factor else {**refusals, "content_skip": "the branch is multiplied by 0"},
     )
 
