@@ -14,7 +14,13 @@ from hfpatch.support.version import __version__
 from hfpatch.surgery.peft_registration import register_when_peft_is_imported
 
 if TYPE_CHECKING:
-    from hfpatch.methods import NonlinearQueryConfig, OutputGateConfig, PreProjectionConfig, QueryTemperatureConfig
+    from hfpatch.methods import (
+        NonlinearQueryConfig,
+        OutputGateConfig,
+        PreProjectionConfig,
+        QueryTemperatureConfig,
+        ValueResidualConfig,
+    )
     from hfpatch.nn.matmul import fast_matmul
     from hfpatch.promises import check
     from hfpatch.results import load_results
@@ -34,6 +40,7 @@ _HOMES = {
     "OutputGateConfig": "methods",
     "PreProjectionConfig": "methods",
     "QueryTemperatureConfig": "methods",
+    "ValueResidualConfig": "methods",
     "check": "promises",
     "fast_matmul": "nn.matmul",
     "find_sites": "sites",
@@ -59,6 +66,7 @@ __all__ = [
     "OutputGateConfig",
     "PreProjectionConfig",
     "QueryTemperatureConfig",
+    "ValueResidualConfig",
     "__version__",
     "check",
     "fast_matmul",

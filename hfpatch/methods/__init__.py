@@ -4,5 +4,12 @@ from hfpatch.methods.nonlinear_query import NonlinearQueryConfig
 from hfpatch.methods.output_gate import OutputGateConfig
 from hfpatch.methods.pre_projection import PreProjectionConfig
 from hfpatch.methods.query_temperature import QueryTemperatureConfig
+from hfpatch.methods.value_residual import ValueResidualConfig
 
-__all__ = ["NonlinearQueryConfig", "OutputGateConfig", "PreProjectionConfig", "QueryTemperatureConfig"]
+__all__ = [
+    "NonlinearQueryConfig",
+    "OutputGateConfig",
+    "PreProjectionConfig",
+    "QueryTemperatureConfig",
+    "ValueResidualConfig",
+]

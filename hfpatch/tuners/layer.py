@@ -44,6 +44,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         super().__init__()
         self.site = method_site(site)
         self.configs: dict[str, MethodConfig] = {}
+        self.sites: dict[str, MethodSite] = {}
         self.part_names: dict[str, tuple[str, ...]] = {}
         self.adapter_layer_names: tuple[str, ...] = ()
         self._disable_adapters = False
@@ -56,14 +57,19 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         host = site.host_path.removeprefix(site.block_path)
         register = partial(self.act_on, modules_at(site, defined_places(self.method)))
         self.hook_into(site.block, f"{host}.{self.method.spec.child}".lstrip("."), register)
+        if self.method.spec.shares:
+            self.share_across(site.around, site.block_path.removeprefix(site.around_path).lstrip("."))
 
     def get_base_layer(self) -> nn.Module:
         """Return the module whose device the adapter follows: the first projection with weights."""
         return self._base_layer[0]
 
-    def update_layer(self, adapter_name: str, config: MethodConfig, *, inference_mode: bool = False) -> None:
+    def update_layer(
+        self, adapter_name: str, config: MethodConfig, *, is_first: bool = False, inference_mode: bool = False
+    ) -> None:
         """Add an adapter to this layer, initialised, in fp32, on the device of the base."""
-        site = replace(self.site, name=self.site.name + drawn_as(adapter_name, config))
+        name = self.site.name + drawn_as(adapter_name, config)
+        site = replace(self.site, name=name, adapter=adapter_name, is_first=is_first)
         with torch.device(self.device()), _default_dtype(torch.float32):
             parts = config.build(site, config.seed)
         for name, module in parts.items():
@@ -72,7 +78,8 @@ class MethodLayer(ActingModule, BaseTunerLayer):
                 setattr(self, held, nn.ModuleDict())
                 self.adapter_layer_names += (held,)
             self.held(name)[adapter_name] = module
-        self.configs[adapter_name], self.part_names[adapter_name] = config, tuple(parts)
+        self.configs[adapter_name], self.sites[adapter_name] = config, site
+        self.part_names[adapter_name] = tuple(parts)
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
     def held(self, part: str) -> nn.ModuleDict:
@@ -87,7 +94,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
         for name in self.working_adapters():
             if place in self.configs[name].acts_at():
-                yield self.configs[name], self.parts(name), self.site
+                yield self.configs[name], self.parts(name), self.sites[name]
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""
@@ -99,6 +106,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Delete an adapter from this layer."""
         super().delete_adapter(adapter_name)
         self.configs.pop(adapter_name, None)
+        self.sites.pop(adapter_name, None)
         self.part_names.pop(adapter_name, None)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> NoReturn:
