@@ -110,11 +110,13 @@ class MethodLayer(ActingModule, BaseTunerLayer):
 
     def delete_adapter(self, adapter_name: str) -> None:
         """Delete an adapter from this layer."""
+        for held in (self.configs, self.sites, self.part_names, self.places):
+            held.pop(adapter_name, None)
         super().delete_adapter(adapter_name)
-        self.configs.pop(adapter_name, None)
-        self.sites.pop(adapter_name, None)
-        self.part_names.pop(adapter_name, None)
-        self.places.pop(adapter_name, None)
+
+    def _all_available_adapter_names(self) -> list[str]:
+        """Return the adapters of this layer, those without parts of their own included."""
+        return sorted(self.configs)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> NoReturn:
         """Refuse to merge.

@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from architectures import sweep
 from architectures.catalogue import logits_of, make, settled
@@ -14,7 +15,7 @@ from architectures.places import Site, sites_of
 from families import perturb
 
 import hfpatch
-from hfpatch import OutputGateConfig
+from hfpatch import HfpatchError, OutputGateConfig, ValueResidualConfig
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,55 @@ def apply_output_gate(model, site, tensors):
     on_argument(model, site.output, gated)
 
 
+# What computes the values, from the attention, and their columns, from the number of columns there are
+VALUES = {
+    "gpt_neox": (
+        "query_key_value",
+        lambda width: [i for i in range(width) if i % (width // 4) >= width // 6],
+    ),  # of 4 heads
+    "gpt2": ("c_attn", lambda width: range(2 * width // 3, width)),
+    "bert": ("value", range),
+    "falcon": ("query_key_value", lambda width: range(5 * width // 6, width)),  # of 4 queries, 1 key and 1 value
+}
+
+
+def has_values(site):
+    return site.place.query != "q_b_proj"  # latent attention computes the values of all heads from one latent
+
+
+def first_of(model):
+    """What the value residual's first layer leaves for the others, in a model that is run once at a time."""
+    return model.__dict__.setdefault("first_values", [])
+
+
+def apply_value_residual(model, site, tensors):
+    """v + λ (v_1 - v), one λ for all heads or one for each."""
+    path, columns_of = VALUES.get(model.config.model_type, ("v_proj", range))
+    module = model.get_submodule(f"{site.path}.{path}")
+    forward = module.forward
+
+    def mixed(x):
+        out = forward(x)
+        columns = list(columns_of(out.shape[-1]))
+        value = out[..., columns]
+        if not tensors:
+            first_of(model)[:] = [value]
+            return out
+        share = tensors["mix"].repeat_interleave(len(columns) // len(tensors["mix"]))
+        mixture = (1 - share) * value + share * first_of(model)[0]
+        return out.index_copy(-1, torch.tensor(columns), mixture)
+
+    module.forward = mixed
+
+
 FURTHER = {
     "output gate": Further(OutputGateConfig, apply_output_gate, "output_gate"),
     "output gate per head": Further(
         lambda: OutputGateConfig(per_head=True), apply_output_gate, "output_gate", takes=lambda site: bool(site.query)
+    ),
+    "value residual": Further(ValueResidualConfig, apply_value_residual, "value_residual", takes=has_values),
+    "value residual per head": Further(
+        lambda: ValueResidualConfig(per_head=True), apply_value_residual, "value_residual", takes=has_values
     ),
 }
 
@@ -66,11 +112,16 @@ def check(case, name):
     """The method changes nothing at init, computes its formula with its gradients, and leaves nothing when removed."""
     method, model, twin = FURTHER[name], make(case), settled(make(case))
     before, (base, tokens, plain) = sweep.anatomy(model), sweep.unpatched(case)
+    sites = [site for site in sites_of(case, base) if method.takes(site)]
+    if not sites:
+        with pytest.raises(HfpatchError, match="no layer of this model can be changed"):
+            hfpatch.patch(model, method.config())
+        assert sweep.anatomy(model) == before
+        return
     hfpatch.patch(model, method.config(), names=["a"])
     assert torch.equal(logits_of(model, tokens).view(torch.int32), plain.view(torch.int32)), "changes at init"
     perturb(model, std=method.std)
     added = tensors_of(model, method.prefix, "a")
-    sites = [site for site in sites_of(case, base) if method.takes(site)]
     held = {site.path: _held(added, site.path) for site in sites}
     assert sum(map(len, held.values())) == sum(map(len, added.values())), "other layers were changed"
     leaves = {p: {n: t.detach().clone().requires_grad_() for n, t in ts.items()} for p, ts in held.items()}
@@ -94,5 +145,5 @@ def check(case, name):
 
 
 def _held(added, path):
-    """Return the tensors at an attention, or at a module around it."""
-    return next(tensors for holder, tensors in added.items() if f"{path}.".startswith(f"{holder}."))
+    """Return the tensors at an attention, or at a module around it, if there are any."""
+    return next((tensors for holder, tensors in added.items() if f"{path}.".startswith(f"{holder}.")), {})
