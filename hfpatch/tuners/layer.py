@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -166,6 +166,19 @@ def method_layer(site: AttentionSite, method: type[MethodConfig]) -> MethodLayer
     """Return the layer of a method at a site, or None where nothing was injected."""
     layer = getattr(site.host, method.spec.child, None)
     return layer if isinstance(layer, MethodLayer) else None
+
+
+@contextmanager
+def stepping_aside(layers: Iterable[MethodLayer]) -> Iterator[None]:
+    """Let layers act on nothing meanwhile: a module that is called alone has no forward pass to share in."""
+    before = {layer: layer._disable_adapters for layer in layers}
+    for layer in before:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, disabled in before.items():
+            layer._disable_adapters = disabled
 
 
 @contextmanager

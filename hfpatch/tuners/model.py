@@ -102,7 +102,8 @@ def require_parts(config: MethodConfig, built: Sequence[object]) -> None:
     if empty and not config.spec.shares:
         raise HfpatchError(f"{name}: build() must return an nn.ModuleDict with parameters, not one without")
     if empty == len(built):
-        raise HfpatchError(f"{name} adds no parameters to {empty} layer{'s' * (empty > 1)}; choose more layers")
+        layers = "the only layer" if empty == 1 else f"any of the {empty} layers"
+        raise HfpatchError(f"{name} has no parameters in {layers} that it would change; it needs others beside")
 
 
 def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]:

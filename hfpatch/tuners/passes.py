@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -90,7 +89,8 @@ class SharingModule(HookedModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self._shared_across: tuple[nn.Module, ...] = ()  # in a tuple, so that they are no children
+        self._around: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no child
+        self._checkpointed: list[str] = []
 
     def share_across(self, around: nn.Module, path: str) -> None:
         """Register the hooks that begin and end a pass.
@@ -99,24 +99,25 @@ class SharingModule(HookedModule):
             around: the module that encloses all blocks.
             path: path of this module's block, from there.
         """
-        self._shared_across = (around, around.get_submodule(path))
-        begin = partial(self._begin_pass, path)
-        self._hooks.append(around.register_forward_pre_hook(begin, prepend=True))
+        self._around = (around,)
+        inside = around.get_submodule(path).named_modules(prefix=path)
+        self._checkpointed = ["", *(each for each, module in inside if hasattr(module, "gradient_checkpointing"))]
+        self._hooks.append(around.register_forward_pre_hook(self._begin_pass, prepend=True))
         self._hooks.append(around.register_forward_hook(_end_pass, always_call=True))
 
     def unhook(self) -> None:
         """Remove every hook, and what acts in checkpointing."""
         super().unhook()
-        for module in self._shared_across:
-            if isinstance(function := vars(module).get(_CHECKPOINT), SharingCheckpoint):
-                setattr(module, _CHECKPOINT, function.checkpoint)
+        for module in (around.get_submodule(path) for around in self._around for path in self._checkpointed):
+            if isinstance(checkpoint := vars(module).get(_CHECKPOINT), SharingCheckpoint):
+                setattr(module, _CHECKPOINT, checkpoint.function)
 
-    def _begin_pass(self, path: str, around: nn.Module, args: tuple[Any, ...]) -> None:
+    def _begin_pass(self, around: nn.Module, args: tuple[Any, ...]) -> None:
         PASSES.begin(around)
-        for module in (around, around.get_submodule(path)):
-            function = vars(module).get(_CHECKPOINT)
-            if function is not None and not isinstance(function, SharingCheckpoint):
-                setattr(module, _CHECKPOINT, SharingCheckpoint(function))
+        for module in (around.get_submodule(path) for path in self._checkpointed if around.training):
+            checkpoint = vars(module).get(_CHECKPOINT)  # set whenever checkpointing is switched on
+            if checkpoint is not None and not isinstance(checkpoint, SharingCheckpoint):
+                setattr(module, _CHECKPOINT, SharingCheckpoint(checkpoint))
 
 
 def _end_pass(around: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -130,16 +131,16 @@ class SharingCheckpoint:
     in both kinds of checkpointing.
 
     Args:
-        checkpoint: the function that transformers was given for it.
+        function: what transformers was given for it.
     """
 
-    def __init__(self, checkpoint: Callable[..., Any]) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
 
-    def __call__(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Return ``function(*args)``, checkpointed."""
+    def __call__(self, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Return ``compute(*args)``, checkpointed."""
         if not PASSES.stack:
-            return self.checkpoint(function, *args, **options)
+            return self.function(compute, *args, **options)
         found = PASSES.stack[-1].left()
         names, structure = tuple(found), None
         new: tuple[tuple[str, str], ...] = ()
@@ -150,14 +151,14 @@ class SharingCheckpoint:
             inside = PASSES.begin(object())
             try:
                 inside.leave(given)
-                leaves, structure = tree_flatten(function(*inputs[: len(args)]))
+                leaves, structure = tree_flatten(compute(*inputs[: len(args)]))
                 made = {name: each for name, each in inside.left().items() if each is not given.get(name)}
             finally:
                 PASSES.end(inside.owner)
             new = tuple(made)
             return *leaves, *made.values()
 
-        results = self.checkpoint(run, *args, *found.values(), **options)
+        results = self.function(run, *args, *found.values(), **options)
         count = len(results) - len(new)
         PASSES.stack[-1].leave(dict(zip(new, results[count:], strict=True)))
         return tree_unflatten(results[:count], structure)
