@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 from families import logits_of, make_config, make_model, make_tokens, perturb
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from transformers import AutoModelForCausalLM
 
 import hfpatch
 from hfpatch import HfpatchError, MethodConfig, PreProjectionConfig
+from hfpatch.recipes.sizes import NO_SIZE
 from hfpatch.tuners import passes
 from hfpatch.tuners.adapters import adapter_parameters
 
@@ -23,7 +25,6 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.zeros(size))
 
 
-@hfpatch.method("carry", shares=True)
 @dataclass
 class CarryConfig(MethodConfig):
     """Every layer reads a sum of what all earlier ones have left, and adds to it."""
@@ -37,19 +38,29 @@ class CarryConfig(MethodConfig):
         return a + parts["carry"].weight * carried
 
 
-@hfpatch.method("undeclared")
 @dataclass
 class UndeclaredConfig(CarryConfig):
     """It shares, and does not say so."""
 
 
-@hfpatch.method("reader", shares=True)
 @dataclass
 class ReaderConfig(CarryConfig):
     """It reads what nobody wrote."""
 
     def mixed(self, parts, a, x, site):
         return a + site.shared["nothing"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    """For these tests alone: others list what is registered."""
+    for cls, shares in ((CarryConfig, True), (UndeclaredConfig, False), (ReaderConfig, True)):
+        hfpatch.method(cls.__name__.lower(), shares=shares)(cls)
+    yield
+    for cls in (CarryConfig, UndeclaredConfig, ReaderConfig):
+        for mapping in (PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING):
+            del mapping[cls.spec.kind]
+        del NO_SIZE[cls.spec.name]
 
 
 def carrying(case="llama", **changes):
