@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import HookedModule
@@ -142,8 +142,9 @@ class SharingCheckpoint:
         if not PASSES.stack:
             return self.function(compute, *args, **options)
         found = PASSES.stack[-1].left()
-        names, structure = tuple(found), None
-        new: tuple[tuple[str, str], ...] = ()
+        names = tuple(found)
+        new: tuple[tuple[str, str], ...]
+        structure: TreeSpec
 
         def run(*inputs: Any) -> tuple[Any, ...]:
             nonlocal new, structure

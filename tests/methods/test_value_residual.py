@@ -9,7 +9,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from architectures.catalogue import make
 from architectures.further import apply_value_residual
 from architectures.places import sites_of
-from families import logits_of, make_config, make_model, make_tokens, perturb
+from families import logits_of, make_config, make_tokens, perturb
 from simulated_device import CUDA, simulated_device
 from transformers import AutoModelForCausalLM, HrmTextConfig
 
@@ -165,5 +165,5 @@ def test_key_value_heads_have_to_be_known_to_get_one_each():
     with pytest.raises(HfpatchError, match="layer 1: the architecture does not say how many query heads it has"):
         hfpatch.patch(make("jetmoe"), ValueResidualConfig(per_head=True))
     unknown = replace(method_site(hfpatch.find_sites(deep())[1]), mixed_size=None)
-    with pytest.raises(HfpatchError, match="layer 1: .* how many key/value heads it has; leave per_head out"):
+    with pytest.raises(HfpatchError, match=r"layer 1: .* how many key/value heads it has; leave per_head out"):
         ValueResidualConfig(per_head=True).build(unknown, 0)
