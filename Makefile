@@ -82,7 +82,7 @@ package:  ## build the wheel and the source archive, and check what the package 
 	$(VENV)-package/bin/python -m build --outdir dist
 	$(VENV)-package/bin/twine check --strict dist/*
 
-architectures: install  ## try every method on every architecture and write docs/architectures.md (about 3 minutes)
+architectures: install  ## try every method on every architecture and write docs/architectures.md (about 7 minutes)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m architectures.table
 
 VLLM := $(VENV)-vllm/bin/python

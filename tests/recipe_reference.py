@@ -18,7 +18,7 @@ from pathlib import Path
 import typer
 from peft import PeftConfig
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
+from hfpatch import methods
 from hfpatch.cli.app import app
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.models import ScratchSettings
@@ -29,11 +29,9 @@ from hfpatch.tuners.config import MethodConfig
 
 ROOT = Path(__file__).parents[1]
 KINDS = {"comparison": Recipe, "pretraining": PretrainRecipe, "study": StudyRecipe}
-CONFIGS = {
-    "pre_projection": PreProjectionConfig,
-    "nonlinear_query": NonlinearQueryConfig,
-    "query_temperature": QueryTemperatureConfig,
-}
+FIRST = ("pre_projection", "nonlinear_query", "query_temperature")
+OWN = {config.spec.name: config for config in (getattr(methods, name) for name in methods.__all__)}
+CONFIGS = {name: OWN[name] for name in (*FIRST, *sorted(OWN.keys() - {*FIRST}))}
 NOT_CHOSEN = ("target_modules",)  # filled in at injection
 JSON_TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "None": "null"}
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -30,19 +30,20 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
     LoRA that is merged into the weights is no part.
     """
     found: Description = []
+    rows: Description = []
     tensors: Tensors = {}
     names = {module: base_name(name) for name, module in model.named_modules()}
     for site in find_sites(model):
         output = unwrapped(model.get_submodule(site.output_path))
         if isinstance(output, Conv1D):  # as in GPT-2, whose attention joins the heads by the last two axes
-            found.append(_item("hfpatch_rows", "", site, {"projection": [site.output_path]}, {"width": output.nx}))
+            rows.append(_item("hfpatch_rows", "", site, {"projection": [site.output_path]}, {"width": output.nx}))
         for layer in layers_at(site):  # in the order in which their hooks act
             if layer.working_adapters():
                 found.append(_method(site, layer, names, tensors))
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer) and not module.merged:
             found.append(_lora(name, module, tensors))
-    return found, tensors
+    return found + rows, tensors  # what is attached last is called first
 
 
 def methods_of(model: nn.Module) -> list[type[MethodConfig]]:

@@ -113,7 +113,7 @@ class Lora(HookedModule):
     .. math::
         y = x W + scaling · (x A) B                    A: d -> rank,  B: rank -> out
 
-    Source: arXiv 2106.09685.
+    x is what the projection is called with, before a method changes what it reads. Source: arXiv 2106.09685.
     """
 
     def __init__(self, parts: list[dict[str, Any]]) -> None:
@@ -124,14 +124,18 @@ class Lora(HookedModule):
 
     def register(self, linear: list[nn.Module]) -> None:
         """Act on the linear projection."""
+        self.before(linear[0], Lora.read, first=True)
         self.after(linear[0], Lora.change)
+
+    def read(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what the projection is called with."""
+        self.keep("x", args[0])
 
     def change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """Add every part to the projection's output."""
-        x, result = args[0], output
+        x, result = self.take("x"), output
         for a, b, scaling in zip(self.a, self.b, self.scaling, strict=True):
-            x = x.to(next(a.parameters()).dtype)
-            result = result + b(a(x)) * scaling
+            result = result + b(a(x.to(next(a.parameters()).dtype))) * scaling  # type: ignore[union-attr]
         return result.to(output.dtype)
 
 
@@ -147,7 +151,7 @@ class Rows(HookedModule):
 
     def register(self, projection: list[nn.Module]) -> None:
         """Act on the output projection."""
-        self.before(projection[0], Rows.split)
+        self.before(projection[0], Rows.split, first=True)
 
     def split(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments with ``(batch, seq, width)`` for ``(batch, seq·width)``."""

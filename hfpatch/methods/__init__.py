@@ -1,14 +1,20 @@
 """The methods of hfpatch, one file each; importing this package registers them with PEFT."""
 
+from hfpatch.methods.loreft import LoReFTConfig
+from hfpatch.methods.nonlinear_lora import NonlinearLoraConfig
 from hfpatch.methods.nonlinear_query import NonlinearQueryConfig
 from hfpatch.methods.output_gate import OutputGateConfig
+from hfpatch.methods.parallel_adapter import ParallelAdapterConfig
 from hfpatch.methods.pre_projection import PreProjectionConfig
 from hfpatch.methods.query_temperature import QueryTemperatureConfig
 from hfpatch.methods.value_residual import ValueResidualConfig
 
 __all__ = [
+    "LoReFTConfig",
+    "NonlinearLoraConfig",
     "NonlinearQueryConfig",
     "OutputGateConfig",
+    "ParallelAdapterConfig",
     "PreProjectionConfig",
     "QueryTemperatureConfig",
     "ValueResidualConfig",

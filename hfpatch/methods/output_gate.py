@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from hfpatch.sites import AttentionSite
 from hfpatch.tuners.acting import MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.registration import method
@@ -33,6 +34,11 @@ class OutputGateConfig(MethodConfig):
         gate = nn.Linear(site.hidden_size, site.head_count if self.per_head else site.mixed_size or 0, bias=False)
         nn.init.zeros_(gate.weight)
         return nn.ModuleDict({"gate": gate})
+
+    def refusal(self, site: AttentionSite) -> str | None:
+        """Return why there are no heads to gate one by one, if so."""
+        unknown = self.per_head and site.heads is None
+        return f"{type(site.attention).__name__} does not say how many query heads it has" if unknown else None
 
     def mixed(self, parts: Parts, a: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the gated heads ``(batch, seq, heads·size)``."""

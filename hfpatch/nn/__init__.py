@@ -3,10 +3,11 @@
 from hfpatch.nn.activations import ACTIVATIONS, activation
 from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery, anchor_preserving, anchored
 from hfpatch.nn.hidden import HiddenProjection, HiddenState
-from hfpatch.nn.initialization import normal_, seeded_generator
+from hfpatch.nn.initialization import low_rank_, normal_, seeded_generator, uniform_
 from hfpatch.nn.mixed import MixedProjection
 from hfpatch.nn.nonlinear import NonlinearProjection, nonlinear_map
 from hfpatch.nn.norms import NORMS, make_norm
+from hfpatch.nn.orthonormal import orthonormal_, orthonormal_rows
 from hfpatch.nn.preprojection import PreProjection, inner_width, pre_project
 from hfpatch.nn.skip import ContentSkip
 from hfpatch.nn.temperature import QueryTemperature, scale_heads
@@ -27,10 +28,14 @@ __all__ = [
     "anchor_preserving",
     "anchored",
     "inner_width",
+    "low_rank_",
     "make_norm",
     "nonlinear_map",
     "normal_",
+    "orthonormal_",
+    "orthonormal_rows",
     "pre_project",
     "scale_heads",
     "seeded_generator",
+    "uniform_",
 ]

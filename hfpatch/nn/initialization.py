@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def seeded_generator(seed: int, name: str) -> torch.Generator:
@@ -24,3 +24,21 @@ def normal_(tensor: Tensor, *, std: float, seed: int, name: str) -> Tensor:
         values = torch.randn(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32) * std
         tensor.copy_(values)
     return tensor
+
+
+@torch.no_grad()
+def uniform_(tensor: Tensor, *, bound: float, seed: int, name: str) -> Tensor:
+    """Fill ``tensor`` in place with U(-bound, bound), drawn as :func:`normal_` draws.
+
+    A tensor on the meta device is left as it is.
+    """
+    if tensor.device.type != "meta":
+        values = torch.rand(tensor.shape, generator=seeded_generator(seed, name), dtype=torch.float32)
+        tensor.copy_((2 * values - 1) * bound)
+    return tensor
+
+
+def low_rank_(down: nn.Linear, up: nn.Linear, *, seed: int, name: str) -> None:
+    """Initialise ``up(σ(down(x)))`` as LoRA is: down ~ U(-1/√d, 1/√d), up = 0, an exact no-op."""
+    uniform_(down.weight, bound=down.in_features**-0.5, seed=seed, name=f"{name}_down")
+    nn.init.zeros_(up.weight)

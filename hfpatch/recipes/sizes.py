@@ -124,6 +124,7 @@ SIZES: dict[str, Size] = {
     "fourierft": Size("n_frequency", _frequencies),
     "gralora": Size("r", _multiples, smallest=lambda part: int(part.get("gralora_k", 2))),
     "lokr": Size("r", _lokr),
+    "loreft": Size("rank", _up_to(_widest_rank)),
     "miss": Size("r", _miss),
     "nonlinear_query": Size("rank", _any),
     "oft": Size(

@@ -41,7 +41,9 @@ class Family:
         attention_classes: names of the classes that count, in hybrids that hold other mixers at the same path or none;
             the other blocks are skipped. Empty: every block has attention.
         refusals: what cannot be done in these models (``pre_projection``, ``content_skip``, ``query``, ``key``,
-            ``value``, ``temperature``), with the reason; a function of the attention module where layers differ.
+            ``value``, ``temperature``; ``mixed``, to change what the output projection reads; ``branch``, to read the
+            branch at its end; ``stream``, to change the residual stream behind the block), with the reason; a function
+            of the attention module where layers differ.
     """
 
     name: str

@@ -41,6 +41,7 @@ class AttentionSite:
         block: the block; everything above is called inside its forward.
         around_path: path, from the model, of the module whose forward runs all blocks.
         around: that module.
+        count: how many attention modules the block holds.
         refusals: what cannot be done here, with the reason.
     """
 
@@ -65,6 +66,7 @@ class AttentionSite:
     block: nn.Module
     around_path: str
     around: nn.Module
+    count: int = 1
     refusals: Mapping[str, str] = field(default_factory=dict)
 
     def projection_module(self, target: str) -> nn.Module:
@@ -148,6 +150,7 @@ def read_site(
         block=block,
         around_path=around[0],
         around=around[1],
+        count=len(paths),
         refusals=refusals if factor else {**refusals, "content_skip": "the branch is multiplied by 0"},
     )
 

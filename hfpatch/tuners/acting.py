@@ -22,8 +22,10 @@ from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_
 from hfpatch.tuners.passes import Shared, SharingModule, shared_by
 
 PROJECTED = ("query", "key", "value")
-PLACES = ("entered", *PROJECTED, "heads", "mixed", "left", "stream")
+PLACES = ("entered", *PROJECTED, "heads", "mixed", "output", "left", "stream")
 """Where a method may act, in the order of a forward pass; see :class:`hfpatch.MethodConfig`."""
+ENDS = {"branch": "left", "stream": "stream"}
+"""The places of methods that change the end of the branch or of the block, by what their option ``at`` calls it."""
 
 Parts = Mapping[str, Any]
 """The modules that a method built at a site, by name."""
@@ -41,6 +43,7 @@ class MethodSite:
         columns: the columns of query, key and value in the output of their projection, for those that have one.
         heads: the query heads; None where the architecture does not say.
         mixed_size: width of what the output projection reads; None where there is none.
+        output_size: width of what it returns; None where there is none.
         exit_factor: what the block multiplies the branch with before it adds it to the residual stream.
         adapter: name of the adapter.
         is_first: whether it is the first layer that the adapter changes.
@@ -52,6 +55,7 @@ class MethodSite:
     columns: Mapping[str, Columns]
     heads: QueryHeads | None
     mixed_size: int | None
+    output_size: int | None
     exit_factor: float
     adapter: str = ""
     is_first: bool = False
@@ -70,8 +74,13 @@ class MethodSite:
         return shared_by(self.adapter)
 
     def width(self, target: str) -> int:
-        """Return the width of ``query``, ``key`` or ``value``, all heads together."""
-        return self.columns[target].size
+        """Return the width of ``query``, ``key`` or ``value``, all heads together, or of ``output``."""
+        return self.stream_size if target == "output" else self.columns[target].size
+
+    @property
+    def stream_size(self) -> int:
+        """The width of the branch and of the residual stream, which some attentions read several of side by side."""
+        return self.output_size or self.hidden_size
 
     @property
     def head_count(self) -> int:
@@ -115,8 +124,9 @@ class ActingModule(SharingModule):
         Args:
             modules: modules of the base by their role, those alone that the methods need: ``norm`` or ``entries``
                 (the hidden state), ``query``, ``key``, ``value`` and their ``..._source`` (the projections),
-                ``query_norm``, ``reader`` and ``output`` (of the output projection), ``exit`` and ``first`` (the first
-                of several entries) for the branch's end, and ``block``.
+                ``query_norm``, ``mixed`` and ``reader`` (the output projection, and what is called with x before it),
+                ``output`` (the output projection), ``exit`` and ``first`` (the first of several entries) for the
+                branch's end, and ``block``.
         """
         for module in modules.get("norm", ()):
             self.after(module, ActingModule._replace_output)
@@ -131,9 +141,11 @@ class ActingModule(SharingModule):
             self.after(module, ActingModule._project, tuple(targets))
         for module in modules.get("query_norm", ()):
             self.after(module, type(self).scale_normed)
-        for module in modules.get("output", ()):
+        for module in modules.get("mixed", ()):
             self.before(modules["reader"][0], ActingModule._keep_read, "mixed")
             self.before(module, ActingModule._mix)
+        for module in modules.get("output", ()):
+            self.after(module, ActingModule._put_out)
         for module in modules.get("first", ()):
             self.after(module, ActingModule._keep_input)
         for module in modules.get("exit", ()):
@@ -177,7 +189,7 @@ class ActingModule(SharingModule):
     def projected_by(
         self, method: Any, target: str, parts: Parts, x: Tensor, value: Tensor, site: MethodSite
     ) -> Tensor:
-        """Return what one method makes of a query, key or value ``(batch, seq, out)``."""
+        """Return what one method makes of a query, key, value or output ``(batch, seq, out)``."""
         act = getattr(method, target)
         return through(lambda value: act(parts, value, as_computed_by(parts, x), site), parts, value)
 
@@ -243,15 +255,25 @@ class ActingModule(SharingModule):
         x, (mixed, *others) = self.take("mixed"), args
         if x is None:
             return None
-        if mixed.shape[-1] != self.site.mixed_size:
-            raise HfpatchError(
-                f"layer {self.site.layer}: a method that acts before the output projection does not take tensor "
-                "parallelism (--tp), in which each process has some heads; leave one of them out"
-            )
+        self._require_all_heads(mixed)
         for method, parts, site in self.acting("mixed"):
             change = partial(_mixed_by, method, parts, as_computed_by(parts, x), site)
             mixed = through(change, parts, mixed)
         return (mixed, *others), kwargs
+
+    def _put_out(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        if self.acts("output"):
+            self._require_all_heads(args[0])  # as the projection has read them
+            for method, parts, site in self.acting("output"):
+                output = self.projected_by(method, "output", parts, args[0], output, site)
+        return output
+
+    def _require_all_heads(self, mixed: Tensor) -> None:
+        if mixed.shape[-1] != self.site.mixed_size:
+            raise HfpatchError(
+                f"layer {self.site.layer}: a method that acts at the output projection does not take tensor "
+                "parallelism (--tp), in which each process has some heads; leave one of them out"
+            )
 
     def _keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.acts("left"):

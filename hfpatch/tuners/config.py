@@ -65,6 +65,7 @@ class MethodConfig(PeftConfig):
         key, value                             likewise; x is what the projection reads
         heads(self, parts, q, site)            q ``(batch, seq, heads, size)``, behind the query's norm if it has one
         mixed(self, parts, a, x, site)         a ``(batch, seq, heads·size)`` that the output projection reads
+        output(self, parts, o, a, site)        o ``(batch, seq, hidden)`` that the output projection returns for a
         left(self, parts, branch, x, site)     branch ``(batch, seq, hidden)`` as it joins the residual stream
         stream(self, parts, h, site)           h ``(batch, seq, hidden)``, the residual stream behind the block
 

@@ -24,6 +24,7 @@ def method_site(site: AttentionSite) -> MethodSite:
         columns={target: projection.columns for target, projection in site.projections.items()},
         heads=site.heads,
         mixed_size=None if output is None else features(output)[0],
+        output_size=None if output is None else features(output)[1],
         exit_factor=site.exit_factor,
     )
 
@@ -45,7 +46,9 @@ def modules_at(site: AttentionSite, places: Iterable[str]) -> dict[str, list[nn.
             norm = site.heads.norm
             found |= _projection(site, "query") if norm is None else {"query_norm": [site.inner_module(norm)]}
         elif place == "mixed" and (output := _output(site)) is not None and (reader := _reader(site)) is not None:
-            found |= {"output": [output], "reader": [reader]}
+            found |= {"mixed": [output], "reader": [reader]}
+        elif place == "output" and (output := _output(site)) is not None:
+            found["output"] = [output]
         elif place == "left":
             found |= {"exit": [site.exit]} | ({} if site.exit is site.attention else {"first": [site.entries[0]]})
         elif place == "stream":
@@ -74,6 +77,12 @@ def _missing(site: AttentionSite, place: str) -> str | None:
         return "does not say how many query heads it has"
     if place == "mixed" and (_output(site) is None or _reader(site) is None):
         return "has no output projection of its own"
+    if place == "output" and _output(site) is None:
+        return "has no output projection of its own"
+    if place == "stream" and site.block is site.attention:
+        return "is a block by itself, behind which there is no residual stream"
+    if place == "stream" and site.count > 1:
+        return f"is one of {site.count} in its block, whose end belongs to none of them alone"
     return None
 
 

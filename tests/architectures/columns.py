@@ -62,6 +62,15 @@ def _phi_query_size(config):
     return config.num_attention_heads * size
 
 
+def rest_of(query, width):
+    """Return the columns of key and value in a projection of all three: in each group [its queries, k, v]."""
+    starts = [column for column in query if column - 1 not in query]
+    group = width // len(starts)
+    half = (group - len(query) // len(starts)) // 2
+    key = [start + group - 2 * half + column for start in starts for column in range(half)]
+    return key, [column + half for column in key]
+
+
 PER_HEAD = per_head(lambda config: config.num_attention_heads)
 
 QUERY_COLUMNS = {

@@ -10,13 +10,13 @@ EPS = 1e-5
 def tensors_of(model, method, adapter):
     """Return an adapter's parameters as {path of what holds them: {what: parameter}}, read from their names.
 
-    ``method`` is ``preproj``, ``nonlinear_query`` or ``temperature``.
+    ``method`` is ``preproj``, ``nonlinear_query`` or ``temperature``. A bias is called ``what.bias``.
     """
-    pattern = re.compile(rf"^(.*)\.hfpatch_\w+\.{method}_(\w+)\.{adapter}\.weight$")
+    pattern = re.compile(rf"^(.*)\.hfpatch_\w+\.{method}_(\w+)\.{adapter}(?:\.weight|(\.bias))$")
     found = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if match := pattern.match(name):
-            found.setdefault(match[1], {})[match[2]] = parameter
+            found.setdefault(match[1], {})[match[2] + (match[3] or "")] = parameter
     return found
 
 

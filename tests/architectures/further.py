@@ -3,19 +3,30 @@
 ``FURTHER`` lists them; ``check`` runs what must hold of one on one architecture.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from architectures import sweep
-from architectures.catalogue import logits_of, make, settled
-from architectures.formulas import on_input, tensors_of
+from architectures.catalogue import logits_of, make, model_type, settled, tokens_for
+from architectures.formulas import nonlinear, on_input, on_output, tensors_of
+from architectures.measurements import first_of, hooked
 from architectures.places import Site, sites_of
 from families import perturb
 
 import hfpatch
-from hfpatch import HfpatchError, OutputGateConfig, ValueResidualConfig
+from hfpatch import (
+    HfpatchError,
+    LoReFTConfig,
+    NonlinearLoraConfig,
+    NonlinearQueryConfig,
+    OutputGateConfig,
+    ParallelAdapterConfig,
+    ValueResidualConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +37,9 @@ class Further:
         config: makes its configuration.
         apply: gives an unpatched model the method at a site: ``apply(model, site, tensors)`` with {name: tensor}.
         prefix: of the names of its tensors.
-        takes: whether a site can take it.
+        takes: whether a site can take it, from what is known without hfpatch.
+        among: which of the sites that can take it do, knowing them all.
+        stream: whether it acts on the residual stream behind the block.
         std: of the noise that moves its tensors off their initial values.
     """
 
@@ -35,6 +48,8 @@ class Further:
     prefix: str
     takes: Callable[[Site], bool] = lambda site: True
     std: float = 0.1
+    stream: bool = False
+    among: Callable[[list[Site]], list[Site]] = lambda sites: sites
 
 
 def on_argument(model, path, change):
@@ -55,69 +70,197 @@ def apply_output_gate(model, site, tensors):
     on_argument(model, site.output, gated)
 
 
-# What computes the values, from the attention, and their columns, from the number of columns there are
-VALUES = {
-    "gpt_neox": (
-        "query_key_value",
-        lambda width: [i for i in range(width) if i % (width // 4) >= width // 6],
-    ),  # of 4 heads
-    "gpt2": ("c_attn", lambda width: range(2 * width // 3, width)),
-    "bert": ("value", range),
-    "falcon": ("query_key_value", lambda width: range(5 * width // 6, width)),  # of 4 queries, 1 key and 1 value
-}
+def gelu(x):
+    return x * 0.5 * (1 + torch.erf(x / 2**0.5))
 
 
-def has_values(site):
-    return site.place.query != "q_b_proj"  # latent attention computes the values of all heads from one latent
+def on_target(model, site, target, change):
+    """Make query, key or value ``change(y, x)``, where y is what its projection returns and x what that reads."""
+    if target == "query":  # where a latent comes between, x is what enters the attention
+        path, columns, received = site.query, site.columns, on_input(model, site, lambda x: x)
+    else:
+        (path, columns), received = getattr(site, target), []
+        on_argument(model, path, lambda x: received.append(x) or x)
+
+    def changed(out):
+        out, before = out.clone(), out
+        out[..., columns] = change(before[..., columns], received[-1])
+        return out
+
+    on_output(model, path, changed)
 
 
-def first_of(model):
-    """What the value residual's first layer leaves for the others, in a model that is run once at a time."""
-    return model.__dict__.setdefault("first_values", [])
+def apply_nonlinear(model, site, tensors):
+    """(2 x W + f(x)) / 2 for the targets that there are tensors for."""
+    for target in sorted({name.split("_")[0] for name in tensors}):
+        own = {name.removeprefix(f"{target}_"): tensor for name, tensor in tensors.items() if name.startswith(target)}
+        on_target(model, site, target, lambda y, x, own=own: (2 * y + nonlinear(x, own)) / 2)
+
+
+def apply_nonlinear_lora(model, site, tensors):
+    """x W + 6/3 B gelu(A x) for the targets that there are tensors for."""
+    for target in sorted({name.split("_")[0] for name in tensors}):
+        a, b = tensors[f"{target}_down"], tensors[f"{target}_up"]
+
+        def changed(y, x, a=a, b=b):
+            return y + 2 * gelu(x @ a.T) @ b.T
+
+        if target != "output":
+            on_target(model, site, target, changed)
+            continue
+        read = []
+        on_argument(model, site.output, lambda x, read=read: read.append(x) or x)
+        on_output(model, site.output, lambda y, changed=changed, read=read: changed(y, read[-1]))
+
+
+def apply_parallel_adapter(model, site, tensors):
+    """Branch + U relu(D x)."""
+    received = on_input(model, site, lambda x: x)
+    change = lambda x: (x @ tensors["down"].T).clamp(min=0) @ tensors["up"].T  # noqa: E731
+    on_output(model, site.exit, lambda out: out + change(received[-1]).reshape(out.shape) / site.factor)
+
+
+def apply_stream_adapter(model, site, tensors):
+    """h + U relu(D h)."""
+    on_output(model, site.block, lambda h: h + (h @ tensors["down"].T).clamp(min=0) @ tensors["up"].T)
+
+
+def edited(h, tensors):
+    """h + R^T (W h + b - R h) with the R of M = S R, S lower triangular with a positive diagonal."""
+    q, s = torch.linalg.qr(tensors["rows"].T)
+    r = (q * s.diagonal().sign()).T
+    w = r + tensors["shift"]
+    return h + (h @ w.T + tensors["shift.bias"] - h @ r.T) @ r
+
+
+def apply_branch_loreft(model, site, tensors):
+    """The edit of the branch as it joins the residual stream."""
+    on_output(model, site.exit, lambda out: edited(out * site.factor, tensors) / site.factor)
+
+
+def apply_stream_loreft(model, site, tensors):
+    """The edit of the residual stream behind the block."""
+    on_output(model, site.block, lambda h: edited(h, tensors))
 
 
 def apply_value_residual(model, site, tensors):
-    """v + λ (v_1 - v), one λ for all heads or one for each."""
-    path, columns_of = VALUES.get(model.config.model_type, ("v_proj", range))
-    module = model.get_submodule(f"{site.path}.{path}")
-    forward = module.forward
+    """(1 - λ) v + λ v_1, one λ for all heads or one for each; the first layer, which has none, leaves its v_1."""
+    first = model.__dict__.setdefault("first_values", {})
 
-    def mixed(x):
-        out = forward(x)
-        columns = list(columns_of(out.shape[-1]))
-        value = out[..., columns]
+    def mixed(value, x):
         if not tensors:
-            first_of(model)[:] = [value]
-            return out
-        share = tensors["mix"].repeat_interleave(len(columns) // len(tensors["mix"]))
-        mixture = (1 - share) * value + share * first_of(model)[0]
-        return out.index_copy(-1, torch.tensor(columns), mixture)
+            first["latest"] = value
+            return value
+        share = tensors["mix"].repeat_interleave(value.shape[-1] // len(tensors["mix"]))
+        return (1 - share) * value + share * first["latest"]
 
-    module.forward = mixed
+    on_target(model, site, "value", mixed)
+
+
+def takes_value(site):
+    """Reformer's reversible blocks are recomputed by an autograd function of its own."""
+    return bool(site.value) and not site.path.startswith("reformer")
+
+
+def like_the_first(sites):
+    """The sites in the list of blocks of the first one whose values are as wide; none where it is alone."""
+    alike = [each for each in sites if (_list_and_width(each) == _list_and_width(sites[0]))]
+    return alike if len(alike) > 1 else []
+
+
+def _list_and_width(site):
+    return site.block.rpartition(".")[0], len(site.value[1])
+
+
+def takes_query(site):
+    return bool(site.query) and "nonlinear query" not in site.place.refused
+
+
+def takes_key_and_value(site):
+    return bool(site.key and site.value)
+
+
+def takes_gate(site):
+    return site.has_output and site.place.mixed
+
+
+def takes_skip(site):
+    return "content skip" not in site.place.refused
+
+
+def takes_branch(site):
+    """Whether the branch ends by itself: BLOOM's attention adds the residual stream to it, ZAYA scales that, too."""
+    return takes_skip(site) and site.place.branch
+
+
+def takes_stream(site):
+    return site.place.stream
 
 
 FURTHER = {
-    "output gate": Further(OutputGateConfig, apply_output_gate, "output_gate"),
+    "output gate": Further(OutputGateConfig, apply_output_gate, "output_gate", takes=takes_gate),
     "output gate per head": Further(
-        lambda: OutputGateConfig(per_head=True), apply_output_gate, "output_gate", takes=lambda site: bool(site.query)
+        lambda: OutputGateConfig(per_head=True),
+        apply_output_gate,
+        "output_gate",
+        takes=lambda site: takes_gate(site) and bool(site.query),
     ),
-    "value residual": Further(ValueResidualConfig, apply_value_residual, "value_residual", takes=has_values),
+    "nonlinear key and value": Further(
+        lambda: NonlinearQueryConfig(targets=("key", "value")), apply_nonlinear, "nonlinear", takes_key_and_value
+    ),
+    "nonlinear LoRA": Further(
+        lambda: NonlinearLoraConfig(rank=3, alpha=6, targets=("query", "output")),
+        apply_nonlinear_lora,
+        "nonlinear_lora",
+        takes=lambda site: takes_query(site) and site.has_output,
+    ),
+    "nonlinear LoRA of key and value": Further(
+        lambda: NonlinearLoraConfig(rank=3, alpha=6, targets=("key", "value")),
+        apply_nonlinear_lora,
+        "nonlinear_lora",
+        takes=takes_key_and_value,
+    ),
+    "parallel adapter": Further(
+        lambda: ParallelAdapterConfig(rank=3), apply_parallel_adapter, "parallel_adapter", takes=takes_skip
+    ),
+    "parallel adapter on the stream": Further(
+        lambda: ParallelAdapterConfig(rank=3, at="stream"),
+        apply_stream_adapter,
+        "parallel_adapter",
+        takes=takes_stream,
+        stream=True,
+    ),
+    "LoReFT": Further(lambda: LoReFTConfig(rank=3), apply_stream_loreft, "loreft", takes=takes_stream, stream=True),
+    "LoReFT on the branch": Further(
+        lambda: LoReFTConfig(rank=3, at="branch"), apply_branch_loreft, "loreft", takes=takes_branch
+    ),
+    "value residual": Further(
+        ValueResidualConfig, apply_value_residual, "value_residual", takes=takes_value, among=like_the_first
+    ),
     "value residual per head": Further(
-        lambda: ValueResidualConfig(per_head=True), apply_value_residual, "value_residual", takes=has_values
+        lambda: ValueResidualConfig(per_head=True),
+        apply_value_residual,
+        "value_residual",
+        takes=lambda site: takes_value(site) and bool(site.query),
+        among=like_the_first,
     ),
 }
 
 
+BETWEEN = ("model.local_encoder", "model.local_decoder")  # BLT's cross-attentions change the stream between the blocks
+
+
 def check(case, name):
-    """The method changes nothing at init, computes its formula with its gradients, and leaves nothing when removed."""
+    """Run what must hold of a method on a case; return ``yes``, on how many layers, or ``refused: `` and why.
+
+    It changes nothing at init, computes its formula with its gradients, and leaves nothing when it is removed.
+    """
     method, model, twin = FURTHER[name], make(case), settled(make(case))
     before, (base, tokens, plain) = sweep.anatomy(model), sweep.unpatched(case)
-    sites = [site for site in sites_of(case, base) if method.takes(site)]
+    every = sites_of(case, base)
+    sites = method.among([site for site in every if "all" not in site.place.refused and method.takes(site)])
     if not sites:
-        with pytest.raises(HfpatchError, match="no layer of this model can be changed"):
-            hfpatch.patch(model, method.config())
-        assert sweep.anatomy(model) == before
-        return
+        return is_refused(model, method, tokens, plain, before)
     hfpatch.patch(model, method.config(), names=["a"])
     assert torch.equal(logits_of(model, tokens).view(torch.int32), plain.view(torch.int32)), "changes at init"
     perturb(model, std=method.std)
@@ -127,23 +270,78 @@ def check(case, name):
     leaves = {p: {n: t.detach().clone().requires_grad_() for n, t in ts.items()} for p, ts in held.items()}
     for site in sites:
         method.apply(twin, site, leaves[site.path])
-
-    outputs = [each(tokens, use_cache=False).logits for each in (model, twin)]
-    for output in outputs:
-        (output * torch.linspace(-1, 1, output.numel()).reshape(output.shape)).sum().backward()
-    found, expected = (output.detach() for output in outputs)
-    assert sweep.differ(expected, plain), "the formula does nothing"
-    assert sweep.close(found, expected), "another function than the formula"
+    found = computes_the_formula(case, model, twin, tokens)
+    assert sweep.differ(found, plain), "the formula does nothing"
     for path, parameters in held.items():
         for what, parameter in parameters.items():
             gradient = leaves[path][what].grad
             assert gradient.abs().max() > 0, f"{path}: {what} receives no gradient"
             assert sweep.close(parameter.grad, gradient, rounding=10 * sweep.ROUNDING), f"{path}: gradient of {what}"
+    if method.stream:
+        is_the_stream(base, sites, tokens)
+    is_removed(case, name, model, tokens, plain, before)
+    return "yes" if len(sites) == len(every) else f"{len(sites)} of {len(every)} layers"
+
+
+def computes_the_formula(case, model, twin, tokens):
+    """Compare the logits, and run both backwards; return the logits of the patched model."""
+    reformer = model_type(case) == "reformer"  # it demands training mode and the full length; dropout is off
+    trained, outputs = tokens_for(model, length=64) if reformer else tokens, []
+    for each in (model, twin):
+        outputs.append(each.train(reformer)(trained, use_cache=False).logits)
+        (outputs[-1] * torch.linspace(-1, 1, outputs[-1].numel()).reshape(outputs[-1].shape)).sum().backward()
+    model.eval()
+    found, expected = (output.detach() for output in outputs)
+    assert sweep.close(found, expected), "another function than the formula"
+    return logits_of(model, tokens) if reformer else found
+
+
+def is_the_stream(model, sites, tokens):
+    """What a block returns is what the next block reads."""
+    seen = {}
+
+    def entering(path, module, args, kwargs):
+        seen.setdefault(("in", path), next(iter([*args, *kwargs.values()])).detach())
+
+    def leaving(path, module, args, output):
+        seen.setdefault(("out", path), first_of(output).detach())
+
+    handles = []
+    for path in (site.block for site in sites):
+        module = model.get_submodule(path)
+        handles.append(module.register_forward_pre_hook(partial(entering, path), with_kwargs=True))
+        handles.append(module.register_forward_hook(partial(leaving, path)))
+    with hooked(*handles):
+        logits_of(model, tokens)
+    for path in (site.block for site in sites):
+        blocks, _, index = path.rpartition(".")
+        after = ("in", f"{blocks}.{int(index) + 1}")
+        if after in seen and path.partition(".layers.")[0] not in BETWEEN:
+            assert torch.equal(seen["out", path], seen[after]), f"{path}: the next block reads something else"
+
+
+def is_removed(case, name, model, tokens, plain, before):
+    """Unpatching leaves the model as it was before."""
     hfpatch.unpatch(model)
     assert torch.equal(logits_of(model, tokens), plain), "unpatch does not restore"
+    if model_type(case) == "big_bird":  # it has exchanged modules of its own meanwhile
+        model = settled(make(case))
+        before = sweep.anatomy(model)
+        hfpatch.unpatch(hfpatch.patch(model, FURTHER[name].config()))
     assert sweep.anatomy(model) == before, "unpatch leaves something"
 
 
+def is_refused(model, method, tokens, plain, before):
+    """One line says why, and the model is as it was; return the words."""
+    with pytest.raises(HfpatchError) as raised:
+        hfpatch.patch(model, method.config())
+    assert sweep.anatomy(model) == before, "a refused patch leaves something"
+    assert torch.equal(logits_of(model, tokens), plain), "a refused patch changes the model"
+    assert "\n" not in str(raised.value)
+    why = str(raised.value).removeprefix("no layer of this model can be changed: ")
+    return "refused: " + re.sub(r"^[A-Z]\w+(?= (has|is|does) )", "the attention", why)
+
+
 def _held(added, path):
-    """Return the tensors at an attention, or at a module around it, if there are any."""
+    """Return the tensors at an attention, or at a module around it; a layer may have none."""
     return next((tensors for holder, tensors in added.items() if f"{path}.".startswith(f"{holder}.")), {})

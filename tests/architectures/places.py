@@ -5,12 +5,14 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 from architectures.catalogue import model_type
-from architectures.columns import QUERY_COLUMNS, all_columns
+from architectures.columns import QUERY_COLUMNS, all_columns, rest_of, width_of
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Place:
     factor: Callable = lambda config, block, index: 1.0  # by what it is multiplied before
     residual: str = "post_attention_layernorm"  # whose input is the residual after the addition; "" the block's output
     argument: int = 0  # which of its positional arguments
+    mixed: bool = True  # whether the output projection is called once, for all positions
+    branch: bool = True  # whether what ends there is the branch alone
+    stream: bool = True  # whether the block returns the one residual stream
     norm: str = ""  # of the queries, from the attention; the norms of one head alone see them as in ``norm_reads``
     norm_reads: str = "tokens"  # "tokens": (batch, seq, heads, size), "heads": (batch, heads, seq, size)
     refused: Mapping[str, str] = field(default_factory=dict)  # method -> why no layer takes it
@@ -51,6 +56,7 @@ FALCON = replace(NEOX, blocks=("transformer.h",), attention=("self_attention",),
 LATENT = replace(LLAMA, query="q_b_proj")
 MULTIPLIED = replace(LLAMA, factor=lambda config, block, index: config.residual_multiplier)
 STREAMS = {"content skip": "each residual stream receives its own, data-dependent multiple of the branch"}
+HYPER = {"refused": STREAMS, "stream": False}
 MAMBA_INPUT = {"content skip": "the branch feeds the Mamba layer's input and never joins the residual"}
 
 
@@ -67,7 +73,7 @@ PLACES = {
     **dict.fromkeys(["gemma3", "gemma4", "gemma4_unified"], replace(SANDWICH, blocks=("model.language_model.layers",))),
     "afmoe": replace(SANDWICH, residual="pre_mlp_layernorm"),
     "beam": replace(SANDWICH, factor=lambda config, block, index: 1 / math.sqrt(2 * (index + 1))),
-    "gemma3n_text": replace(SANDWICH, factor=lambda config, block, index: 1 / math.sqrt(2)),
+    "gemma3n_text": replace(SANDWICH, factor=lambda config, block, index: 1 / math.sqrt(2), stream=False),
     **dict.fromkeys(["glm4", "kolibri1"], replace(LLAMA, exit="post_self_attn_layernorm")),
     "hyperclovax": replace(MULTIPLIED, exit="post_norm1"),
     **dict.fromkeys(
@@ -110,7 +116,7 @@ PLACES = {
     ),
     "zamba": replace(LLAMA, attention=("shared_transf.self_attn",), residual="", refused=MAMBA_INPUT),
     "zamba2": replace(LLAMA, attention=("shared_transformer.self_attn",), residual="", refused=MAMBA_INPUT),
-    **dict.fromkeys(["qwen4_exp", "qwen4_exp_text"], replace(LLAMA, inputs=(0,), residual="", refused=STREAMS)),
+    **dict.fromkeys(["qwen4_exp", "qwen4_exp_text"], replace(LLAMA, inputs=(0,), residual="", **HYPER)),
     # latent attention
     **dict.fromkeys(
         ["axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots3_note", "dots3_note_text", "glm4_moe_lite",
@@ -122,10 +128,10 @@ PLACES = {
     "minicpm3": replace(LATENT, factor=depth_scale),
     "minicpm3/no_query_latent": replace(LLAMA, factor=depth_scale),
     "longcat_flash": replace(
-        LATENT, attention=("self_attn.0", "self_attn.1"), residual="post_attention_layernorm.{attention}"
+        LATENT, attention=("self_attn.0", "self_attn.1"), stream=False, residual="post_attention_layernorm.{attention}"
     ),
-    "hy_v4": replace(LATENT, refused=STREAMS),
-    "deepseek_v4": replace(LATENT, inputs=(0,), output="o_b_proj", refused=STREAMS),
+    "hy_v4": replace(LATENT, **HYPER),
+    "deepseek_v4": replace(LATENT, inputs=(0,), output="o_b_proj", **HYPER),
     # GPT-2 and its kin
     **dict.fromkeys(["gpt2", "gpt-sw3", "gpt_bigcode"], GPT),
     "openai-gpt": replace(GPT, residual="ln_1"),
@@ -140,7 +146,7 @@ PLACES = {
     "ctrl": replace(
         GPT, attention=("multi_head_attention",), inputs=(0, 1, 2), query="Wq", output="dense", residual="layernorm2"
     ),
-    "bloom": replace(NEOX, blocks=("transformer.h",), attention=("self_attention",)),
+    "bloom": replace(NEOX, blocks=("transformer.h",), attention=("self_attention",), branch=False),
     "falcon": FALCON,
     "falcon/sequential": replace(FALCON, residual="post_attention_layernorm"),
     "gpt_neox": replace(NEOX, residual=""),
@@ -154,7 +160,7 @@ PLACES = {
     **dict.fromkeys(["bart", "blenderbot-small", "marian", "plbart"], replace(POST_NORM_SEQ2SEQ, inputs=(0,))),
     "biogpt": replace(SEQ2SEQ, blocks=("biogpt.layers",)),
     "xglm": replace(SEQ2SEQ, blocks=("model.layers",), inputs=(0,)),
-    "prophetnet": replace(POST_NORM_SEQ2SEQ, blocks=("prophetnet.decoder.layers",), query="query_proj"),
+    "prophetnet": replace(POST_NORM_SEQ2SEQ, mixed=False, blocks=("prophetnet.decoder.layers",), query="query_proj"),
     # encoders used as decoders
     **dict.fromkeys(["bert", "bert-generation", "big_bird"], _bert("bert.encoder.layer")),
     **dict.fromkeys(["camembert", "roberta", "xlm-roberta", "xmod"], _bert("roberta.encoder.layer")),
@@ -180,19 +186,20 @@ PLACES = {
     ),
     "reformer": Place(
         blocks=("reformer.encoder.layers",), attention=("attention.self_attention",), query="query",
-        output="../output.dense", exit="attention.output.dense", residual="feed_forward",
+        output="../output.dense", exit="attention.output.dense", residual="feed_forward", stream=False,
         refused_in_some={"nonlinear query": "LSH layers compute query and key by one projection"},
     ),
     "xlm": Place(
         blocks=("transformer.attentions",), attention=("",), inputs=(0,), query="q_lin", output="out_lin",
-        residual="transformer.layer_norm1.{i}",
+        residual="transformer.layer_norm1.{i}", stream=False,
     ),
     "xlnet": Place(
         blocks=("transformer.layer",), attention=("rel_attn",), inputs=(0,), query="", output="", residual="",
         refused={"all": "its projections are bare parameters, and residual and norm lie inside the attention"},
     ),
     "zaya": replace(
-        LLAMA, query="qkv_proj.q_proj", refused={"nonlinear query": "the query projection feeds the keys, too"},
+        LLAMA, branch=False, query="qkv_proj.q_proj",
+        refused={"nonlinear query": "the query projection feeds the keys, too"},
         factor=lambda config, block, index: block.post_attention_residual_scale.hidden_states_scale.detach(),
     ),
 }  # fmt: skip
@@ -242,8 +249,41 @@ class Site:
     residual: str
     columns: list[int]
     norm: str
+    key: tuple[str, list[int]] | None  # path of the projection and its columns
+    value: tuple[str, list[int]] | None
+    has_output: bool  # whether the output projection is a matrix
     has_one_input: bool
     shares_its_norm: bool
+
+
+FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv")
+BESIDE = {  # the projection of the query -> those of key and value, where they are there
+    "q_proj": ("k_proj", "v_proj"),
+    "query": ("key", "value"),
+    "q_proj.linear": ("k_proj.linear", "v_proj.linear"),
+    "query_proj": ("key_proj", "value_proj"),
+    "project_q": ("project_k", "project_v"),
+    "Wq": ("Wk", "Wv"),
+    "q_lin": ("k_lin", "v_lin"),
+}
+
+
+def _key_and_value(model, case, path, name, columns):
+    """Return for key and value the path of the projection and its columns; None where there is no projection."""
+    if model_type(case) == "jetmoe":
+        half = width_of(model.get_submodule(join(path, "kv_proj"))) // 2
+        return tuple((join(path, "kv_proj"), [half * i + column for column in range(half)]) for i in (0, 1))
+    if name in FUSED:
+        projection = model.get_submodule(join(path, name))
+        key, value = rest_of(columns, width_of(projection))
+        found = (value, key) if model_type(case) == "codegen" else (key, value)
+        return tuple((join(path, name), each) for each in found)
+    found = [None, None]
+    for index, beside in enumerate(BESIDE.get(name, ())):
+        with suppress(AttributeError):
+            module = model.get_submodule(join(path, beside))
+            found[index] = None if module is None else (join(path, beside), all_columns(module, None))
+    return found
 
 
 def join(*parts):
@@ -282,17 +322,23 @@ def _site(case, model, place, block_path, index, attention):
     query = place.query if place.query != "query" or hasattr(model.get_submodule(path), "query") else ""
     residual = place.residual.format(i=index, attention=attention.rpartition(".")[2])
     config = model.config.get_text_config(decoder=True)
+    output = join(path, place.output) if place.output else path
     formula = QUERY_COLUMNS.get(case) or QUERY_COLUMNS.get(model_type(case), all_columns)
+    columns = formula(model.get_submodule(join(path, query)), config) if query else []
+    key, value = _key_and_value(model, case, path, place.query, columns)
     return Site(
         path=path,
         place=place,
         block=block_path,
         query=join(path, query) if query else "",
-        output=join(path, place.output) if place.output else path,
+        output=output,
         exit=join(block_path, place.exit.format(attention=attention)),
         factor=place.factor(config, block, index),
         residual=residual if "{i}" in place.residual else join(block_path, residual),
-        columns=formula(model.get_submodule(join(path, query)), config) if query else [],
+        columns=columns,
+        key=key,
+        value=value,
+        has_output=isinstance(model.get_submodule(output), nn.Linear | Conv1D),
         norm=join(path, place.norm) if place.norm else "",
         shares_its_norm=hasattr(model.get_submodule(path), "qk_norm"),
         has_one_input=place.one_input in ("", type(model.get_submodule(path)).__name__),

@@ -293,6 +293,14 @@ def check(case, method):
     return reached(bench)
 
 
+def failing(work, *args):
+    """Return what ``work`` returns, or that it fails."""
+    try:
+        return work(*args)
+    except (Exception, pytest.fail.Exception) as error:  # a cell, so that the other rows are still written
+        return f"FAILS: {' '.join(str(error).replace('|', '/').split())}"
+
+
 def reached(bench):
     possible, found = len(bench.sites), len(sites_of(bench.case, bench.base))
     return "yes" if possible == found else f"{possible} of {found} layers"

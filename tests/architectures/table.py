@@ -1,13 +1,16 @@
-"""Write docs/architectures.md from the sweep, or read it: ``python -m architectures.table``."""
+"""Write docs/architectures.md from the sweep, or read it: ``python -m architectures.table``.
+
+With names of further methods it tries these alone and leaves the rest of the page as it is.
+"""
 
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
-from architectures import sweep, together
+from architectures import further_table, sweep, together
 from architectures.catalogue import CASES, NOT_TRIED, TYPES, WITHOUT_ATTENTION, options_of
+from architectures.further import FURTHER
 from architectures.places import place_of
 
 FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
@@ -56,23 +59,19 @@ def row_of(case, cells):
     return dict(zip(COLUMNS, (case, *cells, why), strict=True))
 
 
-def failing(work, *args):
-    """Return what ``work`` returns, or that it fails."""
-    try:
-        return work(*args)
-    except (Exception, pytest.fail.Exception) as error:  # a cell, so that the other rows are still written
-        return f"FAILS: {' '.join(str(error).replace('|', '/').split())}"
-
-
 def cells_of(case):
     """Run the sweep on a case."""
-    methods = [failing(sweep.check, case, method) for method in sweep.METHODS]
-    methods += [failing(sweep.check_control, case, control) for control in sweep.CONTROLS]
+    methods = [sweep.failing(sweep.check, case, method) for method in sweep.METHODS]
+    methods += [sweep.failing(sweep.check_control, case, control) for control in sweep.CONTROLS]
     if set(methods) == {"refused"}:
         return ["-", *methods, "-", "-"]
     with tempfile.TemporaryDirectory() as folder:
-        last = failing(together.promises, case, Path(folder))
-        return [failing(sweep.finds_the_sites, case), *methods, *((last, last) if isinstance(last, str) else last)]
+        last = sweep.failing(together.promises, case, Path(folder))
+        return [
+            sweep.failing(sweep.finds_the_sites, case),
+            *methods,
+            *((last, last) if isinstance(last, str) else last),
+        ]
 
 
 def all_rows():
@@ -93,8 +92,13 @@ def rows_without_cases():
     return [dict(zip(COLUMNS, line, strict=True)) for line in lines]
 
 
-def written(rows):
-    """Return the page."""
+def written(rows, further):
+    """Return the page.
+
+    Args:
+        rows: of the table.
+        further: of each further method its word on each case.
+    """
     header = HEADER.format(
         types=len(TYPES),
         transformers=version("transformers"),
@@ -108,7 +112,8 @@ def written(rows):
     lines += [" | ".join(row.values()) for row in rows]
     more = [f"- `{case}`: `{options_of(case)}`" for case in CASES if "/" in case]
     table = "\n".join(f"| {line} |" for line in lines)
-    return f"{header}{table}\n\nThe options of the further configurations:\n\n" + "\n".join(more) + "\n"
+    options = "The options of the further configurations:\n\n" + "\n".join(more)
+    return f"{header}{table}\n\n{options}\n\n{further_table.section(further)}"
 
 
 def read():
@@ -118,13 +123,20 @@ def read():
     return {row["type"]: row for row in rows[2:]}
 
 
-def main():
-    """Write the page; the exit code says whether something fails."""
+def further():
+    """Return what the committed page says of each further method: its word on each case."""
+    return further_table.read(FILE.read_text(encoding="utf-8") if FILE.exists() else "")
+
+
+def main(names):
+    """Write the page, all of it or what it says of some further methods; the exit code says whether something fails."""
     FILE.parent.mkdir(exist_ok=True)
-    page = written(all_rows())
+    rows = list(read().values()) if names else all_rows()
+    found = further() | further_table.tried(names or FURTHER)
+    page = written(rows, {name: found[name] for name in FURTHER if name in found})
     FILE.write_text(page, encoding="utf-8")
     return int("FAILS" in page)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

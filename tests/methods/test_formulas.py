@@ -1,14 +1,27 @@
-"""The formula of every further method, on architectures that differ in what the methods touch."""
+"""The formula of every further method, on architectures that differ in what the methods touch.
+
+``make architectures`` tries all architectures; docs/architectures.md must say what comes out here.
+"""
 
 import pytest
+from architectures import table
 from architectures.further import FURTHER, check
 
 # fused per head; Conv1D; grouped queries; sandwich norms; a multiplied branch; query norms; latent queries; output
-# projection outside the attention; one key and value head
-CASES = ["gpt_neox", "gpt2", "llama", "gemma2", "granite", "qwen3", "deepseek_v2", "bert", "falcon"]
+# projection outside the attention and norms on the stream; one key and value head; attention that adds the stream;
+# several streams, keys and values of other layers; attention as a block
+CASES = ["gpt_neox", "gpt2", "llama", "gemma2", "granite", "qwen3", "deepseek_v2", "bert", "falcon", "bloom"]
+CASES += ["gemma3n_text", "xlm"]
+PAGE = table.further()
 
 
 @pytest.mark.parametrize("name", FURTHER)
 @pytest.mark.parametrize("case", CASES)
 def test_formula(case, name):
-    check(case, name)
+    word = check(case, name)
+    assert name not in PAGE or word == PAGE[name][case]
+
+
+def test_the_page_has_every_method():
+    """``python -m architectures.table NAME`` adds one that it lacks."""
+    assert list(PAGE) == list(FURTHER)

@@ -26,5 +26,6 @@ register_family(
         name="gemma3n",
         model_types=("gemma3n", "gemma3n_text"),
         factor=lambda block: 1 / math.sqrt(2),
+        refusals={"stream": "the blocks pass several residual streams on"},
     )
 )

@@ -1,6 +1,7 @@
 """Models of several residual streams: each takes its own, data-dependent share of the branch's output.
 
-Nothing that is added at the branch's end reaches a stream unchanged, so there is no content skip.
+Nothing that is added at the branch's end reaches a stream unchanged, so there is no content skip; and no stream behind
+the block is the residual stream.
 """
 
 from dataclasses import replace
@@ -8,7 +9,10 @@ from dataclasses import replace
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import gated, latent
 
-REFUSALS = {"content_skip": "each residual stream takes its own data-dependent share of the branch"}
+REFUSALS = {
+    "content_skip": "each residual stream takes its own data-dependent share of the branch",
+    "stream": "the blocks pass several residual streams on",
+}
 
 HYPER = Family(
     name="hyper-connections",

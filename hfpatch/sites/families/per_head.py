@@ -12,6 +12,7 @@ FAMILIES = (
         attention="self_attention",
         qkv=per_head("query_key_value"),
         output="dense",
+        refusals={"branch": "the attention returns its branch and the residual stream in one sum"},
     ),
     # GPT-NeoX and Pythia: QKV fused and interleaved per head, parallel residual
     Family(

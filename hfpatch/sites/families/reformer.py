@@ -26,6 +26,7 @@ register_family(
         output=None,
         exit="attention.output.dense",
         norm="attention.layer_norm",  # the cache stores this norm's output, not keys and values
+        refusals={"stream": "the blocks are reversible: they pass two residual streams on"},
         input_gradients=True,  # the blocks are reversible: an autograd function of their own recomputes them
     )
 )

@@ -66,6 +66,7 @@ FAMILIES = (
         attention="self_attn",
         qkv=separate(query="query_proj", key="key_proj", value="value_proj", query_beside=("relative_pos_embeddings",)),
         output="out_proj",
+        refusals={"mixed": "the output projection is called twice, each time for other positions"},
     ),
     # RecurrentGemma: every third block holds attention where the others hold a linear recurrence
     Family(

@@ -10,6 +10,7 @@ from torch import nn
 from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import Projections, whole
 
+JOINED = "the module that the branch ends at adds it to the residual stream itself"
 MIXED = "a convolution computes keys from queries too, so that a change of the query changes the key"
 
 
@@ -27,6 +28,6 @@ register_family(
         qkv=zaya_qkv,
         output="o_proj",
         exit="post_attention_residual_scale",
-        refusals={"query": MIXED, "key": MIXED, "value": "two projections compute it"},
+        refusals={"query": MIXED, "key": MIXED, "value": "two projections compute it", "branch": JOINED},
     )
 )

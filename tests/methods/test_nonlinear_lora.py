@@ -1,0 +1,88 @@
+"""What is nonlinear LoRA's own: its counts, its linear form, dropout, options and refusals."""
+
+import pytest
+import torch
+from families import HEADS, HIDDEN, LAYERS, logits_of, make_model, make_tokens, perturb
+from peft import LoraConfig
+
+import hfpatch
+from hfpatch import HfpatchError, NonlinearLoraConfig
+from hfpatch.nn import seeded_generator
+from hfpatch.tuners.adapters import adapter_parameters
+
+KEYS = HIDDEN // HEADS * 2  # of llama's two key and value heads
+RANK = 3
+
+
+@pytest.mark.parametrize(
+    ("targets", "count"),
+    [
+        (("query", "value"), RANK * (2 * HIDDEN) + RANK * (HIDDEN + KEYS)),
+        (("query", "key", "value", "output"), RANK * (4 * HIDDEN) + RANK * 2 * (HIDDEN + KEYS)),
+        ("output", RANK * 2 * HIDDEN),
+    ],
+)
+def test_counts_are_those_of_lora(targets, count):
+    model = hfpatch.patch(make_model("llama"), NonlinearLoraConfig(rank=RANK, targets=targets))
+    assert hfpatch.patch_summary(model).added == LAYERS * count
+    hfpatch.unpatch(model)
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    modules = [names[target] for target in ([targets] if isinstance(targets, str) else targets)]
+    model = hfpatch.patch(model, LoraConfig(r=RANK, target_modules=modules))
+    assert hfpatch.patch_summary(model).added == LAYERS * count
+
+
+@pytest.mark.parametrize("alpha", [None, 5.0])
+def test_without_its_activation_it_is_lora(alpha):
+    ours, theirs = make_model("llama"), make_model("llama")
+    targets = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    hfpatch.patch(ours, NonlinearLoraConfig(rank=RANK, alpha=alpha, activation="identity", targets=tuple(targets)))
+    lora = LoraConfig(r=RANK, lora_alpha=2 * RANK if alpha is None else alpha, target_modules=[*targets.values()])
+    hfpatch.patch(theirs, lora)
+    moved = perturb(ours, std=0.2)
+    with torch.no_grad():
+        for name, parameter in moved.items():
+            target = next(each for each in targets if f"_{each}_" in name)
+            matrix = "lora_A" if "_down." in name else "lora_B"
+            attention = name.partition(".hfpatch_")[0]
+            adapter = theirs.get_submodule(f"{attention}.{targets[target]}.{matrix}.lora")
+            adapter.weight.copy_(parameter)
+    tokens = make_tokens()
+    torch.testing.assert_close(logits_of(ours, tokens), logits_of(theirs, tokens), rtol=1e-4, atol=1e-4)
+    assert (logits_of(ours, tokens) - logits_of(make_model("llama"), tokens)).abs().max() > 0.1
+
+
+def test_a_is_drawn_as_lora_draws_it_and_b_is_zero():
+    model = hfpatch.patch(make_model("llama"), NonlinearLoraConfig(rank=64, targets="query", seed=3))
+    found = {name.partition("hfpatch_nonlinear_lora.")[2]: p for name, p in adapter_parameters(model).items()}
+    a, b = (found[f"nonlinear_lora_query_{part}.nonlinear_lora.weight"] for part in ("down", "up"))
+    uniform = torch.rand(a.shape, generator=seeded_generator(3, "layer.1.query_down"))
+    torch.testing.assert_close(a, (2 * uniform - 1) / HIDDEN**0.5)
+    assert not b.any()
+
+
+def test_dropout_acts_in_training_only():
+    model, tokens = hfpatch.patch(make_model("gpt2"), NonlinearLoraConfig(dropout=0.5)), make_tokens()
+    perturb(model)
+    assert torch.equal(logits_of(model, tokens), logits_of(model, tokens))
+    model.train()
+    assert not torch.equal(logits_of(model, tokens), logits_of(model, tokens))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "rank=0 must be at least 1"),
+        ({"rank": 2.0}, "rank=2.0 must be an integer"),
+        ({"alpha": 0.0}, r"alpha=0.0 must be above 0 \(None takes twice the rank\)"),
+        ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+        ({"activation": "gellu"}, "activation='gellu' is not one of .*did you mean 'gelu'"),
+        ({"targets": ("querry",)}, "targets='querry' is not one of query, key, value, output.*did you mean 'query'"),
+        ({"targets": ()}, r"targets=\[\] must name query, key, value or output"),
+        ({"targets": ("key", "key")}, r"targets=\['key', 'key'\] must name .* at most once"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(HfpatchError, match=message) as error:
+        NonlinearLoraConfig(**options)
+    assert "\n" not in str(error.value)
