@@ -55,7 +55,7 @@ class ValueResidualConfig(MethodConfig):
     def value(self, parts: Parts, v: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the mixed value ``(batch, seq, heads·size)``; the first layer's goes on as it is."""
         if site.is_first:
-            site.shared["value"] = v
+            site.shared["value"] = v.clone()  # OLMo clips what its projections return in place
             return v
         mixed: Tensor = parts["mix"](v, site.shared["value"].to(v))
         return mixed

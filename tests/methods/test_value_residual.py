@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from architectures.catalogue import make
-from architectures.further import apply_value_residual
+from architectures.further import apply_value_residual, check
 from architectures.places import sites_of
 from families import logits_of, make_config, make_tokens, perturb
 from simulated_device import CUDA, simulated_device
@@ -112,6 +112,10 @@ def test_blocks_that_run_several_times_read_the_latest_value():
     expected = logits_of(twin, tokens)
     assert torch.allclose(logits_of(model, tokens), expected, atol=1e-5)
     assert not torch.allclose(plain, expected, atol=1e-3)
+
+
+def test_a_model_that_clips_its_values_in_place():
+    check("olmo/clipped", "value residual")
 
 
 def adapters_on_other_layers():
