@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, HrmTextConfig
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, ValueResidualConfig
+from hfpatch.analysis.ablation import ablate_layers
 from hfpatch.export.write import write_model
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.places import method_site
@@ -141,6 +142,15 @@ def test_adapters_share_with_themselves_alone():
     model.delete_adapter("below")
     model.set_adapter("two")
     assert torch.equal(logits_of(model, tokens), alone)
+
+
+def test_an_ablation_leaves_the_layer_that_the_others_read():
+    model, tokens = hfpatch.patch(deep(3), ValueResidualConfig()), make_tokens(4)
+    perturb(model, std=0.3)
+    found = ablate_layers(model, lambda each: logits_of(each, tokens).mean((1, 2)).tolist())
+    assert [each.layer for each in found.without] == [1, 2, None]
+    assert found.without[-1].score == pytest.approx(float(logits_of(deep(3), tokens).mean()), abs=1e-6)
+    assert found.score != found.without[-1].score
 
 
 def test_an_export_of_adapters_on_other_layers(tmp_path):
