@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ParallelAdapterConfig,
         PreProjectionConfig,
         QueryTemperatureConfig,
+        ValueResidualConfig,
     )
     from hfpatch.nn.matmul import fast_matmul
     from hfpatch.promises import check
@@ -45,6 +46,7 @@ _HOMES = {
     "ParallelAdapterConfig": "methods",
     "PreProjectionConfig": "methods",
     "QueryTemperatureConfig": "methods",
+    "ValueResidualConfig": "methods",
     "check": "promises",
     "fast_matmul": "nn.matmul",
     "find_sites": "sites",
@@ -73,6 +75,7 @@ __all__ = [
     "ParallelAdapterConfig",
     "PreProjectionConfig",
     "QueryTemperatureConfig",
+    "ValueResidualConfig",
     "__version__",
     "check",
     "fast_matmul",

@@ -55,7 +55,7 @@ def ablate_layers(model: nn.Module, score: Score) -> Ablations:
     """Score a patched model as it is, with each block's adapters disabled in turn, and with all of them disabled.
 
     Adapters of every method count (LoRA too) that are in a block; nothing is removed, and trainable flags and dropout
-    are left as they were.
+    are left as they were. A layer without parameters, which only leaves something for later ones, acts meanwhile.
 
     Args:
         model: a patched model.
@@ -67,7 +67,8 @@ def ablate_layers(model: nn.Module, score: Score) -> Ablations:
     block_of = block_finder(model)
     by_block: dict[int, list[BaseTunerLayer]] = {}
     for name, module in model.named_modules():
-        if isinstance(module, BaseTunerLayer) and (block := block_of(name)) >= 0:
+        adds = isinstance(module, BaseTunerLayer) and any(True for _ in module.parameters())  # or later layers read it
+        if adds and (block := block_of(name)) >= 0:
             by_block.setdefault(block, []).append(module)
     if not by_block:
         raise HfpatchError("the model has no adapters, so there is none to disable; patch it first")

@@ -192,7 +192,7 @@ def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
                 anchor = x if config.anchor == "identity" else projected
                 f = config.nonlinear(target, parts, x)
                 means.add((index, adapter, target), _compared(f, anchor, head_sizes.get(index, f.shape[-1])))
-                projected = layer.projected_by(config, target, parts, x, projected, layer.site)
+                projected = layer.projected_by(config, target, parts, x, projected, layer.sites[adapter])
 
     def measure_own(heard: PathOutput) -> None:
         index = block_of(heard.at)

@@ -72,8 +72,11 @@ def _method(
     places = {place for config in configs for place in config.acts_at()}
     modules = modules_at(site, [place for place in PLACES if place in places])
     at = {role: [names[module] for module in found] for role, found in modules.items()}
-    options = {"method": layer.method.spec.name, "site": asdict(layer.site), "adapters": list(map(_options, configs))}
+    sites = [asdict(layer.sites[name]) for name in layer.working_adapters()]
+    options = {"method": layer.method.spec.name, "sites": sites, "adapters": list(map(_options, configs))}
     item = _item("hfpatch_method", layer.method.spec.name, site, at, options)
+    if layer.method.spec.shares:
+        item["around_blocks"] = site.around_path
     for index, adapter in enumerate(layer.working_adapters()):
         for name, tensor in nn.ModuleDict(layer.parts(adapter)).state_dict(keep_vars=True).items():
             tensors[joined(site.host_path, f"{item['name']}.parts.{index}.{name}")] = tensor

@@ -101,11 +101,13 @@ METHODS: dict[str, Any] = {}
 class MethodParts(ActingModule):
     """The parts of one method at one site: those of each adapter, which act one after the other."""
 
-    def __init__(self, method: str, site: dict[str, Any], adapters: list[dict[str, Any]]) -> None:
+    def __init__(self, method: str, sites: list[dict[str, Any]], adapters: list[dict[str, Any]]) -> None:
         super().__init__()
-        self.site = MethodSite.read(site)
+        self.sites = [MethodSite.read(site) for site in sites]
+        self.site = self.sites[0]  # what adapters do not differ in
         self.methods = [METHODS[method](**options) for options in adapters]
-        self.parts = nn.ModuleList(with_matrices(each.build(self.site, 0)) for each in self.methods)
+        built = (each.build(site, 0) for each, site in zip(self.methods, self.sites, strict=True))
+        self.parts = nn.ModuleList(map(with_matrices, built))
 
     def register(self, **modules: list[nn.Module]) -> None:
         """Act on the modules."""
@@ -113,9 +115,9 @@ class MethodParts(ActingModule):
 
     def acting(self, place: str) -> Iterator[tuple[Any, Any, MethodSite]]:
         """Yield what acts at a place: the method, its parts and the site."""
-        for method, parts in zip(self.methods, self.parts, strict=True):
+        for method, parts, site in zip(self.methods, self.parts, self.sites, strict=True):
             if place in method.acts_at():
-                yield method, parts, self.site
+                yield method, parts, site
 
 
 def with_matrices(module: nn.Module) -> nn.Module:
@@ -228,7 +230,8 @@ class Hooked:
 
 def paths_of(item: dict[str, Any]) -> list[str]:
     """Return every path of an item."""
-    return [item["host"], item["block"], *(path for paths in item["at"].values() for path in paths)]
+    around = [f"{item['around_blocks']}."] if item.get("around_blocks") else []
+    return [item["host"], item["block"], *around, *(path for paths in item["at"].values() for path in paths)]
 
 
 def attach(model: Any, item: dict[str, Any], start: str) -> None:
@@ -247,3 +250,6 @@ def attach(model: Any, item: dict[str, Any], start: str) -> None:
     places = {role: [module(path) for path in paths] for role, paths in item["at"].items()}
     inside = f"{item['host']}.{item['name']}".removeprefix(item["block"]).lstrip(".")
     part.hook_into(module(item["block"]), inside, partial(part.register, **places))
+    if "around_blocks" in item:
+        around = item["around_blocks"]
+        part.share_across(module(around), item["block"].removeprefix(around).lstrip("."))

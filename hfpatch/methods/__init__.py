@@ -7,6 +7,7 @@ from hfpatch.methods.output_gate import OutputGateConfig
 from hfpatch.methods.parallel_adapter import ParallelAdapterConfig
 from hfpatch.methods.pre_projection import PreProjectionConfig
 from hfpatch.methods.query_temperature import QueryTemperatureConfig
+from hfpatch.methods.value_residual import ValueResidualConfig
 
 __all__ = [
     "LoReFTConfig",
@@ -16,4 +17,5 @@ __all__ = [
     "ParallelAdapterConfig",
     "PreProjectionConfig",
     "QueryTemperatureConfig",
+    "ValueResidualConfig",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,7 @@ def survey(model: nn.Module) -> Survey:
     sites: list[AttentionSite] = []
     skipped: dict[int, str] = {}
     blocks = list(_blocks(base, family))
+    around = _around(base, [path for path, _ in blocks])
     for layer, (path, block) in enumerate(blocks):
         try:
             declared = family or read_family(block)
@@ -67,7 +69,9 @@ def survey(model: nn.Module) -> Survey:
             skipped[layer] = f"{type(block).__name__} without softmax attention"
             continue
         count = len(declared.attention) if isinstance(declared.attention, tuple) else 1
-        sites += [read_site(declared, config, block, at=path, layer=layer, number=n) for n in range(count)]
+        sites += [
+            read_site(declared, config, block, at=path, layer=layer, around=around, number=n) for n in range(count)
+        ]
     if not sites:
         raise HfpatchError(
             f"{type(base).__name__} has no softmax attention in any of its {len(skipped)} blocks; "
@@ -124,6 +128,14 @@ def _blocks(base: Any, family: Family | None) -> Iterator[tuple[str, nn.Module]]
     for path in lists:
         for name, block in submodule(tower, path, of=of).named_children():
             yield joined(prefix, path, name), block
+
+
+def _around(base: nn.Module, blocks: list[str]) -> tuple[str, nn.Module]:
+    """Return the module that holds every list of blocks, with its path; lists themselves are not called."""
+    holders = [path.split(".")[:-2] for path in blocks]
+    common = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*holders, strict=False))
+    path = ".".join(names[0] for names in common)
+    return path, base.get_submodule(path)
 
 
 def _has_attention(family: Family, block: nn.Module) -> bool:

@@ -39,6 +39,8 @@ class AttentionSite:
         input_gradients: whether training needs gradients for what enters the first block.
         block_path: path of the block, from the model.
         block: the block; everything above is called inside its forward.
+        around_path: path, from the model, of the module whose forward runs all blocks.
+        around: that module.
         count: how many attention modules the block holds.
         refusals: what cannot be done here, with the reason.
     """
@@ -62,6 +64,8 @@ class AttentionSite:
     input_gradients: bool
     block_path: str
     block: nn.Module
+    around_path: str
+    around: nn.Module
     count: int = 1
     refusals: Mapping[str, str] = field(default_factory=dict)
 
@@ -82,7 +86,16 @@ class AttentionSite:
         return list(dict.fromkeys([*found, *output]))
 
 
-def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: int, number: int = 0) -> AttentionSite:
+def read_site(
+    family: Family,
+    config: Any,
+    block: nn.Module,
+    *,
+    at: str,
+    layer: int,
+    around: tuple[str, nn.Module],
+    number: int = 0,
+) -> AttentionSite:
     """Read a declaration against a block: the site of its ``number``-th attention module.
 
     Args:
@@ -91,6 +104,7 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         block: the block.
         at: path of the block, from the model.
         layer: index of the block.
+        around: path, from the model, and module that runs all blocks.
         number: which of the declared attention modules.
 
     Raises:
@@ -134,6 +148,8 @@ def read_site(family: Family, config: Any, block: nn.Module, *, at: str, layer: 
         input_gradients=family.input_gradients,
         block_path=at,
         block=block,
+        around_path=around[0],
+        around=around[1],
         count=len(paths),
         refusals=refusals if factor else {**refusals, "content_skip": "the branch is multiplied by 0"},
     )

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.calls import HookedModule
 from hfpatch.nn.columns import on_all_columns
 from hfpatch.sites.columns import Columns
 from hfpatch.sites.heads import QueryHeads
 from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
+from hfpatch.tuners.passes import Shared, SharingModule, shared_by
 
 PROJECTED = ("query", "key", "value")
 PLACES = ("entered", *PROJECTED, "heads", "mixed", "output", "left", "stream")
@@ -45,6 +45,8 @@ class MethodSite:
         mixed_size: width of what the output projection reads; None where there is none.
         output_size: width of what it returns; None where there is none.
         exit_factor: what the block multiplies the branch with before it adds it to the residual stream.
+        adapter: name of the adapter.
+        is_first: whether it is the first layer that the adapter changes.
     """
 
     layer: int
@@ -55,6 +57,21 @@ class MethodSite:
     mixed_size: int | None
     output_size: int | None
     exit_factor: float
+    adapter: str = ""
+    is_first: bool = False
+
+    @property
+    def shared(self) -> Shared:
+        """What the adapter left in earlier layers of this forward pass, and may leave for later ones, by name.
+
+        Only for methods registered with ``shares=True``. A tensor may lie on another device, and have another dtype,
+        than where it is read: use ``.to(v)``. A layer leaves new tensors and changes none in place, so that a
+        recomputed block finds the same.
+
+        Raises:
+            HfpatchError: outside a forward pass, and where what is read was not written.
+        """
+        return shared_by(self.adapter)
 
     def width(self, target: str) -> int:
         """Return the width of ``query``, ``key`` or ``value``, all heads together, or of ``output``."""
@@ -84,7 +101,7 @@ class MethodSite:
         return cls(**{**values, "columns": columns, "heads": heads})
 
 
-class ActingModule(HookedModule):
+class ActingModule(SharingModule):
     """A module that lets its methods act at the places of one attention branch.
 
     What a method changes comes in the dtype of its parts where the model's is lower, and x in that of the parts; what

@@ -18,7 +18,7 @@ from hfpatch.sites import AttentionSite, features, find_sites, require_matrix, s
 from hfpatch.tuners.acting import PROJECTED
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 from hfpatch.tuners.config import MethodConfig
-from hfpatch.tuners.layer import MethodLayer, layers_at
+from hfpatch.tuners.layer import MethodLayer, layers_at, stepping_aside
 
 _MUST_STAY = "which a patch must leave as they are"
 _NEEDS_MORE = {  # PEFT type -> what it needs beside modules in the model
@@ -190,13 +190,14 @@ def _require_effect(site: AttentionSite, target: str, device: torch.device) -> N
     dtype = next((p.dtype for p in inner.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
     x, outputs = torch.zeros(1, 1, features(inner)[0], dtype=dtype, device=device), list[Tensor]()
-    for shift in (0.0, 1.0):
-        handle = inner.register_forward_hook(partial(_shifted, shift))
-        try:
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                outputs.append(outer(x))
-        finally:
-            handle.remove()
+    with stepping_aside(layers_at(site)):
+        for shift in (0.0, 1.0):
+            handle = inner.register_forward_hook(partial(_shifted, shift))
+            try:
+                with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                    outputs.append(outer(x))
+            finally:
+                handle.remove()
     if (outputs[1] - outputs[0]).abs().max() < 0.01:
         method = type(outer).__module__.split(".")[-2]
         raise HfpatchError(

@@ -37,6 +37,7 @@ class MethodSpec:
         prefix: what the names of its tensors begin with.
         child: name of its layer, a child of the attention.
         size: the option that ``match`` solves for; None if the method has none.
+        shares: whether its layers share tensors within a forward pass, see :attr:`hfpatch.MethodSite.shared`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class MethodSpec:
     prefix: str
     child: str
     size: str | None
+    shares: bool = False
 
     @property
     def label(self) -> str:
@@ -122,6 +124,10 @@ class MethodConfig(PeftConfig):
 
     def refusal(self, site: AttentionSite) -> str | None:
         """Return why the method cannot act at a site that has all its places, or None if it can."""
+        return None
+
+    def refusal_after(self, first: AttentionSite, site: AttentionSite) -> str | None:
+        """Return why the method cannot act at a site where ``first`` is the first that it changes, or None."""
         return None
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:

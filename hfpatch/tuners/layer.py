@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -44,6 +44,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         super().__init__()
         self.site = method_site(site)
         self.configs: dict[str, MethodConfig] = {}
+        self.sites: dict[str, MethodSite] = {}
         self.part_names: dict[str, tuple[str, ...]] = {}
         self.places: dict[str, tuple[str, ...]] = {}
         self.adapter_layer_names: tuple[str, ...] = ()
@@ -57,14 +58,19 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         host = site.host_path.removeprefix(site.block_path)
         register = partial(self.act_on, modules_at(site, defined_places(self.method)))
         self.hook_into(site.block, f"{host}.{self.method.spec.child}".lstrip("."), register)
+        if self.method.spec.shares:
+            self.share_across(site.around, site.block_path.removeprefix(site.around_path).lstrip("."))
 
     def get_base_layer(self) -> nn.Module:
         """Return the module whose device the adapter follows: the first projection with weights."""
         return self._base_layer[0]
 
-    def update_layer(self, adapter_name: str, config: MethodConfig, *, inference_mode: bool = False) -> None:
+    def update_layer(
+        self, adapter_name: str, config: MethodConfig, *, is_first: bool = False, inference_mode: bool = False
+    ) -> None:
         """Add an adapter to this layer, initialised, in fp32, on the device of the base."""
-        site = replace(self.site, name=self.site.name + drawn_as(adapter_name, config))
+        name = self.site.name + drawn_as(adapter_name, config)
+        site = replace(self.site, name=name, adapter=adapter_name, is_first=is_first)
         with torch.device(self.device()), _default_dtype(torch.float32):
             parts = config.build(site, config.seed)
         for name, module in parts.items():
@@ -73,8 +79,8 @@ class MethodLayer(ActingModule, BaseTunerLayer):
                 setattr(self, held, nn.ModuleDict())
                 self.adapter_layer_names += (held,)
             self.held(name)[adapter_name] = module
-        self.configs[adapter_name], self.part_names[adapter_name] = config, tuple(parts)
-        self.places[adapter_name] = config.acts_at()
+        self.configs[adapter_name], self.sites[adapter_name] = config, site
+        self.part_names[adapter_name], self.places[adapter_name] = tuple(parts), config.acts_at()
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
     def held(self, part: str) -> nn.ModuleDict:
@@ -90,7 +96,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
         for name in self.working_adapters():
             if place in self.places[name]:
-                yield self.configs[name], self.parts(name), self.site
+                yield self.configs[name], self.parts(name), self.sites[name]
 
     def acts(self, place: str) -> bool:
         """Return whether an adapter acts at a place in this forward pass."""
@@ -104,10 +110,13 @@ class MethodLayer(ActingModule, BaseTunerLayer):
 
     def delete_adapter(self, adapter_name: str) -> None:
         """Delete an adapter from this layer."""
+        for held in (self.configs, self.sites, self.part_names, self.places):
+            held.pop(adapter_name, None)
         super().delete_adapter(adapter_name)
-        self.configs.pop(adapter_name, None)
-        self.part_names.pop(adapter_name, None)
-        self.places.pop(adapter_name, None)
+
+    def _all_available_adapter_names(self) -> list[str]:
+        """Return the adapters of this layer, those without parts of their own included."""
+        return sorted(self.configs)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> NoReturn:
         """Refuse to merge.
@@ -157,6 +166,19 @@ def method_layer(site: AttentionSite, method: type[MethodConfig]) -> MethodLayer
     """Return the layer of a method at a site, or None where nothing was injected."""
     layer = getattr(site.host, method.spec.child, None)
     return layer if isinstance(layer, MethodLayer) else None
+
+
+@contextmanager
+def stepping_aside(layers: Iterable[MethodLayer]) -> Iterator[None]:
+    """Let layers act on nothing meanwhile: a module that is called alone has no forward pass to share in."""
+    before = {layer: layer._disable_adapters for layer in layers}
+    for layer in before:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, disabled in before.items():
+            layer._disable_adapters = disabled
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, select_sites, survey
+from hfpatch.sites.discovery import Refusal
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.layer import NOT_MERGEABLE, MethodLayer
 from hfpatch.tuners.places import method_site, refused_at
@@ -32,8 +35,8 @@ class MethodModel(BaseTuner):
         self.peft_config[adapter_name] = config
         sites = changed_sites(model, config)
         with torch.device("meta"):
-            for site in sites:
-                require_parts(config, config.build(method_site(site), config.seed))
+            described = (replace(method_site(site), is_first=site is sites[0]) for site in sites)
+            require_parts(config, [config.build(each, config.seed) for each in described])
         self._sites = {site.host_path: site for site in sites}
         if config.target_modules is not None and set(config.target_modules) != self._sites.keys():
             raise HfpatchError(
@@ -64,7 +67,8 @@ class MethodModel(BaseTuner):
         if not hasattr(target, child):
             target.add_module(child, self.tuner_layer_cls(self._sites[current_key]))
         layer: MethodLayer = getattr(target, child)
-        layer.update_layer(adapter_name, peft_config, inference_mode=peft_config.inference_mode)
+        is_first = current_key == next(iter(self._sites))
+        layer.update_layer(adapter_name, peft_config, is_first=is_first, inference_mode=peft_config.inference_mode)
         layer.train(target.training)  # a new module is in training mode, so its dropout would act on an evaluated model
 
     def _check_merge_allowed(self) -> NoReturn:
@@ -84,15 +88,22 @@ class MethodModel(BaseTuner):
         return self.model
 
 
-def require_parts(config: MethodConfig, parts: object) -> None:
-    """Refuse what a method built, unless PEFT can keep it.
+def require_parts(config: MethodConfig, built: Sequence[object]) -> None:
+    """Refuse what a method built for its layers, unless PEFT can keep it.
 
     Raises:
         HfpatchError: naming the method and what is wrong.
     """
-    named = parts if isinstance(parts, nn.ModuleDict) else None
-    if named is None or not any(True for _ in named.parameters()):
-        raise HfpatchError(f"{config.spec.name}: build() must return an nn.ModuleDict with parameters, not {parts!r}")
+    name, empty = config.spec.name, 0
+    for parts in built:
+        if not isinstance(parts, nn.ModuleDict):
+            raise HfpatchError(f"{name}: build() must return an nn.ModuleDict with parameters, not {parts!r}")
+        empty += not any(True for _ in parts.parameters())
+    if empty and not config.spec.shares:
+        raise HfpatchError(f"{name}: build() must return an nn.ModuleDict with parameters, not one without")
+    if empty == len(built):
+        layers = "the only layer" if empty == 1 else f"any of the {empty} layers"
+        raise HfpatchError(f"{name} has no parameters in {layers} that it would change; it needs others beside")
 
 
 def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]:
@@ -101,14 +112,30 @@ def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]
     Raises:
         HfpatchError: if a layer that it names does not exist or does not take the method, or no layer does.
     """
-    return select_sites(survey(model), config.layers_to_transform, refusal=lambda site: refused_at(site, config))
+    found = survey(model)
+    return select_sites(found, config.layers_to_transform, refusal=_refusal(config, found.sites))
 
 
 def unreached_layers(model: nn.Module, config: MethodConfig) -> dict[int, str]:
     """Return the blocks that a configuration for all layers leaves out: index of the block -> reason."""
     found = survey(model)
-    refused = {site.layer: why for site in found.sites if (why := refused_at(site, config))}
+    refusal = _refusal(config, found.sites)
+    refused = {site.layer: why for site in found.sites if (why := refusal(site))}
     return dict(sorted({**found.skipped, **refused}.items()))
+
+
+def _refusal(config: MethodConfig, sites: list[AttentionSite]) -> Refusal:
+    """Return what says why a site does not take a method, also because of the first one that the method changes."""
+    layers = config.layers_to_transform
+    wanted = {layers} if isinstance(layers, int) else None if layers is None else {*layers}
+    chosen = [site for site in sites if wanted is None or site.layer in wanted]
+    first = next((site for site in chosen if refused_at(site, config) is None), None)
+
+    def refusal(site: AttentionSite) -> str | None:
+        why = refused_at(site, config)
+        return why if why or first in (None, site) else config.refusal_after(first, site)
+
+    return refusal
 
 
 def detach_layers(model: nn.Module) -> None:

@@ -64,6 +64,8 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
                 return site.refusals[refused]
         if why := _missing(site, place):
             return f"{type(site.attention).__name__} {why}"
+    if config.spec.shares and site.input_gradients:
+        return "an autograd function of the model recomputes its blocks, so that layers can share nothing else"
     return config.refusal(site)
 
 

@@ -35,7 +35,12 @@ class MethodType(str, enum.Enum):
 
 
 def method(
-    name: str, *, size: str | None = None, prefix: str | None = None, child: str | None = None
+    name: str,
+    *,
+    size: str | None = None,
+    shares: bool = False,
+    prefix: str | None = None,
+    child: str | None = None,
 ) -> Callable[[Method], Method]:
     """Register a :class:`hfpatch.MethodConfig` as a method, for PEFT, recipes and everything else in hfpatch.
 
@@ -45,6 +50,8 @@ def method(
     Args:
         name: the method's name in recipes and reports, in lower case; in capitals it is the ``peft_type``.
         size: the option that ``match: NAME`` solves for: a whole number from 1 on with which the parameter count grows.
+        shares: whether its layers share tensors within a forward pass, by ``site.shared``. Some of them may then have
+            no parameters.
         prefix: what the names of the method's tensors begin with; ``<name>_`` by default.
         child: name of the method's layer, a child of each attention; ``hfpatch_<name>`` by default.
 
@@ -53,7 +60,7 @@ def method(
     """
 
     def register(cls: Method) -> Method:
-        spec = MethodSpec(name, _kind(name.upper()), prefix or f"{name}_", child or f"hfpatch_{name}", size)
+        spec = MethodSpec(name, _kind(name.upper()), prefix or f"{name}_", child or f"hfpatch_{name}", size, shares)
         _require_registrable(cls, spec)
         cls.spec = spec
         home = {"__module__": cls.__module__, "__doc__": f"The part of PEFT's interface that {cls.__name__} fills."}

@@ -25,6 +25,7 @@ from hfpatch import (
     NonlinearQueryConfig,
     OutputGateConfig,
     ParallelAdapterConfig,
+    ValueResidualConfig,
 )
 
 
@@ -37,6 +38,7 @@ class Further:
         apply: gives an unpatched model the method at a site: ``apply(model, site, tensors)`` with {name: tensor}.
         prefix: of the names of its tensors.
         takes: whether a site can take it, from what is known without hfpatch.
+        among: which of the sites that can take it do, knowing them all.
         stream: whether it acts on the residual stream behind the block.
         std: of the noise that moves its tensors off their initial values.
     """
@@ -47,6 +49,7 @@ class Further:
     takes: Callable[[Site], bool] = lambda site: True
     std: float = 0.1
     stream: bool = False
+    among: Callable[[list[Site]], list[Site]] = lambda sites: sites
 
 
 def on_argument(model, path, change):
@@ -140,6 +143,35 @@ def apply_stream_loreft(model, site, tensors):
     on_output(model, site.block, lambda h: edited(h, tensors))
 
 
+def apply_value_residual(model, site, tensors):
+    """(1 - λ) v + λ v_1, one λ for all heads or one for each; the first layer, which has none, leaves its v_1."""
+    first = model.__dict__.setdefault("first_values", {})
+
+    def mixed(value, x):
+        if not tensors:
+            first["latest"] = value
+            return value
+        share = tensors["mix"].repeat_interleave(value.shape[-1] // len(tensors["mix"]))
+        return (1 - share) * value + share * first["latest"]
+
+    on_target(model, site, "value", mixed)
+
+
+def takes_value(site):
+    """Reformer's reversible blocks are recomputed by an autograd function of its own."""
+    return bool(site.value) and not site.path.startswith("reformer")
+
+
+def like_the_first(sites):
+    """The sites in the list of blocks of the first one whose values are as wide; none where it is alone."""
+    alike = [each for each in sites if (_list_and_width(each) == _list_and_width(sites[0]))]
+    return alike if len(alike) > 1 else []
+
+
+def _list_and_width(site):
+    return site.block.rpartition(".")[0], len(site.value[1])
+
+
 def takes_query(site):
     return bool(site.query) and "nonlinear query" not in site.place.refused
 
@@ -202,6 +234,16 @@ FURTHER = {
     "LoReFT on the branch": Further(
         lambda: LoReFTConfig(rank=3, at="branch"), apply_branch_loreft, "loreft", takes=takes_branch
     ),
+    "value residual": Further(
+        ValueResidualConfig, apply_value_residual, "value_residual", takes=takes_value, among=like_the_first
+    ),
+    "value residual per head": Further(
+        lambda: ValueResidualConfig(per_head=True),
+        apply_value_residual,
+        "value_residual",
+        takes=lambda site: takes_value(site) and bool(site.query),
+        among=like_the_first,
+    ),
 }
 
 
@@ -216,7 +258,7 @@ def check(case, name):
     method, model, twin = FURTHER[name], make(case), settled(make(case))
     before, (base, tokens, plain) = sweep.anatomy(model), sweep.unpatched(case)
     every = sites_of(case, base)
-    sites = [site for site in every if "all" not in site.place.refused and method.takes(site)]
+    sites = method.among([site for site in every if "all" not in site.place.refused and method.takes(site)])
     if not sites:
         return is_refused(model, method, tokens, plain, before)
     hfpatch.patch(model, method.config(), names=["a"])
@@ -301,5 +343,5 @@ def is_refused(model, method, tokens, plain, before):
 
 
 def _held(added, path):
-    """Return the tensors at an attention, or at a module around it."""
-    return next(tensors for holder, tensors in added.items() if f"{path}.".startswith(f"{holder}."))
+    """Return the tensors at an attention, or at a module around it; a layer may have none."""
+    return next((tensors for holder, tensors in added.items() if f"{path}.".startswith(f"{holder}.")), {})

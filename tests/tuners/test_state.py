@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, DeepseekV3Config, Olmo2Config
 
 import hfpatch
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, ValueResidualConfig
 from hfpatch.twins import random_model, shrink
 
 MODELS = {
@@ -31,7 +31,8 @@ MODELS = {
 
 def patched(case):
     model = MODELS[case]().requires_grad_(False).eval()
-    hfpatch.patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig()])
+    across = [] if case == "deepseek_v3" else [ValueResidualConfig()]  # whose values have no projection
+    hfpatch.patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(), *across])
     perturb(model)
     return model
 
