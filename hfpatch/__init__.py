@@ -14,7 +14,13 @@ from hfpatch.support.version import __version__
 from hfpatch.surgery.peft_registration import register_when_peft_is_imported
 
 if TYPE_CHECKING:
-    from hfpatch.methods import NonlinearQueryConfig, OutputGateConfig, PreProjectionConfig, QueryTemperatureConfig
+    from hfpatch.methods import (
+        CanonConfig,
+        NonlinearQueryConfig,
+        OutputGateConfig,
+        PreProjectionConfig,
+        QueryTemperatureConfig,
+    )
     from hfpatch.nn.matmul import fast_matmul
     from hfpatch.promises import check
     from hfpatch.results import load_results
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AttentionSite": "sites",
+    "CanonConfig": "methods",
     "Family": "sites",
     "MethodConfig": "tuners.config",
     "MethodSite": "tuners.acting",
@@ -51,6 +58,7 @@ _HOMES = {
 
 __all__ = [
     "AttentionSite",
+    "CanonConfig",
     "Family",
     "HfpatchError",
     "MethodConfig",

@@ -71,6 +71,10 @@ class Method:
         """Return the places where the method acts."""
         return tuple(place for place in PLACES if hasattr(self, place))
 
+    def steps_back(self) -> int:
+        """Return how many earlier positions the method reads."""
+        return 0
+
 
 METHODS: dict[str, Any] = {}
 
@@ -90,9 +94,9 @@ class MethodParts(ActingModule):
 
     def acting(self, place: str) -> Iterator[tuple[Any, Any, MethodSite]]:
         """Yield what acts at a place: the method, its parts and the site."""
-        for method, parts in zip(self.methods, self.parts, strict=True):
+        for index, (method, parts) in enumerate(zip(self.methods, self.parts, strict=True)):
             if place in method.acts_at():
-                yield method, parts, self.site
+                yield method, parts, self.in_call(method, str(index), place)
 
 
 def with_matrices(module: nn.Module) -> nn.Module:

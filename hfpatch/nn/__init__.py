@@ -2,6 +2,7 @@
 
 from hfpatch.nn.activations import ACTIVATIONS, activation
 from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery, anchor_preserving, anchored
+from hfpatch.nn.convolution import ShortConvolution, short_convolution
 from hfpatch.nn.hidden import HiddenProjection, HiddenState
 from hfpatch.nn.initialization import normal_, seeded_generator
 from hfpatch.nn.mixed import MixedProjection
@@ -22,6 +23,7 @@ __all__ = [
     "NonlinearProjection",
     "PreProjection",
     "QueryTemperature",
+    "ShortConvolution",
     "WeightAnchoredQuery",
     "activation",
     "anchor_preserving",
@@ -33,4 +35,5 @@ __all__ = [
     "pre_project",
     "scale_heads",
     "seeded_generator",
+    "short_convolution",
 ]

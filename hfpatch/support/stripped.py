@@ -11,7 +11,7 @@ from pathlib import Path
 
 BASE = "Method"
 """What a method is a subclass of in the file that it is copied to."""
-_ROOTS = {"build", "acts_at", "entered", "query", "key", "value", "heads", "mixed", "left", "stream"}
+_ROOTS = {"build", "acts_at", "entered", "query", "key", "value", "heads", "mixed", "left", "stream", "steps_back"}
 
 
 def stripped(cls: type) -> tuple[str, set[str]]:

@@ -16,7 +16,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.acting import ActingModule, MethodSite
 from hfpatch.tuners.config import MethodConfig, drawn_as
-from hfpatch.tuners.places import defined_places, method_site, modules_at
+from hfpatch.tuners.places import defined_places, method_site, modules_at, row_at
 
 NOT_MERGEABLE = (
     "a nonlinear branch cannot be folded into the weights of a linear projection, so {method} cannot be merged; "
@@ -54,7 +54,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         # In a tuple, so that it is not registered as a child a second time.
         self._base_layer = (next(with_weights, projections[0]),)
         host = site.host_path.removeprefix(site.block_path)
-        register = partial(self.act_on, modules_at(site, defined_places(self.method)))
+        register = partial(self.act_on, modules_at(site, defined_places(self.method)) | row_at(site, self.method))
         self.hook_into(site.block, f"{host}.{self.method.spec.child}".lstrip("."), register)
 
     def get_base_layer(self) -> nn.Module:
@@ -87,7 +87,8 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
         for name in self.working_adapters():
             if place in self.configs[name].acts_at():
-                yield self.configs[name], self.parts(name), self.site
+                config = self.configs[name]
+                yield config, self.parts(name), self.in_call(config, name, place)
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""

@@ -11,6 +11,8 @@ from hfpatch.sites.modules import features, is_linear, unwrapped
 from hfpatch.tuners.acting import PLACES, PROJECTED, MethodSite
 from hfpatch.tuners.config import MethodConfig
 
+LOOKING_BACK = ("entered", *PROJECTED, "mixed")
+"""The places where a method may read earlier positions."""
 _REFUSED_AS = {"entered": ("pre_projection",), "left": ("content_skip",), "heads": ("query", "temperature")}
 
 
@@ -53,6 +55,11 @@ def modules_at(site: AttentionSite, places: Iterable[str]) -> dict[str, list[nn.
     return found
 
 
+def row_at(site: AttentionSite, method: type[MethodConfig]) -> dict[str, list[nn.Module]]:
+    """Return the module whose arguments say what a token may look back at, for methods that do."""
+    return {} if method.steps_back is MethodConfig.steps_back else {"row": [site.attention]}
+
+
 def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
     """Return why a method with its options cannot act at a site, or None if it can."""
     for place in config.acts_at():
@@ -61,6 +68,8 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
                 return site.refusals[refused]
         if why := _missing(site, place):
             return f"{type(site.attention).__name__} {why}"
+    if (steps := config.steps_back()) and (why := _blind(site, config.acts_at(), steps)):
+        return f"{type(site.attention).__name__} {why}"
     return config.refusal(site)
 
 
@@ -72,6 +81,27 @@ def _missing(site: AttentionSite, place: str) -> str | None:
         return "does not say how many query heads it has"
     if place == "mixed" and (_output(site) is None or _reader(site) is None):
         return "has no output projection of its own"
+    return None
+
+
+def _blind(site: AttentionSite, places: Iterable[str], steps: int) -> str | None:
+    """Return why a method cannot look back at a site, None if it can."""
+    attention = site.attention
+    if why := site.refusals.get("earlier"):
+        return f"cannot say which positions are earlier: {why}"
+    if site.norm is not None or site.entries != (attention,):
+        return "is not called with the hidden state, so nothing says which positions belong together"
+    for place in places:
+        if place not in LOOKING_BACK or (place == "mixed" and not site.output_path.startswith(f"{site.path}.")):
+            return f"offers no earlier positions at {place!r}, only at {', '.join(LOOKING_BACK)} inside the attention"
+    if getattr(attention, "is_causal", True) is False:
+        return "is not causal, so a token has no past alone"
+    config = getattr(attention, "config", None)
+    if getattr(config, "attention_chunk_size", None):
+        return "attends within chunks, so the first token of each has no past"
+    window = getattr(attention, "sliding_window", None)
+    if isinstance(window, int) and window <= steps:
+        return f"attends to {window} positions, and the method looks back {steps}"
     return None
 
 
