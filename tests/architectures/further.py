@@ -103,7 +103,7 @@ def _inputs(model, site):
 
 FURTHER = {
     "canon": Further(CanonConfig, apply_canon, "canon"),
-    "canon behind query, key and value": Further(
+    "canon behind projections": Further(
         lambda: CanonConfig(at="qkv", width=3), apply_canon_b, "canon", takes=lambda site: "q_b_proj" not in site.query
     ),
     "output gate": Further(OutputGateConfig, apply_output_gate, "output_gate"),
