@@ -19,7 +19,7 @@ from hfpatch.nn.calls import CALLS, HookedModule
 from hfpatch.nn.columns import on_all_columns
 from hfpatch.sites.columns import Columns
 from hfpatch.sites.heads import QueryHeads
-from hfpatch.tuners.earlier import Row, row_of
+from hfpatch.tuners.earlier import Row, arguments_of, known_attention, row_of
 from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
 
 PROJECTED = ("query", "key", "value")
@@ -93,6 +93,9 @@ class MethodSite:
         return cls(**{**values, "columns": columns, "heads": heads})
 
 
+_OF_A_SITE = tuple(field.name for field in dataclasses.fields(MethodSite))
+
+
 @dataclass(frozen=True)
 class SiteInCall(MethodSite):
     """The site during one call of a method that looks back.
@@ -144,7 +147,7 @@ class ActingModule(HookedModule):
         most = method.steps_back() if self.reads_rows else 0
         if not most:
             return self.site
-        values = {field.name: getattr(self.site, field.name) for field in dataclasses.fields(MethodSite)}
+        values = {name: getattr(self.site, name) for name in _OF_A_SITE}
         row = CALLS.look(self, "row") or Row()
         slot = f"{self.site.name}, {type(method).__name__} {name}, {place}"
         return SiteInCall(**values, row=row, slot=slot, most=most, asked=[])
@@ -159,8 +162,9 @@ class ActingModule(HookedModule):
                 of several entries) for the branch's end, ``block``, and ``row`` (the attention) to look back.
         """
         for module in modules.get("row", ()):
+            known_attention(module)
             self.reads_rows = True
-            self.before(module, ActingModule._begin_row)
+            self.before(module, ActingModule._begin_row, arguments_of(module))
         for module in modules.get("norm", ()):
             self.after(module, ActingModule._replace_output)
         for module in modules.get("entries", ()):
@@ -244,9 +248,11 @@ class ActingModule(HookedModule):
 
     # hooks
 
-    def _begin_row(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_row(
+        self, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if self.looks_back():
-            CALLS.keep(self, "row", row_of(module, args, kwargs))
+            CALLS.keep(self, "row", row_of(names, module, args, kwargs))
 
     def _end_row(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         CALLS.take(self, "row")

@@ -175,32 +175,44 @@ class Row:
         return self._before[slot]
 
 
-def row_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row:
-    """Return what a call of an attention says of its row.
+def arguments_of(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of a module's arguments."""
+    return tuple(inspect.signature(type(module).forward).parameters)[1:]
+
+
+def row_of(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row:
+    """Return what a call of an attention, the names of whose arguments are given, says of its row.
 
     Raises:
         HfpatchError: if it does not say which positions belong together, or its cache cannot keep further values.
     """
-    names = _names(type(module).forward)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     length = hidden_argument(args, kwargs).shape[1]
-    kind = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
-    if kind not in ("eager", "sdpa") and ("flash" not in kind or "|" in kind):
-        raise _refused(module, f"attention {kind!r} does not say which positions follow each other; load the model "
-                               "with attn_implementation='sdpa'")  # fmt: skip
+    kind = known_attention(module)
     positions = given.get("position_ids")
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != length:
         positions = None
     mask = _read(module, given.get("attention_mask"), length, additive=kind == "eager")
-    layer = _layer(module, given)
+    caches = (value for value in given.values() if hasattr(value, "get_seq_length") and hasattr(value, "update"))
+    cache: Any = next(caches, None)
+    layer = None if cache is None else _layer(module, cache, given.get("layer_idx"))
     if layer is None and mask is not None and mask.shape[-1] != length:
         raise _refused(module, "its keys of earlier calls are in no cache of transformers; set use_cache=False")
     return Row(length, positions, mask, layer)
 
 
-@functools.cache  # reading a signature takes as long as a small layer's forward pass
-def _names(forward: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(forward).parameters)[1:]
+def known_attention(module: nn.Module) -> str:
+    """Return how an attention is computed, by the name that transformers gives it.
+
+    Raises:
+        HfpatchError: if its arguments do not say which positions follow each other: those of servers, which put the
+            tokens of several texts into a row and keep the cache themselves, or masks in the form of a function.
+    """
+    kind = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
+    if kind not in ("eager", "sdpa") and ("flash" not in kind or "|" in kind):
+        why = f"attention {kind!r} does not say which positions follow each other; load it with attn_implementation="
+        raise _refused(module, f"{why}'sdpa'")
+    return str(kind)
 
 
 def _read(module: nn.Module, mask: Any, length: int, *, additive: bool) -> Tensor | None:
@@ -220,14 +232,10 @@ def _read(module: nn.Module, mask: Any, length: int, *, additive: bool) -> Tenso
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _layer(module: nn.Module, given: dict[str, Any]) -> Any:
-    """Return the layer of the cache among the arguments, None if there is no cache."""
-    caches = (value for value in given.values() if hasattr(value, "get_seq_length") and hasattr(value, "update"))
-    cache: Any = next(caches, None)
-    if cache is None:
-        return None
+def _layer(module: nn.Module, cache: Any, index: int | None) -> Any:
+    """Return the layer of a cache that an attention uses: of that index, or the module's own."""
     cache = getattr(cache, "self_attention_cache", cache)
-    index = given.get("layer_idx", getattr(module, "layer_idx", getattr(module, "layer_id", None)))
+    index = getattr(module, "layer_idx", getattr(module, "layer_id", None)) if index is None else index
     layers = getattr(cache, "layers", None)
     if not isinstance(layers, list) or not isinstance(index, int):
         raise _refused(module, f"its cache, {type(cache).__name__}, has no layer for it; set use_cache=False")

@@ -1,19 +1,29 @@
 """Canon layers, and what a method that looks back is given: rows, documents, caches, and what is refused."""
 
 import copy
+import threading
+from dataclasses import dataclass
 
+import elsewhere
 import pytest
 import torch
+from architectures.catalogue import make
 from families import LAYERS, make_model, make_tokens, perturb
-from transformers import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hfpatch
 from hfpatch import CanonConfig, HfpatchError
+from hfpatch.export.write import write_model
 from hfpatch.nn import ShortConvolution
 from hfpatch.tuners.acting import mixes_tokens
 from hfpatch.tuners.earlier import MARGIN
 
-CASES = ["gpt_neox", "gpt2", "gemma2"]  # fused; Conv1D, its cache by position; eager, with a window in every other layer
+CASES = [
+    "gpt_neox",
+    "gpt2",
+    "gemma2",
+]  # fused; Conv1D, its cache by position; eager, with a window in every other layer
 WINDOW = 6  # which the texts leave
 PLACES = ("input", "qkv")
 
@@ -165,3 +175,64 @@ def test_what_keeps_no_values_is_refused_before_anything_is_computed():
     cache = make_model("llama")(tokens, use_cache=True).past_key_values
     with pytest.raises(HfpatchError, match="holds 6 tokens, of which the method has seen 0"):
         model(tokens, past_key_values=cache)
+
+
+def test_a_method_says_how_far_it_looks_back():
+    model, x = hfpatch.patch(make_model("llama"), CanonConfig(width=3)), torch.ones(1, 4, 2)
+    layer = next(module for module in model.modules() if hasattr(module, "configs"))
+    (_, _, site), *_ = layer.acting("entered")
+    assert [before[0, :, 0].tolist() for before in site.earlier(x, 2)] == [[0, 1, 1, 1], [0, 0, 1, 1]]
+    with pytest.raises(HfpatchError, match=r"steps=3 of the 2 that steps_back\(\) declares"):
+        site.earlier(x, 3)
+    with pytest.raises(HfpatchError, match="define steps_back"):
+        layer.site.earlier(x, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("mpt", "its mask is True where others are False"),
+        ("llama4_text", "attends within chunks"),
+        ("bigbird_pegasus", "is not causal"),
+        ("big_bird", "is not called with the hidden state"),
+    ],
+)
+def test_models_in_which_nothing_says_what_is_earlier_are_refused(kind, reason):
+    model = make(kind)
+    with pytest.raises(HfpatchError, match=reason):
+        hfpatch.patch(model, CanonConfig())
+    window = make("mistral")
+    window.model.layers[0].self_attn.sliding_window = 3
+    with pytest.raises(HfpatchError, match="attends to 3 positions, and the method looks back 3"):
+        hfpatch.patch(window, CanonConfig(layers_to_transform=0))
+
+
+def test_two_threads_decode_with_one_model():
+    model, texts = patched(), [make_tokens(1, 6, seed=seed) for seed in (1, 2)]
+    expected, found = [written(model, text) for text in texts], {}
+
+    def work(index):
+        found[index] = [written(model, texts[index]) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(text, expected[index]) for index in (0, 1) for text in found[index])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", PLACES)
+def test_an_export_decodes_with_its_cache_and_refuses_servers(at, tmp_path, monkeypatch):
+    model, tokens = patched("gpt_neox", at=at), make_tokens(2, 7)
+    expected = written(model, tokens, use_cache=False)
+    write_model(model, tmp_path)
+    found, _ = elsewhere.computed(tmp_path, tokens, new_tokens=8)
+    assert torch.equal(found["written"], expected)
+    config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
+    loaded = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    assert mixes_tokens(loaded)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    with pytest.raises(ValueError, match="'vllm' does not say"):
+        AutoModelForCausalLM.from_config(config, trust_remote_code=True, attn_implementation="vllm")
