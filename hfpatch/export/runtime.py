@@ -96,7 +96,11 @@ class MethodParts(ActingModule):
         """Yield what acts at a place: the method, its parts and the site."""
         for index, (method, parts) in enumerate(zip(self.methods, self.parts, strict=True)):
             if place in method.acts_at():
-                yield method, parts, self.in_call(method, str(index), place)
+                yield method, parts, self.in_call(method, str(index), place) if self.reads_rows else self.site
+
+    def looks_back(self) -> bool:
+        """Return whether a method reads earlier positions of the row."""
+        return any(method.steps_back() for method in self.methods)
 
 
 def with_matrices(module: nn.Module) -> nn.Module:

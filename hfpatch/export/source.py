@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hfpatch.errors import HfpatchError
 from hfpatch.export.runtime import MADE
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.generated import modelling_file
@@ -46,6 +47,9 @@ def modelling_source(model: Any, methods: Sequence[type[MethodConfig]], *, keep_
         model: the base; its class and that of its part without a head, where it has one, get a subclass each.
         methods: the methods of the patch, whose classes are copied.
         keep_fp32: keep the patch in fp32 whatever dtype the model is loaded in.
+
+    Raises:
+        HfpatchError: if the source of a method cannot be copied.
     """
     stock, config = type(model), type(model.config)
     kinds = {"": stock} | ({model.base_model_prefix: type(model.base_model)} if has_tower(model) else {})
@@ -60,7 +64,12 @@ def modelling_source(model: Any, methods: Sequence[type[MethodConfig]], *, keep_
         made += _MODEL.format(**names, stock=kind.__name__, prefix=prefix, fp32=listed, where=where)
     about = _ABOUT.format(stock=stock.__name__)
     stocks = (*kinds.values(), config)
-    return modelling_file(about, "hfpatch.export.runtime", "Hooked", stock=stocks, footer=made, methods=methods)
+    try:
+        return modelling_file(about, "hfpatch.export.runtime", "Hooked", stock=stocks, footer=made, methods=methods)
+    except ValueError as error:
+        raise HfpatchError(
+            f"{stock.__name__} cannot be exported with this patch: {error}; nothing was written"
+        ) from error
 
 
 def has_tower(model: Any) -> bool:

@@ -36,5 +36,6 @@ class OutputGateConfig(MethodConfig):
 
     def mixed(self, parts: Parts, a: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the gated heads ``(batch, seq, heads·size)``."""
-        gate = 2 * parts["gate"](x).sigmoid()  # (batch, seq, heads·size) or (batch, seq, heads)
-        return (a.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
+        gate: Tensor = 2 * parts["gate"](x).sigmoid()  # (batch, seq, heads·size) or (batch, seq, heads)
+        by_gate = a.reshape(*gate.shape, -1)  # columns of a head share its gate
+        return (by_gate * gate[..., None]).reshape(a.shape)

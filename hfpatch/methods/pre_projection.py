@@ -121,6 +121,6 @@ def linear_map(layer: MethodLayer) -> Tensor:
     """
     result = torch.eye(layer.site.hidden_size, dtype=torch.float64, device=layer.device())
     for _, parts, _ in layer.acting("entered"):
-        up, down = (parts[name].weight.double() for name in ("up", "down"))  # type: ignore[operator]
+        up, down = (parts[name].weight.double() for name in ("up", "down"))
         result = result + (result @ up.T) @ down.T
     return result

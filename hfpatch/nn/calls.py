@@ -74,7 +74,10 @@ class HookedModule(nn.Module):
         self._hooks.append(module.register_forward_pre_hook(partial(self._act, hook, *options), with_kwargs=True))
 
     def after(self, module: nn.Module, hook: Callable[..., Any], *options: Any, always: bool = False) -> None:
-        """Call ``hook(self, *options, module, args, kwargs, output)`` after every forward, ``always`` if it fails too."""
+        """Call ``hook(self, *options, module, args, kwargs, output)`` after every forward.
+
+        ``always``: also one that fails.
+        """
         acting = partial(self._act, hook, *options)
         self._hooks.append(module.register_forward_hook(acting, with_kwargs=True, always_call=always))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hfpatch.errors import HfpatchError
 

@@ -41,7 +41,8 @@ class Family:
         attention_classes: names of the classes that count, in hybrids that hold other mixers at the same path or none;
             the other blocks are skipped. Empty: every block has attention.
         refusals: what cannot be done in these models (``pre_projection``, ``content_skip``, ``query``, ``key``,
-            ``value``, ``temperature``, and ``earlier``: to look back at earlier positions), with the reason; a function of the attention module where layers differ.
+            ``value``, ``temperature``; ``earlier``: a method that looks back), with the reason; a function of the
+            attention module where layers differ.
     """
 
     name: str

@@ -140,11 +140,11 @@ class ActingModule(HookedModule):
 
     def looks_back(self) -> bool:
         """Return whether anything that acts now reads earlier positions of the row."""
-        return any(method.steps_back() > 0 for place in PLACES for method, _, _ in self.acting(place))
+        raise NotImplementedError
 
     def in_call(self, method: Any, name: str, place: str) -> MethodSite:
         """Return the site as a method sees it that acts at a place now, ``name`` telling its adapters apart."""
-        most = method.steps_back() if self.reads_rows else 0
+        most = method.steps_back()
         if not most:
             return self.site
         values = {name: getattr(self.site, name) for name in _OF_A_SITE}
@@ -327,7 +327,7 @@ class ActingModule(HookedModule):
     def _stream(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         for method, parts, site in self.acting("stream"):
             act = partial(_stream_by, method, parts, site)
-            output = replace_first(output, lambda hidden, act=act, parts=parts: through(act, parts, hidden))
+            output = replace_first(output, partial(through, act, parts))
         return output
 
 
@@ -357,8 +357,8 @@ def as_computed_by(parts: Parts, x: Tensor) -> Tensor:
 def computed_in(parts: Parts) -> torch.dtype | None:
     """Return the dtype of the parts, that of the first tensor of floats; None where they have none."""
     for module in parts.values():
-        for parameter in module.parameters():
-            if parameter.is_floating_point():
+        for parameter in module._parameters.values() or module.parameters():  # the latter takes microseconds
+            if parameter is not None and parameter.is_floating_point():
                 dtype: torch.dtype = parameter.dtype
                 return dtype
     return None

@@ -98,7 +98,8 @@ def remembering(layers: list[Any], index: int) -> Any:
     """Return a layer of a cache as one that keeps values, and put it into its place; it shares all that there is."""
     layer = layers[index]
     if not isinstance(layer, Remembering):
-        kind = _remembering(type(layer))
+        stock: Any = type(layer)
+        kind = _remembering(stock)
         layers[index] = kind.__new__(kind)
         layers[index].__dict__ = layer.__dict__
         layers[index].kept = {}
@@ -106,7 +107,7 @@ def remembering(layers: list[Any], index: int) -> Any:
 
 
 @functools.cache
-def _remembering(kind: type) -> type:
+def _remembering(kind: Any) -> Any:
     return type(f"Remembering{kind.__name__}", (Remembering, kind), {"__module__": kind.__module__})
 
 
@@ -169,7 +170,7 @@ class Row:
             if self.past is not None and seen != self.past:
                 raise HfpatchError(
                     f"{slot}: the cache holds {self.past} tokens, of which the method has seen {seen}; it looks back, "
-                    "so start with an empty cache (prefix tuning and a cache of the model without the method do not fit)"
+                    "so start with an empty cache (neither prefix tuning nor a cache of the model without the method fits)"
                 )
             self._before[slot] = self.layer.push(slot, value, steps)
         return self._before[slot]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
-from hfpatch.tuners.acting import ActingModule, MethodSite
+from hfpatch.tuners.acting import ActingModule, MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig, drawn_as
 from hfpatch.tuners.places import defined_places, method_site, modules_at, row_at
 
@@ -45,6 +45,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         self.site = method_site(site)
         self.configs: dict[str, MethodConfig] = {}
         self.part_names: dict[str, tuple[str, ...]] = {}
+        self.places: dict[str, tuple[str, ...]] = {}
         self.adapter_layer_names: tuple[str, ...] = ()
         self._disable_adapters = False
         self._active_adapter: list[str] = []
@@ -73,22 +74,32 @@ class MethodLayer(ActingModule, BaseTunerLayer):
                 self.adapter_layer_names += (held,)
             self.held(name)[adapter_name] = module
         self.configs[adapter_name], self.part_names[adapter_name] = config, tuple(parts)
+        self.places[adapter_name] = config.acts_at()
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
     def held(self, part: str) -> nn.ModuleDict:
         """Return the modules called ``part``, by adapter name; none where no adapter has it."""
         return cast("nn.ModuleDict", getattr(self, self.method.spec.prefix + part, {}))
 
-    def parts(self, adapter_name: str) -> dict[str, nn.Module]:
+    def parts(self, adapter_name: str) -> dict[str, Any]:
         """Return the modules of an adapter, by name."""
-        return {name: self.held(name)[adapter_name] for name in self.part_names[adapter_name]}
+        prefix, modules = self.method.spec.prefix, self._modules
+        return {name: modules[prefix + name]._modules[adapter_name] for name in self.part_names[adapter_name]}  # type: ignore[union-attr]
 
-    def acting(self, place: str) -> Iterator[tuple[MethodConfig, dict[str, nn.Module], MethodSite]]:
+    def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
         for name in self.working_adapters():
-            if place in self.configs[name].acts_at():
+            if place in self.places[name]:
                 config = self.configs[name]
-                yield config, self.parts(name), self.in_call(config, name, place)
+                yield config, self.parts(name), self.in_call(config, name, place) if self.reads_rows else self.site
+
+    def acts(self, place: str) -> bool:
+        """Return whether an adapter acts at a place in this forward pass."""
+        return any(place in self.places[name] for name in self.working_adapters())
+
+    def looks_back(self) -> bool:
+        """Return whether an adapter of this forward pass reads earlier positions of the row."""
+        return any(self.configs[name].steps_back() for name in self.working_adapters())
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""
@@ -101,6 +112,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         super().delete_adapter(adapter_name)
         self.configs.pop(adapter_name, None)
         self.part_names.pop(adapter_name, None)
+        self.places.pop(adapter_name, None)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> NoReturn:
         """Refuse to merge.

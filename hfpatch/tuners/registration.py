@@ -59,7 +59,8 @@ def method(
         home = {"__module__": cls.__module__, "__doc__": f"The part of PEFT's interface that {cls.__name__} fills."}
         layer = type("Layer", (MethodLayer,), {**home, "__qualname__": f"{cls.__qualname__}.Layer", "method": cls})
         tuner = {**home, "__qualname__": f"{cls.__qualname__}.Model", "prefix": spec.prefix, "tuner_layer_cls": layer}
-        cls.Layer, cls.Model = layer, type("Model", (MethodModel,), tuner)  # type: ignore[attr-defined]  # to unpickle
+        made: Any = cls
+        made.Layer, made.Model = layer, type("Model", (MethodModel,), tuner)  # where pickle looks them up
         for mapping, value in _entries(spec, cls):
             mapping[spec.kind] = value
         register_size(name, size)
@@ -77,8 +78,8 @@ def registered(kind: object) -> type[MethodConfig] | None:
 def _entries(spec: MethodSpec, cls: Any) -> list[tuple[dict[Any, Any], object]]:
     return [
         (_CONFIGS, cls),
-        (PEFT_TYPE_TO_TUNER_MAPPING, cls.Model),  # type: ignore[list-item]
-        (PEFT_TYPE_TO_PREFIX_MAPPING, spec.prefix),  # type: ignore[list-item]
+        (PEFT_TYPE_TO_TUNER_MAPPING, cls.Model),
+        (PEFT_TYPE_TO_PREFIX_MAPPING, spec.prefix),
     ]
 
 

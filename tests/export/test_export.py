@@ -92,7 +92,8 @@ def test_the_file_states_licence_and_source_and_nothing_of_this_machine(exports)
     folder = exports["gpt2"][0]
     source = (folder / "modeling_hfpatch.py").read_text()
     assert "SPDX-License-Identifier: MIT" in source
-    assert "hfpatch/export/runtime.py of hfpatch" in source
+    assert "hfpatch/export/runtime.py" in source
+    assert "hfpatch/methods/nonlinear_query.py" in source
     assert not [
         line for line in source.splitlines() if line.startswith(("import hfpatch", "from hfpatch", "import peft"))
     ]

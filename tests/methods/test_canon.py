@@ -2,7 +2,6 @@
 
 import copy
 import threading
-from dataclasses import dataclass
 
 import elsewhere
 import pytest
@@ -23,7 +22,7 @@ CASES = [
     "gpt_neox",
     "gpt2",
     "gemma2",
-]  # fused; Conv1D, its cache by position; eager, with a window in every other layer
+]  # fused; Conv1D, cache by position; eager, a window in every other layer
 WINDOW = 6  # which the texts leave
 PLACES = ("input", "qkv")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hfpatch import NonlinearQueryConfig, OutputGateConfig, PreProjectionConfig, QueryTemperatureConfig
 from hfpatch.export.source import modelling_source as export_source
 from hfpatch.models.classes import modelling_source as scratch_source
 from hfpatch.support import generated
@@ -14,7 +15,8 @@ from hfpatch.twins import random_model, shrink
 
 
 def export():
-    return export_source(random_model(shrink(LlamaConfig())), keep_fp32=True)
+    methods = [PreProjectionConfig, NonlinearQueryConfig, QueryTemperatureConfig, OutputGateConfig]
+    return export_source(random_model(shrink(LlamaConfig())), methods, keep_fp32=True)
 
 
 def scratch():
@@ -50,7 +52,8 @@ def test_definitions_come_after_what_they_use_with_their_decorators_and_docstrin
         "from hfpatch.low import idle, low\n\n\ndef first():\n    return idle, 1\n\n\nVALUE = low()\n\n\n"
         "def high():\n    return VALUE\n"
     )
-    monkeypatch.setattr(generated, "_ROOT", tmp_path)
+    files = {f"hfpatch.{name}": tmp_path / "hfpatch" / f"{name}.py" for name in ("low", "high")}
+    monkeypatch.setattr(generated, "source_file", files.__getitem__)
     generated._read.cache_clear()
     try:
         source = modelling_file("a test", "hfpatch.high", "high", stock=(Path,), footer="found = high()")
@@ -71,7 +74,8 @@ def test_one_name_from_two_modules_is_refused(tmp_path, monkeypatch):
     (tmp_path / "hfpatch" / "high.py").write_text(
         "from hfpatch.low import low\n\n\ndef _same():\n    return 2\n\n\ndef high():\n    return low() + _same()\n"
     )
-    monkeypatch.setattr(generated, "_ROOT", tmp_path)
+    files = {f"hfpatch.{name}": tmp_path / "hfpatch" / f"{name}.py" for name in ("low", "high")}
+    monkeypatch.setattr(generated, "source_file", files.__getitem__)
     generated._read.cache_clear()
     try:
         with pytest.raises(ValueError, match="define _same"):

@@ -161,7 +161,7 @@ def test_lora_is_added_to_the_nonlinear_query_not_put_through_it():
     x = torch.randn(1, 3, 32)
     q, layer = attention.q_proj, attention.hfpatch_query
     a, b = q.lora_A["lora"].weight, q.lora_B["lora"].weight
-    f = layer.nonlinear("nonlinear_query", "query", x)
+    f = NonlinearQueryConfig().nonlinear("query", layer.parts("nonlinear_query"), x)
     expected = (2 * x @ q.base_layer.weight.T + f) / 2 + 2 * (x @ a.T @ b.T)
     torch.testing.assert_close(q(x), expected, rtol=1e-5, atol=1e-5)
 

@@ -31,9 +31,9 @@ ORDERS = """
 import copy, importlib, importlib.metadata, importlib.util, itertools, pickle, sys
 from importlib.machinery import ModuleSpec
 
-class Tuners:  # in the place of hfpatch.tuners, which would import torch
+class Methods:  # in the place of hfpatch.methods, which would import torch
     def find_spec(self, name, path=None, target=None):
-        return ModuleSpec(name, self) if name == "hfpatch.tuners" else None
+        return ModuleSpec(name, self) if name == "hfpatch.methods" else None
 
     def create_module(self, spec):
         return None
@@ -61,7 +61,7 @@ STEPS = {
     "reload": lambda: importlib.reload(importlib.import_module("peft")),
 }
 ALONE = [("hfpatch", *steps, "peft") for n in (0, 1, 2) for steps in itertools.permutations(STEPS, n)]
-sys.meta_path.insert(0, Tuners())
+sys.meta_path.insert(0, Methods())
 for order in [*ALONE, *itertools.permutations(("hfpatch", "find", "peft", "reload"))]:
     for name in [name for name in sys.modules if name.split(".")[0] in ("hfpatch", "peft")]:
         del sys.modules[name]
