@@ -170,7 +170,7 @@ class Row:
             if self.past is not None and seen != self.past:
                 raise HfpatchError(
                     f"{slot}: the cache holds {self.past} tokens, of which the method has seen {seen}; it looks back, "
-                    "so start with an empty cache (neither prefix tuning nor a cache of the model without the method fits)"
+                    "so start with an empty cache, without prefix tuning"
                 )
             self._before[slot] = self.layer.push(slot, value, steps)
         return self._before[slot]

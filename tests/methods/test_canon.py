@@ -167,10 +167,13 @@ def test_what_keeps_no_values_is_refused_before_anything_is_computed():
     model, tokens = patched(), make_tokens(1, 6)
     with pytest.raises(HfpatchError, match="StaticCache has a StaticLayer"):
         written(model, tokens, cache_implementation="static")
-    model.set_attn_implementation("flex_attention")
+    with torch.no_grad():
+        model(tokens, past_key_values=DynamicCache())  # nothing is left behind
+    other = make_model("llama")
+    other.set_attn_implementation("flex_attention")
     with pytest.raises(HfpatchError, match=r"'flex_attention' does not say .*sdpa"):
-        model(tokens)
-    model.set_attn_implementation("sdpa")
+        hfpatch.patch(other, CanonConfig())
+    assert not [module for module in other.modules() if module._forward_hooks or module._forward_pre_hooks]
     cache = make_model("llama")(tokens, use_cache=True).past_key_values
     with pytest.raises(HfpatchError, match="holds 6 tokens, of which the method has seen 0"):
         model(tokens, past_key_values=cache)
