@@ -198,7 +198,7 @@ def row_of(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwa
     cache: Any = next(caches, None)
     layer = None if cache is None else _layer(module, cache, given.get("layer_idx"))
     if layer is None and mask is not None and mask.shape[-1] != length:
-        raise _refused(module, "its keys of earlier calls are in no cache of transformers; set use_cache=False")
+        raise cannot_look_back(module, "its keys of earlier calls are in no cache of transformers; set use_cache=False")
     return Row(length, positions, mask, layer)
 
 
@@ -212,7 +212,7 @@ def known_attention(module: nn.Module) -> str:
     kind = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
     if kind not in ("eager", "sdpa") and ("flash" not in kind or "|" in kind):
         why = f"attention {kind!r} does not say which positions follow each other; load it with attn_implementation="
-        raise _refused(module, f"{why}'sdpa'")
+        raise cannot_look_back(module, f"{why}'sdpa'")
     return str(kind)
 
 
@@ -224,11 +224,13 @@ def _read(module: nn.Module, mask: Any, length: int, *, additive: bool) -> Tenso
     if mask is None:
         return None
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4) or (additive and mask.dtype == torch.bool):
-        raise _refused(module, "its mask does not say for each query which keys it reads")
+        raise cannot_look_back(module, "its mask does not say for each query which keys it reads")
     read = mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() and mask.dim() == 4 else mask.bool()
     read = read[:, 0] if read.dim() == 4 else read[:, None]
     if read.shape[1] not in (1, length) or read.shape[2] < length:
-        raise _refused(module, f"its mask {tuple(mask.shape)} is of another sequence than its input of {length}")
+        raise cannot_look_back(
+            module, f"its mask {tuple(mask.shape)} is of another sequence than its input of {length}"
+        )
     return read.expand(-1, length, -1)
 
 
@@ -239,16 +241,17 @@ def _layer(module: nn.Module, cache: Any, index: int | None) -> Any:
     index = getattr(module, "layer_idx", getattr(module, "layer_id", None)) if index is None else index
     layers = getattr(cache, "layers", None)
     if not isinstance(layers, list) or not isinstance(index, int):
-        raise _refused(module, f"its cache, {type(cache).__name__}, has no layer for it; set use_cache=False")
+        raise cannot_look_back(module, f"its cache, {type(cache).__name__}, has no layer for it; set use_cache=False")
     while len(layers) <= index and getattr(cache, "layer_class_to_replicate", None):  # as the cache itself grows
         layers.append(cache.layer_class_to_replicate())
     if len(layers) <= index or not hasattr(layers[index], "batch_select_indices"):
         held = type(layers[index]).__name__ if len(layers) > index else "nothing"
-        raise _refused(
+        raise cannot_look_back(
             module, f"{type(cache).__name__} has a {held}, which keeps no further values; use a DynamicCache"
         )
     return remembering(layers, index)
 
 
-def _refused(module: nn.Module, why: str) -> HfpatchError:
-    return HfpatchError(f"{type(module).__name__} takes no method that looks back here: {why}")
+def cannot_look_back(module: nn.Module, why: str) -> HfpatchError:
+    """Return the refusal of a method that looks back."""
+    return HfpatchError(f"{type(module).__name__} takes no method that looks back: {why}")

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.sites.modules import features, is_linear, unwrapped
 from hfpatch.tuners.acting import PLACES, PROJECTED, MethodSite
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.earlier import cannot_look_back, known_attention
 
 LOOKING_BACK = ("entered", *PROJECTED, "mixed")
 """The places where a method may read earlier positions."""
@@ -69,7 +71,7 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
         if why := _missing(site, place):
             return f"{type(site.attention).__name__} {why}"
     if (steps := config.steps_back()) and (why := _blind(site, config.acts_at(), steps)):
-        return f"{type(site.attention).__name__} {why}"
+        return why
     return config.refusal(site)
 
 
@@ -87,22 +89,29 @@ def _missing(site: AttentionSite, place: str) -> str | None:
 def _blind(site: AttentionSite, places: Iterable[str], steps: int) -> str | None:
     """Return why a method cannot look back at a site, None if it can."""
     attention = site.attention
-    if why := site.refusals.get("earlier"):
-        return f"cannot say which positions are earlier: {why}"
-    if site.norm is not None or site.entries != (attention,):
-        return "is not called with the hidden state, so nothing says which positions belong together"
     for place in places:
         if place not in LOOKING_BACK or (place == "mixed" and not site.output_path.startswith(f"{site.path}.")):
-            return f"offers no earlier positions at {place!r}, only at {', '.join(LOOKING_BACK)} inside the attention"
+            return f"no earlier positions are known at {place!r}; act at {', '.join(LOOKING_BACK)} inside the attention"
+    try:
+        known_attention(attention)
+    except HfpatchError as error:
+        return str(error)
+    why = _unknown_row(site, steps)
+    return None if why is None else str(cannot_look_back(attention, why))
+
+
+def _unknown_row(site: AttentionSite, steps: int) -> str | None:
+    """Return why the arguments of an attention do not say what a token may look back at, None if they do."""
+    attention, window = site.attention, getattr(site.attention, "sliding_window", None)
+    if site.norm is not None or site.entries != (attention,):
+        return "it is not called with the hidden state"
     if getattr(attention, "is_causal", True) is False:
-        return "is not causal, so a token has no past alone"
-    config = getattr(attention, "config", None)
-    if getattr(config, "attention_chunk_size", None):
-        return "attends within chunks, so the first token of each has no past"
-    window = getattr(attention, "sliding_window", None)
+        return "it is not causal, so a token has no past alone"
+    if getattr(getattr(attention, "config", None), "attention_chunk_size", None):
+        return "it attends within chunks, so the first token of each has no past"
     if isinstance(window, int) and window <= steps:
-        return f"attends to {window} positions, and the method looks back {steps}"
-    return None
+        return f"it attends to {window} positions, and the method looks back {steps}"
+    return site.refusals.get("earlier")
 
 
 def _projection(site: AttentionSite, target: str) -> dict[str, list[nn.Module]]:

@@ -205,7 +205,7 @@ def test_models_in_which_nothing_says_what_is_earlier_are_refused(kind, reason):
         hfpatch.patch(model, CanonConfig())
     window = make("mistral")
     window.model.layers[0].self_attn.sliding_window = 3
-    with pytest.raises(HfpatchError, match="attends to 3 positions, and the method looks back 3"):
+    with pytest.raises(HfpatchError, match="it attends to 3 positions, and the method looks back 3"):
         hfpatch.patch(window, CanonConfig(layers_to_transform=0))
 
 
