@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hfpatch
 from hfpatch import CanonConfig, HfpatchError
+from hfpatch.data.packing import packing_is_exact
 from hfpatch.export.write import write_model
 from hfpatch.nn import ShortConvolution
 from hfpatch.tuners.acting import mixes_tokens
@@ -144,6 +145,7 @@ def test_packed_documents_equal_those_alone(case, attention):
     alone = torch.cat([model(part, use_cache=False).logits for part in torch.split(tokens, lengths, dim=1)], dim=1)
     assert close(model(tokens, position_ids=positions, use_cache=False).logits, alone)
     assert not close(model(tokens, use_cache=False).logits, alone)
+    assert packing_is_exact(model, 16)  # what training asks before it packs
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
