@@ -62,10 +62,11 @@ class Remembering:
         super().reset()  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last tokens; a positive number is the length that stays."""
+        """Take back the last tokens: a negative number of them."""
+        before = length_of(self)
         super().crop(tokens_to_remove)  # type: ignore[misc]
+        removed = -tokens_to_remove if before is None else before - (length_of(self) or 0)
         for each in self.kept.values():
-            removed = -tokens_to_remove if tokens_to_remove <= 0 else max(0, each.seen - tokens_to_remove)
             left = max(0, each.values.shape[1] - removed)
             if left < min(each.steps, each.seen - removed):
                 raise HfpatchError(
@@ -92,6 +93,11 @@ class Remembering:
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         for each in self.kept.values():
             each.values = change(each.values)
+
+
+def length_of(layer: Any) -> int | None:
+    """Return how many tokens a layer of a cache holds; None for no layer, and one that reads another's."""
+    return int(layer.get_seq_length()) if hasattr(layer, "get_seq_length") else None
 
 
 def remembering(layers: list[Any], index: int) -> Any:
@@ -125,7 +131,7 @@ class Row:
         self, length: int | None = None, positions: Tensor | None = None, mask: Tensor | None = None, layer: Any = None
     ) -> None:
         self.length, self.positions, self.mask, self.layer = length, positions, mask, layer
-        self.past = layer.get_seq_length() if hasattr(layer, "get_seq_length") else None  # others share theirs
+        self.past = length_of(layer)
         self._before: dict[str, Tensor] = {}  # a hook may act on several modules that read one hidden state
 
     def earlier(self, slot: str, value: Tensor, steps: int) -> tuple[Tensor, ...]:
