@@ -17,7 +17,7 @@ from hfpatch.data.packing import packing_is_exact
 from hfpatch.export.write import write_model
 from hfpatch.nn import ShortConvolution
 from hfpatch.tuners.acting import mixes_tokens
-from hfpatch.tuners.earlier import MARGIN
+from hfpatch.tuners.earlier import MARGIN, Row
 
 CASES = [
     "gpt_neox",
@@ -88,10 +88,10 @@ def test_decoding_with_a_cache_equals_decoding_without(case, at):
     """Greedy with a padded row, by beams that swap rows, assisted with tokens taken back, and in pieces."""
     model, tokens = patched(case, at=at), make_tokens(2, 7, seed=3)
     mask = torch.ones_like(tokens)
-    mask[0, :3] = 0
+    mask[0, :6] = 0  # so that new tokens look back into the padding
     with_cache, without = (written(model, tokens, mask=mask, use_cache=use) for use in (True, False))
     assert torch.equal(with_cache, without)
-    assert torch.equal(written(model, tokens[:1, 3:])[0], without[0, 3:])
+    assert torch.equal(written(model, tokens[:1, 6:])[0], without[0, 6:])
     beams = [written(model, tokens, use_cache=use, num_beams=3, length_penalty=0.0) for use in (True, False)]
     assert torch.equal(*beams)
     one = written(model, tokens[1:], use_cache=False, new=12)
@@ -148,6 +148,22 @@ def test_packed_documents_equal_those_alone(case, attention):
     assert close(model(tokens, position_ids=positions, use_cache=False).logits, alone)
     assert not close(model(tokens, use_cache=False).logits, alone)
     assert packing_is_exact(model, 16)  # what training asks before it packs
+    mask = torch.ones_like(tokens)
+    mask[:, :3] = 0
+    padded = model(tokens, attention_mask=mask, use_cache=False).logits[:, 3:]  # position ids go on from the padding
+    assert close(padded, model(tokens[:, 3:], use_cache=False).logits)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"positions": torch.tensor([[0, 1, 0, 1, 2]])},  # all that flash attention is given of packed documents
+        {"mask": torch.tensor([[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], *[[0, 0, 1, 1, 1]] * 3]).bool()[None]},
+    ],
+)
+def test_a_row_says_where_a_document_begins(said):
+    found = Row(5, **said).earlier("x", torch.arange(1.0, 6.0)[None, :, None], 3)
+    assert [each[0, :, 0].tolist() for each in found] == [[0, 1, 0, 3, 4], [0, 0, 0, 0, 3], [0, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
