@@ -15,6 +15,7 @@ from hfpatch.surgery.peft_registration import register_when_peft_is_imported
 
 if TYPE_CHECKING:
     from hfpatch.methods import (
+        CanonConfig,
         LoReFTConfig,
         NonlinearLoraConfig,
         NonlinearQueryConfig,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AttentionSite": "sites",
+    "CanonConfig": "methods",
     "Family": "sites",
     "LoReFTConfig": "methods",
     "MethodConfig": "tuners.config",
@@ -64,6 +66,7 @@ _HOMES = {
 
 __all__ = [
     "AttentionSite",
+    "CanonConfig",
     "Family",
     "HfpatchError",
     "LoReFTConfig",

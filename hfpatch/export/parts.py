@@ -16,7 +16,7 @@ from hfpatch.sites.site import joined
 from hfpatch.tuners.acting import PLACES
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.layer import MethodLayer, layers_at
-from hfpatch.tuners.places import modules_at
+from hfpatch.tuners.places import modules_at, row_at
 
 _WRAPPED = {"base_layer", "original_module", "token_adapter"}  # what PEFT calls the module inside
 
@@ -70,7 +70,7 @@ def _method(
 ) -> dict[str, Any]:
     configs = [layer.configs[name] for name in layer.working_adapters()]
     places = {place for config in configs for place in config.acts_at()}
-    modules = modules_at(site, [place for place in PLACES if place in places])
+    modules = modules_at(site, [place for place in PLACES if place in places]) | row_at(site, layer.method)
     at = {role: [names[module] for module in found] for role, found in modules.items()}
     sites = [asdict(layer.sites[name]) for name in layer.working_adapters()]
     options = {"method": layer.method.spec.name, "sites": sites, "adapters": list(map(_options, configs))}

@@ -94,6 +94,10 @@ class Method:
         """Return the places where the method acts."""
         return tuple(place for place in PLACES if hasattr(self, place))
 
+    def steps_back(self) -> int:
+        """Return how many earlier positions the method reads."""
+        return 0
+
 
 METHODS: dict[str, Any] = {}
 
@@ -115,9 +119,13 @@ class MethodParts(ActingModule):
 
     def acting(self, place: str) -> Iterator[tuple[Any, Any, MethodSite]]:
         """Yield what acts at a place: the method, its parts and the site."""
-        for method, parts, site in zip(self.methods, self.parts, self.sites, strict=True):
+        for index, (method, parts, site) in enumerate(zip(self.methods, self.parts, self.sites, strict=True)):
             if place in method.acts_at():
-                yield method, parts, site
+                yield method, parts, self.in_call(site, method, str(index), place) if self.reads_rows else site
+
+    def looks_back(self) -> bool:
+        """Return whether a method reads earlier positions of the row."""
+        return any(method.steps_back() for method in self.methods)
 
 
 def with_matrices(module: nn.Module) -> nn.Module:

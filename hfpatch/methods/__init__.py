@@ -1,5 +1,6 @@
 """The methods of hfpatch, one file each; importing this package registers them with PEFT."""
 
+from hfpatch.methods.canon import CanonConfig
 from hfpatch.methods.loreft import LoReFTConfig
 from hfpatch.methods.nonlinear_lora import NonlinearLoraConfig
 from hfpatch.methods.nonlinear_query import NonlinearQueryConfig
@@ -10,6 +11,7 @@ from hfpatch.methods.query_temperature import QueryTemperatureConfig
 from hfpatch.methods.value_residual import ValueResidualConfig
 
 __all__ = [
+    "CanonConfig",
     "LoReFTConfig",
     "NonlinearLoraConfig",
     "NonlinearQueryConfig",

@@ -2,6 +2,7 @@
 
 from hfpatch.nn.activations import ACTIVATIONS, activation
 from hfpatch.nn.anchors import IdentityAnchoredQuery, WeightAnchoredQuery, anchor_preserving, anchored
+from hfpatch.nn.convolution import ShortConvolution, short_convolution
 from hfpatch.nn.hidden import HiddenProjection, HiddenState
 from hfpatch.nn.initialization import low_rank_, normal_, seeded_generator, uniform_
 from hfpatch.nn.mixed import MixedProjection
@@ -23,6 +24,7 @@ __all__ = [
     "NonlinearProjection",
     "PreProjection",
     "QueryTemperature",
+    "ShortConvolution",
     "WeightAnchoredQuery",
     "activation",
     "anchor_preserving",
@@ -37,5 +39,6 @@ __all__ = [
     "pre_project",
     "scale_heads",
     "seeded_generator",
+    "short_convolution",
     "uniform_",
 ]

@@ -77,9 +77,13 @@ class HookedModule(nn.Module):
         acting = partial(self._act, hook, *options)
         self._hooks.append(module.register_forward_pre_hook(acting, with_kwargs=True, prepend=first))
 
-    def after(self, module: nn.Module, hook: Callable[..., Any], *options: Any) -> None:
-        """Call ``hook(self, *options, module, args, kwargs, output)`` after every forward."""
-        self._hooks.append(module.register_forward_hook(partial(self._act, hook, *options), with_kwargs=True))
+    def after(self, module: nn.Module, hook: Callable[..., Any], *options: Any, always: bool = False) -> None:
+        """Call ``hook(self, *options, module, args, kwargs, output)`` after every forward.
+
+        ``always``: also one that fails.
+        """
+        acting = partial(self._act, hook, *options)
+        self._hooks.append(module.register_forward_hook(acting, with_kwargs=True, always_call=always))
 
     def unhook(self) -> None:
         """Remove every hook."""

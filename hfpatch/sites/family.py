@@ -42,8 +42,8 @@ class Family:
             the other blocks are skipped. Empty: every block has attention.
         refusals: what cannot be done in these models (``pre_projection``, ``content_skip``, ``query``, ``key``,
             ``value``, ``temperature``; ``mixed``, to change what the output projection reads; ``branch``, to read the
-            branch at its end; ``stream``, to change the residual stream behind the block), with the reason; a function
-            of the attention module where layers differ.
+            branch at its end; ``stream``, to change the residual stream behind the block; ``earlier``, to look back at
+            earlier positions), with the reason; a function of the attention module where layers differ.
     """
 
     name: str

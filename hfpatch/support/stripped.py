@@ -11,7 +11,8 @@ from pathlib import Path
 
 BASE = "Method"
 """What a method is a subclass of in the file that it is copied to."""
-_ROOTS = {"build", "acts_at", "entered", "query", "key", "value", "heads", "mixed", "output", "left", "stream"}
+_PLACES = {"entered", "query", "key", "value", "heads", "mixed", "output", "left", "stream"}
+_ROOTS = {"build", "acts_at", "steps_back", *_PLACES}
 
 
 def stripped(cls: type) -> tuple[str, set[str]]:

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.nn.calls import CALLS
 from hfpatch.nn.columns import on_all_columns
 from hfpatch.sites.columns import Columns
 from hfpatch.sites.heads import QueryHeads
+from hfpatch.tuners.earlier import Row, arguments_of, known_attention, row_of
 from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
 from hfpatch.tuners.passes import Shared, SharingModule, shared_by
 
@@ -73,6 +75,23 @@ class MethodSite:
         """
         return shared_by(self.adapter)
 
+    def earlier(self, value: Tensor, steps: int) -> tuple[Tensor, ...]:
+        """Return ``value`` at 1, 2, ..., ``steps`` positions earlier of the same document, each of its own shape.
+
+        Before the start of a document, and where padding is, they are 0. While decoding, the last values of earlier
+        calls come from the model's cache, which beam search reorders.
+
+        Args:
+            value: what the method was given at its place, or computed of it, ``(batch, seq, width)``.
+            steps: how far to look back, at most what the method declares as its ``steps_back()``.
+
+        Raises:
+            HfpatchError: if the method declares none, or the cache cannot keep values.
+        """
+        if steps == 0:
+            return ()
+        raise HfpatchError("a method that reads earlier positions has to say how many: define steps_back()")
+
     def width(self, target: str) -> int:
         """Return the width of ``query``, ``key`` or ``value``, all heads together, or of ``output``."""
         return self.stream_size if target == "output" else self.columns[target].size
@@ -101,6 +120,33 @@ class MethodSite:
         return cls(**{**values, "columns": columns, "heads": heads})
 
 
+_OF_A_SITE = tuple(field.name for field in dataclasses.fields(MethodSite))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteInCall(MethodSite):
+    """The site during one call of a method that looks back.
+
+    Args:
+        row: what the tokens of this call may look back at.
+        slot: what the values are kept by in a cache, with the number of the question behind it.
+        most: how many steps back the method declares.
+        asked: the questions so far.
+    """
+
+    row: Row
+    slot: str
+    most: int
+    asked: list[int]
+
+    def earlier(self, value: Tensor, steps: int) -> tuple[Tensor, ...]:
+        """Return earlier values, see :meth:`MethodSite.earlier`."""
+        if not 0 <= steps <= self.most:
+            raise HfpatchError(f"{self.slot}: steps={steps} of the {self.most} that steps_back() declares")
+        self.asked.append(steps)
+        return self.row.earlier(f"{self.slot}.{len(self.asked)}", value, steps)
+
+
 class ActingModule(SharingModule):
     """A module that lets its methods act at the places of one attention branch.
 
@@ -109,6 +155,7 @@ class ActingModule(SharingModule):
     """
 
     site: MethodSite
+    reads_rows = False
 
     def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
         """Yield what acts at a place now, in order: the method with its options, its parts, and the site."""
@@ -118,6 +165,20 @@ class ActingModule(SharingModule):
         """Return whether anything acts at a place now."""
         return any(True for _ in self.acting(place))
 
+    def looks_back(self) -> bool:
+        """Return whether anything that acts now reads earlier positions of the row."""
+        raise NotImplementedError
+
+    def in_call(self, site: MethodSite, method: Any, name: str, place: str) -> MethodSite:
+        """Return the site as a method sees it that acts at a place now, ``name`` telling its adapters apart."""
+        most = method.steps_back()
+        if not most:
+            return site
+        values = {name: getattr(site, name) for name in _OF_A_SITE}
+        row = CALLS.look(self, "row") or Row()
+        slot = f"{site.name}, {type(method).__name__} {name}, {place}"
+        return SiteInCall(**values, row=row, slot=slot, most=most, asked=[])
+
     def act_on(self, modules: Modules) -> None:
         """Register the hooks.
 
@@ -126,8 +187,12 @@ class ActingModule(SharingModule):
                 (the hidden state), ``query``, ``key``, ``value`` and their ``..._source`` (the projections),
                 ``query_norm``, ``mixed`` and ``reader`` (the output projection, and what is called with x before it),
                 ``output`` (the output projection), ``exit`` and ``first`` (the first of several entries) for the
-                branch's end, and ``block``.
+                branch's end, ``block``, and ``row`` (the attention) to look back.
         """
+        for module in modules.get("row", ()):
+            known_attention(module)
+            self.reads_rows = True
+            self.before(module, ActingModule._begin_row, arguments_of(module))
         for module in modules.get("norm", ()):
             self.after(module, ActingModule._replace_output)
         for module in modules.get("entries", ()):
@@ -152,6 +217,8 @@ class ActingModule(SharingModule):
             self.after(module, ActingModule._leave, "first" in modules)
         for module in modules.get("block", ()):
             self.after(module, ActingModule._stream)
+        for module in modules.get("row", ()):
+            self.after(module, ActingModule._end_row, always=True)
 
     # what a place does to its tensor, for the hooks and for whoever measures it
 
@@ -210,6 +277,15 @@ class ActingModule(SharingModule):
         return by_head.reshape(query.shape)
 
     # hooks
+
+    def _begin_row(
+        self, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self.looks_back():
+            CALLS.keep(self, "row", row_of(names, module, args, kwargs))
+
+    def _end_row(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        CALLS.take(self, "row")
 
     def _replace_output(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> Tensor:
         return self.entered(output)
@@ -326,6 +402,12 @@ def computed_in(parts: Parts) -> torch.dtype | None:
                 dtype: torch.dtype = parameter.dtype
                 return dtype
     return None
+
+
+def mixes_tokens(model: nn.Module) -> bool:
+    """Return whether a method that acts now reads earlier positions, also in the model of an export."""
+    asked = (getattr(module, "looks_back", None) for module in model.modules())
+    return any(looks_back() for looks_back in asked if callable(looks_back))
 
 
 def site_values(site: MethodSite) -> dict[str, Any]:

@@ -122,6 +122,13 @@ class MethodConfig(PeftConfig):
         """Return the places where the method acts with these options: all that the class defines."""
         return tuple(place for place in PLACES if hasattr(self, place))
 
+    def steps_back(self) -> int:
+        """Return how many earlier positions the method reads by ``site.earlier``: above 0 it mixes tokens.
+
+        Such a method acts at ``entered``, ``query``, ``key``, ``value`` and ``mixed`` alone.
+        """
+        return 0
+
     def refusal(self, site: AttentionSite) -> str | None:
         """Return why the method cannot act at a site that has all its places, or None if it can."""
         return None

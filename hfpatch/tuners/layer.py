@@ -16,7 +16,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.acting import ActingModule, MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig, drawn_as
-from hfpatch.tuners.places import defined_places, method_site, modules_at
+from hfpatch.tuners.places import defined_places, method_site, modules_at, row_at
 
 NOT_MERGEABLE = (
     "a nonlinear branch cannot be folded into the weights of a linear projection, so {method} cannot be merged; "
@@ -56,7 +56,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         # In a tuple, so that it is not registered as a child a second time.
         self._base_layer = (next(with_weights, projections[0]),)
         host = site.host_path.removeprefix(site.block_path)
-        register = partial(self.act_on, modules_at(site, defined_places(self.method)))
+        register = partial(self.act_on, modules_at(site, defined_places(self.method)) | row_at(site, self.method))
         self.hook_into(site.block, f"{host}.{self.method.spec.child}".lstrip("."), register)
         if self.method.spec.shares:
             self.share_across(site.around, site.block_path.removeprefix(site.around_path).lstrip("."))
@@ -96,11 +96,16 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
         for name in self.working_adapters():
             if place in self.places[name]:
-                yield self.configs[name], self.parts(name), self.sites[name]
+                config, site = self.configs[name], self.sites[name]
+                yield config, self.parts(name), self.in_call(site, config, name, place) if self.reads_rows else site
 
     def acts(self, place: str) -> bool:
         """Return whether an adapter acts at a place in this forward pass."""
         return any(place in self.places[name] for name in self.working_adapters())
+
+    def looks_back(self) -> bool:
+        """Return whether an adapter of this forward pass reads earlier positions of the row."""
+        return any(self.configs[name].steps_back() for name in self.working_adapters())
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""

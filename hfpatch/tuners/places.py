@@ -6,11 +6,15 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.sites.modules import features, is_linear, unwrapped
 from hfpatch.tuners.acting import PLACES, PROJECTED, MethodSite
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.earlier import cannot_look_back, known_attention
 
+LOOKING_BACK = ("entered", *PROJECTED, "mixed")
+"""The places where a method may read earlier positions."""
 _REFUSED_AS = {"entered": ("pre_projection",), "left": ("content_skip",), "heads": ("query", "temperature")}
 
 
@@ -56,6 +60,11 @@ def modules_at(site: AttentionSite, places: Iterable[str]) -> dict[str, list[nn.
     return found
 
 
+def row_at(site: AttentionSite, method: type[MethodConfig]) -> dict[str, list[nn.Module]]:
+    """Return the module whose arguments say what a token may look back at, for methods that do."""
+    return {} if method.steps_back is MethodConfig.steps_back else {"row": [site.attention]}
+
+
 def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
     """Return why a method with its options cannot act at a site, or None if it can."""
     for place in config.acts_at():
@@ -66,6 +75,8 @@ def refused_at(site: AttentionSite, config: MethodConfig) -> str | None:
             return f"{type(site.attention).__name__} {why}"
     if config.spec.shares and site.input_gradients:
         return "an autograd function of the model recomputes its blocks, so that layers can share nothing else"
+    if (steps := config.steps_back()) and (why := _blind(site, config.acts_at(), steps)):
+        return why
     return config.refusal(site)
 
 
@@ -84,6 +95,34 @@ def _missing(site: AttentionSite, place: str) -> str | None:
     if place == "stream" and site.count > 1:
         return f"is one of {site.count} in its block, whose end belongs to none of them alone"
     return None
+
+
+def _blind(site: AttentionSite, places: Iterable[str], steps: int) -> str | None:
+    """Return why a method cannot look back at a site, None if it can."""
+    attention = site.attention
+    for place in places:
+        if place not in LOOKING_BACK or (place == "mixed" and not site.output_path.startswith(f"{site.path}.")):
+            return f"no earlier positions are known at {place!r}; act at {', '.join(LOOKING_BACK)} inside the attention"
+    try:
+        known_attention(attention)
+    except HfpatchError as error:
+        return str(error)
+    why = _unknown_row(site, steps)
+    return None if why is None else str(cannot_look_back(attention, why))
+
+
+def _unknown_row(site: AttentionSite, steps: int) -> str | None:
+    """Return why the arguments of an attention do not say what a token may look back at, None if they do."""
+    attention, window = site.attention, getattr(site.attention, "sliding_window", None)
+    if site.norm is not None or site.entries != (attention,):
+        return "it is not called with the hidden state"
+    if getattr(attention, "is_causal", True) is False:
+        return "it is not causal, so a token has no past alone"
+    if getattr(getattr(attention, "config", None), "attention_chunk_size", None):
+        return "it attends within chunks, so the first token of each has no past"
+    if isinstance(window, int) and window <= steps:
+        return f"it attends to {window} positions, and the method looks back {steps}"
+    return site.refusals.get("earlier")
 
 
 def _projection(site: AttentionSite, target: str) -> dict[str, list[nn.Module]]:

@@ -19,6 +19,7 @@ from families import perturb
 
 import hfpatch
 from hfpatch import (
+    CanonConfig,
     HfpatchError,
     LoReFTConfig,
     NonlinearLoraConfig,
@@ -197,7 +198,57 @@ def takes_stream(site):
     return site.place.stream
 
 
+def convolved(x, weight):
+    """x_t + sum over j of w_j x_{t-j}; x before the start is 0."""
+    before = [torch.cat([torch.zeros_like(x[:, :j]), x[:, : x.shape[1] - j]], dim=1) for j in range(len(weight))]
+    return x + sum(each * row for each, row in zip(weight, before, strict=True))
+
+
+def apply_canon(model, site, tensors):
+    """What enters the attention, convolved."""
+    on_input(model, site, lambda x: convolved(x, tensors["entered"]))
+
+
+def apply_canon_b(model, site, tensors):
+    """Query, key and value, convolved where their projection returns them."""
+    for target, (path, columns) in columns_of_all(model, site).items():
+
+        def change(out, weight=tensors[target], columns=columns):
+            out = out.clone()
+            out[..., columns] = convolved(out[..., columns], weight)
+            return out
+
+        on_output(model, path, change)
+
+
+def columns_of_all(model, site):
+    """Return the projection and its columns of query, key and value: of modules of their own, or of a fused one."""
+    holder, _, name = site.query.rpartition(".")
+    if name in ("q_proj", "query"):
+        others = {"key": name.replace("q_proj", "k_proj").replace("query", "key")}
+        others["value"] = others["key"].replace("k_proj", "v_proj").replace("key", "value")
+        paths = {"query": site.query, **{target: f"{holder}.{path}" for target, path in others.items()}}
+        return {target: (path, slice(None)) for target, path in paths.items()}
+    width, query = model.get_submodule(site.query)(torch.zeros(1, 1, _inputs(model, site))).shape[-1], site.columns
+    rest = [column for column in range(width) if column not in set(query)]
+    if rest[0] > query[-1]:  # all queries, all keys, all values
+        key, value = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+    else:  # query, key and value of a head
+        size = rest[0]
+        key, value = [column + size for column in query], [column + 2 * size for column in query]
+    return {"query": (site.query, query), "key": (site.query, key), "value": (site.query, value)}
+
+
+def _inputs(model, site):
+    weight = model.get_submodule(site.query).weight
+    return weight.shape[0] if hasattr(model.get_submodule(site.query), "nf") else weight.shape[1]
+
+
 FURTHER = {
+    "canon": Further(CanonConfig, apply_canon, "canon"),
+    "canon behind projections": Further(
+        lambda: CanonConfig(at="qkv", width=3), apply_canon_b, "canon", takes=lambda site: "q_b_proj" not in site.query
+    ),
     "output gate": Further(OutputGateConfig, apply_output_gate, "output_gate", takes=takes_gate),
     "output gate per head": Further(
         lambda: OutputGateConfig(per_head=True),

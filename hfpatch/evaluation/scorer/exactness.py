@@ -23,6 +23,7 @@ from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group
 from hfpatch.evaluation.scorer.trimming import only_at
 from hfpatch.sites import input_device
 from hfpatch.sites.lm_head import close
+from hfpatch.tuners.acting import mixes_tokens
 
 SHORT = 18  # tokens of a row in the first probe
 _UNITS = 18  # of the probe's tree of three endings
@@ -71,6 +72,8 @@ def _declared_obstacle(model: Any, config: Any) -> str | None:
     kinds = {str(kind) for name in _LAYERS for kind in (getattr(config, name, None) or ())}
     if getattr(model, "_is_stateful", False) or kinds - _ATTENTION:
         return f"it has layers without a mask ({', '.join(sorted(kinds - _ATTENTION)) or 'recurrent'})"
+    if mixes_tokens(model):
+        return "a method of its patch reads earlier positions of the row"
     if getattr(config, "alibi", False):
         return "ALiBi uses distances in the row"
     body = (model.get_base_model() if hasattr(model, "get_base_model") else model).base_model

@@ -30,6 +30,7 @@ FAMILIES = (
         attention="attn",
         qkv=concatenated("Wqkv"),
         output="out_proj",
+        refusals={"earlier": "its mask is True where others are False"},
     ),
     # Phi-3: QKV concatenated in one Linear, with grouped queries; also inside the multimodal Phi-4
     Family(

@@ -12,6 +12,7 @@ FAMILIES = (
         attention="self_attn",
         qkv=separate(),
         output="o_proj",
+        refusals={"earlier": "its blocks read patches of different lengths beside the bytes"},
     ),
     # CPM-Ant: norm and residual are in a wrapper; the attention takes its input twice, for queries and for keys
     Family(
@@ -21,6 +22,7 @@ FAMILIES = (
         attention="self_att.self_attention",
         qkv=separate(query="project_q", key="project_k", value="project_v"),
         output="attention_out",
+        refusals={"earlier": "its prompt tokens see the whole text, so they have no past alone"},
     ),
     # CTRL: the attention takes its input three times, as value, key and query
     Family(
@@ -66,7 +68,10 @@ FAMILIES = (
         attention="self_attn",
         qkv=separate(query="query_proj", key="key_proj", value="value_proj", query_beside=("relative_pos_embeddings",)),
         output="out_proj",
-        refusals={"mixed": "the output projection is called twice, each time for other positions"},
+        refusals={
+            "mixed": "the output projection is called twice, each time for other positions",
+            "earlier": "several streams are concatenated along the sequence",
+        },
     ),
     # RecurrentGemma: every third block holds attention where the others hold a linear recurrence
     Family(
@@ -86,6 +91,7 @@ FAMILIES = (
         attention="self_attn",
         qkv=separate(),
         output="o_proj",
+        refusals={"earlier": "a block runs several times in a forward pass, each with a cache of its own"},
     ),
     # XLM: no blocks, but parallel lists of attentions, norms and feed-forward layers
     Family(

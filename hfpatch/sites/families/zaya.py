@@ -28,6 +28,12 @@ register_family(
         qkv=zaya_qkv,
         output="o_proj",
         exit="post_attention_residual_scale",
-        refusals={"query": MIXED, "key": MIXED, "value": "two projections compute it", "branch": JOINED},
+        refusals={
+            "query": MIXED,
+            "key": MIXED,
+            "value": "two projections compute it",
+            "branch": JOINED,
+            "earlier": "its attention takes several masks, one of them of a convolution",
+        },
     )
 )

@@ -11,7 +11,7 @@ from peft import LoraConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, GPT2LMHeadModel
 
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch
+from hfpatch import CanonConfig, NonlinearQueryConfig, PreProjectionConfig, patch
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Scorer, TokenRequest, exactness, scorer
 from hfpatch.evaluation.scorer.batching import BatchLimits
@@ -143,6 +143,18 @@ def test_answers_are_lm_evals_on_patched_models(case, configs, make, tokenizer):
     assert max(abs(value - other) for (value, _), (other, _) in zip(before, expected, strict=True)) > 0.1
     assert_equal(ours(model, requests), expected)
     assert Scorer(model, LONGEST).sharing.longest == SHARED[case]
+
+
+@pytest.mark.parametrize(("case", "at"), [("gpt_neox", "input"), ("llama", "qkv")])
+def test_answers_are_lm_evals_where_a_method_reads_earlier_positions(case, at, make, tokenizer):
+    """In a row with several endings the position before a token's is not that of the token before it."""
+    model = patch(make(case), CanonConfig(at=at)).eval()
+    made = Scorer(model, LONGEST)  # at init, where no probe would find it
+    assert made.sharing.longest == 0
+    assert "earlier positions" in made.sharing.reason
+    assert families.perturb(model, std=0.3)
+    requests = encoded(model, contexts=4)
+    assert_equal(ours(model, requests), theirs(model, tokenizer, requests))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OF_WHOLE_ROWS if kind in CONFIG_MAPPING])

@@ -1,0 +1,263 @@
+"""The values of earlier positions, for methods that mix tokens: of the row, of a cache, within a document.
+
+Which positions belong together is read where the attention reads it, from its own arguments: position ids, mask and
+cache. So a token looks back where its attention may, also when gradient checkpointing recomputes the block.
+An export carries this code, so it knows nothing of PEFT.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.tuners.hidden_state import hidden_argument
+
+MARGIN = 128
+"""How many tokens can be taken back from a cache at least, as assisted generation does, beside those of a call."""
+
+
+@dataclass
+class Kept:
+    """What a cache keeps for one method at one place: the last values ``(batch, kept, width)`` of each row.
+
+    Args:
+        values: of the last positions.
+        seen: how many positions there have been.
+        steps: how many the method looks back.
+    """
+
+    values: Tensor
+    seen: int
+    steps: int
+
+
+class Remembering:
+    """What a layer of a transformers cache does with the values kept in it: what it does with its keys and values."""
+
+    _layer_type = None  # transformers registers subclasses that name one
+    kept: dict[str, Kept]
+
+    def push(self, slot: str, value: Tensor, steps: int) -> Tensor:
+        """Add the values ``(batch, seq, width)`` of a call and return those before it, at most ``steps``."""
+        before = self.kept.get(slot) or Kept(value[:, :0], 0, steps)
+        values = torch.cat([before.values.to(value), value], 1)[:, -(steps + max(value.shape[1], MARGIN)) :]
+        self.kept[slot] = Kept(values, before.seen + value.shape[1], steps)
+        return before.values[:, before.values.shape[1] - min(steps, before.values.shape[1]) :].to(value)
+
+    def seen(self, slot: str) -> int:
+        """Return how many positions a slot has seen."""
+        return self.kept[slot].seen if slot in self.kept else 0
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.kept.clear()
+        super().reset()  # type: ignore[misc]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens: a negative number of them."""
+        before = length_of(self)
+        super().crop(tokens_to_remove)  # type: ignore[misc]
+        removed = -tokens_to_remove if before is None else before - (length_of(self) or 0)
+        for each in self.kept.values():
+            left = max(0, each.values.shape[1] - removed)
+            if left < min(each.steps, each.seen - removed):
+                raise HfpatchError(
+                    f"a cache cannot take back {removed} tokens: a method looks back {each.steps} positions, of which "
+                    f"only {left} are kept; start again with an empty cache"
+                )
+            each.values, each.seen = each.values[:, :left], each.seen - removed
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the rows for beam search."""
+        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        self._change(lambda values: values.index_select(0, beam_idx.to(values.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row."""
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        self._change(lambda values: values.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows."""
+        super().batch_select_indices(indices)  # type: ignore[misc]
+        self._change(lambda values: values[indices.to(values.device)])
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        for each in self.kept.values():
+            each.values = change(each.values)
+
+
+def length_of(layer: Any) -> int | None:
+    """Return how many tokens a layer of a cache holds; None for no layer, and one that reads another's."""
+    return int(layer.get_seq_length()) if hasattr(layer, "get_seq_length") else None
+
+
+def remembering(layers: list[Any], index: int) -> Any:
+    """Return a layer of a cache as one that keeps values, and put it into its place; it shares all that there is."""
+    layer = layers[index]
+    if not isinstance(layer, Remembering):
+        stock: Any = type(layer)
+        kind = _remembering(stock)
+        layers[index] = kind.__new__(kind)
+        layers[index].__dict__ = layer.__dict__
+        layers[index].kept = {}
+    return layers[index]
+
+
+@functools.cache
+def _remembering(kind: Any) -> Any:
+    return type(f"Remembering{kind.__name__}", (Remembering, kind), {"__module__": kind.__module__})
+
+
+class Row:
+    """What the tokens of one call of an attention may look back at.
+
+    Args:
+        length: of the sequence in this call; None if it is not known.
+        positions: position ids ``(batch or 1, seq)``, which restart where a document begins; None if there are none.
+        mask: True where a query reads a key, ``(batch or 1, seq, keys)``; None where every earlier one is read.
+        layer: the layer of the cache, which keeps the values of earlier calls; None without a cache.
+    """
+
+    def __init__(
+        self, length: int | None = None, positions: Tensor | None = None, mask: Tensor | None = None, layer: Any = None
+    ) -> None:
+        self.length, self.positions, self.mask, self.layer = length, positions, mask, layer
+        self.past = length_of(layer)
+        self._before: dict[str, Tensor] = {}  # a hook may act on several modules that read one hidden state
+
+    def earlier(self, slot: str, value: Tensor, steps: int) -> tuple[Tensor, ...]:
+        """Return ``value`` at 1, 2, ..., ``steps`` positions earlier, each ``(batch, seq, width)``.
+
+        Zeros are before the start of a document, and where padding is.
+
+        Args:
+            slot: what the values are kept by in the cache.
+            value: ``(batch, seq, width)``.
+            steps: how far to look back.
+        """
+        length = value.shape[1] if self.length is None else self.length
+        if value.dim() != 3 or value.shape[1] != length:
+            shape = tuple(value.shape)
+            raise HfpatchError(f"{slot}: earlier values are those of (batch, {length}, width), not of {shape}")
+        before = value[:, :0] if self.layer is None else self._kept(slot, value, steps)
+        wide = F.pad(torch.cat([before, value], 1), (0, 0, steps - before.shape[1], 0))
+        found = []
+        for back in range(1, steps + 1):
+            shifted, allowed = wide[:, steps - back : steps - back + length], self.allowed(back, length)
+            found.append(shifted if allowed is None else shifted.masked_fill(~allowed[..., None], 0))
+        return tuple(found)
+
+    def allowed(self, back: int, length: int) -> Tensor | None:
+        """Return whether each token may look so far back, ``(batch or 1, seq)``; None if all may."""
+        allowed = None
+        if self.positions is not None and length > back:
+            follows = self.positions[:, back:] - self.positions[:, :-back] == back
+            allowed = F.pad(follows, (back, 0), value=True)  # of a call before this one the mask says it
+        if self.mask is not None:
+            ago = self.mask.shape[-1] - length - back
+            read = self.mask.diagonal(ago, dim1=1, dim2=2)
+            read = F.pad(read, (length - read.shape[1], 0), value=False)
+            allowed = read if allowed is None else allowed & read
+        return allowed
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _kept(self, slot: str, value: Tensor, steps: int) -> Tensor:
+        if slot not in self._before:
+            seen = self.layer.seen(slot)
+            if self.past is not None and seen != self.past:
+                raise HfpatchError(
+                    f"{slot}: the cache holds {self.past} tokens, of which the method has seen {seen}; it looks back, "
+                    "so start with an empty cache, without prefix tuning"
+                )
+            self._before[slot] = self.layer.push(slot, value, steps)
+        return self._before[slot]
+
+
+def arguments_of(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of a module's arguments."""
+    return tuple(inspect.signature(type(module).forward).parameters)[1:]
+
+
+def row_of(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row:
+    """Return what a call of an attention, the names of whose arguments are given, says of its row.
+
+    Raises:
+        HfpatchError: if it does not say which positions belong together, or its cache cannot keep further values.
+    """
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    length = hidden_argument(args, kwargs).shape[1]
+    kind = known_attention(module)
+    positions = given.get("position_ids")
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != length:
+        positions = None
+    mask = _read(module, given.get("attention_mask"), length, additive=kind == "eager")
+    caches = (value for value in given.values() if hasattr(value, "get_seq_length") and hasattr(value, "update"))
+    cache: Any = next(caches, None)
+    layer = None if cache is None else _layer(module, cache, given.get("layer_idx"))
+    if layer is None and mask is not None and mask.shape[-1] != length:
+        raise cannot_look_back(module, "its keys of earlier calls are in no cache of transformers; set use_cache=False")
+    return Row(length, positions, mask, layer)
+
+
+def known_attention(module: nn.Module) -> str:
+    """Return how an attention is computed, by the name that transformers gives it.
+
+    Raises:
+        HfpatchError: if its arguments do not say which positions follow each other: those of servers, which put the
+            tokens of several texts into a row and keep the cache themselves, or masks in the form of a function.
+    """
+    kind = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
+    if kind not in ("eager", "sdpa") and ("flash" not in kind or "|" in kind):
+        why = f"attention {kind!r} does not say which positions follow each other; load it with attn_implementation="
+        raise cannot_look_back(module, f"{why}'sdpa'")
+    return str(kind)
+
+
+def _read(module: nn.Module, mask: Any, length: int, *, additive: bool) -> Tensor | None:
+    """Return a mask of any form as True where a query reads a key, ``(batch or 1, seq, keys)``.
+
+    Eager attention adds its mask to the scores; one of truth values may mean either there.
+    """
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4) or (additive and mask.dtype == torch.bool):
+        raise cannot_look_back(module, "its mask does not say for each query which keys it reads")
+    read = mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() and mask.dim() == 4 else mask.bool()
+    read = read[:, 0] if read.dim() == 4 else read[:, None]
+    if read.shape[1] not in (1, length) or read.shape[2] < length:
+        raise cannot_look_back(
+            module, f"its mask {tuple(mask.shape)} is of another sequence than its input of {length}"
+        )
+    return read.expand(-1, length, -1)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _layer(module: nn.Module, cache: Any, index: int | None) -> Any:
+    """Return the layer of a cache that an attention uses: of that index, or the module's own."""
+    cache = getattr(cache, "self_attention_cache", cache)
+    index = getattr(module, "layer_idx", getattr(module, "layer_id", None)) if index is None else index
+    layers = getattr(cache, "layers", None)
+    if not isinstance(layers, list) or not isinstance(index, int):
+        raise cannot_look_back(module, f"its cache, {type(cache).__name__}, has no layer for it; set use_cache=False")
+    while len(layers) <= index and getattr(cache, "layer_class_to_replicate", None):  # as the cache itself grows
+        layers.append(cache.layer_class_to_replicate())
+    if len(layers) <= index or not hasattr(layers[index], "batch_select_indices"):
+        held = type(layers[index]).__name__ if len(layers) > index else "nothing"
+        raise cannot_look_back(
+            module, f"{type(cache).__name__} has a {held}, which keeps no further values; use a DynamicCache"
+        )
+    return remembering(layers, index)
+
+
+def cannot_look_back(module: nn.Module, why: str) -> HfpatchError:
+    """Return the refusal of a method that looks back."""
+    return HfpatchError(f"{type(module).__name__} takes no method that looks back: {why}")
