@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hfpatch.analysis.running import keeping_flags
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.promises.common import (
     NEW_TOKENS,
+    changed_by,
     gradients,
     largest,
     leak,
@@ -33,6 +34,8 @@ from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.places import method_site
 
 ALLOWED_FILES = {".safetensors", ".json", ".md"}
 CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch would have done nothing
@@ -49,7 +52,8 @@ def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     if pre_projection or (isinstance(config, NonlinearQueryConfig) and config.form == "literal"):
         text = f"changes the model at init, as its options ask: largest logit difference {difference:.2g}"
         return difference > 0, text
-    return difference == 0, f"largest logit difference {difference:.2g}"
+    advice = "" if difference == 0 else "; start from what changes nothing, such as a last matrix of zeros"
+    return difference == 0, f"largest logit difference {difference:.2g}{advice}"
 
 
 def unpatch_restores(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -146,7 +150,8 @@ def gradients_reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[boo
             optimizer.step()
     base = [name for name, p in base_parameters(model).items() if p.grad is not None or p.requires_grad]
     missing = added.keys() - reached
-    return not missing and not base, f"{len(reached)} of {len(added)} added tensors, {len(base)} base tensors"
+    wrong = f"; {_some(sorted(missing))} received none" if missing else f"; {_some(base)} did" if base else ""
+    return not wrong, f"{len(reached)} of {len(added)} added tensors, {len(base)} base tensors{wrong}"
 
 
 def save_and_load(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -162,6 +167,11 @@ def save_and_load(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
 
 def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """Init depends on seed, layer and name alone: not on the order of injection, nor on what else is injected."""
+    if isinstance(config, MethodConfig) and (drawn := _drawn_by_torch(model, config)):
+        return False, (
+            f"build() draws {_some(drawn)} by torch's global generator, so values depend on what was drawn before; "
+            "draw by hfpatch.nn.normal_, with a name that begins with site.name"
+        )
     names = ["checked", "other"]
     other = LoraConfig(r=2, target_modules=attention_modules(model))
     states = []
@@ -172,6 +182,21 @@ def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bo
     first, second = ({n.replace(".base_layer", ""): p for n, p in state.items()} for state in states)
     same = first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
     return same, f"{len(first)} tensors, injected before and after a LoRA"
+
+
+def _drawn_by_torch(model: Any, config: MethodConfig) -> list[str]:
+    """Return the tensors whose initial values depend on what was drawn before."""
+    site, states = method_site(changed_by(model, config)[0]), []
+    for seed in (0, 1):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            states.append(config.build(site, config.seed).state_dict())
+    return [name for name, tensor in states[0].items() if not torch.equal(tensor, states[1][name])]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many there are beside it."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def full_precision(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:

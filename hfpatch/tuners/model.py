@@ -12,6 +12,7 @@ from torch import nn
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, select_sites, survey
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.contracts import built, require_own_names, require_places
 from hfpatch.tuners.layer import NOT_MERGEABLE, MethodLayer
 from hfpatch.tuners.places import method_site, refused_at
 
@@ -30,10 +31,12 @@ class MethodModel(BaseTuner):
         """
         config: MethodConfig = copy.deepcopy(self.peft_config[adapter_name])  # the caller may use theirs again
         self.peft_config[adapter_name] = config
+        require_places(config)
+        require_own_names(config, [name for name, _ in model.named_parameters()])
         sites = changed_sites(model, config)
         with torch.device("meta"):
             for site in sites:
-                require_parts(config, config.build(method_site(site), config.seed))
+                built(config, method_site(site))
         self._sites = {site.host_path: site for site in sites}
         if config.target_modules is not None and set(config.target_modules) != self._sites.keys():
             raise HfpatchError(
@@ -64,6 +67,11 @@ class MethodModel(BaseTuner):
         if not hasattr(target, child):
             target.add_module(child, self.tuner_layer_cls(self._sites[current_key]))
         layer: MethodLayer = getattr(target, child)
+        if layer.method is not type(peft_config):
+            raise HfpatchError(
+                f"{peft_config.spec.name}: the model has adapters of an earlier definition of the method; remove them "
+                "first, by hfpatch.unpatch or unload"
+            )
         layer.update_layer(adapter_name, peft_config, inference_mode=peft_config.inference_mode)
         layer.train(target.training)  # a new module is in training mode, so its dropout would act on an evaluated model
 
@@ -82,17 +90,6 @@ class MethodModel(BaseTuner):
         detach_layers(self.model)
         super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
         return self.model
-
-
-def require_parts(config: MethodConfig, parts: object) -> None:
-    """Refuse what a method built, unless PEFT can keep it.
-
-    Raises:
-        HfpatchError: naming the method and what is wrong.
-    """
-    named = parts if isinstance(parts, nn.ModuleDict) else None
-    if named is None or not any(True for _ in named.parameters()):
-        raise HfpatchError(f"{config.spec.name}: build() must return an nn.ModuleDict with parameters, not {parts!r}")
 
 
 def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]:
