@@ -112,9 +112,9 @@ class MethodConfig(PeftConfig):
         return None
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
-        """Write ``adapter_config.json``, and say in the card beside it that loading needs hfpatch."""
+        """Write ``adapter_config.json``, and say in the card beside it what to import before loading."""
         super().save_pretrained(save_directory, **kwargs)
-        describe_loading(Path(save_directory) / "README.md")
+        describe_loading(Path(save_directory) / "README.md", home_of(self))
 
 
 def option_types(cls: type[MethodConfig]) -> dict[str, Any]:
@@ -152,6 +152,12 @@ def method_name(config: PeftConfig) -> str:
     """Return the name of a configuration's method in lower case: ``pre_projection``, ``lora``, ..."""
     kind: Any = config.peft_type
     return str(kind.value).lower()
+
+
+def home_of(config: PeftConfig) -> str | None:
+    """Return the module that must be imported, beside hfpatch, before an adapter can be loaded; None if none."""
+    module = type(config).__module__
+    return module if isinstance(config, MethodConfig) and module.partition(".")[0] != "hfpatch" else None
 
 
 def drawn_as(adapter_name: str, config: PeftConfig) -> str:

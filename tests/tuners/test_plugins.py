@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from families import make_model
-from own_methods import forgotten
+from own_methods import REGISTRIES, forgotten
 
 import hfpatch
 from hfpatch import HfpatchError
@@ -87,8 +87,8 @@ def test_the_method_of_an_installed_package_is_known_by_its_name(package, caplog
 BROKEN = {
     "no such name": ("MISSING", METHOD, "cannot be loaded: AttributeError: .*no attribute 'MISSING'"),
     "an error": ("Gain", "raise OSError('two\\nlines')", "cannot be loaded: OSError: two lines"),
-    "a package that is not there": ("Gain", "import no_such_package", "loaded: ModuleNotFoundError: No module named 'no_such"),
-    "no method": ("OTHER", METHOD, r"is no method: put @hfpatch.method\(...\) above a dataclass below hfp"),
+    "a package that is not there": ("Gain", "import no_such_package", "ModuleNotFoundError: No module named 'no_such"),
+    "no method": ("OTHER", METHOD, r"is no method: put @hfpatch.method\(...\) above a dataclass below"),
     "not registered": ("Unregistered", METHOD, r"is no method: put @hfpatch.method"),
     "another name": ("Gain", METHOD.replace('"gain"', '"growth"'), "must be called 'growth', as its method is"),
     "a name of PEFT": ("Gain", METHOD.replace('"gain"', '"lora"'), "method 'lora' is peft.tuners.lora"),
@@ -169,3 +169,18 @@ def test_a_method_is_checked_before_anything_is_installed(package, capsys, monke
     assert main(["check", "tinyworld/gpt2", "--method", "their_methods:Gain", "rnak=3"]) == 2
     assert "gain has no option 'rnak' (did you mean 'rank'?)" in capsys.readouterr().err
     assert main(["check", "tinyworld/gpt2", "--method", "output_gate", "per_head=true"]) == 0
+
+
+def test_a_saved_method_that_is_not_there_says_what_to_import(package, tmp_path, caplog):
+    package(gain="Gain")
+    plugins.load_plugins()
+    model = make_model("gpt2")
+    hfpatch.patch(model, build_method(model, {"a": [{"type": "gain"}]}, "a").configs)
+    hfpatch.save_patch(model, tmp_path / "patch")
+    assert "import their_methods\n" in (tmp_path / "patch" / "gain" / "README.md").read_text()
+    with forgotten():
+        for registry in REGISTRIES[:3]:
+            registry.pop("GAIN")
+        with pytest.raises(HfpatchError, match=r"of method 'gain', which .*; import their_methods first"):
+            hfpatch.load_patch(make_model("gpt2"), tmp_path / "patch")
+    hfpatch.load_patch(make_model("gpt2"), tmp_path / "patch")
