@@ -145,7 +145,8 @@ class {cls}(MethodConfig):
         return parts
 {functions}'''
 _BUILT = """\
-        a, b = nn.Linear({inputs}, self.rank, bias=False), nn.Linear(self.rank, {outputs}, bias=False)
+        a = nn.Linear({inputs}, self.rank, bias=False)
+        b = nn.Linear(self.rank, {outputs}, bias=False)
         normal_(a.weight, std=0.02, seed=seed, name=f"{{site.name}}.{name}.{part}a")
         nn.init.zeros_(b.weight)
         parts.update({{"{part}a": a, "{part}b": b}})"""
