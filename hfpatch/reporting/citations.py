@@ -44,6 +44,35 @@ _LORA = _arxiv(
     "Wang, Lu and Chen, Weizhu",
     "2106.09685",
 )
+_OUTPUT_GATE = _arxiv(
+    "qiu2025gated",
+    "Gated Attention for Large Language Models: Non-linearity, Sparsity, and Attention-Sink-Free",
+    "Qiu, Zihan and others",
+    "2505.06708",
+)
+_VALUE_RESIDUAL = _arxiv("zhou2024value", "Value Residual Learning", "Zhou, Zhanchao and others", "2410.17897")
+_REFT = _arxiv(
+    "wu2024reft", "{ReFT}: Representation Finetuning for Language Models", "Wu, Zhengxuan and others", "2404.03592"
+)
+_PARALLEL_ADAPTER = _arxiv(
+    "he2021unified",
+    "Towards a Unified View of Parameter-Efficient Transfer Learning",
+    "He, Junxian and others",
+    "2110.04366",
+)
+_CANON: _Entry = (
+    "misc",
+    "allenzhu2025canon",
+    (
+        ("title", "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon Layers"),
+        ("author", "Allen-Zhu, Zeyuan"),
+        ("year", "2025"),
+    ),
+)
+_PRIMER = _arxiv(
+    "so2021primer", "Primer: Searching for Efficient Transformers for Language Modeling", "So, David R. and others",
+    "2109.08668",
+)  # fmt: skip
 _PEFT: _Entry = (
     "misc",
     "peft",
@@ -68,6 +97,12 @@ _SOURCES = {
     "pre_projection": (_PRE_PROJECTION,),
     "nonlinear_query": (_NONLINEAR_QUERY,),
     "query_temperature": (),
+    "output_gate": (_OUTPUT_GATE,),
+    "value_residual": (_VALUE_RESIDUAL,),
+    "loreft": (_REFT,),
+    "parallel_adapter": (_PARALLEL_ADAPTER,),
+    "nonlinear_lora": (_LORA,),
+    "canon": (_CANON, _PRIMER),
     "lora": (_LORA,),
 }
 _STOCK_QUERY, _IDENTITY_QUERY = "Q = x W_Q", "Q = x"

@@ -16,6 +16,12 @@ _METHODS = {
     "pre_projection": "Pre-projection and content skip (arXiv 2604.10791)",
     "nonlinear_query": "Anchored nonlinear query (arXiv 2603.13381)",
     "query_temperature": "Query temperature, q_h (1 + τ_h)",
+    "output_gate": "Output gate (arXiv 2505.06708)",
+    "value_residual": "Value residual (arXiv 2410.17897)",
+    "nonlinear_lora": "Nonlinear LoRA, y = x W + B σ(A x)",
+    "parallel_adapter": "Parallel adapter (arXiv 2110.04366)",
+    "loreft": "LoReFT (arXiv 2404.03592)",
+    "canon": "Canon layer, a causal depthwise convolution",
     "lora": "LoRA (arXiv 2106.09685)",
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -282,8 +282,8 @@ def as_computed_by(parts: Parts, x: Tensor) -> Tensor:
 def computed_in(parts: Parts) -> torch.dtype | None:
     """Return the dtype of the parts, that of the first tensor of floats; None where they have none."""
     for module in parts.values():
-        for parameter in module.parameters():
-            if parameter.is_floating_point():
+        for parameter in module._parameters.values() or module.parameters():  # the latter takes microseconds
+            if parameter is not None and parameter.is_floating_point():
                 dtype: torch.dtype = parameter.dtype
                 return dtype
     return None

@@ -45,6 +45,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         self.site = method_site(site)
         self.configs: dict[str, MethodConfig] = {}
         self.part_names: dict[str, tuple[str, ...]] = {}
+        self.places: dict[str, tuple[str, ...]] = {}
         self.adapter_layer_names: tuple[str, ...] = ()
         self._disable_adapters = False
         self._active_adapter: list[str] = []
@@ -73,6 +74,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
                 self.adapter_layer_names += (held,)
             self.held(name)[adapter_name] = module
         self.configs[adapter_name], self.part_names[adapter_name] = config, tuple(parts)
+        self.places[adapter_name] = config.acts_at()
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
     def held(self, part: str) -> nn.ModuleDict:
@@ -81,13 +83,18 @@ class MethodLayer(ActingModule, BaseTunerLayer):
 
     def parts(self, adapter_name: str) -> dict[str, Any]:
         """Return the modules of an adapter, by name."""
-        return {name: self.held(name)[adapter_name] for name in self.part_names[adapter_name]}
+        prefix, modules = self.method.spec.prefix, self._modules
+        return {name: modules[prefix + name]._modules[adapter_name] for name in self.part_names[adapter_name]}  # type: ignore[union-attr]
 
     def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
         for name in self.working_adapters():
-            if place in self.configs[name].acts_at():
+            if place in self.places[name]:
                 yield self.configs[name], self.parts(name), self.site
+
+    def acts(self, place: str) -> bool:
+        """Return whether an adapter acts at a place in this forward pass."""
+        return any(place in self.places[name] for name in self.working_adapters())
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""
@@ -100,6 +107,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         super().delete_adapter(adapter_name)
         self.configs.pop(adapter_name, None)
         self.part_names.pop(adapter_name, None)
+        self.places.pop(adapter_name, None)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> NoReturn:
         """Refuse to merge.

@@ -158,7 +158,7 @@ def test_the_scorer_scores_a_model_on_two_devices():
             add_hook_to_module(model, AlignDevicesHook(CPU, io_same_device=True))
         patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(rank=3)])
         perturb(model)
-        added = {str(layer._device()) for layer in model.modules() if isinstance(layer, MethodLayer)}
+        added = {str(layer.device()) for layer in model.modules() if isinstance(layer, MethodLayer)}
         found = {}
         scorer.Scorer(model, 40, BatchLimits(tokens=64, logits=1 << 12)).score(requests(), found.update)
         return found, added
@@ -233,7 +233,7 @@ def of_labels(monkeypatch):
 
 
 def of_adapters(monkeypatch):
-    monkeypatch.setattr(MethodLayer, "_device", lambda self: CPU)
+    monkeypatch.setattr(MethodLayer, "device", lambda self: CPU)
 
 
 def of_trees(monkeypatch):

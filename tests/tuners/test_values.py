@@ -203,10 +203,10 @@ def test_two_adapters_of_one_method_act_one_after_the_other(case):
 
     once = x + silu(x @ w("up", "first")) @ w("down", "first")
     twice = once + (silu(once @ w("gate", "second")) * (once @ w("up", "second"))) @ w("down", "second")
-    torch.testing.assert_close(layer.project(x), twice, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(layer.entered(x), twice, rtol=TOLERANCE, atol=TOLERANCE)
     branch = torch.randn(2, 3, HIDDEN, dtype=torch.float64)
     expected = branch + twice @ w("skip", "first") + twice @ w("skip", "second")
-    torch.testing.assert_close(layer.skip(branch, twice), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(layer.left(branch, twice), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("case", FAMILIES)
