@@ -122,11 +122,17 @@ class Lora(HookedModule):
 
     def register(self, linear: list[nn.Module]) -> None:
         """Act on the linear projection."""
+        self.before(linear[0], Lora.keep_input, first=True)  # as it is before a method changes it
         self.after(linear[0], Lora.change)
+
+    def keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what the projection is called with."""
+        self.keep("x", args[0])
 
     def change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """Add every part to the projection's output."""
-        x, result = args[0], output
+        x, result = self.take("x"), output
+        assert x is not None
         for a, b, scaling in zip(self.a, self.b, self.scaling, strict=True):
             x = x.to(next(a.parameters()).dtype)
             result = result + b(a(x)) * scaling

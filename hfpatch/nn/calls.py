@@ -69,9 +69,13 @@ class HookedModule(nn.Module):
         register()
         self._hooks.append(block.register_forward_hook(self._end, always_call=True))
 
-    def before(self, module: nn.Module, hook: Callable[..., Any], *options: Any) -> None:
-        """Call ``hook(self, *options, module, args, kwargs)`` before every forward; ``hook`` is a plain function."""
-        self._hooks.append(module.register_forward_pre_hook(partial(self._act, hook, *options), with_kwargs=True))
+    def before(self, module: nn.Module, hook: Callable[..., Any], *options: Any, first: bool = False) -> None:
+        """Call ``hook(self, *options, module, args, kwargs)`` before every forward; ``hook`` is a plain function.
+
+        With ``first`` it is called before the hooks that are there already.
+        """
+        act = partial(self._act, hook, *options)
+        self._hooks.append(module.register_forward_pre_hook(act, with_kwargs=True, prepend=first))
 
     def after(self, module: nn.Module, hook: Callable[..., Any], *options: Any) -> None:
         """Call ``hook(self, *options, module, args, kwargs, output)`` after every forward."""
