@@ -1,7 +1,7 @@
 """Methods as a user writes them, right and wrong, and a registry that forgets them."""
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
@@ -56,6 +56,10 @@ def by_torch(self, site, seed):
     parts = low_rank(site, seed, site.width("query"))
     nn.init.normal_(parts["a"].weight)
     return parts
+
+
+def equal_layers(self, site, seed):
+    return low_rank(replace(site, name="here"), seed, site.width("query"))
 
 
 def changing(self, site, seed):

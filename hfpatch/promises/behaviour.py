@@ -33,6 +33,7 @@ from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
+from hfpatch.tuners.acting import MethodSite
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.places import method_site
@@ -167,11 +168,8 @@ def save_and_load(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
 
 def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """Init depends on seed, layer and name alone: not on the order of injection, nor on what else is injected."""
-    if isinstance(config, MethodConfig) and (drawn := _drawn_by_torch(model, config)):
-        return False, (
-            f"build() draws {_some(drawn)} by torch's global generator, so values depend on what was drawn before; "
-            "draw by hfpatch.nn.normal_, with a name that begins with site.name"
-        )
+    if isinstance(config, MethodConfig) and (wrong := _wrongly_drawn(model, config)):
+        return False, f"{wrong}; draw by hfpatch.nn.normal_, with a name that begins with site.name"
     names = ["checked", "other"]
     other = LoraConfig(r=2, target_modules=attention_modules(model))
     states = []
@@ -184,14 +182,26 @@ def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bo
     return same, f"{len(first)} tensors, injected before and after a LoRA"
 
 
-def _drawn_by_torch(model: Any, config: MethodConfig) -> list[str]:
-    """Return the tensors whose initial values depend on what was drawn before."""
-    site, states = method_site(changed_by(model, config)[0]), []
-    for seed in (0, 1):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            states.append(config.build(site, config.seed).state_dict())
-    return [name for name, tensor in states[0].items() if not torch.equal(tensor, states[1][name])]
+def _wrongly_drawn(model: Any, config: MethodConfig) -> str:
+    """Return what is wrong with how a method draws its initial values, or an empty string."""
+    first, *others = [method_site(site) for site in changed_by(model, config)]
+    states = [_built(config, first, generator=0), _built(config, first, generator=1)]
+    if drawn := _different(*states):
+        return f"build() draws {_some(drawn)} by torch's global generator, so values depend on what was drawn before"
+    drawn = _different(states[0], _built(config, first, seed=config.seed + 1))
+    same = [set(drawn) - set(_different(states[0], _built(config, other))) for other in others]
+    equal = sorted(set.intersection(*same)) if same else []
+    return f"{_some(equal)} starts equal in every layer" if equal else ""
+
+
+def _built(config: MethodConfig, site: MethodSite, *, generator: int = 0, seed: int | None = None) -> dict[str, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator)
+        return config.build(site, config.seed if seed is None else seed).state_dict()
+
+
+def _different(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    return [name for name in a if name not in b or a[name].shape != b[name].shape or not torch.equal(a[name], b[name])]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -23,20 +23,29 @@ NOT_OURS = "does not apply: PEFT's own method"
 
 @dataclass(frozen=True)
 class Call:
-    """The first call of one of a method's places: what it was given, and the dtype of what it returned."""
+    """The first call of one of a method's places.
+
+    Args:
+        given: what it was given, after its parts.
+        returned: the dtype of what it returned.
+        in_place: whether it changed a tensor that it was given.
+    """
 
     given: tuple[Any, ...]
     returned: torch.dtype
+    in_place: bool
 
 
-def dtypes(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """Each place returns the dtype that it was given."""
+def results(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Each place returns the dtype that it was given, and a new tensor: others may read the one that it was given."""
     if not isinstance(config, MethodConfig):
         return True, NOT_OURS
     calls = _calls(model, config, tokens)
     for place, call in calls.items():
         if call.returned != call.given[0].dtype:
             return False, f"{place} returns {call.returned} where it was given {call.given[0].dtype}"
+        if call.in_place:
+            return False, f"{place} changes in place what it was given; return a new tensor"
     return True, f"at {', '.join(calls)}"
 
 
@@ -82,8 +91,10 @@ def _recording(method: type[MethodConfig], places: tuple[str, ...], calls: dict[
 
 def _recorded(function: Callable[..., Tensor], place: str, calls: dict[str, Call]) -> Callable[..., Tensor]:
     def recorded(self: MethodConfig, parts: Any, *given: Any) -> Tensor:
+        before = [each._version for each in given if isinstance(each, Tensor)]
         result = function(self, parts, *given)
-        calls.setdefault(place, Call(given, result.dtype))
+        in_place = before != [each._version for each in given if isinstance(each, Tensor)]
+        calls.setdefault(place, Call(given, result.dtype, in_place))
         return result
 
     return recorded

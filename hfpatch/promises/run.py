@@ -24,7 +24,7 @@ from hfpatch.twins import twin
 
 PROMISES: list[tuple[str, Test]] = [
     ("no-op at init", behaviour.no_op),
-    ("each place keeps the dtype", interface.dtypes),
+    ("each place keeps dtype and input", interface.results),
     ("each place works on any device", interface.devices),
     ("unpatch restores, base never changes", behaviour.unpatch_restores),
     ("attention is what it is taken for", site.anatomy),

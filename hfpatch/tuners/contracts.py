@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ _ARGUMENTS = {
     "stream": "parts, h, site",
 }
 _SHARED = {"layers_to_transform", "seed"}  # a method may give these another default
+_CHECKED = "_hfpatch_checked"  # on functions that check their results already
 _PART_KEYS = {"type", "match"}  # of a part in a recipe
 
 
@@ -87,6 +89,22 @@ def _require_arguments(function: Any, name: str, where: str) -> None:
         raise HfpatchError(f"{where}: {name}{found} must take (self, {_ARGUMENTS[name]})") from None
 
 
+def require_initialised(cls: type[MethodConfig]) -> None:
+    """Refuse a class whose ``__post_init__`` does not call that of :class:`hfpatch.MethodConfig`.
+
+    Raises:
+        HfpatchError: naming the method.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = cls()
+    except Exception:  # a default may be refused by the method's own checks
+        return
+    if made.peft_type is None:
+        raise HfpatchError(f"method {cls.spec.name!r}: __post_init__ must call super().__post_init__() first")
+
+
 def check_results(cls: type[MethodConfig]) -> None:
     """Let the functions of a method's places refuse to return what cannot go on in the place of what they were given.
 
@@ -94,7 +112,7 @@ def check_results(cls: type[MethodConfig]) -> None:
     """
     for place in PLACES:
         function = getattr(cls, place, None)
-        if function is not None and not hasattr(function, "__wrapped__"):
+        if function is not None and not hasattr(function, _CHECKED):
             setattr(cls, place, _checked(function, f"{cls.__name__}.{place}"))
 
 
@@ -113,6 +131,7 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
             raise HfpatchError(f"{name} returned {result.dtype} where it was given {value.dtype}")
         return result
 
+    setattr(checked, _CHECKED, True)
     return checked
 
 

@@ -11,7 +11,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPIN
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.sizes import register_size
 from hfpatch.tuners.config import MethodConfig, MethodSpec
-from hfpatch.tuners.contracts import check_results, require_registrable
+from hfpatch.tuners.contracts import check_results, require_initialised, require_registrable
 from hfpatch.tuners.layer import MethodLayer
 from hfpatch.tuners.model import MethodModel
 
@@ -55,6 +55,7 @@ def method(
         _require_free(cls, spec)
         check_results(cls)
         cls.spec = spec
+        require_initialised(cls)
         home = {"__module__": cls.__module__, "__doc__": f"The part of PEFT's interface that {cls.__name__} fills."}
         layer = type("Layer", (MethodLayer,), {**home, "__qualname__": f"{cls.__qualname__}.Layer", "method": cls})
         tuner = {**home, "__qualname__": f"{cls.__qualname__}.Model", "prefix": spec.prefix, "tuner_layer_cls": layer}

@@ -4,13 +4,13 @@ import re
 
 import pytest
 from families import make_model
-from own_methods import by_torch, changing, defined, failing, forgotten, on_the_cpu, with_an_idle_part
+from own_methods import by_torch, changing, defined, equal_layers, failing, forgotten, on_the_cpu, with_an_idle_part
 
 import hfpatch
 from hfpatch.promises import run
 
 OF_METHODS = {
-    "no-op at init", "each place keeps the dtype", "each place works on any device",
+    "no-op at init", "each place keeps dtype and input", "each place works on any device",
     "gradients reach what was added, only that", "init independent of the rest",
 }  # fmt: skip
 
@@ -20,7 +20,15 @@ WRONG = {
     "no no-op": ({"build": changing}, {"no-op at init": r"difference \d.*; start from what changes nothing"}),
     "another dtype": (
         {"query": lambda self, parts, q, x, site: (q + parts["b"](parts["a"](x))).double()},
-        {"each place keeps the dtype": "query returns torch.float64 where it was given torch.float32"},
+        {"each place keeps dtype and input": "query returns torch.float64 where it was given torch.float32"},
+    ),
+    "in place": (
+        {"query": lambda self, parts, q, x, site: q.add_(parts["b"](parts["a"](x)))},
+        {"each place keeps dtype and input": "query changes in place what it was given; return a new tensor"},
+    ),
+    "equal layers": (
+        {"build": equal_layers},
+        {"init independent of the rest": "a.weight starts equal in every layer; draw by hfpatch.nn.normal_"},
     ),
     "a tensor of the CPU": (
         {"query": on_the_cpu},

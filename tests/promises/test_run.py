@@ -14,7 +14,7 @@ from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
 
 NAMES = [
-    "no-op at init", "each place keeps the dtype", "each place works on any device",
+    "no-op at init", "each place keeps dtype and input", "each place works on any device",
     "unpatch restores, base never changes", "attention is what it is taken for",
     "pure: only the attention sees the change",
     "x~ reaches query, key and value", "the content skip reaches the residual",

@@ -64,6 +64,10 @@ AT_DEFINITION = {
         r"query\(self, parts, q\) must take \(self, parts, q, x, site\)",
     ),
     "a place that is no function": ({"key": 3}, r"key must be a function, key\(self, parts, k, x, site\)"),
+    "an own start": (
+        {"__post_init__": lambda self: None},
+        r"__post_init__ must call super\(\).__post_init__\(\) first",
+    ),
     "no dataclass": ({"base": object, "annotations": {}}, "is no dataclass below hfpatch.MethodConfig"),
 }
 
