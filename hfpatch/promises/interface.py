@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hfpatch.errors import HfpatchError
 from hfpatch.promises.common import changed_by, logits, perturbed
+from hfpatch.tuners.acting import MethodSite
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.places import method_site
 
@@ -58,6 +59,8 @@ def devices(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
         with torch.device(OTHER):
             parts = config.build(site, config.seed)
         for place, call in calls.items():
+            if type(call.given[-1]) is not MethodSite:  # it holds tensors of the forward pass
+                continue
             given = [torch.empty_like(each, device=OTHER) if isinstance(each, Tensor) else each for each in call.given]
             try:
                 getattr(config, place)(parts, *given)

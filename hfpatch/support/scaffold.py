@@ -78,6 +78,17 @@ PLACES = {
             lambda module, args, read=read, a=a, b=b: (args[0] + read[-1] @ a.T @ b.T,)
         )""",
     ),
+    "output": Place(
+        "o: Tensor, a: Tensor",
+        "a",
+        "site.mixed_size or 0",
+        HIDDEN,
+        f"what the output projection returns for a {X}",
+        """\
+        layer.self_attn.o_proj.register_forward_hook(
+            lambda module, args, output, a=a, b=b: output + args[0] @ a.T @ b.T
+        )""",
+    ),
     "left": Place(
         "branch: Tensor, x: Tensor",
         "x",

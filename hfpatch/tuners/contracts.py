@@ -29,6 +29,7 @@ _ARGUMENTS = {
     "value": "parts, v, x, site",
     "heads": "parts, q, site",
     "mixed": "parts, a, x, site",
+    "output": "parts, o, a, site",
     "left": "parts, branch, x, site",
     "stream": "parts, h, site",
 }

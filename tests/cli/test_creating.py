@@ -19,7 +19,7 @@ CONFIG = Path(__file__).parents[2] / "pyproject.toml"
 MADE = {
     "one_place": [],
     "two_places": ["--place", "entered", "--place", "left"],
-    "all_places": [argument for place in PLACES for argument in ("--place", place)],
+    "all_places": [argument for place in KNOWN for argument in ("--place", place)],
 }
 
 
@@ -34,7 +34,7 @@ def _here(tmp_path, monkeypatch):
 
 
 def test_a_method_can_begin_at_every_place():
-    assert tuple(PLACES) == KNOWN
+    assert set(PLACES) >= set(KNOWN)
 
 
 @pytest.mark.parametrize("name", MADE)
