@@ -95,10 +95,11 @@ __all__ = [
     "unpatch",
 ]
 
-register_when_peft_is_imported()
-
 __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+register_when_peft_is_imported()  # last: packages with methods of their own use the names above

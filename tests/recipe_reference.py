@@ -29,14 +29,21 @@ from hfpatch.tuners.config import MethodConfig
 
 ROOT = Path(__file__).parents[1]
 KINDS = {"comparison": Recipe, "pretraining": PretrainRecipe, "study": StudyRecipe}
-FIRST = ("pre_projection", "nonlinear_query", "query_temperature")
-OWN = {config.spec.name: config for config in (getattr(methods, name) for name in methods.__all__)}
-CONFIGS = {name: OWN[name] for name in (*FIRST, *sorted(OWN.keys() - {*FIRST}))}
+_OWN = {config.spec.name: config for config in (getattr(methods, name) for name in methods.__all__)}
+_FIRST = ("pre_projection", "nonlinear_query", "query_temperature")
+CONFIGS = {name: _OWN[name] for name in (*_FIRST, *sorted(_OWN.keys() - {*_FIRST}))}
 NOT_CHOSEN = ("target_modules",)  # filled in at injection
-JSON_TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "None": "null"}
+JSON_TYPES = {
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "str": "string",
+    "Literal": "string",
+    "None": "null",
+}
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 PART = {
-    "type": "Which method: one of hfpatch's own or one of PEFT's, in lower case.",
+    "type": "Which method: one of hfpatch's own or one of PEFT's, in lower case, or package.module:Class.",
     "match": "The method whose parameter count this part's size is solved for.",
     "target_modules": "LoRA and others of PEFT: attention, mlp, all-linear, or a list of names of modules.",
 }
@@ -92,7 +99,8 @@ def part_schema():
         is_it = {"properties": {"type": {"const": name}}, "required": ["type"]}
         rules.append({"if": is_it, "then": {"properties": {"type": {}, **size, **keys}, "additionalProperties": False}})
     properties = {key: {"description": text} for key, text in PART.items()}
-    properties["type"]["enum"] = method_types()
+    own = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
+    properties["type"]["anyOf"] = [{"enum": method_types()}, own]
     return {"type": "object", "properties": properties, "required": ["type"], "allOf": rules}
 
 

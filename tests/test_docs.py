@@ -1,18 +1,20 @@
 """Every code block of docs/ runs, page by page, in the order in which it stands; links lead somewhere.
 
-Python is executed, YAML is written to the file that its first line names, and each command line runs. A command whose
-comment says that it takes minutes or needs the hub is checked instead: the command and its options exist, its recipe
-loads with its overrides.
+Python is executed, or written to the file that its first line names, as YAML is, and each command line runs; `pytest`
+runs the tests of its file. A command whose comment says that it takes minutes or needs the hub is checked instead: the
+command and its options exist, its recipe loads with its overrides.
 """
 
 import re
 import runpy
 import shlex
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 import yaml
+from own_methods import forgotten
 from typer.testing import CliRunner
 
 import hfpatch
@@ -21,7 +23,9 @@ from hfpatch.cli.app import app
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.training import TrainingSettings
-from hfpatch.sites import family, plugins
+from hfpatch.sites import family
+from hfpatch.sites import plugins as families
+from hfpatch.tuners import plugins as methods
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))
@@ -36,11 +40,21 @@ def text_of(page):
 def run_commands(block):
     for line in block.splitlines():
         program, *arguments = shlex.split(line, comments=True)
+        if program == "pytest":
+            run_tests(*arguments)
+            continue
         assert program == "hfpatch"
         if NOT_HERE.search(line):
             check_command(arguments)
         else:
             assert main(arguments) == 0, line
+
+
+def run_tests(file):
+    found = [each for name, each in runpy.run_path(file).items() if name.startswith("test_")]
+    assert found
+    for test in found:
+        test()
 
 
 def check_command(arguments):
@@ -55,10 +69,16 @@ def check_command(arguments):
         load_pretrain_or_study(rest[0], [argument for argument in rest[1:] if "=" in argument])
 
 
+def write_file(block):
+    """Write a block to the file that its first line names; return whether it names one."""
+    name = re.match(r"# (\w+\.(yaml|py))\n", block)
+    if name:
+        Path(name[1]).write_text(block, encoding="utf-8")
+    return name is not None
+
+
 def write_recipe(block):
-    name = re.match(r"# (\S+\.yaml)\n", block)
-    assert name, "the first line of a YAML block names its file"
-    Path(name[1]).write_text(block, encoding="utf-8")
+    assert write_file(block), "the first line of a YAML block names its file"
     section = yaml.safe_load(block)
     if section.keys() == {"training"}:  # a part of a recipe
         TrainingSettings(**section["training"])
@@ -67,7 +87,7 @@ def write_recipe(block):
 def check_entry_points(block):
     """Entry points are of the group that hfpatch reads, and each names an object in a module."""
     header, *entries = block.strip().splitlines()
-    assert header == f'[project.entry-points."{plugins.GROUP}"]'
+    assert header in [f'[project.entry-points."{group}"]' for group in (families.GROUP, methods.GROUP)]
     assert entries
     assert all(re.fullmatch(r'\w+ = "[\w.]+:\w+"', entry) for entry in entries)
 
@@ -76,8 +96,19 @@ def check_entry_points(block):
 def test_every_block_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(family, "_FAMILIES", dict(family._FAMILIES))  # what a page declares is forgotten after it
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    modules = set(sys.modules)
+    with forgotten():
+        run_blocks(page)
+    for name in [name for name in set(sys.modules) - modules if (tmp_path / f"{name}.py").exists()]:
+        del sys.modules[name]
+
+
+def run_blocks(page):
     names = {"__name__": "__docs__"}
     for language, block in FENCE.findall(text_of(page)):
+        if language == "python" and write_file(block):
+            continue
         if language == "python":
             exec(compile(block, f"docs/{page}.md", "exec"), names)
         elif language == "bash":

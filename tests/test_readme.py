@@ -42,7 +42,7 @@ def test_the_diff_leaves_a_script_that_trains():
 def test_every_command_line_names_a_command_that_exists():
     from hfpatch.cli.app import app
 
-    commands = set(re.findall(r"^    hfpatch (\w+)", README, flags=re.MULTILINE))
+    commands = set(re.findall(r"^    hfpatch ([\w-]+)", README, flags=re.MULTILINE))
     assert len(commands) >= 5
     for command in commands:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from hfpatch.cli import (
+    creating,
     engines,
     eval_options,
     evaluation,
@@ -149,7 +150,7 @@ def check(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the method, as in a recipe.")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="A part's type, as in a recipe; without it every kind of method is checked.")
+        str | None, typer.Option(help="A part's type, as in a recipe, or package.module:Class; without it every kind.")
     ] = None,
     config_only: Annotated[
         bool, typer.Option(help="Check a tiny random twin of the model's config.json, without its weights.")
@@ -246,6 +247,7 @@ app.command(cls=engines.EngineCommand)(pretraining.pretrain)
 app.command()(pretraining.tokenize)
 app.command()(planning.plan)
 app.command()(exploring.explore)
+app.command("new-method")(creating.new_method)
 app.command()(sharing.push)
 app.command()(sharing.export)
 app.command("lm_eval", context_settings=harness.ALL_ARGUMENTS)(harness.lm_eval)

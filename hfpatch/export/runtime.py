@@ -155,18 +155,19 @@ class Lora(HookedModule):
 
     def register(self, linear: list[nn.Module]) -> None:
         """Act on the linear projection."""
-        self.before(linear[0], Lora.read, first=True)
+        self.before(linear[0], Lora.keep_input, first=True)  # as it is before a method changes it
         self.after(linear[0], Lora.change)
 
-    def read(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what the projection is called with."""
         self.keep("x", args[0])
 
     def change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """Add every part to the projection's output."""
         x, result = self.take("x"), output
+        assert x is not None
         for a, b, scaling in zip(self.a, self.b, self.scaling, strict=True):
-            result = result + b(a(x.to(next(a.parameters()).dtype))) * scaling  # type: ignore[union-attr]
+            result = result + b(a(x.to(next(a.parameters()).dtype))) * scaling
         return result.to(output.dtype)
 
 

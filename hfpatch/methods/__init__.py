@@ -1,4 +1,4 @@
-"""The methods of hfpatch, one file each; importing this package registers them with PEFT."""
+"""The methods of hfpatch, one file each; importing this package registers them, and those of other packages."""
 
 from hfpatch.methods.canon import CanonConfig
 from hfpatch.methods.loreft import LoReFTConfig
@@ -9,6 +9,7 @@ from hfpatch.methods.parallel_adapter import ParallelAdapterConfig
 from hfpatch.methods.pre_projection import PreProjectionConfig
 from hfpatch.methods.query_temperature import QueryTemperatureConfig
 from hfpatch.methods.value_residual import ValueResidualConfig
+from hfpatch.tuners.plugins import load_plugins
 
 __all__ = [
     "CanonConfig",
@@ -21,3 +22,5 @@ __all__ = [
     "QueryTemperatureConfig",
     "ValueResidualConfig",
 ]
+
+load_plugins()  # after hfpatch's own, which they may use

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hfpatch.analysis.running import keeping_flags
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.promises.common import (
     NEW_TOKENS,
+    changed_by,
     gradients,
     largest,
     leak,
@@ -32,7 +33,10 @@ from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
+from hfpatch.tuners.acting import MethodSite
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.places import method_site
 
 ALLOWED_FILES = {".safetensors", ".json", ".md"}
 CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch would have done nothing
@@ -49,7 +53,8 @@ def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     if pre_projection or (isinstance(config, NonlinearQueryConfig) and config.form == "literal"):
         text = f"changes the model at init, as its options ask: largest logit difference {difference:.2g}"
         return difference > 0, text
-    return difference == 0, f"largest logit difference {difference:.2g}"
+    advice = "" if difference == 0 else "; start from what changes nothing, such as a last matrix of zeros"
+    return difference == 0, f"largest logit difference {difference:.2g}{advice}"
 
 
 def unpatch_restores(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -146,7 +151,8 @@ def gradients_reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[boo
             optimizer.step()
     base = [name for name, p in base_parameters(model).items() if p.grad is not None or p.requires_grad]
     missing = added.keys() - reached
-    return not missing and not base, f"{len(reached)} of {len(added)} added tensors, {len(base)} base tensors"
+    wrong = f"; {_some(sorted(missing))} received none" if missing else f"; {_some(base)} did" if base else ""
+    return not wrong, f"{len(reached)} of {len(added)} added tensors, {len(base)} base tensors{wrong}"
 
 
 def save_and_load(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -162,6 +168,8 @@ def save_and_load(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
 
 def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """Init depends on seed, layer and name alone: not on the order of injection, nor on what else is injected."""
+    if isinstance(config, MethodConfig) and (wrong := _wrongly_drawn(model, config)):
+        return False, f"{wrong}; draw by hfpatch.nn.normal_, with a name that begins with site.name"
     names = ["checked", "other"]
     other = LoraConfig(r=2, target_modules=attention_modules(model))
     states = []
@@ -172,6 +180,33 @@ def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bo
     first, second = ({n.replace(".base_layer", ""): p for n, p in state.items()} for state in states)
     same = first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
     return same, f"{len(first)} tensors, injected before and after a LoRA"
+
+
+def _wrongly_drawn(model: Any, config: MethodConfig) -> str:
+    """Return what is wrong with how a method draws its initial values, or an empty string."""
+    first, *others = [method_site(site) for site in changed_by(model, config)]
+    states = [_built(config, first, generator=0), _built(config, first, generator=1)]
+    if drawn := _different(*states):
+        return f"build() draws {_some(drawn)} by torch's global generator, so values depend on what was drawn before"
+    drawn = _different(states[0], _built(config, first, seed=config.seed + 1))
+    same = [set(drawn) - set(_different(states[0], _built(config, other))) for other in others]
+    equal = sorted(set.intersection(*same)) if same else []
+    return f"{_some(equal)} starts equal in every layer" if equal else ""
+
+
+def _built(config: MethodConfig, site: MethodSite, *, generator: int = 0, seed: int | None = None) -> dict[str, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator)
+        return config.build(site, config.seed if seed is None else seed).state_dict()
+
+
+def _different(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    return [name for name in a if name not in b or a[name].shape != b[name].shape or not torch.equal(a[name], b[name])]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many there are beside it."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def full_precision(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +15,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import PreProjectionConfig
-from hfpatch.promises import behaviour, residual, site, temperature
+from hfpatch.promises import behaviour, interface, residual, site, temperature
 from hfpatch.promises.common import Test, changed_by, example_tokens
 from hfpatch.support.notebook import html_table
 from hfpatch.surgery.bases import load_base, load_config
@@ -21,6 +24,8 @@ from hfpatch.twins import twin
 
 PROMISES: list[tuple[str, Test]] = [
     ("no-op at init", behaviour.no_op),
+    ("each place keeps dtype and input", interface.results),
+    ("each place works on any device", interface.devices),
     ("unpatch restores, base never changes", behaviour.unpatch_restores),
     ("attention is what it is taken for", site.anatomy),
     ("pure: only the attention sees the change", site.purity),
@@ -137,7 +142,7 @@ def check(
             except HfpatchError:
                 raise
             except Exception as error:  # a promise that breaks with an error is a verdict, not a crash
-                holds, seen = False, f"{type(error).__name__}: {error}".splitlines()[0]
+                holds, seen = False, _failure(error, config)
             finally:
                 unpatch(model)
             verdicts.append(Verdict(promise, holds, seen))
@@ -146,3 +151,11 @@ def check(
         model.train(training)
         torch.set_rng_state(random_state)
     return CheckReport(name, type(config).__name__, changed, left_out, verdicts)
+
+
+def _failure(error: Exception, config: PeftConfig) -> str:
+    """Return an error as one line, with the line of the method's own file where it happened, if it was there."""
+    file = getattr(sys.modules.get(type(config).__module__), "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f" ({Path(str(file)).name}, line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}".splitlines()[0] + where

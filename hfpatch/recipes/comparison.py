@@ -249,7 +249,7 @@ def twice_mistake(key: str, values: Sequence[Any]) -> str | None:
 
 def _part_mistake(name: str, part: Mapping[str, Any], recipe: Recipe) -> str | None:
     if "type" not in part:
-        return " has no type; write type: pre_projection, nonlinear_query, query_temperature, lora or another PEFT type"
+        return " has no type; write type: pre_projection, lora, another method of hfpatch or PEFT, or module:Class"
     return match_mistake(name, part, recipe.methods)
 
 

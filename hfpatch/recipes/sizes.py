@@ -164,8 +164,14 @@ def size_mistake(part: Part) -> str | None:
 
 def register_size(kind: str, key: str | None) -> None:
     """Say which option of a method is its size, a whole number from 1 on, or that it has none (None)."""
-    if kind not in SIZES and kind not in NO_SIZE:
+    if kind in _REGISTERED or (kind not in SIZES and kind not in NO_SIZE):
+        _REGISTERED.add(kind)
+        NO_SIZE.pop(kind, None)
+        SIZES.pop(kind, None)
         if key is None:
             NO_SIZE[kind] = "declares none"
         else:
             SIZES[kind] = Size(key, _any)
+
+
+_REGISTERED: set[str] = set()  # a method may be defined again, as a notebook's cell does

@@ -63,7 +63,10 @@ def check(
     parts = EVERY_KIND if part is None else [part]
     progress = progress or Progress()
     for each in parts:
-        validate_methods({"checked": [each]})
+        try:
+            validate_methods({"checked": [each]})
+        except HfpatchError as error:  # there is no recipe whose key the message could name
+            raise HfpatchError(str(error).removeprefix("methods.checked[0]").lstrip(".: ")) from error
     if config_only:
         name, loaded = f"a tiny random twin of {model.name}", _twin(model)
     else:

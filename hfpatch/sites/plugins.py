@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from importlib.metadata import entry_points
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites.family import Family, register_family
+from hfpatch.support import plugins
 
 GROUP = "hfpatch.families"
 
@@ -21,12 +21,8 @@ def load_plugins() -> None:
     Raises:
         HfpatchError: naming the entry point, if it cannot be loaded, is not a declaration, or repeats a model type.
     """
-    for entry in entry_points(group=GROUP):
-        where = f"entry point {entry.name!r} ({entry.value})"
-        try:
-            found = entry.load()
-        except Exception as error:  # whatever a third party's import raises
-            raise HfpatchError(f"{where} cannot be loaded: {error}") from error
+    for entry in plugins.entries(GROUP):
+        where, found = plugins.where(entry), plugins.load(entry)
         families = list(found) if isinstance(found, Iterable) else [found]
         if not all(isinstance(family, Family) for family in families):
             raise HfpatchError(f"{where} must be a hfpatch.Family or several of them")

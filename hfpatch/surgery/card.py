@@ -57,7 +57,7 @@ def patch_card(base: Mapping[str, Any], adapters: Sequence[Mapping[str, str]], m
 
     Args:
         base: ``name``, ``class``, ``model_type`` and ``fingerprint`` of the base.
-        adapters: ``name``, ``method`` and ``sha256`` of every adapter, in the order of the stack.
+        adapters: ``name``, ``method``, ``sha256`` and, of other packages, ``module`` of every adapter, in their order.
         measured: what was measured; None where nothing was yet.
     """
     name = shown_base(str(base["name"] or base["class"]))
@@ -85,7 +85,7 @@ def patch_card(base: Mapping[str, Any], adapters: Sequence[Mapping[str, str]], m
         *([_list(measured.method)] if measured else []),
         f"## Data\n\n{_list(measured.data) if measured else 'Not recorded with this patch.'}",
         f"## Results\n\n{results}",
-        f"## How to load it\n\n{_how_to_load(name)}",
+        f"## How to load it\n\n{_how_to_load(name, sorted({a['module'] for a in adapters if 'module' in a}))}",
         f"## Licence\n\n{_licence(licence)}",
     ]
     return "\n\n".join(sections) + "\n"
@@ -154,19 +154,21 @@ def _list(facts: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"- {block(label)}: {escape(value)}" for label, value in facts)
 
 
-def _how_to_load(name: str) -> str:
+def _how_to_load(name: str, modules: Sequence[str]) -> str:
     home, model = "transformers import AutoModelForCausalLM", f"AutoModelForCausalLM.from_pretrained({name!r})"
     if name.startswith(_TINYWORLD):
         home, model = "hfpatch.surgery.bases import load_base", f"load_base({name!r}).model"
+    imports = "\n".join(f"    import {module}" for module in ("hfpatch", *modules))
+    both = " and ".join(f"`import {module}`" for module in ("hfpatch", *modules))
     return f"""With hfpatch (`pip install hfpatch`), the whole stack:
 
-    import hfpatch
+{imports}
     from {home}
 
     model = {model}
     hfpatch.load_patch(model, "this folder")
 
-One adapter alone is a PEFT adapter. With `import hfpatch` before it, PEFT and transformers know the method:
+One adapter alone is a PEFT adapter. With {both} before it, PEFT and transformers know the method:
 `PeftModel.from_pretrained(model, "its folder")` or `model.load_adapter("its folder")`."""
 
 

@@ -20,7 +20,14 @@ from typing import Any, TypeVar
 import safetensors.torch
 import torch
 import xxhash
-from peft import PeftConfig, PeftMixedModel, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import (
+    PEFT_TYPE_TO_CONFIG_MAPPING,
+    PeftConfig,
+    PeftMixedModel,
+    PeftModel,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -37,9 +44,11 @@ from hfpatch.tuners.adapters import (
     wrappers_of_others,
 )
 from hfpatch.tuners.checks import require_untouched_base
-from hfpatch.tuners.config import method_name
+from hfpatch.tuners.config import home_of, method_name
+from hfpatch.tuners.plugins import require_loaded
 
 Model = TypeVar("Model", bound=nn.Module)
+KNOWN: dict[Any, Any] = PEFT_TYPE_TO_CONFIG_MAPPING  # by peft_type
 _Identity = tuple[tuple[int, ...], torch.dtype, str]
 
 MANIFEST = "patch.json"
@@ -101,6 +110,8 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
         part = folder / name
         written.update(_write_tensors(_state(model, name), part, directory))
         entry = {"name": name, "method": method_name(config), "sha256": sha256_file(part / TENSORS)}
+        if module := home_of(config):
+            entry["module"] = module
         saved = copy.deepcopy(config)
         saved.inference_mode = True
         for key, value in vars(saved).items():
@@ -143,7 +154,9 @@ def load_patch(
     if has_adapters(model):
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first")
     saved = _read_manifest(directory)
-    configs = {name: _read_config(folder) for name, folder in saved.folders.items()}
+    configs = {
+        name: _read_config(folder, saved.entries.get(name, {}).get("module")) for name, folder in saved.folders.items()
+    }
     for name, entry in saved.entries.items():
         method = entry["method"]
         if (found := method_name(configs[name])) != method:
@@ -176,7 +189,8 @@ class _Saved:
         folders: folder of each part by adapter name, in the order of the stack.
         base: fingerprint and names of the base; None where only PEFT wrote the folder.
         active: the active adapters in their order; None makes all of them active.
-        entries: ``method`` of each part and ``sha256`` of its tensors, by adapter name; empty where only PEFT wrote it.
+        entries: ``method`` of each part, ``sha256`` of its tensors and ``module``, by adapter name; empty where only
+            PEFT wrote it.
     """
 
     folders: dict[str, Path]
@@ -285,7 +299,7 @@ def _read_manifest(directory: Path) -> _Saved:
                 f"{path}: format {manifest['format']!r} is not {FORMAT}, which this version of hfpatch reads; load the "
                 "parts by their own folders"
             )
-        entries = {str(a["name"]): {key: str(a[key]) for key in ("method", "sha256")} for a in manifest["adapters"]}
+        entries = {str(a["name"]): _entry(a) for a in manifest["adapters"]}
         base, active = dict(manifest["base"]), list(manifest["active"])
         base["fingerprint"]["exact"], base["fingerprint"]["dtypes"]  # what is compared must be there
     except (KeyError, TypeError, AttributeError) as error:
@@ -295,10 +309,24 @@ def _read_manifest(directory: Path) -> _Saved:
     return _Saved({name: directory / name for name in entries}, base, active, entries)
 
 
-def _read_config(folder: Path) -> PeftConfig:
+def _entry(adapter: dict[str, Any]) -> dict[str, str]:
+    """Return what the manifest says of an adapter; ``module`` defines a method that is none of hfpatch's."""
+    needed = {key: str(adapter[key]) for key in ("method", "sha256")}
+    return needed | ({"module": str(adapter["module"])} if "module" in adapter else {})
+
+
+def _read_config(folder: Path, module: str | None) -> PeftConfig:
     if not (folder / CONFIG).is_file():
         raise HfpatchError(f"{folder / CONFIG}: missing; the adapter folder is incomplete")
-    read_json(folder / CONFIG)
+    kind = read_json(folder / CONFIG).get("peft_type")
+    if isinstance(kind, str):
+        require_loaded(kind.lower())
+        if kind not in KNOWN:
+            where = f"import {module}" if module else "import the module that defines it"
+            raise HfpatchError(
+                f"{folder / CONFIG}: of method {kind.lower()!r}, which neither PEFT nor hfpatch has; {where} first, or "
+                "install its package"
+            )
     try:
         config: PeftConfig = PeftConfig.from_pretrained(str(folder))
     except (KeyError, TypeError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from hfpatch.surgery.matching import match_size
 from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
 from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.plugins import named_method, require_loaded
 
 Part = Mapping[str, Any]
 Methods = Mapping[str, Sequence[Part]]
 
 LORA = "lora"
+_REFERENCE = re.compile(r"[\w.]+:\w+")
 _INTERNAL_KEYS = {"peft_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 
 
@@ -81,6 +84,7 @@ def validate_methods(methods: Methods) -> None:
     for name, parts in methods.items():
         for number, part in enumerate(parts):
             where = f"methods.{name}[{number}]"
+            part = _known(where, part)
             _check_keys(where, part, methods, name)
             if "match" in part and part["type"] in SIZES:
                 part = _sized(part, SIZES[part["type"]].smallest(part))
@@ -106,7 +110,8 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
     configs: list[PeftConfig] = []
     match = None
     for number, part in enumerate(methods[name]):
-        where, fields = f"methods.{name}[{number}]", _targeted(model, part)
+        where = f"methods.{name}[{number}]"
+        fields = _targeted(model, _known(where, part))
         if "match" in fields:
             other, size = str(fields["match"]), SIZES[fields["type"]]
             budget = count_added(model, build_method(model, methods, other).configs)
@@ -146,14 +151,29 @@ def method_types() -> list[str]:
     return sorted(str(kind.value).lower() for kind in PEFT_TYPE_TO_CONFIG_MAPPING)
 
 
-def _check_keys(where: str, part: Part, methods: Methods, name: str) -> None:
+def _known(where: str, part: Part) -> Part:
+    """Return a part whose type is a name of :func:`method_types`; ``package.module:Class`` is imported for it."""
     if not isinstance(part, Mapping) or "type" not in part:
         raise HfpatchError(
             f"{where}: a part is a mapping with a 'type', such as {{type: pre_projection}}; got {part!r}"
         )
     kind = part["type"]
+    try:
+        if isinstance(kind, str) and _REFERENCE.fullmatch(kind):
+            return {**part, "type": named_method(kind).spec.name}
+        require_loaded(str(kind))
+    except HfpatchError as error:
+        raise HfpatchError(f"{where}.type: {error}") from error
     if kind not in method_types():
-        raise HfpatchError(f"{where}.type: {kind!r} is no method{nearest(str(kind), method_types())}")
+        raise HfpatchError(
+            f"{where}.type: {kind!r} is no method{nearest(str(kind), method_types())}; one of your own is named "
+            "package.module:Class"
+        )
+    return part
+
+
+def _check_keys(where: str, part: Part, methods: Methods, name: str) -> None:
+    kind = part["type"]
     cls = _config_class(kind)
     internal = _INTERNAL_KEYS | ({"target_modules"} if issubclass(cls, MethodConfig) else set())
     options = [field.name for field in dataclasses.fields(cls) if field.name not in internal]

@@ -6,12 +6,11 @@ An export carries this code, so it knows nothing of PEFT. x is what the projecti
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
@@ -22,6 +21,7 @@ from hfpatch.sites.heads import QueryHeads
 from hfpatch.tuners.earlier import Row, arguments_of, known_attention, row_of
 from hfpatch.tuners.hidden_state import hidden_argument, replace_first, replace_hidden
 from hfpatch.tuners.passes import Shared, SharingModule, shared_by
+from hfpatch.tuners.precision import as_computed_by, through
 
 PROJECTED = ("query", "key", "value")
 PLACES = ("entered", *PROJECTED, "heads", "mixed", "output", "left", "stream")
@@ -381,35 +381,7 @@ def _stream_by(method: Any, parts: Parts, site: MethodSite, hidden: Tensor) -> T
     return result
 
 
-def through(change: Callable[..., Any], parts: Parts, value: Tensor) -> Tensor:
-    """Return ``change(value)``, computed in the dtype of the parts at least and returned in that of the value."""
-    dtype = computed_in(parts)
-    wide = value if dtype is None else value.to(torch.promote_types(dtype, value.dtype))
-    changed: Tensor = change(wide)
-    return changed.to(value.dtype)
-
-
-def as_computed_by(parts: Parts, x: Tensor) -> Tensor:
-    """Return x in the dtype of the parts."""
-    return x.to(computed_in(parts) or x.dtype)
-
-
-def computed_in(parts: Parts) -> torch.dtype | None:
-    """Return the dtype of the parts, that of the first tensor of floats; None where they have none."""
-    for module in parts.values():
-        for parameter in module._parameters.values() or module.parameters():  # the latter takes microseconds
-            if parameter is not None and parameter.is_floating_point():
-                dtype: torch.dtype = parameter.dtype
-                return dtype
-    return None
-
-
 def mixes_tokens(model: nn.Module) -> bool:
     """Return whether a method that acts now reads earlier positions, also in the model of an export."""
     asked = (getattr(module, "looks_back", None) for module in model.modules())
     return any(looks_back() for looks_back in asked if callable(looks_back))
-
-
-def site_values(site: MethodSite) -> dict[str, Any]:
-    """Return a site as JSON can hold it; :meth:`MethodSite.read` reads it."""
-    return dataclasses.asdict(site)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,18 +11,10 @@ from typing import Any, ClassVar
 from peft import PeftConfig, TaskType
 from torch import nn
 
-from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.acting import PLACES, MethodSite
 from hfpatch.tuners.card import describe_loading
-
-_NAMES = {
-    int: "an integer",
-    float: "a finite number",
-    bool: "true or false",
-    str: "a string",
-    types.NoneType: "None",
-}
+from hfpatch.tuners.options import fitting
 
 
 @dataclass(frozen=True)
@@ -101,10 +91,8 @@ class MethodConfig(PeftConfig):
         self.task_type = self.task_type or TaskType.CAUSAL_LM
         self.peft_type = self.spec.kind
         with_python_values(self)
-        hints = typing.get_type_hints(type(self))
-        ours = {f.name for f in dataclasses.fields(self)} - {f.name for f in dataclasses.fields(PeftConfig)}
-        for name in sorted(ours):
-            setattr(self, name, _checked(name, getattr(self, name), hints[name]))
+        for name, hint in option_types(type(self)).items():
+            setattr(self, name, fitting(name, getattr(self, name), hint))
 
     def build(self, site: MethodSite, seed: int) -> nn.ModuleDict:
         """Return the parts of one layer, initialised so that they change nothing, or as the options say.
@@ -138,9 +126,20 @@ class MethodConfig(PeftConfig):
         return None
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
-        """Write ``adapter_config.json``, and say in the card beside it that loading needs hfpatch."""
+        """Write ``adapter_config.json``, and say in the card beside it what to import before loading."""
         super().save_pretrained(save_directory, **kwargs)
-        describe_loading(Path(save_directory) / "README.md")
+        describe_loading(Path(save_directory) / "README.md", home_of(self))
+
+
+def option_types(cls: type[MethodConfig]) -> dict[str, Any]:
+    """Return the types of a method's options by name, those that all methods have included.
+
+    Raises:
+        NameError: if an annotation names something that the class's module does not have.
+    """
+    hints = typing.get_type_hints(cls)
+    ours = {field.name for field in dataclasses.fields(cls)} - {field.name for field in dataclasses.fields(PeftConfig)}
+    return {name: hints[name] for name in sorted(ours)}
 
 
 def with_python_values(config: PeftConfig) -> PeftConfig:
@@ -169,6 +168,12 @@ def method_name(config: PeftConfig) -> str:
     return str(kind.value).lower()
 
 
+def home_of(config: PeftConfig) -> str | None:
+    """Return the module that must be imported, beside hfpatch, before an adapter can be loaded; None if none."""
+    module = type(config).__module__
+    return module if isinstance(config, MethodConfig) and module.partition(".")[0] != "hfpatch" else None
+
+
 def drawn_as(adapter_name: str, config: PeftConfig) -> str:
     """Return what an adapter's name adds to the name that its initial values are drawn by.
 
@@ -176,25 +181,3 @@ def drawn_as(adapter_name: str, config: PeftConfig) -> str:
     stack; so two parts of a kind do not start equal, and a value depends on nothing else that is injected.
     """
     return "" if adapter_name in ("default", method_name(config)) else f".{adapter_name}"
-
-
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    """Return a value that fits the type of its field; a tuple and a list are taken for each other."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        container, items = typing.get_origin(option), typing.get_args(option)
-        if container is None and _fits(value, option):
-            return value
-        if container is not None and isinstance(value, list | tuple) and all(_fits(item, items[0]) for item in value):
-            return container(value)
-    kinds = []
-    for option in options:
-        items = typing.get_args(option)
-        kinds.append(f"a list of {_NAMES[items[0]].split()[-1]}s" if items else _NAMES[option])
-    raise HfpatchError(f"{name}={value!r} must be {' or '.join(kinds)}")
-
-
-def _fits(value: Any, kind: type) -> bool:
-    if kind is not bool and isinstance(value, bool):
-        return False
-    return isinstance(value, int | float) and math.isfinite(value) if kind is float else isinstance(value, kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -15,6 +14,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, select_sites, survey
 from hfpatch.sites.discovery import Refusal
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.contracts import built, require_own_names, require_places, require_some_parts
 from hfpatch.tuners.layer import NOT_MERGEABLE, MethodLayer
 from hfpatch.tuners.places import method_site, refused_at
 
@@ -33,10 +33,12 @@ class MethodModel(BaseTuner):
         """
         config: MethodConfig = copy.deepcopy(self.peft_config[adapter_name])  # the caller may use theirs again
         self.peft_config[adapter_name] = config
+        require_places(config)
+        require_own_names(config, [name for name, _ in model.named_parameters()])
         sites = changed_sites(model, config)
         with torch.device("meta"):
-            described = (replace(method_site(site), is_first=site is sites[0]) for site in sites)
-            require_parts(config, [config.build(each, config.seed) for each in described])
+            described = [replace(method_site(site), is_first=site is sites[0]) for site in sites]
+            require_some_parts(config, [built(config, each) for each in described])
         self._sites = {site.host_path: site for site in sites}
         if config.target_modules is not None and set(config.target_modules) != self._sites.keys():
             raise HfpatchError(
@@ -67,6 +69,11 @@ class MethodModel(BaseTuner):
         if not hasattr(target, child):
             target.add_module(child, self.tuner_layer_cls(self._sites[current_key]))
         layer: MethodLayer = getattr(target, child)
+        if layer.method is not type(peft_config):
+            raise HfpatchError(
+                f"{peft_config.spec.name}: the model has adapters of an earlier definition of the method; remove them "
+                "first, by hfpatch.unpatch or unload"
+            )
         is_first = current_key == next(iter(self._sites))
         layer.update_layer(adapter_name, peft_config, is_first=is_first, inference_mode=peft_config.inference_mode)
         layer.train(target.training)  # a new module is in training mode, so its dropout would act on an evaluated model
@@ -86,24 +93,6 @@ class MethodModel(BaseTuner):
         detach_layers(self.model)
         super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
         return self.model
-
-
-def require_parts(config: MethodConfig, built: Sequence[object]) -> None:
-    """Refuse what a method built for its layers, unless PEFT can keep it.
-
-    Raises:
-        HfpatchError: naming the method and what is wrong.
-    """
-    name, empty = config.spec.name, 0
-    for parts in built:
-        if not isinstance(parts, nn.ModuleDict):
-            raise HfpatchError(f"{name}: build() must return an nn.ModuleDict with parameters, not {parts!r}")
-        empty += not any(True for _ in parts.parameters())
-    if empty and not config.spec.shares:
-        raise HfpatchError(f"{name}: build() must return an nn.ModuleDict with parameters, not one without")
-    if empty == len(built):
-        layers = "the only layer" if empty == 1 else f"any of the {empty} layers"
-        raise HfpatchError(f"{name} has no parameters in {layers} that it would change; it needs others beside")
 
 
 def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]:

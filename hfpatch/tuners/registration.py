@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,14 +10,13 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPIN
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.sizes import register_size
-from hfpatch.tuners.acting import PLACES
 from hfpatch.tuners.config import MethodConfig, MethodSpec
+from hfpatch.tuners.contracts import check_results, require_initialised, require_registrable
 from hfpatch.tuners.layer import MethodLayer
 from hfpatch.tuners.model import MethodModel
 
 Method = TypeVar("Method", bound=type[MethodConfig])
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _CONFIGS: dict[Any, Any] = PEFT_TYPE_TO_CONFIG_MAPPING  # keyed by members of PEFT's own, closed enumeration
 
 
@@ -61,8 +58,11 @@ def method(
 
     def register(cls: Method) -> Method:
         spec = MethodSpec(name, _kind(name.upper()), prefix or f"{name}_", child or f"hfpatch_{name}", size, shares)
-        _require_registrable(cls, spec)
+        require_registrable(cls, spec)
+        _require_free(cls, spec)
+        check_results(cls)
         cls.spec = spec
+        require_initialised(cls)
         home = {"__module__": cls.__module__, "__doc__": f"The part of PEFT's interface that {cls.__name__} fills."}
         layer = type("Layer", (MethodLayer,), {**home, "__qualname__": f"{cls.__qualname__}.Layer", "method": cls})
         tuner = {**home, "__qualname__": f"{cls.__qualname__}.Model", "prefix": spec.prefix, "tuner_layer_cls": layer}
@@ -96,21 +96,10 @@ def _kind(value: str) -> Any:
     return next(known, None) or MethodType("MethodType", {value: value})[value]  # type: ignore[call-overload]
 
 
-def _require_registrable(cls: Any, spec: MethodSpec) -> None:
-    """Refuse a class that is no method, or a name that another one has."""
-    where = f"method {spec.name!r}"
-    if not _NAME.fullmatch(spec.name):
-        raise HfpatchError(f"{where}: a name is made of small letters, digits and '_', such as output_gate")
-    if not (isinstance(cls, type) and issubclass(cls, MethodConfig) and "__dataclass_fields__" in vars(cls)):
-        raise HfpatchError(f"{where}: {cls!r} is no dataclass below hfpatch.MethodConfig; put @dataclass under @method")
+def _require_free(cls: Any, spec: MethodSpec) -> None:
+    """Refuse a name that PEFT or another method has."""
     other = _CONFIGS.get(spec.kind)
     if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise HfpatchError(f"{where} is {other.__module__}.{other.__qualname__} already; choose another name")
-    if not any(hasattr(cls, place) for place in PLACES):
-        raise HfpatchError(f"{where} acts nowhere: define one of {', '.join(PLACES)}")
-    if taken := sorted({field.name for field in dataclasses.fields(cls)} & {*PLACES, "spec"}):
-        raise HfpatchError(f"{where}: an option cannot be called {taken[0]!r}, which is a place; choose another name")
-    if spec.size is not None and spec.size not in {field.name for field in dataclasses.fields(cls)}:
-        raise HfpatchError(f"{where}: size={spec.size!r} is none of its options")
-    if spec.prefix in spec.child:  # transformers takes the first match for the adapter's place
-        raise HfpatchError(f"{where}: child={spec.child!r} must not contain the prefix {spec.prefix!r}")
+        raise HfpatchError(
+            f"method {spec.name!r} is {other.__module__}.{other.__qualname__} already; choose another name"
+        )

@@ -106,7 +106,7 @@ def test_the_anchor_of_a_nonlinear_query_is_what_the_model_itself_takes_for_the_
     perturb(model)
     layer = model.get_submodule(ATTENTIONS["llama"].format(0)).hfpatch_query
     with torch.no_grad():
-        f = layer.nonlinear("nonlinear_query", "query", x)
+        f = layer.configs["nonlinear_query"].nonlinear("query", layer.parts("nonlinear_query"), x)
         expected = (2 * anchor + f) / 2 if form == "preserving" else (anchor + f) / 2
         torch.testing.assert_close(model.get_submodule(name)(x), expected)
 

@@ -14,7 +14,8 @@ from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
 
 NAMES = [
-    "no-op at init", "unpatch restores, base never changes", "attention is what it is taken for",
+    "no-op at init", "each place keeps dtype and input", "each place works on any device",
+    "unpatch restores, base never changes", "attention is what it is taken for",
     "pure: only the attention sees the change",
     "x~ reaches query, key and value", "the content skip reaches the residual",
     "projections are what they are taken for",

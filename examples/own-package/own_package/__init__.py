@@ -1,0 +1,1 @@
+"""A method and an architecture for hfpatch; its entry points name them."""

@@ -1,0 +1,103 @@
+"""Promises about what a method does with the tensors that it is given: their dtype, and their device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftConfig
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hfpatch.errors import HfpatchError
+from hfpatch.promises.common import changed_by, logits, perturbed
+from hfpatch.tuners.acting import MethodSite
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.places import method_site
+
+OTHER = "meta"  # stands for any device but the CPU: it takes no tensor of the CPU, and needs no hardware
+NOT_OURS = "does not apply: PEFT's own method"
+
+
+@dataclass(frozen=True)
+class Call:
+    """The first call of one of a method's places.
+
+    Args:
+        given: what it was given, after its parts.
+        returned: the dtype of what it returned.
+        in_place: whether it changed a tensor that it was given.
+    """
+
+    given: tuple[Any, ...]
+    returned: torch.dtype
+    in_place: bool
+
+
+def results(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Each place returns the dtype that it was given, and a new tensor: others may read the one that it was given."""
+    if not isinstance(config, MethodConfig):
+        return True, NOT_OURS
+    calls = _calls(model, config, tokens)
+    for place, call in calls.items():
+        if call.returned != call.given[0].dtype:
+            return False, f"{place} returns {call.returned} where it was given {call.given[0].dtype}"
+        if call.in_place:
+            return False, f"{place} changes in place what it was given; return a new tensor"
+    return True, f"at {', '.join(calls)}"
+
+
+def devices(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """Each place takes its parts and tensors on any device, and puts none of another one beside them."""
+    if not isinstance(config, MethodConfig):
+        return True, NOT_OURS
+    site, calls = method_site(changed_by(model, config)[0]), _calls(model, config, tokens)
+    with FakeTensorMode(allow_non_fake_inputs=True):  # shapes, dtypes and devices alone
+        with torch.device(OTHER):
+            parts = config.build(site, config.seed)
+        for place, call in calls.items():
+            if type(call.given[-1]) is not MethodSite:  # it holds tensors of the forward pass
+                continue
+            given = [torch.empty_like(each, device=OTHER) if isinstance(each, Tensor) else each for each in call.given]
+            try:
+                getattr(config, place)(parts, *given)
+            except (RuntimeError, HfpatchError) as error:
+                if "device" in str(error) and "cpu" in str(error):
+                    return False, f"{place} puts a tensor of the CPU beside its input; create it with device=x.device"
+            except Exception:  # such as a decision by a value, which there is not
+                continue
+    return True, f"at {', '.join(calls)}"
+
+
+def _calls(model: Any, config: MethodConfig, tokens: Tensor) -> dict[str, Call]:
+    """Run the model with the method and return the first call at each place where the method acts."""
+    calls: dict[str, Call] = {}
+    with perturbed(model, config), _recording(type(config), config.acts_at(), calls):
+        logits(model, tokens)
+    return calls
+
+
+@contextmanager
+def _recording(method: type[MethodConfig], places: tuple[str, ...], calls: dict[str, Call]) -> Iterator[None]:
+    before = {place: getattr(method, place) for place in places}
+    for place, function in before.items():
+        setattr(method, place, _recorded(function, place, calls))
+    try:
+        yield
+    finally:
+        for place, function in before.items():
+            setattr(method, place, function)
+
+
+def _recorded(function: Callable[..., Tensor], place: str, calls: dict[str, Call]) -> Callable[..., Tensor]:
+    def recorded(self: MethodConfig, parts: Any, *given: Any) -> Tensor:
+        before = [each._version for each in given if isinstance(each, Tensor)]
+        result = function(self, parts, *given)
+        in_place = before != [each._version for each in given if isinstance(each, Tensor)]
+        calls.setdefault(place, Call(given, result.dtype, in_place))
+        return result
+
+    return recorded

@@ -1,0 +1,200 @@
+"""What the class of a method must be, and what its functions must return; each mistake is one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from peft import PeftConfig
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.support.plugins import one_line
+from hfpatch.tuners.acting import PLACES, MethodSite
+from hfpatch.tuners.config import MethodConfig, MethodSpec, option_types
+from hfpatch.tuners.options import require_option_type
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_ARGUMENTS = {
+    "build": "site, seed",
+    "entered": "parts, x, site",
+    "query": "parts, q, x, site",
+    "key": "parts, k, x, site",
+    "value": "parts, v, x, site",
+    "heads": "parts, q, site",
+    "mixed": "parts, a, x, site",
+    "output": "parts, o, a, site",
+    "left": "parts, branch, x, site",
+    "stream": "parts, h, site",
+}
+_SHARED = {"layers_to_transform", "seed"}  # a method may give these another default
+_CHECKED = "_hfpatch_checked"  # on functions that check their results already
+_PART_KEYS = {"type", "match"}  # of a part in a recipe
+
+
+def require_registrable(cls: Any, spec: MethodSpec) -> None:
+    """Refuse a class that is no method, or one that PEFT or a recipe would take for something else.
+
+    Raises:
+        HfpatchError: naming the method and what to write instead.
+    """
+    where = f"method {spec.name!r}"
+    if not _NAME.fullmatch(spec.name):
+        raise HfpatchError(f"{where}: a name is made of small letters, digits and '_', such as output_gate")
+    if not (isinstance(cls, type) and issubclass(cls, MethodConfig) and "__dataclass_fields__" in vars(cls)):
+        raise HfpatchError(f"{where}: {cls!r} is no dataclass below hfpatch.MethodConfig; put @dataclass under @method")
+    if spec.prefix in spec.child:  # transformers takes the first match for the adapter's place
+        raise HfpatchError(f"{where}: child={spec.child!r} must not contain the prefix {spec.prefix!r}")
+    if spec.size is not None and spec.size not in {field.name for field in dataclasses.fields(cls)}:
+        raise HfpatchError(f"{where}: size={spec.size!r} is none of its options")
+    _require_options(cls, where)
+    if not (acts := [place for place in PLACES if hasattr(cls, place)]):
+        raise HfpatchError(f"{where} acts nowhere: define one of {', '.join(PLACES)}")
+    for name in ("build", *acts):
+        _require_arguments(getattr(cls, name), name, where)
+
+
+def _require_options(cls: type[MethodConfig], where: str) -> None:
+    """Refuse options whose names have a meaning already, or whose types cannot be checked and saved as JSON."""
+    inherited = set(dir(MethodConfig)) | {field.name for field in dataclasses.fields(PeftConfig)} | {"spec"}
+    own = {name for kind in cls.__mro__ if kind not in MethodConfig.__mro__ for name in inspect.get_annotations(kind)}
+    for name in sorted(own):
+        meaning = "is a place" if name in PLACES else "is a key of a recipe's part" if name in _PART_KEYS else ""
+        if not meaning and name in inherited - _SHARED:
+            meaning = "means something to every method"
+        if meaning:
+            raise HfpatchError(f"{where}: an option cannot be called {name!r}, which {meaning}; choose another name")
+    try:
+        for name, hint in option_types(cls).items():
+            require_option_type(name, hint)
+    except NameError as error:
+        raise HfpatchError(f"{where}: the type of an option must be known in its module: {error}") from error
+    except HfpatchError as error:
+        raise HfpatchError(f"{where}: {error}") from error
+
+
+def _require_arguments(function: Any, name: str, where: str) -> None:
+    wanted = _ARGUMENTS[name].split(", ")
+    if not isinstance(function, types.FunctionType):
+        raise HfpatchError(f"{where}: {name} must be a function, {name}(self, {_ARGUMENTS[name]})")
+    try:
+        inspect.signature(function).bind("self", *wanted)
+    except TypeError:
+        found = inspect.signature(function)
+        raise HfpatchError(f"{where}: {name}{found} must take (self, {_ARGUMENTS[name]})") from None
+
+
+def require_initialised(cls: type[MethodConfig]) -> None:
+    """Refuse a class whose ``__post_init__`` does not call that of :class:`hfpatch.MethodConfig`.
+
+    Raises:
+        HfpatchError: naming the method.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = cls()
+    except Exception:  # a default may be refused by the method's own checks
+        return
+    if made.peft_type is None:
+        raise HfpatchError(f"method {cls.spec.name!r}: __post_init__ must call super().__post_init__() first")
+
+
+def check_results(cls: type[MethodConfig]) -> None:
+    """Let the functions of a method's places refuse to return what cannot go on in the place of what they were given.
+
+    An export, which has the class's own source, checks nothing.
+    """
+    for place in PLACES:
+        function = getattr(cls, place, None)
+        if function is not None and not hasattr(function, _CHECKED):
+            setattr(cls, place, _checked(function, f"{cls.__name__}.{place}"))
+
+
+def _checked(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
+    @functools.wraps(function)
+    def checked(self: MethodConfig, parts: Any, value: Tensor, *others: Any) -> Tensor:
+        result = function(self, parts, value, *others)
+        if not isinstance(result, Tensor):
+            hint = "; does it lack a return?" if result is None else ""
+            raise HfpatchError(f"{name} must return a tensor, not {type(result).__name__}{hint}")
+        if result.shape != value.shape:
+            raise HfpatchError(f"{name} returned {_shape(result)} where it was given {_shape(value)}")
+        if result.device != value.device:
+            raise HfpatchError(f"{name} returned a tensor on {result.device} where it was given one on {value.device}")
+        if not result.is_floating_point():
+            raise HfpatchError(f"{name} returned {result.dtype} where it was given {value.dtype}")
+        return result
+
+    setattr(checked, _CHECKED, True)
+    return checked
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(map(str, tensor.shape))})"
+
+
+def built(config: MethodConfig, site: MethodSite) -> nn.ModuleDict:
+    """Return what a method builds at a site, which PEFT must be able to keep.
+
+    Raises:
+        HfpatchError: naming the method and what is wrong.
+    """
+    where = f"{config.spec.name}: build()"
+    try:
+        parts: Any = config.build(site, config.seed)
+    except HfpatchError:
+        raise
+    except Exception as error:  # whatever the method raises
+        raise HfpatchError(f"{where} failed at layer {site.layer}: {one_line(error)}") from error
+    if not isinstance(parts, nn.ModuleDict):
+        raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters, not {type(parts).__name__}")
+    if not config.spec.shares and not any(True for _ in parts.parameters()):
+        raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters; {list(parts)} have none")
+    return parts
+
+
+def require_some_parts(config: MethodConfig, parts: Sequence[nn.ModuleDict]) -> None:
+    """Refuse a method whose layers share what none of those that are changed would add anything to.
+
+    Raises:
+        HfpatchError: naming the method and the number of layers.
+    """
+    if not any(True for each in parts for _ in each.parameters()):
+        layers = "the only layer" if len(parts) == 1 else f"any of the {len(parts)} layers"
+        raise HfpatchError(
+            f"{config.spec.name} has no parameters in {layers} that it would change; it needs others beside"
+        )
+
+
+def require_places(config: MethodConfig) -> None:
+    """Refuse places where a method says that it acts but has no function.
+
+    Raises:
+        HfpatchError: naming the method and the place.
+    """
+    places: Sequence[str] = config.acts_at()
+    known = [place for place in PLACES if hasattr(config, place)]
+    if isinstance(places, str) or not places or not set(places) <= set(known):
+        raise HfpatchError(f"{config.spec.name}: acts_at() must return some of {tuple(known)}, not {places!r}")
+
+
+def require_own_names(config: MethodConfig, names: Sequence[str]) -> None:
+    """Refuse a prefix that names of the model contain, whose tensors PEFT would take for the adapter's.
+
+    Raises:
+        HfpatchError: naming the method and a parameter.
+    """
+    prefix = config.spec.prefix
+    taken = [name for name in names if prefix in name and f".{config.spec.child}." not in f".{name}"]
+    if taken:
+        raise HfpatchError(
+            f"{config.spec.name}: its tensors begin with {prefix!r}, which the model's {taken[0]} contains; give "
+            "@hfpatch.method another prefix"
+        )

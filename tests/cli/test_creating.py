@@ -1,0 +1,94 @@
+"""``hfpatch new-method``: what it writes passes as it is."""
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from own_methods import forgotten
+
+from hfpatch.__main__ import main
+from hfpatch.promises import run
+from hfpatch.support.scaffold import PLACES
+from hfpatch.tuners.acting import PLACES as KNOWN
+
+CONFIG = Path(__file__).parents[2] / "pyproject.toml"
+MADE = {
+    "one_place": [],
+    "two_places": ["--place", "entered", "--place", "left"],
+    "all_places": [argument for place in KNOWN for argument in ("--place", place)],
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with forgotten():
+        yield
+    for name in (*MADE, *(f"test_{name}" for name in MADE)):
+        sys.modules.pop(name, None)
+
+
+def test_a_method_can_begin_at_every_place():
+    assert set(PLACES) >= set(KNOWN)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_files_pass_as_they_are(name, tmp_path, monkeypatch, capsys):
+    assert main(["new-method", name, *MADE[name]]) == 0
+    said = capsys.readouterr().out
+    cls = "".join(map(str.capitalize, name.split("_")))
+    assert f"hfpatch check tinyworld/gpt2 --method {name}:{cls}" in said
+    monkeypatch.setattr(run, "PROMISES", run.PROMISES[:3])  # the others take seconds
+    tests = {key: each for key, each in runpy.run_path(f"test_{name}.py").items() if key.startswith("test_")}
+    assert len(tests) == 2
+    for test in tests.values():
+        test()
+    text = Path(f"{name}.py").read_text(encoding="utf-8")
+    Path(f"{name}.py").write_text(re.sub(r"return (\w+) \+", r"return \1 + 2 *", text), encoding="utf-8")
+    sys.modules.pop(name)
+    with pytest.raises(AssertionError):  # another formula than the test's
+        runpy.run_path(f"test_{name}.py")["test_formula"]()
+
+
+@pytest.mark.skipif(shutil.which("ruff") is None, reason="ruff is not installed")
+def test_the_files_are_clean():
+    for name, places in MADE.items():
+        assert main(["new-method", name, *places]) == 0
+    for command in (["check"], ["format", "--check"]):
+        ruff = ["ruff", *command, "--config", str(CONFIG), "--no-cache", "."]
+        done = subprocess.run(ruff, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_package_gets_its_entry_point():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
+    assert main(["new-method", "one_place", "--package", "--out", "new/folder"]) == 0
+    project = tomllib.loads(Path("new/folder/pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["entry-points"]["hfpatch.methods"] == {"one_place": "one_place:OnePlace"}
+    assert project["tool"]["setuptools"]["py-modules"] == ["one_place"]
+
+
+REFUSED = {
+    ("MyGate",): "MyGate: a name is made of small letters",
+    ("class",): "class: a name is made of small letters",
+    ("output_gate",): "output_gate: is a method already; choose another name",
+    ("lora",): "lora: is a method already",
+    ("json",): "json: a module of this name is installed already",
+    ("mine", "--place", "qeury"): "--place qeury: no place of a branch (did you mean 'query'?); use entered, query",
+    ("there",): "there.py: exists already; choose another name, or --out",
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED, ids="-".join)
+def test_a_mistake_is_one_line_and_nothing_is_written(arguments, tmp_path, capsys):
+    (tmp_path / "test_there.py").write_text("mine")
+    assert main(["new-method", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert REFUSED[arguments] in error
+    assert len(error.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["test_there.py"]
