@@ -8,7 +8,7 @@ from families import make_config, make_model
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING
 from transformers import AutoModelForCausalLM
 
-from hfpatch import HfpatchError
+from hfpatch import HfpatchError, methods
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
 from hfpatch.results import ComparisonResults
 from hfpatch.surgery.budget import Trial, count_added
@@ -16,7 +16,7 @@ from hfpatch.surgery.matching import match_size
 from hfpatch.surgery.methods import build_method
 from hfpatch.tuners.checks import require_injectable
 
-OURS = {"pre_projection", "nonlinear_query"}
+OURS = {getattr(methods, name).spec.name for name in methods.__all__}
 TARGETS = ["q_proj", "v_proj", "down_proj"]  # 8 -> 8, 8 -> 4, 12 -> 8
 SMALL = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
 OPTIONS = {  # beside the modules
@@ -84,14 +84,14 @@ def test_a_size_larger_than_any_is_the_largest():
 
 def test_a_size_that_changes_nothing_is_refused():
     parts = {"type": "glora", "config_A_B": "vector", "config_C": "vector", "target_modules": TARGETS, "match": "other"}
-    methods = {"other": [{"type": "pre_projection"}], "x": [parts]}
+    stacks = {"other": [{"type": "pre_projection"}], "x": [parts]}
     with pytest.raises(HfpatchError, match=r"methods\.x\[0\]\.match: no size changes the number of parameters"):
-        build_method(small_model(), methods, "x")
+        build_method(small_model(), stacks, "x")
 
 
 def test_the_match_of_a_method():
-    methods = {"other": [{"type": "pre_projection"}], "x": [{"type": "c3a", "match": "other", "target_modules": "mlp"}]}
-    match = build_method(small_model(), methods, "x").match
+    stacks = {"other": [{"type": "pre_projection"}], "x": [{"type": "c3a", "match": "other", "target_modules": "mlp"}]}
+    match = build_method(small_model(), stacks, "x").match
     assert (match.to, match.size, match.value, match.rank) == ("other", "block_size", 2, None)
     assert (match.parameters, match.target_parameters) == (3 * 8 * 12 // 2, 2 * 8 * 10)
 
