@@ -67,8 +67,8 @@ def ablate_layers(model: nn.Module, score: Score) -> Ablations:
     block_of = block_finder(model)
     by_block: dict[int, list[BaseTunerLayer]] = {}
     for name, module in model.named_modules():
-        adds = isinstance(module, BaseTunerLayer) and any(True for _ in module.parameters())  # or later layers read it
-        if adds and (block := block_of(name)) >= 0:
+        has_parameters = any(True for _ in module.parameters())
+        if has_parameters and isinstance(module, BaseTunerLayer) and (block := block_of(name)) >= 0:
             by_block.setdefault(block, []).append(module)
     if not by_block:
         raise HfpatchError("the model has no adapters, so there is none to disable; patch it first")
