@@ -62,6 +62,7 @@ class MethodConfig(PeftConfig):
     Each returns what goes on instead, of the same shape. ``parts`` has the modules that :meth:`build` returned, by
     name, ``site`` is a :class:`hfpatch.MethodSite`. Several adapters act in the order of the stack. Where LoRA adapts
     the same projection, its term is added to what query, key or value return, and it reads what ``mixed`` was given.
+    A method that mixes tokens says how far it looks back by :meth:`steps_back` and asks ``site.earlier(x, steps)``.
 
     Values are checked against the types of the fields, without conversion: ``"false"`` is text and no truth value.
     numpy's numbers become Python's.

@@ -245,7 +245,7 @@ def _inputs(model, site):
 
 
 FURTHER = {
-    "canon": Further(CanonConfig, apply_canon, "canon"),
+    "canon": Further(CanonConfig, apply_canon, "canon", takes=lambda site: site.has_one_input),
     "canon behind projections": Further(
         lambda: CanonConfig(at="qkv", width=3), apply_canon_b, "canon", takes=lambda site: "q_b_proj" not in site.query
     ),

@@ -119,7 +119,12 @@ def test_the_recipes_of_real_models_are_gated_where_a_score_is_known():
             gated[path.stem] = bool(
                 check_known_scores(recipe.model.name, recipe.model.revision, recipe.model.dtype, scores)
             )
-    assert {name for name, is_gated in gated.items() if is_gated} == {"gpt2", "pythia-160m", "pythia-410m"}
+    assert {name for name, is_gated in gated.items() if is_gated} == {
+        "gpt2",
+        "pythia-160m",
+        "pythia-160m-zoo",
+        "pythia-410m",
+    }
     assert {name for name, is_gated in gated.items() if not is_gated} == {
         "pythia-160m-as-published",
         "pythia-410m-as-published",
