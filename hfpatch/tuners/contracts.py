@@ -149,9 +149,9 @@ def built(config: MethodConfig, site: MethodSite) -> nn.ModuleDict:
     where = f"{config.spec.name}: build()"
     try:
         parts: Any = config.build(site, config.seed)
-    except HfpatchError:
+    except (HfpatchError, RuntimeError, MemoryError):  # also of the machine
         raise
-    except Exception as error:  # whatever the method raises
+    except Exception as error:  # a mistake in the method
         raise HfpatchError(f"{where} failed at layer {site.layer}: {one_line(error)}") from error
     if not isinstance(parts, nn.ModuleDict):
         raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters, not {type(parts).__name__}")

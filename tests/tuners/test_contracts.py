@@ -85,7 +85,7 @@ def of(parts):
 
 
 def failing(self, site, seed):
-    raise RuntimeError("a\nproblem")
+    raise LookupError("a\nproblem")
 
 
 def on_meta(self, parts, q, x, site):
@@ -96,7 +96,7 @@ AT_INJECTION = {
     "a dict": ({"build": of({"a": nn.Linear(2, 2)})}, r"mine: build\(\) must return an nn.ModuleDict .*, not dict"),
     "nothing": ({"build": of(None)}, r"build\(\) must return an nn.ModuleDict with parameters, not NoneType"),
     "no parameters": ({"build": of(nn.ModuleDict({"a": nn.ReLU()}))}, r"with parameters; \['a'\] have none"),
-    "an error": ({"build": failing}, r"mine: build\(\) failed at layer 0: RuntimeError: a problem"),
+    "an error": ({"build": failing}, r"mine: build\(\) failed at layer 0: LookupError: a problem"),
     "a place without function": (
         {"acts_at": lambda self: ("key",)},
         r"must return some of \('query',\), not \('key',\)",
