@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,6 +42,7 @@ class Further:
         among: which of the sites that can take it do, knowing them all.
         stream: whether it acts on the residual stream behind the block.
         std: of the noise that moves its tensors off their initial values.
+        nowhere: types of models that cannot take it at all.
     """
 
     config: Callable
@@ -51,6 +52,7 @@ class Further:
     std: float = 0.1
     stream: bool = False
     among: Callable[[list[Site]], list[Site]] = lambda sites: sites
+    nowhere: Collection[str] = ()
 
 
 def on_argument(model, path, change):
@@ -211,43 +213,33 @@ def apply_canon(model, site, tensors):
 
 def apply_canon_b(model, site, tensors):
     """Query, key and value, convolved where their projection returns them."""
-    for target, (path, columns) in columns_of_all(model, site).items():
-
-        def change(out, weight=tensors[target], columns=columns):
-            out = out.clone()
-            out[..., columns] = convolved(out[..., columns], weight)
-            return out
-
-        on_output(model, path, change)
+    for target, weight in tensors.items():
+        on_target(model, site, target, lambda y, x, weight=weight: convolved(y, weight))
 
 
-def columns_of_all(model, site):
-    """Return the projection and its columns of query, key and value: of modules of their own, or of a fused one."""
-    holder, _, name = site.query.rpartition(".")
-    if name in ("q_proj", "query"):
-        others = {"key": name.replace("q_proj", "k_proj").replace("query", "key")}
-        others["value"] = others["key"].replace("k_proj", "v_proj").replace("key", "value")
-        paths = {"query": site.query, **{target: f"{holder}.{path}" for target, path in others.items()}}
-        return {target: (path, slice(None)) for target, path in paths.items()}
-    width, query = model.get_submodule(site.query)(torch.zeros(1, 1, _inputs(model, site))).shape[-1], site.columns
-    rest = [column for column in range(width) if column not in set(query)]
-    if rest[0] > query[-1]:  # all queries, all keys, all values
-        key, value = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-    else:  # query, key and value of a head
-        size = rest[0]
-        key, value = [column + size for column in query], [column + 2 * size for column in query]
-    return {"query": (site.query, query), "key": (site.query, key), "value": (site.query, value)}
+def takes_convolution(site):
+    return takes_query(site) and takes_key_and_value(site)
 
 
-def _inputs(model, site):
-    weight = model.get_submodule(site.query).weight
-    return weight.shape[0] if hasattr(model.get_submodule(site.query), "nf") else weight.shape[1]
+BLIND = {  # types whose tokens cannot look back
+    "big_bird": "the attention is exchanged at run time",
+    "bigbird_pegasus": "not causal",
+    "blt": "patches beside bytes",
+    "cpmant": "prompt tokens see the whole text",
+    "hrm_text": "a block runs several times",
+    "llama4": "attends within chunks",
+    "llama4_text": "attends within chunks",
+    "mpt": "another kind of mask",
+    "prophetnet": "streams along the sequence",
+    "reformer": "hashes, and an autograd function that recomputes its blocks",
+    "zaya": "several masks",
+}
 
 
 FURTHER = {
     "canon": Further(CanonConfig, apply_canon, "canon", takes=lambda site: site.has_one_input),
     "canon behind projections": Further(
-        lambda: CanonConfig(at="qkv", width=3), apply_canon_b, "canon", takes=lambda site: "q_b_proj" not in site.query
+        lambda: CanonConfig(at="qkv", width=3), apply_canon_b, "canon", takes=takes_convolution, nowhere=BLIND
     ),
     "output gate": Further(OutputGateConfig, apply_output_gate, "output_gate", takes=takes_gate),
     "output gate per head": Further(
@@ -308,7 +300,7 @@ def check(case, name):
     """
     method, model, twin = FURTHER[name], make(case), settled(make(case))
     before, (base, tokens, plain) = sweep.anatomy(model), sweep.unpatched(case)
-    every = sites_of(case, base)
+    every = [] if model_type(case) in method.nowhere else sites_of(case, base)
     sites = method.among([site for site in every if "all" not in site.place.refused and method.takes(site)])
     if not sites:
         return is_refused(model, method, tokens, plain, before)
