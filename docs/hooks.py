@@ -13,6 +13,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")
+CODE = re.compile(r"(^```.*?^```$)", flags=re.MULTILINE | re.DOTALL)
 LISTED = re.compile(r"^\| \[([^\]]+)\]\(([^)#]+)\)", flags=re.MULTILINE)
 LOADED = re.compile(
     r'<(?:script|img|iframe|source|video)\b[^>]*\bsrc="(?:https?:)?//|@import|url\("?https?:'
@@ -59,7 +60,8 @@ def on_page_markdown(markdown, page, config, files):
             return f"]({posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
         return f"]({config.extra['repository']}/blob/main/{path}{anchor})"
 
-    return LINK.sub(lead, markdown)
+    parts = CODE.split(markdown)  # text, code, text, ...
+    return "".join(part if index % 2 else LINK.sub(lead, part) for index, part in enumerate(parts))
 
 
 def on_post_page(output, page, config):

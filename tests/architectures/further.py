@@ -237,7 +237,7 @@ BLIND = {  # types whose tokens cannot look back
 
 
 FURTHER = {
-    "canon": Further(CanonConfig, apply_canon, "canon", takes=lambda site: site.has_one_input),
+    "canon": Further(CanonConfig, apply_canon, "canon", takes=lambda site: site.has_one_input, nowhere=BLIND),
     "canon behind projections": Further(
         lambda: CanonConfig(at="qkv", width=3), apply_canon_b, "canon", takes=takes_convolution, nowhere=BLIND
     ),
@@ -382,7 +382,7 @@ def is_refused(model, method, tokens, plain, before):
     assert torch.equal(logits_of(model, tokens), plain), "a refused patch changes the model"
     assert "\n" not in str(raised.value)
     why = str(raised.value).removeprefix("no layer of this model can be changed: ")
-    return "refused: " + re.sub(r"^[A-Z]\w+(?= (has|is|does) )", "the attention", why)
+    return "refused: " + re.sub(r"^[A-Z]\w+(?= (has|is|does|takes) )", "the attention", why)
 
 
 def _held(added, path):
