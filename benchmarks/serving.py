@@ -73,6 +73,9 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "some_layers": [{**PRE, "content_skip": True, "layers_to_transform": [1]}, {**QUERY, "layers_to_transform": [0]}],
     "lora": [LORA],
     "pre_projection_skip_lora": [{**PRE, "content_skip": True}, LORA],
+    "output_gate": [{"type": "output_gate"}],
+    "nonlinear_lora": [{"type": "nonlinear_lora", "targets": ["query", "value", "output"]}],
+    "adapters": [{"type": "parallel_adapter"}, {"type": "loreft"}],
     "all_parts": [{**PRE, "content_skip": True}, QUERY, TEMPERATURE, LORA],
 }
 OWN = ("gpt2-bare",)  # served by vLLM's own code: its Transformers backend does not load a stock GPT-2's biases

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import HookedModule
 from hfpatch.tuners.acting import PLACES, ActingModule, MethodSite
 
@@ -211,6 +212,7 @@ class Hooked:
         start = f"{self.hfpatch_prefix}." if self.hfpatch_prefix else ""
         for item in config.hfpatch:
             if all(path.startswith(start) for path in paths_of(item)):
+                require_served(item, config._attn_implementation)
                 attach(self, item, start)
         model: Any = self  # what is tied has other names now
         model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
@@ -235,6 +237,19 @@ class Hooked:
     def is_custom_code(cls) -> bool:
         """Tell transformers that weights and buffers are initialised as the stock classes do it."""
         return False
+
+
+def require_served(item: dict[str, Any], attention: str | None) -> None:
+    """Refuse to serve what layers share in one call of the model: vLLM runs the layers without calling it.
+
+    Raises:
+        HfpatchError: naming the method.
+    """
+    if attention == "vllm" and "around_blocks" in item:
+        raise HfpatchError(
+            f"{item['options']['method']} passes tensors from layer to layer in one call of the model, which vLLM does "
+            "not make; generate with transformers"
+        )
 
 
 def paths_of(item: dict[str, Any]) -> list[str]:

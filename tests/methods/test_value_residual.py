@@ -11,7 +11,8 @@ from architectures.further import apply_value_residual, check
 from architectures.places import sites_of
 from families import logits_of, make_config, make_tokens, perturb
 from simulated_device import CUDA, simulated_device
-from transformers import AutoModelForCausalLM, HrmTextConfig
+from transformers import AutoConfig, AutoModelForCausalLM, HrmTextConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, ValueResidualConfig
@@ -153,12 +154,18 @@ def test_an_ablation_leaves_the_layer_that_the_others_read():
     assert found.score != found.without[-1].score
 
 
-def test_an_export_of_adapters_on_other_layers(tmp_path):
+def test_an_export_of_adapters_on_other_layers_which_vllm_refuses(tmp_path, monkeypatch):
     model, tokens = adapters_on_other_layers(), make_tokens(2, 6)
     expected = logits_of(model, tokens)
     write_model(model, tmp_path)
     found, _ = elsewhere.computed(tmp_path, tokens)
     assert torch.equal(found["logits"], expected)
+    config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    with pytest.raises(
+        ValueError, match=r"value_residual passes tensors from layer to layer .*, which vLLM does not make"
+    ):
+        AutoModelForCausalLM.from_config(config, trust_remote_code=True, attn_implementation="vllm")
 
 
 def test_a_value_of_another_device_is_moved_to_where_it_is_read():
