@@ -71,8 +71,9 @@ def check_command(arguments):
 
 def write_file(block):
     """Write a block to the file that its first line names; return whether it names one."""
-    name = re.match(r"# (\w+\.(yaml|py))\n", block)
+    name = re.match(r"# ([\w/-]+\.(yaml|py))\n", block)
     if name:
+        Path(name[1]).parent.mkdir(parents=True, exist_ok=True)
         Path(name[1]).write_text(block, encoding="utf-8")
     return name is not None
 

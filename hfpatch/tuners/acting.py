@@ -379,9 +379,3 @@ def _mixed_by(method: Any, parts: Parts, x: Tensor, site: MethodSite, mixed: Ten
 def _stream_by(method: Any, parts: Parts, site: MethodSite, hidden: Tensor) -> Tensor:
     result: Tensor = method.stream(parts, hidden, site)
     return result
-
-
-def mixes_tokens(model: nn.Module) -> bool:
-    """Return whether a method that acts now reads earlier positions, also in the model of an export."""
-    asked = (getattr(module, "looks_back", None) for module in model.modules())
-    return any(looks_back() for looks_back in asked if callable(looks_back))

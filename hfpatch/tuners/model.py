@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from peft.tuners.tuners_utils import BaseTuner
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import nn
 
 from hfpatch.errors import HfpatchError
@@ -34,7 +34,7 @@ class MethodModel(BaseTuner):
         config: MethodConfig = copy.deepcopy(self.peft_config[adapter_name])  # the caller may use theirs again
         self.peft_config[adapter_name] = config
         require_places(config)
-        require_own_names(config, [name for name, _ in model.named_parameters()])
+        require_own_names(config, _names_of_the_base(model))
         sites = changed_sites(model, config)
         with torch.device("meta"):
             described = [replace(method_site(site), is_first=site is sites[0]) for site in sites]
@@ -93,6 +93,13 @@ class MethodModel(BaseTuner):
         detach_layers(self.model)
         super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
         return self.model
+
+
+def _names_of_the_base(model: nn.Module) -> list[str]:
+    """Return the names of the parameters that no adapter added."""
+    layers = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, BaseTunerLayer))
+    names = [name for name, _ in model.named_parameters()]
+    return [name for name in names if not name.startswith(layers) or ".base_layer." in name]
 
 
 def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]:

@@ -14,9 +14,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import hfpatch
 from hfpatch import CanonConfig, HfpatchError
 from hfpatch.data.packing import packing_is_exact
+from hfpatch.evaluation.scorer.exactness import _mixes_tokens as mixes_tokens
 from hfpatch.export.write import write_model
 from hfpatch.nn import ShortConvolution
-from hfpatch.tuners.acting import mixes_tokens
 from hfpatch.tuners.earlier import MARGIN, Row
 
 CASES = [

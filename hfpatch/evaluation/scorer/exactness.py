@@ -23,7 +23,6 @@ from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group
 from hfpatch.evaluation.scorer.trimming import only_at
 from hfpatch.sites import input_device
 from hfpatch.sites.lm_head import close
-from hfpatch.tuners.acting import mixes_tokens
 
 SHORT = 18  # tokens of a row in the first probe
 _UNITS = 18  # of the probe's tree of three endings
@@ -68,11 +67,17 @@ def find_sharing(model: Any, parts: Parts, max_length: int) -> Sharing:
     return Sharing(window, f"attention covers {window} tokens") if window < max_length else Sharing(max_length)
 
 
+def _mixes_tokens(model: Any) -> bool:
+    """Return whether a method that acts now reads earlier positions, also in the model of an export."""
+    asked = (getattr(module, "looks_back", None) for module in model.modules())
+    return any(looks_back() for looks_back in asked if callable(looks_back))
+
+
 def _declared_obstacle(model: Any, config: Any) -> str | None:
     kinds = {str(kind) for name in _LAYERS for kind in (getattr(config, name, None) or ())}
     if getattr(model, "_is_stateful", False) or kinds - _ATTENTION:
         return f"it has layers without a mask ({', '.join(sorted(kinds - _ATTENTION)) or 'recurrent'})"
-    if mixes_tokens(model):
+    if _mixes_tokens(model):
         return "a method of its patch reads earlier positions of the row"
     if getattr(config, "alibi", False):
         return "ALiBi uses distances in the row"
