@@ -81,10 +81,11 @@ def imported(folder: Path) -> ModuleType:
     """Import the modelling file of an export, under a name of its own, and return the module."""
     name = f"hfpatch_export_{next(_COUNT)}"
     spec = importlib.util.spec_from_file_location(name, folder / FILE)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise HfpatchError(f"{folder / FILE}: cannot be imported")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
-    spec.loader.exec_module(module)
+    code = compile((folder / FILE).read_bytes(), str(folder / FILE), "exec")
+    exec(code, module.__dict__)  # the loader would leave compiled code, with the folder's path in it, in the export
     return module
 
 

@@ -82,8 +82,8 @@ def _patch(folder: Path, methods: list[str], method: str, seed: int | None) -> P
 
 
 def _tree(folder: Path) -> Contents:
-    """Return every file below a folder but hidden ones."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    """Return every file below a folder but hidden ones and compiled code, which holds paths of this machine."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".pyc")
     names = ((path, path.relative_to(folder)) for path in files)
     return {
         name.as_posix(): _without_path(path) for path, name in names if not any(p.startswith(".") for p in name.parts)

@@ -97,7 +97,8 @@ def test_the_file_states_licence_and_source_and_nothing_of_this_machine(exports)
     assert not [
         line for line in source.splitlines() if line.startswith(("import hfpatch", "from hfpatch", "import peft"))
     ]
-    for file in (each for each in folder.iterdir() if each.is_file()):
+    for file in folder.iterdir():
+        assert file.is_file(), file.name
         assert str(folder.parents[1]).encode() not in file.read_bytes(), file.name
 
 
