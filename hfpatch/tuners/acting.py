@@ -156,6 +156,7 @@ class ActingModule(SharingModule):
 
     site: MethodSite
     reads_rows = False
+    behind_sources: frozenset[str] = frozenset()  # the targets whose projection reads a low-rank image of x
 
     def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
         """Yield what acts at a place now, in order: the method with its options, its parts, and the site."""
@@ -186,9 +187,12 @@ class ActingModule(SharingModule):
             modules: modules of the base by their role, those alone that the methods need: ``norm`` or ``entries``
                 (the hidden state), ``query``, ``key``, ``value`` and their ``..._source`` (the projections),
                 ``query_norm``, ``mixed`` and ``reader`` (the output projection, and what is called with x before it),
-                ``output`` (the output projection), ``exit`` and ``first`` (the first of several entries) for the
-                branch's end, ``block``, and ``row`` (the attention) to look back.
+                ``attention`` where one of the two last is kept, ``output`` (the output projection), ``exit`` and
+                ``first`` (the first of several entries) for the branch's end, ``block``, and ``row`` (the attention)
+                to look back.
         """
+        for module in modules.get("attention", ()):
+            self.before(module, ActingModule._begin_attention)
         for module in modules.get("row", ()):
             known_attention(module)
             self.reads_rows = True
@@ -197,6 +201,7 @@ class ActingModule(SharingModule):
             self.after(module, ActingModule._replace_output)
         for module in modules.get("entries", ()):
             self.before(module, ActingModule._replace_input)
+        self.behind_sources = frozenset(target for target in PROJECTED if f"{target}_source" in modules)
         by_projection: dict[nn.Module, list[str]] = {}
         for target in (target for target in PROJECTED if target in modules):
             by_projection.setdefault(modules[target][0], []).append(target)
@@ -219,6 +224,8 @@ class ActingModule(SharingModule):
             self.after(module, ActingModule._stream)
         for module in modules.get("row", ()):
             self.after(module, ActingModule._end_row, always=True)
+        for module in modules.get("attention", ()):
+            self.after(module, ActingModule._end_attention, always=True)
 
     # what a place does to its tensor, for the hooks and for whoever measures it
 
@@ -278,6 +285,12 @@ class ActingModule(SharingModule):
 
     # hooks
 
+    def _begin_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        CALLS.keep(self, "attention", True)
+
+    def _end_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        CALLS.take(self, "attention")
+
     def _begin_row(
         self, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -296,13 +309,14 @@ class ActingModule(SharingModule):
         return replace_hidden(module, args, kwargs, self.entered(hidden_argument(args, kwargs)))
 
     def _keep_read(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.acts(name):
+        if self.acts(name) and CALLS.look(self, "attention"):  # a projection may be called by itself
             self.keep(name, args[0])
 
     def _project(
         self, targets: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor
     ) -> Tensor:
-        read = {target: self.read_by(target, args[0]) for target in targets}
+        known = [target for target in targets if target not in self.behind_sources or self.look(target) is not None]
+        read = {target: self.read_by(target, args[0]) for target in known}
         for target in targets:
             self.take(target)
 

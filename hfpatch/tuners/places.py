@@ -50,7 +50,7 @@ def modules_at(site: AttentionSite, places: Iterable[str]) -> dict[str, list[nn.
             norm = site.heads.norm
             found |= _projection(site, "query") if norm is None else {"query_norm": [site.inner_module(norm)]}
         elif place == "mixed" and (output := _output(site)) is not None and (reader := _reader(site)) is not None:
-            found |= {"mixed": [output], "reader": [reader]}
+            found |= {"mixed": [output], "reader": [reader], "attention": [site.attention]}
         elif place == "output" and (output := _output(site)) is not None:
             found["output"] = [output]
         elif place == "left":
@@ -129,8 +129,10 @@ def _projection(site: AttentionSite, target: str) -> dict[str, list[nn.Module]]:
     if target not in site.projections:
         return {}
     source = site.projections[target].source
-    read = {} if source is None else {f"{target}_source": [site.inner_module(source)]}
-    return {target: [site.projection_module(target)]} | read
+    found = {target: [site.projection_module(target)]}
+    if source is not None:
+        found |= {f"{target}_source": [site.inner_module(source)], "attention": [site.attention]}
+    return found
 
 
 def _output(site: AttentionSite) -> nn.Module | None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, DeepseekV3Config, Olmo2Config
 
 import hfpatch
-from hfpatch import NonlinearQueryConfig, PreProjectionConfig, ValueResidualConfig
+from hfpatch import NonlinearQueryConfig, OutputGateConfig, PreProjectionConfig, ValueResidualConfig
 from hfpatch.twins import random_model, shrink
 
 MODELS = {
@@ -29,10 +29,11 @@ MODELS = {
 }
 
 
-def patched(case):
+def patched(case, *, across=True):
     model = MODELS[case]().requires_grad_(False).eval()
-    across = [] if case == "deepseek_v3" else [ValueResidualConfig()]  # whose values have no projection
-    hfpatch.patch(model, [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(), *across])
+    across = [ValueResidualConfig()] if across and case != "deepseek_v3" else []  # its values have no projection
+    parts = [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(), OutputGateConfig()]
+    hfpatch.patch(model, [*parts, *across])
     perturb(model)
     return model
 
@@ -103,6 +104,20 @@ def test_an_exception_leaves_nothing(case):
             handle.remove()
             assert not living(), type(module).__name__
     assert torch.equal(logits_of(model, tokens), expected)
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_projection_that_is_called_by_itself_leaves_nothing(case):
+    """As servers call them, which look at one module after the other before they run the model."""
+    model = patched(case, across=False)
+    site = hfpatch.find_sites(model)[0]
+    projections = [
+        site.inner_module(path) for each in site.projections.values() for path in (each.source, each.path) if path
+    ]
+    with watching(model) as living:
+        for module in dict.fromkeys(projections):
+            module(torch.randn(1, 3, next(module.parameters()).shape[-1]))
+            assert not living()
 
 
 @pytest.mark.parametrize("case", ["gemma2", "bert"])
