@@ -171,9 +171,7 @@ def _changed_projections(site: AttentionSite) -> dict[str, MethodLayer]:
     """Return the layers whose hooks change what a projection returns, by its target."""
     changed: dict[str, MethodLayer] = {}
     for layer in layers_at(site):
-        changed |= {target: layer for target in PROJECTED if layer.acts(target)}
-        if site.heads is not None and site.heads.norm is None and layer.acts("heads"):
-            changed["query"] = layer
+        changed |= {target: layer for target in PROJECTED if layer.changes(target)}
     return changed
 
 
