@@ -169,5 +169,8 @@ def _read_parquet(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]
     except (ArrowException, OSError) as error:
         raise HfpatchError(f"{path}: not a parquet file ({error})") from error
     rows.check_columns(str(path), file.schema_arrow.names)
-    batches = (batch.to_pylist() for batch in file.iter_batches(columns=list(rows.columns)))
-    return ((str(path), row) for batch in batches for row in batch)
+    try:
+        for batch in file.iter_batches(columns=list(rows.columns)):
+            yield from ((str(path), row) for row in batch.to_pylist())
+    except (ArrowException, OSError) as error:
+        raise HfpatchError(f"{path}: cannot be read ({error})") from error
