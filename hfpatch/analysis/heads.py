@@ -60,11 +60,11 @@ def each_layers_weights(model: nn.Module, *, patched: bool = True) -> Iterator[H
     """Yield what :func:`head_weights` returns layer by layer, so that a large model's are not all in memory at once."""
     for site in find_sites(model):
         with evaluating(model):
-            weights = layer_weights(model, site, patched=patched)
+            weights = layer_weights(site, patched=patched)
         yield weights
 
 
-def layer_weights(model: nn.Module, site: AttentionSite, *, patched: bool) -> HeadWeights:
+def layer_weights(site: AttentionSite, *, patched: bool) -> HeadWeights:
     """Return the matrices of one layer; see :func:`head_weights`."""
     size = head_size(site)
     query, key = (split_heads(_matrix(site, target, patched=patched), size) for target in ("query", "key"))

@@ -123,7 +123,7 @@ class _Layer:
 
 def _read_layer(model: nn.Module, site: AttentionSite) -> _Layer:
     with evaluating(model):
-        base, known = (layer_weights(model, site, patched=patched) for patched in (False, True))
+        base, known = (layer_weights(site, patched=patched) for patched in (False, True))
     size, biases = head_size(site), []
     for target in ("query", "key"):
         module, columns = site.projection_module(target), site.projections[target].columns

@@ -137,7 +137,8 @@ def random_gauge(size: int, rotary: Rotary | None = None, seed: int = 0) -> Tens
         gauge[rotary.first, rotary.second], gauge[rotary.second, rotary.first] = b, -b
     count = int(free.sum())
     if count:
-        u, v = (_orthogonal(count, generator) for _ in range(2))
+        drawn = (torch.randn(count, count, generator=generator, dtype=torch.float64) for _ in range(2))
+        u, v = (torch.linalg.qr(each).Q for each in drawn)  # orthogonal
         stretched = torch.rand(count, generator=generator, dtype=torch.float64) * 2.5 + 0.5
         gauge[free.nonzero(), free.nonzero().T] = u * stretched @ v
     return gauge
@@ -183,8 +184,3 @@ def _relation(energy: float, eigenvalues: Tensor) -> Relation:
         positive_energy=float(squares[eigenvalues > 0].sum()) / total if total else float("nan"),
         effective_rank=float(torch.exp(-(shares * shares.log()).sum())) if total else 0.0,
     )
-
-
-def _orthogonal(size: int, generator: torch.Generator) -> Tensor:
-    q: Tensor = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
-    return q

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -181,7 +182,7 @@ def tokenize_completions(
     lengths: list[int] = []
     largest = 0
     with clear_about_writing(ids_file), ids_file.open("wb") as to_ids, mask_file.open("wb") as to_mask:
-        for ids, mask in _encoded(documents, completions):
+        for ids, mask in chain.from_iterable(map(completions.encode, batches(documents))):
             if len(ids) > 1:
                 largest = max(largest, *ids)
                 to_ids.write(np.asarray(ids, dtype).data)
@@ -192,11 +193,6 @@ def tokenize_completions(
     check_ids(largest, tokenizer)
     tokens = np.memmap(ids_file, dtype=dtype, mode="r")
     return TokenStream(tokens, np.asarray(lengths, np.int64), np.memmap(mask_file, dtype=bool, mode="r"))
-
-
-def _encoded(documents: Iterable[str], completions: Completions) -> Iterator[tuple[list[int], list[bool]]]:
-    for batch in batches(documents):
-        yield from completions.encode(batch)
 
 
 def _learned(offsets: list[tuple[int, int]], stretches: list[tuple[int, int]]) -> list[bool]:

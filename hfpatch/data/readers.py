@@ -60,7 +60,7 @@ def read_documents(path: Path, rows: Rows) -> Iterator[str]:
     """
     if path.stat().st_size == 0:
         raise HfpatchError(f"{path}: the file is empty")
-    kind = _kind(path)
+    kind = Path(path.stem).suffix if path.suffix in _OPENERS else path.suffix
     if kind == ".txt":
         if rows.format != "text":
             raise HfpatchError(f"{path}: a .txt file has no columns; data.format={rows.format} needs .jsonl or another")
@@ -71,10 +71,6 @@ def read_documents(path: Path, rows: Rows) -> Iterator[str]:
     else:
         found = {".jsonl": read_json_lines, ".json": _read_json, ".csv": _read_csv}[kind](path)
     yield from rows.documents(found, str(path))
-
-
-def _kind(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix in _OPENERS else path.suffix
 
 
 def _lines(path: Path, *, blank: bool = False) -> Iterator[tuple[int, str]]:
@@ -169,5 +165,8 @@ def _read_parquet(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]
     except (ArrowException, OSError) as error:
         raise HfpatchError(f"{path}: not a parquet file ({error})") from error
     rows.check_columns(str(path), file.schema_arrow.names)
-    batches = (batch.to_pylist() for batch in file.iter_batches(columns=list(rows.columns)))
-    return ((str(path), row) for batch in batches for row in batch)
+    try:
+        for batch in file.iter_batches(columns=list(rows.columns)):
+            yield from ((str(path), row) for row in batch.to_pylist())
+    except (ArrowException, OSError) as error:
+        raise HfpatchError(f"{path}: cannot be read ({error})") from error

@@ -9,9 +9,11 @@ from hfpatch.errors import HfpatchError
 from hfpatch.export.runtime import MADE
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.generated import modelling_file
+from hfpatch.tuners.acting import PLACES
 from hfpatch.tuners.config import MethodConfig
 
 FILE = "modeling_hfpatch.py"
+_CALLED = ("build", "acts_at", "steps_back", *PLACES)  # of a method, by the runtime
 _ABOUT = """\
 a {stock} with a patch in its attention branches, in plain torch. Methods: arXiv 2604.10791, 2603.13381, 2106.09685.
 The licence below covers this file. The weights of the base keep their own licence: see README.md."""
@@ -63,9 +65,9 @@ def modelling_source(model: Any, methods: Sequence[type[MethodConfig]], *, keep_
         listed = f"[\n        {', '.join(map(repr, kept))}\n    ]" if kept else None
         made += _MODEL.format(**names, stock=kind.__name__, prefix=prefix, fp32=listed, where=where)
     about = _ABOUT.format(stock=stock.__name__)
-    stocks = (*kinds.values(), config)
+    given: dict[str, Any] = {"stock": (*kinds.values(), config), "methods": methods, "called": _CALLED}
     try:
-        return modelling_file(about, "hfpatch.export.runtime", "Hooked", stock=stocks, footer=made, methods=methods)
+        return modelling_file(about, "hfpatch.export.runtime", "Hooked", footer=made, **given)
     except ValueError as error:
         raise HfpatchError(
             f"{stock.__name__} cannot be exported with this patch: {error}; nothing was written"

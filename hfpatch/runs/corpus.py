@@ -95,7 +95,7 @@ def _trained_tokenizer(data: DataSettings, data_dir: Path | None, size: int) -> 
     text: list[Any] = []
     for corpus, part in corpora:
         text += [corpus.digest, corpus.revision, part.max_documents, part.min_characters]
-        text += [part.text_column, part.held_out]
+        text += [part.text_column, part.held_out, part.config, part.split]
     text.append(size)
     kept = cache_folder("tokens") / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"
     if not kept.is_dir():

@@ -114,6 +114,8 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
 
 def _contains_run(out: Path) -> bool:
     for place in (out, *out.parents):
+        if place.is_symlink() and not place.exists():
+            raise HfpatchError(f"{place}: is a link to a folder that does not exist; choose another --out")
         if place.exists() and not place.is_dir():
             raise HfpatchError(f"{place}: is a file, not a folder; choose another --out")
     if (out / "recipe.yaml").is_file():

@@ -142,7 +142,9 @@ def _measure(
         if kind == BASE:
             return MeasuredKind(method=name, **scored)
         listener.evaluating(kind, "a training step")
-        step, memory = _measure_step(setup, model)
+        step, memory = _take_steps(setup, model, 1)
+        if step < _SHORT_STEP or setup.recipe.training.compile:
+            step, memory = _take_steps(setup, model, _REPEATS)
         return MeasuredKind(method=name, step_s=step, training_memory_bytes=memory, **scored)
 
 
@@ -159,15 +161,8 @@ def _patched(setup: ComparisonSetup, name: str) -> Iterator[PreTrainedModel]:
             unpatch(model)
 
 
-def _measure_step(setup: ComparisonSetup, model: PreTrainedModel) -> tuple[float, int]:
-    """Return the seconds and the peak memory of one optimiser step; where a step is short, of the last of several."""
-    seconds, memory = _take_steps(setup, model, 1)
-    if seconds < _SHORT_STEP or setup.recipe.training.compile:
-        seconds, memory = _take_steps(setup, model, _REPEATS)
-    return seconds, memory
-
-
 def _take_steps(setup: ComparisonSetup, model: PreTrainedModel, steps: int) -> tuple[float, int]:
+    """Return the seconds of the last of several optimiser steps, and their peak memory."""
     training, records = setup.recipe.training, list[StepRecord]()
     changed = {"steps": steps, "warmup_steps": 0, "save_every": None, "evaluate_every": None, "report_to": ()}
     settings = training.model_copy(update={**changed, "patience": None, "keep_best": False})

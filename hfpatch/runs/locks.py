@@ -127,7 +127,10 @@ def held_by_others(out: Path, names: Collection[str]) -> bool:
 def _take(path: Path, holder: Holder, deadline: float) -> Path:
     while True:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except FileExistsError as error:  # a file or a link to nothing
+                raise NotADirectoryError(error.errno, error.strerror) from error
             with path.open("x", encoding="utf-8") as stream:
                 stream.write(json.dumps(holder))
             return path

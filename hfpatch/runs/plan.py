@@ -254,18 +254,11 @@ def _controls(recipe: Recipe, name: str) -> list[str]:
     parts = recipe.methods[name]
     if all(part["type"] == "lora" or "match" in part for part in parts) or is_control(parts):
         return []
-    own = controls_of(recipe.methods).get(name, [])
-    sized = [*_matching(recipe, name), *_linear_queries(recipe, name)]
+    others = recipe.methods.items()
+    sized = [other for other, theirs in others if any(part.get("match") == name for part in theirs)]
+    if kind_of(parts) == "nonlinear_query":
+        sized += [other for other, theirs in others if kind_of(theirs) == LINEAR_QUERY]
     if not sized and "lora" in recipe.methods:
         sized = ["lora"]
+    own = controls_of(recipe.methods).get(name, [])
     return list(dict.fromkeys([*sized, *(control.name for control in own)]))
-
-
-def _linear_queries(recipe: Recipe, name: str) -> list[str]:
-    if kind_of(recipe.methods[name]) != "nonlinear_query":
-        return []
-    return [other for other, parts in recipe.methods.items() if kind_of(parts) == LINEAR_QUERY]
-
-
-def _matching(recipe: Recipe, name: str) -> list[str]:
-    return [other for other, parts in recipe.methods.items() if any(part.get("match") == name for part in parts)]

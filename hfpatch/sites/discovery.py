@@ -91,7 +91,9 @@ def select_sites(
     Raises:
         HfpatchError: if a layer is not in the model, has no attention or is refused, or if no site is left.
     """
-    reasons = {site.layer: refusal(site) for site in found.sites}
+    reasons: dict[int, str | None] = {}
+    for site in found.sites:  # a block may hold several
+        reasons[site.layer] = reasons.get(site.layer) or refusal(site)
     if layers is None:
         chosen = [site for site in found.sites if refusal(site) is None]
         if not chosen:

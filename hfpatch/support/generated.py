@@ -6,7 +6,7 @@ import ast
 import functools
 import importlib.util
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hfpatch.support.stripped import BASE, source_file, stripped
@@ -35,7 +35,14 @@ _WIDTH = 120
 
 
 def modelling_file(
-    about: str, module: str, name: str, *, stock: Iterable[type], footer: str, methods: Sequence[type] = ()
+    about: str,
+    module: str,
+    name: str,
+    *,
+    stock: Iterable[type],
+    footer: str,
+    methods: Sequence[type] = (),
+    called: Collection[str] = (),
 ) -> str:
     """Return the text of a modelling file: the licence, one definition of hfpatch with all that it uses, and a footer.
 
@@ -46,6 +53,7 @@ def modelling_file(
         stock: classes of transformers that the footer uses.
         footer: the code after the definitions.
         methods: classes of methods, of hfpatch or anyone else's; see :func:`hfpatch.support.stripped.stripped`.
+        called: the functions of a method that the code calls.
 
     Raises:
         ValueError: if two modules define the same name, both of which the file needs, if the source of a method cannot
@@ -59,7 +67,7 @@ def modelling_file(
         if method.__module__ not in used:
             _sort(method.__module__, used)
         _use(module, BASE, used)
-        code, names = stripped(method)
+        code, names = stripped(method, called)
         for each in names:
             _use(method.__module__, each, used)
         classes.append(code)

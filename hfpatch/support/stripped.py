@@ -7,18 +7,17 @@ import importlib.util
 import inspect
 import sys
 import textwrap
+from collections.abc import Collection
 from pathlib import Path
 
 BASE = "Method"
 """What a method is a subclass of in the file that it is copied to."""
-_PLACES = {"entered", "query", "key", "value", "heads", "mixed", "output", "left", "stream"}
-_ROOTS = {"build", "acts_at", "steps_back", *_PLACES}
 
 
-def stripped(cls: type) -> tuple[str, set[str]]:
+def stripped(cls: type, called: Collection[str]) -> tuple[str, set[str]]:
     """Return a method's class without decorators, defaults and checks, and the names of its module that it uses.
 
-    The options stay as annotations. Of its functions, those stay that build the parts, act, or are used by these.
+    The options stay as annotations. Of its functions, those stay that are ``called`` from outside, or used by these.
 
     Raises:
         ValueError: if its source cannot be read, or it inherits from another method.
@@ -33,7 +32,7 @@ def stripped(cls: type) -> tuple[str, set[str]]:
     lines, node = source.splitlines(), ast.parse(source).body[0]
     assert isinstance(node, ast.ClassDef)
     functions = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-    kept = _reached(functions)
+    kept = _reached(functions, called)
     parts = [f"class {cls.__name__}({BASE}):"]
     for index, each in enumerate(node.body):
         if index == 0 and isinstance(each, ast.Expr):
@@ -63,10 +62,10 @@ def source_file(module: str) -> Path:
     return Path(found)
 
 
-def _reached(functions: dict[str, ast.FunctionDef]) -> set[str]:
-    """Return the functions that build or act, and those that they use."""
+def _reached(functions: dict[str, ast.FunctionDef], called: Collection[str]) -> set[str]:
+    """Return the functions that are called from outside, and those that they use."""
     found: set[str] = set()
-    left = _ROOTS & functions.keys()
+    left = functions.keys() & set(called)
     while left:
         found |= left
         used = {each.attr for name in left for each in ast.walk(functions[name]) if isinstance(each, ast.Attribute)}

@@ -15,6 +15,7 @@ from hfpatch.errors import HfpatchError, whole_number
 from hfpatch.sites import base_model, features, find_sites, require_matrix, select_sites, survey, unwrapped
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
 from hfpatch.tuners.adapters import has_adapters
+from hfpatch.tuners.config import method_name
 
 
 def count_added(model: nn.Module, configs: Sequence[PeftConfig]) -> int:
@@ -47,7 +48,13 @@ class Trial:
         except HfpatchError as error:
             if not isinstance(error.__cause__, NotImplementedError) or not _is_meta(self.twin):
                 raise
-            self.twin = _copy(self.model)
+            if _is_meta(self.model):
+                raise HfpatchError(
+                    f"{' and '.join(map(method_name, configs))} needs the values of the base's weights, and there are "
+                    "none on the meta device; load the model's weights"
+                ) from error
+            copied: nn.Module = copy.deepcopy(base_model(self.model))
+            self.twin = unpatch(copied) if has_adapters(copied) else copied
             return self(configs, look=look)
         try:
             return look(self.twin)
@@ -57,12 +64,6 @@ class Trial:
 
 def _is_meta(model: nn.Module) -> bool:
     return all(parameter.is_meta for parameter in model.parameters())
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    """Return a copy of the base of a model, with its values."""
-    copied: nn.Module = copy.deepcopy(base_model(model))
-    return unpatch(copied) if has_adapters(copied) else copied
 
 
 def meta_twin(model: nn.Module) -> nn.Module:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from hfpatch.analysis.running import block_of
 from hfpatch.sites import count_values
+from hfpatch.training.processes import runs_on_cpu
 
 _SIDE = {"cpu": 512, "cuda": 8192}
 _REPEATS = 5
@@ -24,11 +25,11 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def reset_peak_memory() -> None:
-    """Start measuring again: CUDA's allocator where there is one, else the process's resident memory.
+    """Start measuring again: CUDA's allocator where a run is on one, else the process's resident memory.
 
     Where the system cannot reset the latter, the peak is that of the whole process.
     """
-    if torch.cuda.is_available():
+    if _is_on_cuda():
         torch.cuda.reset_peak_memory_stats()
         return
     with contextlib.suppress(OSError):
@@ -37,14 +38,14 @@ def reset_peak_memory() -> None:
 
 def resident_memory_bytes() -> int:
     """Return the memory in use now, in bytes; 0 where the system does not report it."""
-    if torch.cuda.is_available():
+    if _is_on_cuda():
         return int(torch.cuda.memory_allocated())
     return _from_status("VmRSS") or 0
 
 
 def peak_memory_bytes() -> int:
     """Return the peak since the last reset, in bytes."""
-    if torch.cuda.is_available():
+    if _is_on_cuda():
         return int(torch.cuda.max_memory_allocated())
     peak = _from_status("VmHWM")
     if peak is not None:
@@ -53,6 +54,11 @@ def peak_memory_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _is_on_cuda() -> bool:
+    """Return whether runs of this process are on a CUDA device: one that is there may be left alone."""
+    return torch.cuda.is_available() and not runs_on_cpu()
 
 
 def _from_status(name: str) -> int | None:

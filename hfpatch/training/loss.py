@@ -39,10 +39,8 @@ def loss_from_hidden(
     """Return what `loss_from_logits` would, with only a few rows' logits in memory at any time.
 
     Positions that predict nothing do not reach the head. The gradient is computed together with the loss, so no logits
-    are kept for the backward pass. Liger's kernel does the work on CUDA where it is installed, else torch's
-    ``linear_cross_entropy`` where torch has it, the head is float32, the logits are not capped and MKL is the faster
-    library (see `hfpatch.nn.matmul`), else `ChunkedLoss`.
-    The sum is float32 whatever the head's dtype.
+    are kept for the backward pass. Liger's kernel does the work on CUDA where it is installed, else `ChunkedLoss`. The
+    sum is float32 whatever the head's dtype.
 
     Args:
         hidden: (batch, seq, hidden).

@@ -5,10 +5,8 @@ An export carries this code, so it knows nothing of PEFT. x is what the projecti
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -120,9 +118,6 @@ class MethodSite:
         return cls(**{**values, "columns": columns, "heads": heads})
 
 
-_OF_A_SITE = tuple(field.name for field in dataclasses.fields(MethodSite))
-
-
 @dataclass(frozen=True, kw_only=True)
 class SiteInCall(MethodSite):
     """The site during one call of a method that looks back.
@@ -152,6 +147,9 @@ class ActingModule(SharingModule):
 
     What a method changes comes in the dtype of its parts where the model's is lower, and x in that of the parts; what
     it returns goes back to the model's. No call leaves anything behind, see :class:`hfpatch.nn.calls.HookedModule`.
+
+    Below :meth:`act_on`, which registers the hooks, each place has a section, in the order of a forward pass: a method
+    that returns what the place makes of its tensor, and the hooks that call it.
     """
 
     site: MethodSite
@@ -175,13 +173,15 @@ class ActingModule(SharingModule):
         most = method.steps_back()
         if not most:
             return site
-        values = {name: getattr(site, name) for name in _OF_A_SITE}
         row = CALLS.look(self, "row") or Row()
         slot = f"{site.name}, {type(method).__name__} {name}, {place}"
-        return SiteInCall(**values, row=row, slot=slot, most=most, asked=[])
+        return SiteInCall(**vars(site), row=row, slot=slot, most=most, asked=[])
 
     def act_on(self, modules: Modules) -> None:
         """Register the hooks.
+
+        One module may have several roles, and its hooks act in the order in which they are registered here: what begins
+        a call of the attention is first, what ends it last, and places come in the order of :data:`PLACES`.
 
         Args:
             modules: modules of the base by their role, those alone that the methods need: ``norm`` or ``entries``
@@ -198,9 +198,9 @@ class ActingModule(SharingModule):
             self.reads_rows = True
             self.before(module, ActingModule._begin_row, arguments_of(module))
         for module in modules.get("norm", ()):
-            self.after(module, ActingModule._replace_output)
+            self.after(module, ActingModule._change_normed)
         for module in modules.get("entries", ()):
-            self.before(module, ActingModule._replace_input)
+            self.before(module, ActingModule._change_input)
         self.behind_sources = frozenset(target for target in PROJECTED if f"{target}_source" in modules)
         by_projection: dict[nn.Module, list[str]] = {}
         for target in (target for target in PROJECTED if target in modules):
@@ -208,51 +208,64 @@ class ActingModule(SharingModule):
             for source in modules.get(f"{target}_source", ()):
                 self.before(source, ActingModule._keep_read, target)
         for module, targets in by_projection.items():
-            self.after(module, ActingModule._project, tuple(targets))
+            self.after(module, ActingModule._change_projected, tuple(targets))
         for module in modules.get("query_norm", ()):
             self.after(module, type(self).scale_normed)
         for module in modules.get("mixed", ()):
             self.before(modules["reader"][0], ActingModule._keep_read, "mixed")
-            self.before(module, ActingModule._mix)
+            self.before(module, ActingModule._change_mixed)
         for module in modules.get("output", ()):
-            self.after(module, ActingModule._put_out)
+            self.after(module, ActingModule._change_output)
         for module in modules.get("first", ()):
-            self.after(module, ActingModule._keep_input)
+            self.after(module, ActingModule._keep_entered)
         for module in modules.get("exit", ()):
-            self.after(module, ActingModule._leave, "first" in modules)
+            self.after(module, ActingModule._change_branch, "first" in modules)
         for module in modules.get("block", ()):
-            self.after(module, ActingModule._stream)
-        for module in modules.get("row", ()):
-            self.after(module, ActingModule._end_row, always=True)
-        for module in modules.get("attention", ()):
-            self.after(module, ActingModule._end_attention, always=True)
+            self.after(module, ActingModule._change_stream)
+        for role in ("row", "attention"):
+            for module in modules.get(role, ()):
+                self.after(module, ActingModule._forget, role, always=True)
 
-    # what a place does to its tensor, for the hooks and for whoever measures it
+    # a call of the attention
+
+    def _begin_attention(self, *call: Any) -> None:
+        CALLS.keep(self, "attention", True)
+
+    def _begin_row(
+        self, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self.looks_back():
+            CALLS.keep(self, "row", row_of(names, module, args, kwargs))
+
+    def _keep_read(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the hidden state that a module was called with, for the place ``name``."""
+        if self.acts(name) and CALLS.look(self, "attention"):  # a projection may be called by itself
+            self.keep(name, args[0])
+
+    def _forget(self, role: str, *call: Any) -> None:
+        CALLS.take(self, role)
+
+    # entered
 
     def entered(self, x: Tensor) -> Tensor:
         """Return what enters the attention ``(batch, seq, hidden)`` in the place of x."""
         for method, parts, site in self.acting("entered"):
-            x = through(lambda x, m=method, p=parts, s=site: m.entered(p, x, s), parts, x)
+            x = through(method.entered, parts, x, site)
         return x
 
-    def left(self, branch: Tensor, x: Tensor) -> Tensor:
-        """Return what leaves the branch for x, both ``(batch, seq, hidden)``.
+    def _change_normed(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        return self.entered(output)
 
-        A method sees the branch as it joins the residual stream; what the block multiplies it with is undone.
-        """
-        factor = self.site.exit_factor
-        for method, parts, site in self.acting("left"):
+    def _change_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.acts("entered"):
+            return None
+        return replace_hidden(module, args, kwargs, self.entered(hidden_argument(args, kwargs)))
 
-            def change(joining: Tensor, m: Any = method, p: Parts = parts, s: MethodSite = site) -> Tensor:
-                result: Tensor = m.left(p, joining, as_computed_by(p, x), s)
-                return result
+    # query, key and value
 
-            if factor == 1:
-                branch = through(change, parts, branch)
-            else:
-                joining = branch * factor
-                branch = branch + (through(change, parts, joining) - joining) / factor
-        return branch
+    def changes(self, target: str) -> bool:
+        """Return whether query, key or value leave their projection changed now."""
+        return self.acts(target) or (target == "query" and self._scales_projected())
 
     def projected(self, target: str, x: Tensor, value: Tensor) -> Tensor:
         """Return query, key or value ``(batch, seq, out)`` for x and what the projection made of it."""
@@ -264,13 +277,32 @@ class ActingModule(SharingModule):
         self, method: Any, target: str, parts: Parts, x: Tensor, value: Tensor, site: MethodSite
     ) -> Tensor:
         """Return what one method makes of a query, key, value or output ``(batch, seq, out)``."""
-        act = getattr(method, target)
-        return through(lambda value: act(parts, value, as_computed_by(parts, x), site), parts, value)
+        return through(getattr(method, target), parts, value, as_computed_by(parts, x), site)
 
     def read_by(self, target: str, x: Tensor) -> Tensor:
         """Return the hidden state that a projection of x reads: x, or what its low-rank image x was made of."""
         kept = self.look(target)
         return x if kept is None else kept
+
+    def _change_projected(
+        self, targets: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor
+    ) -> Tensor:
+        read: dict[str, Tensor] = {}
+        for target in targets:
+            kept = self.take(target)
+            if kept is not None or target not in self.behind_sources:  # it may be called by itself
+                read[target] = args[0] if kept is None else kept
+
+        def change(every: Tensor) -> Tensor:
+            for target, x in read.items():
+                if self.changes(target):
+                    columns = self.site.columns[target]
+                    every = columns.write(every, self.projected(target, x, columns.read(every)))
+            return every
+
+        return on_all_columns(module, output, change)
+
+    # heads: of the projected query, or behind the norm that it passes
 
     def _scales_projected(self) -> bool:
         heads = self.site.heads
@@ -280,78 +312,32 @@ class ActingModule(SharingModule):
         """Change the heads ``(batch, seq, heads, size)`` of a query ``(batch, seq, heads·size)``."""
         by_head = query.reshape(*query.shape[:-1], self.site.head_count, -1)
         for method, parts, site in self.acting("heads"):
-            by_head = through(lambda q, m=method, p=parts, s=site: m.heads(p, q, s), parts, by_head)
+            by_head = through(method.heads, parts, by_head, site)
         return by_head.reshape(query.shape)
-
-    # hooks
-
-    def _begin_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        CALLS.keep(self, "attention", True)
-
-    def _end_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        CALLS.take(self, "attention")
-
-    def _begin_row(
-        self, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        if self.looks_back():
-            CALLS.keep(self, "row", row_of(names, module, args, kwargs))
-
-    def _end_row(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        CALLS.take(self, "row")
-
-    def _replace_output(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        return self.entered(output)
-
-    def _replace_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.acts("entered"):
-            return None
-        return replace_hidden(module, args, kwargs, self.entered(hidden_argument(args, kwargs)))
-
-    def _keep_read(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.acts(name) and CALLS.look(self, "attention"):  # a projection may be called by itself
-            self.keep(name, args[0])
-
-    def _project(
-        self, targets: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor
-    ) -> Tensor:
-        known = [target for target in targets if target not in self.behind_sources or self.look(target) is not None]
-        read = {target: self.read_by(target, args[0]) for target in known}
-        for target in targets:
-            self.take(target)
-
-        def change(every: Tensor) -> Tensor:
-            for target, x in read.items():
-                if self.acts(target) or (target == "query" and self._scales_projected()):
-                    columns = self.site.columns[target]
-                    every = columns.write(every, self.projected(target, x, columns.read(every)))
-            return every
-
-        return on_all_columns(module, output, change)
 
     def scale_normed(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
         """Change the heads behind the norm of the query."""
         heads = self.site.heads
         if heads is None or not self.acts("heads"):
             return output
-        at = f"layer {self.site.layer}"
-        axis = heads.axis(output, self.site.width("query"), at=at)
+        axis = heads.axis(output, self.site.width("query"), at=f"layer {self.site.layer}")
         if axis == -1:
             return self._by_head(output)
         heads_last = output.movedim(axis, -2)  # (batch, seq, heads, size)
         return self._by_head(heads_last.flatten(-2)).reshape(heads_last.shape).movedim(-2, axis)
 
-    def _mix(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # mixed and output: what the output projection reads and returns
+
+    def _change_mixed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, (mixed, *others) = self.take("mixed"), args
         if x is None:
             return None
         self._require_all_heads(mixed)
         for method, parts, site in self.acting("mixed"):
-            change = partial(_mixed_by, method, parts, as_computed_by(parts, x), site)
-            mixed = through(change, parts, mixed)
+            mixed = through(method.mixed, parts, mixed, as_computed_by(parts, x), site)
         return (mixed, *others), kwargs
 
-    def _put_out(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    def _change_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
         if self.acts("output"):
             self._require_all_heads(args[0])  # as the projection has read them
             for method, parts, site in self.acting("output"):
@@ -365,31 +351,44 @@ class ActingModule(SharingModule):
                 "parallelism (--tp), in which each process has some heads; leave one of them out"
             )
 
-    def _keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    # left
+
+    def left(self, branch: Tensor, x: Tensor) -> Tensor:
+        """Return what leaves the branch for x, both ``(batch, seq, hidden)``.
+
+        A method sees the branch as it joins the residual stream; what the block multiplies it with is undone.
+        """
+        factor = self.site.exit_factor
+        for method, parts, site in self.acting("left"):
+            read = as_computed_by(parts, x)
+            if factor == 1:
+                branch = through(method.left, parts, branch, read, site)
+            else:
+                joining = branch * factor
+                branch = branch + (through(method.left, parts, joining, read, site) - joining) / factor
+        return branch
+
+    def _keep_entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.acts("left"):
             self.keep("left", hidden_argument(args, kwargs))
 
-    def _leave(
+    def _change_branch(
         self, outside: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
+        """Change what an exit returns, which is the attention or a module ``outside`` of it."""
         if not self.acts("left"):
             return output
         # a forward hook sees the arguments that the pre-hooks replaced
         x = self.take("left") if outside else hidden_argument(args, kwargs)
         return output if x is None else replace_first(output, lambda branch: self.left(branch, x))
 
-    def _stream(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    # stream
+
+    def streamed(self, hidden: Tensor) -> Tensor:
+        """Return the residual stream ``(batch, seq, hidden)`` behind the block."""
         for method, parts, site in self.acting("stream"):
-            act = partial(_stream_by, method, parts, site)
-            output = replace_first(output, partial(through, act, parts))
-        return output
+            hidden = through(method.stream, parts, hidden, site)
+        return hidden
 
-
-def _mixed_by(method: Any, parts: Parts, x: Tensor, site: MethodSite, mixed: Tensor) -> Tensor:
-    result: Tensor = method.mixed(parts, mixed, x, site)
-    return result
-
-
-def _stream_by(method: Any, parts: Parts, site: MethodSite, hidden: Tensor) -> Tensor:
-    result: Tensor = method.stream(parts, hidden, site)
-    return result
+    def _change_stream(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        return replace_first(output, self.streamed) if self.acts("stream") else output

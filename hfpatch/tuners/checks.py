@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -171,9 +170,7 @@ def _changed_projections(site: AttentionSite) -> dict[str, MethodLayer]:
     """Return the layers whose hooks change what a projection returns, by its target."""
     changed: dict[str, MethodLayer] = {}
     for layer in layers_at(site):
-        changed |= {target: layer for target in PROJECTED if layer.acts(target)}
-        if site.heads is not None and site.heads.norm is None and layer.acts("heads"):
-            changed["query"] = layer
+        changed |= {target: layer for target in PROJECTED if layer.changes(target)}
     return changed
 
 
@@ -192,7 +189,7 @@ def _require_effect(site: AttentionSite, target: str, device: torch.device) -> N
     x, outputs = torch.zeros(1, 1, features(inner)[0], dtype=dtype, device=device), list[Tensor]()
     with stepping_aside(layers_at(site)):
         for shift in (0.0, 1.0):
-            handle = inner.register_forward_hook(partial(_shifted, shift))
+            handle = inner.register_forward_hook(lambda module, args, output, shift=shift: output + shift)
             try:
                 with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                     outputs.append(outer(x))
@@ -204,7 +201,3 @@ def _require_effect(site: AttentionSite, target: str, device: torch.device) -> N
             f"{site.path}.{path}: {method} does not call the projection that it adapts, so a changed {target} "
             "would not act; leave this projection out of one of the two"
         )
-
-
-def _shifted(shift: float, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    return output + shift

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 
-def through(change: Callable[..., Any], parts: Mapping[str, Any], value: Tensor) -> Tensor:
-    """Return ``change(value)``, computed in the dtype of the parts at least and returned in that of the value."""
+def through(act: Callable[..., Any], parts: Mapping[str, Any], value: Tensor, *others: Any) -> Tensor:
+    """Return ``act(parts, value, *others)``, computed in the dtype of the parts at least, in that of ``value``."""
     dtype = computed_in(parts)
     wide = value if dtype is None else value.to(torch.promote_types(dtype, value.dtype))
-    changed: Tensor = change(wide)
+    changed: Tensor = act(parts, wide, *others)
     return changed.to(value.dtype)
 
 

@@ -68,26 +68,14 @@ def method(
         tuner = {**home, "__qualname__": f"{cls.__qualname__}.Model", "prefix": spec.prefix, "tuner_layer_cls": layer}
         made: Any = cls
         made.Layer, made.Model = layer, type("Model", (MethodModel,), tuner)  # where pickle looks them up
-        for mapping, value in _entries(spec, cls):
-            mapping[spec.kind] = value
+        kind: Any = spec.kind
+        _CONFIGS[kind] = cls
+        PEFT_TYPE_TO_TUNER_MAPPING[kind] = made.Model
+        PEFT_TYPE_TO_PREFIX_MAPPING[kind] = spec.prefix
         register_size(name, size)
         return cls
 
     return register
-
-
-def registered(kind: object) -> type[MethodConfig] | None:
-    """Return the method of a ``peft_type``; None for those of PEFT."""
-    found = _CONFIGS.get(kind)
-    return found if isinstance(found, type) and issubclass(found, MethodConfig) else None
-
-
-def _entries(spec: MethodSpec, cls: Any) -> list[tuple[dict[Any, Any], object]]:
-    return [
-        (_CONFIGS, cls),
-        (PEFT_TYPE_TO_TUNER_MAPPING, cls.Model),
-        (PEFT_TYPE_TO_PREFIX_MAPPING, spec.prefix),
-    ]
 
 
 def _kind(value: str) -> Any:

@@ -123,6 +123,14 @@ def test_readable_names(tmp_path):
     assert [is_readable(tmp_path / name) for name in names] == [True] * 6 + [False] * 3
 
 
+def damaged_parquet():
+    stream = io.BytesIO()
+    parquet.write_table(pa.table({"text": [f"{number} abcdefgh" for number in range(500)]}), stream)
+    content = bytearray(stream.getvalue())
+    content[40:1000] = b"\xff" * 960  # inside a page; the table of contents is at the end
+    return bytes(content)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -147,6 +155,7 @@ def test_readable_names(tmp_path):
         ("a.json", b'[{"text": "one"}, 3]', "a.json, row 2: is a JSON int; each row must be an object"),
         ("a.json", b'[{"text": "one"}', "a.json: not valid JSON .*; it must be a list of objects"),
         ("a.parquet", b"no parquet", "a.parquet: not a parquet file"),
+        ("a.parquet", damaged_parquet(), "a.parquet: cannot be read"),
     ],
 )  # fmt: skip
 def test_bad_files_are_one_clear_error(tmp_path, name, content, message):

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from hfpatch.runs import Progress, compare, locks, pretrain_study
 from hfpatch.runs.engines import parallel, scored
 from hfpatch.runs.engines.scored import Scored, ScoredFile
 from hfpatch.runs.engines.settings import EngineSettings
+from hfpatch.runs.engines.worker import Place
 from hfpatch.support.files import read_json
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
@@ -161,6 +163,23 @@ def test_how_far_an_evaluation_is_can_be_read_from_its_folder(tmp_path, monkeypa
 
 
 @pytest.mark.slow
+def test_a_worker_that_starts_ends_the_count_of_those_that_did_not():
+    dispatch = object.__new__(parallel._Dispatch)
+    dispatch.seats, dispatch.starts = [], 0
+
+    def begin(result):
+        future = Future()
+        future.set_result(result) if isinstance(result, Place) else future.set_exception(result)
+        dispatch.seats.append(parallel._Seat(0, SimpleNamespace(kill=lambda: None), future))
+        dispatch._take_note(dispatch.seats[-1])
+
+    lost, there = OSError("its machine is gone"), Place("node", 1)
+    for result in (lost, lost, there, lost, lost):
+        begin(result)
+    with pytest.raises(HfpatchError, match=r"workers cannot be started .*its machine is gone"):
+        begin(lost)
+
+
 def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(recipe, straight, tmp_path, monkeypatch):
     monkeypatch.setattr(hfpatch.runs.engines.processes, "get_context", lambda _: forked.context())
     out = tmp_path / "out"

@@ -13,7 +13,9 @@ import forked
 import pytest
 
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs import locks
+from hfpatch.runs.folder import check_folder
 from hfpatch.runs.locks import FOLDER, ORPHAN_S, STALE_S, UNREADABLE_S, hold, new_holder, run_lock, take_back
 
 LOCK = "lora@seed-0"
@@ -50,6 +52,14 @@ def refused(out, *names):
         pass
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_a_folder_that_is_a_link_to_nothing_is_refused(tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "unmounted")
+    message = "out: is a link to a folder that does not exist; choose another --out"
+    with pytest.raises(HfpatchError, match=message):
+        check_folder(tmp_path / "out", Recipe.model_construct(), resume=False)
+    assert "out/.locks/run: cannot be written" in refused(tmp_path / "out", "run")
 
 
 def test_the_second_process_is_told_who_the_first_one_is(tmp_path, start):

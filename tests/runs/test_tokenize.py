@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from hfpatch.__main__ import main
+from hfpatch.data.corpora import Corpus
 from hfpatch.data.load import load_blocks
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.pretraining import PretrainRecipe, load_pretrain_recipe
@@ -57,6 +58,18 @@ def test_a_trained_tokenizer_has_not_seen_the_held_out_documents(tmp_path):
     assert recipe_tokenizer(without).get_vocab() == vocabularies[1]
     assert "zyxw" in vocabularies[0]
     assert "zyxw" not in vocabularies[1]
+
+
+def test_a_trained_tokenizer_is_kept_for_one_configuration_and_split_of_a_hub_commit(monkeypatch):
+    texts = {(None, "train"): "abab", ("other", "train"): "cdcd", (None, "test"): "efef"}
+
+    def open_commit(settings, data_dir):  # the digest of a hub data set is its commit
+        return Corpus(lambda: iter([texts[settings.config, settings.split] * 99]), lambda: "0" * 40, revision="0" * 40)
+
+    monkeypatch.setattr("hfpatch.runs.corpus.open_corpus", open_commit)
+    for (config, split), text in texts.items():
+        chosen = recipe(source="owner/name", config=config, split=split, held_out=None, max_documents=None)
+        assert text in recipe_tokenizer(chosen).get_vocab()
 
 
 def test_training_on_a_token_file_is_training_on_its_text(tmp_path):

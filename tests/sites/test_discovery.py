@@ -1,4 +1,5 @@
 import types
+from dataclasses import replace
 from operator import attrgetter
 
 import pytest
@@ -152,6 +153,11 @@ def test_refused_sites_are_left_out_unless_they_are_asked_for():
         select_sites(found, [0], refusal=lambda site: refusal[site.layer])
     with pytest.raises(HfpatchError, match="no layer of this model can be changed: never"):
         select_sites(found, None, refusal=lambda site: "never")
+    first, second = (replace(found.sites[0], name=name) for name in ("layer.0", "layer.0.1"))
+    with pytest.raises(HfpatchError, match="layer 0 cannot be changed: no place"):  # one of two in a block is enough
+        select_sites(
+            replace(found, sites=[first, second]), [0], refusal=lambda site: "no place" if site is first else None
+        )
 
 
 def test_sites_of_a_meta_model_have_the_same_facts():

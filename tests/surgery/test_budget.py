@@ -3,7 +3,7 @@ import torch
 from families import FAMILIES, make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig
+from peft import LoraConfig, ShiraConfig
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 import hfpatch
@@ -96,6 +96,13 @@ def test_the_twin_has_no_values():
     assert {p.device.type for p in twin.parameters()} == {"meta"}
     shapes = {name: p.shape for name, p in make_model("gemma2").named_parameters()}
     assert {name: p.shape for name, p in twin.named_parameters()} == shapes
+
+
+def test_what_depends_on_weights_cannot_be_counted_without_any():
+    config = ShiraConfig(r=2, target_modules=["q_proj"])
+    assert count_added(make_model("llama"), [config]) > 0
+    with pytest.raises(HfpatchError, match=r"shira .* values of the base's weights, .* load the model's weights"):
+        count_added(meta_twin(make_model("llama")), [config])
 
 
 MODELS = {case: make_model(case) for case in ("gpt2", "gemma2", "falcon_multi_query")}

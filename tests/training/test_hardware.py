@@ -4,7 +4,14 @@ from accelerate import PartialState
 from families import make_model
 
 from hfpatch import PreProjectionConfig, patch
-from hfpatch.training.hardware import flops_per_token, matrix_rate, tokens_per_s_at_most
+from hfpatch.training.hardware import (
+    flops_per_token,
+    matrix_rate,
+    peak_memory_bytes,
+    reset_peak_memory,
+    resident_memory_bytes,
+    tokens_per_s_at_most,
+)
 
 HIDDEN, INNER, VOCABULARY, WIDTH = 32, 48, 96, 40
 BLOCK = 4 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER  # QKV, output and MLP of GPT-NeoX
@@ -28,6 +35,14 @@ def test_a_tied_head_counts_once_and_a_look_up_is_free():
     model = make_model("gpt2").requires_grad_(True)
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and ".h." in name)
     assert flops_per_token(model) == 6 * (matrices + HEAD)
+
+
+def test_on_the_cpu_of_a_machine_with_gpus_memory_is_that_of_the_process(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert resident_memory_bytes() > 0
+    reset_peak_memory()
+    assert peak_memory_bytes() > 0
 
 
 def test_the_rate_is_measured_once_and_bounds_the_speed():

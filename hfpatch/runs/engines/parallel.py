@@ -131,7 +131,7 @@ class _Dispatch:
         self.queue: list[Unit] = []
         self.seats: list[_Seat] = []
         self.begun: Counter[int] = Counter()
-        self.starts = 0
+        self.starts = 0  # that failed, since one did not
         self.failures: list[str] = []
         self.dropped = 0
         self.said: set[str] = set()
@@ -216,6 +216,7 @@ class _Dispatch:
         result = seat.future.result()
         if isinstance(result, Place):
             seat.started, seat.node = True, f"{result.node}:{result.pid}"
+            self.starts = 0
             return
         outcome: Outcome = result
         unit, seat.unit = seat.unit, None

@@ -36,7 +36,10 @@ class EngineSettings:
     launch_config: str | None = None
 
     def __post_init__(self) -> None:
-        self._check_positive()
+        for name in ("jobs", "gpus_per_run", "cpus_per_run", "processes_per_run"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 or (name == "gpus_per_run" and value == 0)):
+                raise HfpatchError(f"--{name.replace('_', '-')} {value:g}: must be positive")
         gpus = self.gpus_per_run or 0.0
         if gpus > 1 and gpus != int(gpus):
             raise HfpatchError(f"--gpus-per-run {gpus:g}: more than one GPU must be a whole number")
@@ -52,12 +55,6 @@ class EngineSettings:
         each = (self.gpus_per_run, self.cpus_per_run, self.processes_per_run)
         if self.is_sequential and each != (None, None, None):
             raise HfpatchError("options for each run go with --jobs N or --ray; add one of them")
-
-    def _check_positive(self) -> None:
-        for name in ("jobs", "gpus_per_run", "cpus_per_run", "processes_per_run"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 or (name == "gpus_per_run" and value == 0)):
-                raise HfpatchError(f"--{name.replace('_', '-')} {value:g}: must be positive")
 
     @property
     def is_sequential(self) -> bool:
