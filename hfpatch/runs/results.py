@@ -16,7 +16,7 @@ from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pairs import references
+from hfpatch.recipes.pairs import is_lora, references
 from hfpatch.results.comparison import read_match
 from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task, Tuning
 from hfpatch.results.series import mean_curve, mean_series
@@ -121,7 +121,8 @@ def _comparisons(
     scores = methods[recipe.baseline].runs[0].evaluation
     tasks = tasks_of(recipe)
     compared = _compared(recipe, methods)
-    given: dict[str, Any] = {"tasks": scores, "references": compared, "baseline": recipe.baseline}
+    loras = [name for name, parts in recipe.methods.items() if is_lora(parts)]
+    given: dict[str, Any] = {"tasks": scores, "references": compared, "baseline": recipe.baseline, "loras": loras}
     return {
         "comparisons": compare_records(records, aggregations=primary_aggregations(tasks, scores), **given),
         "low_noise": compare_low_noise(records, aggregations=all_aggregations(tasks), **given),
@@ -136,9 +137,10 @@ def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[s
 
 
 def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:
-    """Return whether complete results have the comparisons that their recipe asks for; an older version's may not."""
+    """Return whether complete results have the comparisons and the correction of today; an older version's may not."""
     due = {(name, other) for name, others in _compared(recipe, results.methods).items() for other in others}
-    return not results.tasks or due == {(each.method, each.reference) for each in results.comparisons}
+    made = {(each.method, each.reference) for each in results.comparisons}
+    return not results.tasks or (made == due and results.correction == CORRECTION)
 
 
 def tasks_of(recipe: Recipe) -> dict[str, Any]:
