@@ -18,9 +18,9 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-def losses(folder: Path, key: str = "loss") -> list[float]:
+def losses(folder: Path, key: str = "loss", steps: int = STEPS) -> list[float]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
     return [line[key] for line in lines if key in line]
 
 

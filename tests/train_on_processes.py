@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 train_on_processes.py ROOT '{"name": {"micro_batch_size": 1, ...}, ...}'
 
-Besides training settings a scenario may hold ``fsdp: true``, ``resume: true``, ``dtype`` (the base's) and ``kill: N``:
-the last process ends itself by SIGKILL in its N-th forward pass. With ``query``, a query path, a whole GPT-2 is
+Besides training settings a scenario may hold ``fsdp: true``, ``resume: true``, ``dtype`` (the base's), ``stack: true``
+(one of all further methods, off their initial values) and ``kill: N``: the last process ends itself by SIGKILL in its
+N-th forward pass. With ``query``, a query path, a whole GPT-2 is
 pretrained instead; ``spoil: N`` makes the last process's N-th forward pass return NaN there.
 """
 
@@ -15,10 +16,20 @@ import sys
 from pathlib import Path
 
 import torch
-from families import make_config, make_model
+from families import make_config, make_model, perturb
 from training_blocks import make_blocks
 
-from hfpatch import PreProjectionConfig, patch, save_patch
+from hfpatch import (
+    CanonConfig,
+    LoReFTConfig,
+    NonlinearLoraConfig,
+    OutputGateConfig,
+    ParallelAdapterConfig,
+    PreProjectionConfig,
+    ValueResidualConfig,
+    patch,
+    save_patch,
+)
 from hfpatch.data.plan import draw_plan
 from hfpatch.models import build_scratch
 from hfpatch.recipes.models import ScratchSettings
@@ -47,10 +58,18 @@ def train(out: Path, scenario: dict) -> None:
     dtype = getattr(torch, chosen.pop("dtype", "float32"))
     state = start_processes()
     blocks, held_out = make_blocks(vocabulary=96), make_blocks(vocabulary=96, documents=7, seed=1)
-    model = patch(make_model("gpt_neox", dtype), PreProjectionConfig(content_skip=True, init="paper"), seed=0)
+    configs, stack = [PreProjectionConfig(content_skip=True, init="paper")], chosen.pop("stack", False)
+    if stack:
+        configs = [kind(rank=3) for kind in (NonlinearLoraConfig, ParallelAdapterConfig, LoReFTConfig)]
+        configs += [OutputGateConfig(), ValueResidualConfig(), CanonConfig()]
+    model = patch(make_model("gpt_neox", dtype), configs, seed=0)
+    if stack:
+        with torch.no_grad():
+            perturb(model)
     before, kinds = hash_weights(model), set()
     model.register_forward_hook(observer(kinds, kill if state.process_index == state.num_processes - 1 else None))
-    plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=3)
+    steps = chosen.get("steps", STEPS)
+    plan = draw_plan(blocks=len(blocks), steps=steps, batch_size=BATCH, seed=3)
     settings = TrainingSettings(
         **{"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, "evaluate_every": 3, **chosen}
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ from hfpatch.results.schema import Comparison, TaskResult, Verdict
 FEWEST_DOCUMENTS = 20
 """With fewer documents, or groups of them, no difference is tested: below this the intervals have no known coverage."""
 RESAMPLES = 200
-CORRECTION = "methods and tasks"
-"""What Holm's correction covers; results name it, because earlier versions corrected over tasks alone."""
+CORRECTION = "methods and tasks, LoRAs apart"
+"""What Holm's correction covers; results name it, because earlier versions corrected over tasks alone, or over all
+comparisons between methods together."""
 _FEWEST_DISCORDANT = 6  # with 5 documents all changed one way, the exact McNemar p is still 0.0625
 
 Runs = Mapping[int, Path]
@@ -101,6 +102,7 @@ def compare(
     tasks: Mapping[str, TaskResult],
     references: Mapping[str, Sequence[str]],
     baseline: str = "baseline",
+    loras: Collection[str] = (),
     aggregations: Mapping[str, Aggregation] | None = None,
 ) -> list[Comparison]:
     """Compare methods document by document.
@@ -109,11 +111,15 @@ def compare(
     only seeds that both have. If they share fewer than two, as when seeds of one diverged, all runs are used and only
     documents are paired.
 
+    Holm's correction goes over one question at a time: over all comparisons with the baseline, over all with a LoRA,
+    and over all others.
+
     Args:
         records: for each method and seed the folder with ``<task>.jsonl`` records.
         tasks: any run's result of each task; it names the primary metric and its direction.
         references: for each method the methods to compare it with.
         baseline: the reference without training.
+        loras: the references that are LoRAs.
         aggregations: each task's function from documents to the primary score; by default that of the metric's name.
 
     Returns:
@@ -124,7 +130,7 @@ def compare(
     """
     measures = [_Measure(result, _metric(result, (aggregations or {}).get(task))) for task, result in tasks.items()]
     found = _compare_pairs(records, measures, references, baseline)
-    return _corrected(found, [tasks[one.task].higher_is_better for one in found], baseline)
+    return _corrected(found, [tasks[one.task].higher_is_better for one in found], baseline, loras)
 
 
 def compare_low_noise(
@@ -133,6 +139,7 @@ def compare_low_noise(
     tasks: Mapping[str, TaskResult],
     references: Mapping[str, Sequence[str]],
     baseline: str = "baseline",
+    loras: Collection[str] = (),
     aggregations: Mapping[str, Mapping[str, Aggregation]] | None = None,
 ) -> list[Comparison]:
     """Compare methods by every low-noise metric of every task, apart from those that are a task's primary one.
@@ -145,6 +152,7 @@ def compare_low_noise(
         tasks: any run's result of each task; its metrics name the low-noise ones that the task has.
         references: for each method the methods to compare it with.
         baseline: the reference without training.
+        loras: the references that are LoRAs.
         aggregations: each task's own functions from documents to a score, by metric.
 
     Returns:
@@ -167,7 +175,7 @@ def compare_low_noise(
     found.sort(key=lambda one: list(LOW_NOISE).index(first[one.task]))
     broken = {(one.method, one.reference, one.task) for one in found if not math.isfinite(one.difference)}
     known = [one for one in found if (one.method, one.reference, one.task) not in broken]
-    return _corrected(known, [LOW_NOISE[one.metric] for one in known], baseline)
+    return _corrected(known, [LOW_NOISE[one.metric] for one in known], baseline, loras)
 
 
 @dataclass(frozen=True)
@@ -193,11 +201,14 @@ def _compare_pairs(
     return found
 
 
-def _corrected(found: Sequence[Comparison], higher_is_better: Sequence[bool], baseline: str) -> list[Comparison]:
-    """Return comparisons with their verdicts, p-values corrected over those with the baseline and over the others."""
+def _corrected(
+    found: Sequence[Comparison], higher_is_better: Sequence[bool], baseline: str, loras: Collection[str]
+) -> list[Comparison]:
+    """Return comparisons with their verdicts; those with the baseline, with a LoRA and the others corrected apart."""
     judged = list(found)
-    for family in (True, False):
-        places = [i for i, one in enumerate(found) if (one.reference == baseline) == family and one.p is not None]
+    families = ["baseline" if one.reference == baseline else one.reference in loras for one in found]
+    for family in set(families):
+        places = [i for i, one in enumerate(found) if families[i] == family and one.p is not None]
         for place, p in zip(places, holm([found[place].p or 0.0 for place in places]), strict=True):
             judged[place] = _judged(found[place], p, higher_is_better[place])
     return judged

@@ -47,7 +47,8 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
     ====================================  ==========================================================================
     nonlinear pre-projection              a linear one (``activation: identity``) without a skip
     the same with a content skip          linear ones, the skip alone (``expansion: 0``), the one without the skip
-    nonlinear query                       a linear one (``activation: identity``) of its form, the query temperature
+    nonlinear query, key or value         a linear one (``activation: identity``) of its form and targets
+    nonlinear query or key                the query temperature
     ====================================  ==========================================================================
 
     Args:
@@ -62,7 +63,7 @@ def _controls(parts: Parts, methods: Mapping[str, Parts]) -> Iterator[Control]:
     with_skip = own == "pre_projection" and bool(parts[0].get("content_skip"))
     for name, other in methods.items():
         kind = kind_of(other)
-        if (own == "nonlinear_query" and kind == QUERY_TEMPERATURE) or (
+        if (own == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}) or (
             own == "nonlinear_query" and kind == LINEAR_QUERY and _form(other) == _form(parts)
         ):
             yield Control(name, kind)
@@ -79,7 +80,13 @@ def _without_skip(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _form(parts: Parts) -> Any:
-    return parts[0].get("form", "preserving")
+    return parts[0].get("form", "preserving"), targets_of(parts)
+
+
+def targets_of(parts: Parts) -> set[str]:
+    """Return which of query, key and value a nonlinear query of one part changes."""
+    targets = parts[0].get("targets", "query")
+    return {targets} if isinstance(targets, str) else set(targets)
 
 
 def kind_of(parts: Parts) -> str | None:

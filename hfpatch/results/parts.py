@@ -200,8 +200,8 @@ class Comparison(Part):
         low: lower end of the 95 % interval; -inf where there are too few documents for one.
         high: upper end of that interval; inf likewise.
         p: two-sided p-value of no difference, by ``test``; below 0.05 where the interval leaves out 0.
-        p_holm: ``p`` corrected by Holm's method, over all methods and tasks compared with the baseline, or over all
-            that are compared with other methods; primary metrics by themselves, and all low-noise ones by themselves.
+        p_holm: ``p`` corrected by Holm's method, over all methods and tasks compared with the baseline, over all
+            compared with a LoRA, or over all others; primary metrics by themselves, and low-noise ones by themselves.
         test: the name of the test.
         smallest_visible: the true difference that had a chance of about 80 % to be found at 5 % with this sample,
             before correction; None where there is none.

@@ -9,6 +9,7 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.results.schema import ComparisonResults
 from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunFolder
@@ -17,7 +18,7 @@ from hfpatch.runs.pacing import Paced
 from hfpatch.runs.plan import Plan, Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.reports import write_report
-from hfpatch.runs.results import collect
+from hfpatch.runs.results import collect, compares_what_it_should
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.runs.train_eval import complete, is_due
@@ -40,9 +41,10 @@ def compare(
 
     The base is evaluated first, and compared with its known scores before anything is trained. Each run leaves its
     result when it is complete; with ``resume`` such runs are not repeated, also where the recipe has got more methods
-    or seeds since: what is new is trained, and compared with all the rest. A run that diverges is a result like others,
-    without scores: the reports name its step, and the comparisons leave it out. On several processes every training and
-    every evaluation is shared by all of them.
+    or seeds since: what is new is trained, and compared with all the rest. Where an earlier version made other
+    comparisons in a finished folder, they are made again from the runs' records. A run that diverges is a result like
+    others, without scores: the reports name its step, and the comparisons leave it out. On several processes every
+    training and every evaluation is shared by all of them.
 
     Args:
         recipe: what to compare.
@@ -64,7 +66,7 @@ def compare(
             "plain DDP, or launch hfpatch train for each method, then compare --resume"
         )
     check_start(plan, resume=resume)
-    if folder.is_complete() and not changes(out, recipe)[0]:
+    if _is_done(folder, recipe):
         if state.is_main_process:
             write_report(out)
         state.wait_for_everyone()
@@ -81,6 +83,13 @@ def compare(
                 write_report(out)
             state.wait_for_everyone()
     return folder.read_results()
+
+
+def _is_done(folder: RunFolder, recipe: Recipe) -> bool:
+    """Return whether a folder has every run and every comparison of a recipe: nothing is left but its report."""
+    if not folder.is_complete() or changes(folder.root, recipe)[0]:
+        return False
+    return compares_what_it_should(recipe, ComparisonResults.model_validate(folder.read_results()))
 
 
 def _write(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> None:

@@ -15,7 +15,6 @@ from typing import Literal, TypeAlias
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.controls import LINEAR_QUERY, controls_of, is_control, kind_of
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
 from hfpatch.recipes.tuning import Edge
 from hfpatch.runs.folder import RunPaths
@@ -238,27 +237,3 @@ def _check_known(kind: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         hint = nearest(name, known) or f"; there are {', '.join(known)}"
         raise HfpatchError(f"no {kind} {name!r} in the recipe{hint}")
-
-
-def references(recipe: Recipe) -> dict[str, list[str]]:
-    """Return what each method is compared with: the baseline first, then the controls made for it.
-
-    The controls of a method are those that match its parameters (``match:``), and the methods that keep one part of it
-    alone (:func:`hfpatch.recipes.controls.controls_of`). One that is compared with nothing of its own size is compared
-    with the method named ``lora``. Controls, and LoRAs, are compared with the baseline alone.
-    """
-    return {name: [recipe.baseline, *_controls(recipe, name)] for name in recipe.methods if name != recipe.baseline}
-
-
-def _controls(recipe: Recipe, name: str) -> list[str]:
-    parts = recipe.methods[name]
-    if all(part["type"] == "lora" or "match" in part for part in parts) or is_control(parts):
-        return []
-    others = recipe.methods.items()
-    sized = [other for other, theirs in others if any(part.get("match") == name for part in theirs)]
-    if kind_of(parts) == "nonlinear_query":
-        sized += [other for other, theirs in others if kind_of(theirs) == LINEAR_QUERY]
-    if not sized and "lora" in recipe.methods:
-        sized = ["lora"]
-    own = controls_of(recipe.methods).get(name, [])
-    return list(dict.fromkeys([*sized, *(control.name for control in own)]))

@@ -16,12 +16,13 @@ from hfpatch.evaluation import compare as compare_records
 from hfpatch.evaluation.comparison import CORRECTION
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pairs import is_lora, references
 from hfpatch.results.comparison import read_match
 from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task, Tuning
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.runs.cautions import cautions, form_of
 from hfpatch.runs.folder import RunFolder, RunPaths
-from hfpatch.runs.plan import PlannedRun, planned_runs, references
+from hfpatch.runs.plan import PlannedRun, planned_runs
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.runs.tuning import collect_tuning
 from hfpatch.support.files import read_json
@@ -119,16 +120,27 @@ def _comparisons(
     recipe = setup.recipe
     scores = methods[recipe.baseline].runs[0].evaluation
     tasks = tasks_of(recipe)
-    compared = {
-        method: [other for other in others if other in records]
-        for method, others in references(recipe).items()
-        if method in records
-    }
-    given: dict[str, Any] = {"tasks": scores, "references": compared, "baseline": recipe.baseline}
+    compared = _compared(recipe, methods)
+    loras = [name for name, parts in recipe.methods.items() if is_lora(parts)]
+    given: dict[str, Any] = {"tasks": scores, "references": compared, "baseline": recipe.baseline, "loras": loras}
     return {
         "comparisons": compare_records(records, aggregations=primary_aggregations(tasks, scores), **given),
         "low_noise": compare_low_noise(records, aggregations=all_aggregations(tasks), **given),
     }
+
+
+def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[str]]:
+    """Return the references of each method, where both have a run with scores."""
+    scored = {name for name, each in methods.items() if len(each.diverged) < len(each.runs)}
+    found = {name: [other for other in others if other in scored] for name, others in references(recipe).items()}
+    return {name: others for name, others in found.items() if name in scored}
+
+
+def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:
+    """Return whether complete results have the comparisons and the correction of today; an older version's may not."""
+    due = {(name, other) for name, others in _compared(recipe, results.methods).items() for other in others}
+    made = {(each.method, each.reference) for each in results.comparisons}
+    return not results.tasks or (made == due and results.correction == CORRECTION)
 
 
 def tasks_of(recipe: Recipe) -> dict[str, Any]:

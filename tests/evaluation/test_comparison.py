@@ -66,21 +66,22 @@ def test_one_seed(records):
     assert novel.low < novel.difference < novel.high < 0
 
 
-def test_holm_goes_over_all_that_is_compared_with_the_baseline_and_apart_over_the_rest(records):
+def test_holm_goes_over_all_that_answers_one_question(records):
+    """Against the baseline, against a LoRA, and the rest."""
     runs, _ = records
-    runs |= {"twin": runs["method"], "control": runs["baseline"]}
-    references = {"method": ["baseline", "control"], "twin": ["baseline"], "control": ["baseline"]}
-    found = compare(runs, tasks=TASKS, references=references)
-    against = {True: [], False: []}
+    runs |= {"twin": runs["method"], "control": runs["baseline"], "lora": runs["baseline"], "dora": runs["baseline"]}
+    references = {"method": ["baseline", "control", "lora", "dora"], "twin": ["baseline", "lora"], "lora": ["baseline"]}
+    found = compare(runs, tasks=TASKS, references=references, loras=["lora", "dora"])
+    against = {("baseline",): [], ("lora", "dora"): [], ("control",): []}
     for comparison in found:
-        against[comparison.reference == "baseline"].append(comparison)
-    assert [len(family) for family in against.values()] == [6, 2]
+        next(family for names, family in against.items() if comparison.reference in names).append(comparison)
+    assert [len(family) for family in against.values()] == [6, 6, 2]
     for family in against.values():
         largest = 0.0
         for place, one in enumerate(sorted(family, key=lambda comparison: comparison.p)):
             largest = max(largest, min(1.0, (len(family) - place) * one.p))
             assert one.p_holm == pytest.approx(largest)
-    assert [comparison.verdict for comparison in against[False]] == ["better", "better"]
+    assert {comparison.verdict for comparison in found if comparison.method != "lora"} == {"better"}
 
 
 def low_noise_runs(folder, documents=60):

@@ -26,6 +26,17 @@ def test_the_quickstarts_methods_have_their_controls():
     }
 
 
+def test_controls_of_a_nonlinear_query_change_what_it_changes():
+    of = {name: [{"type": "nonlinear_query", "targets": [name]}] for name in ("query", "key", "value")}
+    linear = {f"linear_{name}": [{**parts[0], "activation": "identity"}] for name, parts in of.items()}
+    heat = ("heat", QUERY_TEMPERATURE)
+    assert named({**of, **linear, "heat": [{"type": "query_temperature"}]}) == {
+        "query": [("linear_query", LINEAR_QUERY), heat],
+        "key": [("linear_key", LINEAR_QUERY), heat],
+        "value": [("linear_value", LINEAR_QUERY)],  # no temperature of the logits is a part of it
+    }
+
+
 def test_a_linear_one_with_a_skip_is_no_part_of_one_without():
     pre, linear = {"type": "pre_projection"}, {"type": "pre_projection", "activation": "identity"}
     methods = {"a": [pre], "b": [{**pre, "content_skip": True}], "c": [{**linear, "content_skip": True}]}

@@ -24,6 +24,13 @@ def test_the_environment_names_command_commit_and_versions(build, raw):
     assert facts["Versions"].startswith("torch 2.13.0, transformers 5.23.0")
 
 
+def test_the_commit_of_the_runs_is_named_where_results_were_made_at_another(build, raw):
+    for seed, run in raw["methods"]["lora"]["runs"].items():
+        run["commit"] = ["a1", raw["provenance"]["commit"]][int(seed)]
+    facts = environment_facts(build(raw))
+    assert facts[1:3] == [("Commit", raw["provenance"]["commit"]), ("Commit of the runs", "a1")]
+
+
 def test_nothing_known_is_nothing_said_but_the_commit(build):
     assert environment_facts(build(EMPTY)) == [("Commit", "unknown")]
     assert [label for label, _ in protocol_facts(build(EMPTY))] == ["Protocol"]

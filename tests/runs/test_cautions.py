@@ -1,13 +1,13 @@
-"""What the reader is warned of, and which method is compared with which."""
+"""What the reader is warned of."""
 
 import copy
 
 import pytest
 
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.recipes.pairs import references
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.runs.cautions import cautions, form_of
-from hfpatch.runs.plan import references
 
 SCORE = {
     "task": "cloze",
@@ -153,33 +153,6 @@ def test_runs_of_several_commits_are_named():
 )
 def test_the_form_of_a_method(parts, form):
     assert form_of(parts) == form
-
-
-@pytest.mark.parametrize(
-    ("methods", "expected"),
-    [
-        ({"pre": PRE}, {"pre": ["baseline"]}),
-        ({"pre": PRE, "lora": LORA}, {"pre": ["baseline", "lora"], "lora": ["baseline"]}),
-        (
-            {"pre": PRE, "lora": LORA, "same": [{"type": "lora", "match": "pre"}]},
-            {"pre": ["baseline", "same"], "lora": ["baseline"], "same": ["baseline"]},
-        ),
-        (
-            {"query": QUERY, "linear": LINEAR},
-            {"query": ["baseline", "linear"], "linear": ["baseline"]},
-        ),
-        (
-            {"query": QUERY, "linear": LINEAR, "lora": LORA},
-            {"query": ["baseline", "linear"], "linear": ["baseline"], "lora": ["baseline"]},
-        ),
-        (
-            {"both": [*PRE, *LORA], "lora": LORA},
-            {"both": ["baseline", "lora"], "lora": ["baseline"]},
-        ),
-    ],
-)
-def test_each_method_is_held_against_the_baseline_and_the_controls_made_for_it(methods, expected):
-    assert references(make_recipe(methods)) == expected
 
 
 def test_updates_left_out_and_early_stops_are_named_with_their_seed():

@@ -29,7 +29,7 @@ from hfpatch.runs.results import collect
 from hfpatch.runs.session import open_runs, resumed_clock
 from hfpatch.runs.setup import set_up
 from hfpatch.runs.train_eval import complete
-from hfpatch.support.files import read_json
+from hfpatch.support.files import read_json, write_json
 from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
@@ -307,6 +307,24 @@ def test_resuming_a_finished_run_only_reports_again(straight, recipe, tmp_path):
     assert not log.evaluated
     assert (out / "report.md").is_file()
     assert (out / "results.json").read_bytes() == before
+
+
+def test_resuming_a_finished_run_of_other_pairs_compares_again_and_trains_nothing(
+    straight, recipe, tmp_path, no_report
+):
+    """An earlier version compared others."""
+    out = tmp_path / "out"
+    shutil.copytree(straight, out)
+    whole = read_json(out / "results.json")
+    for family in ("comparisons", "low_noise"):
+        whole[family] = [each for each in whole[family] if each["reference"] == "baseline"]
+    write_json(out / "results.json", {**whole, "provenance": {**whole["provenance"], "wall_s": 5000.0}})
+    log = Log()
+    found = compare(recipe, out, resume=True, progress=log)
+    assert (log.trained, log.evaluated) == ([], [])
+    assert numbers(found) == numbers(read_json(straight / "results.json"))
+    assert found["provenance"]["wall_s"] > 5000
+    assert {run["commit"] for method in found["methods"].values() for run in method["runs"].values()} == {"c0ffee"}
 
 
 def refused(call, *arguments, **options) -> str:

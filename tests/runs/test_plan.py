@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.comparison import Recipe, load_recipe
+from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
-from hfpatch.runs.plan import plan_comparison, plan_pretraining, plan_training, references
+from hfpatch.runs.plan import plan_comparison, plan_pretraining, plan_training
 
 OUT = Path("out")
 COMPARISON = Recipe.model_validate(
@@ -85,15 +85,3 @@ def test_one_model_is_a_run_in_the_folder_itself(tmp_path):
     assert not unit.is_complete()
     unit.marker.write_text("{}")
     assert unit.is_complete()
-
-
-def test_what_each_method_of_the_quickstart_is_compared_with():
-    base, query = ["baseline"], ["linear_control", "query_temperature"]
-    assert references(load_recipe("quickstart")) == {
-        "pre_projection": [*base, "lora", "linear_pre_projection"],
-        "pre_projection_skip": [*base, "lora", "pre_projection", "skip_alone", "linear_pre_projection"],
-        "pre_projection_lora": [*base, "lora"],
-        "nonlinear_query": [*base, *query],
-        "nonlinear_query_literal": [*base, *query],
-        **dict.fromkeys(["lora", "skip_alone", "linear_pre_projection", "linear_control", "query_temperature"], base),
-    }

@@ -64,6 +64,9 @@ def launched(tmp_path_factory):
             "half-ddp": {"dtype": "bfloat16"},
             "half-fsdp": {"fsdp": True, "dtype": "bfloat16"},
         }
+        train(root / "one-stack", {"stack": True, "steps": 2})
+        scenarios["fsdp-stack"] = {"fsdp": True, "stack": True, "steps": 2, "micro_batch_size": 1}
+        scenarios["fsdp-stack"] |= {"gradient_checkpointing": True}
         for kind, query in SCRATCH.items():
             train(root / f"one-{kind}", {"query": query, "diagnose_every": 3})
             for name, values in {"ddp": {"micro_batch_size": 1}, "fsdp": {"fsdp": True}}.items():
@@ -137,6 +140,24 @@ def test_the_saved_adapter_is_what_was_trained(runs, name):
     on_disk = saved(runs / name)
     assert sorted(value.sum().item() for value in trained.values()) == sorted(v.sum().item() for v in on_disk.values())
     assert sum(value.numel() for value in on_disk.values()) == 2 * (2 * 32 * 40 + 32 * 32)
+
+
+@pytest.mark.slow
+def test_a_stack_of_further_methods_is_the_same_cut_in_pieces(runs):
+    """Output gate, nonlinear LoRA, value residual, parallel adapter, LoReFT and Canon, with recomputed blocks."""
+    several, alone = runs / "fsdp-stack", runs / "one-stack"
+    for key in ("loss", "eval_loss"):
+        assert losses(several, key, steps=2) == pytest.approx(losses(alone, key, steps=2), rel=1e-5)
+    files = sorted(path.relative_to(alone) for path in alone.glob("patch/*/adapter_model.safetensors"))
+    assert len(files) == 6
+    for path in files:
+        found, expected = load_file(several / path), load_file(alone / path)
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-5, msg=key)
+    facts = json.loads((several / "result.json").read_text())
+    assert ("DTensor" in facts["kinds"], facts["processes"]) == (True, 2)
+    assert facts["update_survival"]["all"] == pytest.approx(1.0)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hfpatch.recipes import pairs
 from hfpatch.reporting.comparison.tables import change_of
 from hfpatch.reporting.document import Finding, Tone
 from hfpatch.reporting.floor import LEVELS, is_blind, shown_verdict
@@ -25,9 +26,9 @@ def answer(results: ComparisonResults) -> Answer:
     """Say what the run shows, from its paired comparisons on the tasks' primary metrics."""
     baseline = results.baseline
     first = tuple(_finding(results, method, baseline) for method in results.others)
-    pairs = dict.fromkeys((each.method, each.reference) for each in results.comparisons if each.reference != baseline)
+    made = dict.fromkeys((each.method, each.reference) for each in results.comparisons if each.reference != baseline)
     order = {name: place for place, name in enumerate(results.others)}
-    second = sorted((pair for pair in pairs if pair[0] in order), key=lambda pair: order[pair[0]])
+    second = sorted((pair for pair in made if pair[0] in order), key=lambda pair: order[pair[0]])
     return Answer(_headline(first, baseline), first, tuple(_finding(results, *pair) for pair in second))
 
 
@@ -144,17 +145,23 @@ def _relative_size(results: ComparisonResults, name: str) -> str:
 def control_for(results: ComparisonResults, name: str) -> str | None:
     """Return the plain LoRA method that a method's parameter count is compared with.
 
-    The one matched to it comes first, then the nearest in parameters; None for a plain LoRA itself.
+    The first of its match group comes first, then the nearest in parameters; None for a plain LoRA itself.
     """
     if is_lora(results.methods[name]):
         return None
     plain = {other: method for other, method in results.methods.items() if is_lora(method) and method.trainable}
-    matched = next((other for other, method in plain.items() if method.match and method.match.to == name), None)
+    matched = next((other for other in plain if are_matched(results, name, other)), None)
     if matched is not None or not plain:
         return matched
     return min(plain, key=lambda other: abs(plain[other].trainable - results.methods[name].trainable))
 
 
+def are_matched(results: ComparisonResults, one: str, other: str) -> bool:
+    """Say whether one method's size was solved for the other's, or both for a third's."""
+    anchors = {name: [method.match.to] if method.match else [] for name, method in results.methods.items()}
+    return pairs.in_one_group(anchors, one, other)
+
+
 def is_lora(method: Method) -> bool:
     """Say whether a method is LoRA and nothing else."""
-    return bool(method.parts) and all(part.get("type") == "lora" for part in method.parts)
+    return pairs.is_lora(method.parts)

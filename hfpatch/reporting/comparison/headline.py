@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hfpatch.reporting.comparison.answer import control_for, is_lora, tone_of
+from hfpatch.reporting.comparison.answer import are_matched, control_for, is_lora, tone_of
 from hfpatch.reporting.comparison.gains import Gain, Measures, gain, measures, ranks
 from hfpatch.reporting.document import Tone
 from hfpatch.reporting.floor import is_blind
@@ -18,7 +18,7 @@ from hfpatch.results.low_noise import BITS_PER_BYTE, MARGIN
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
 
 _MATCHED = 0.01
-"""Share by which two parameter counts may differ and still count as matched, where the rank was not solved for."""
+"""Share by which two parameter counts may differ and still count as matched, where no size was solved for."""
 _MOST_NAMED = 2
 
 
@@ -31,7 +31,7 @@ class Line:
         rank: the lowest and the highest rank that its interval leaves open.
         text: its gain on held-out text; likewise ``tasks`` and ``margin``.
         trainable: how many parameters it trains.
-        control: what the verdict compares with: the LoRA that is matched to it or was compared with it, or the
+        control: what the verdict compares with: the LoRA of its match group or one that it was compared with, or the
             baseline where there is no LoRA at all.
         ratio: its parameters over the LoRA's.
         verdict: what the tests say, in words; ``tone`` is the same for colours.
@@ -92,17 +92,13 @@ def _place(each: Gain | None) -> tuple[bool, float]:
 
 
 def _control(results: ComparisonResults, name: str) -> str | None:
-    """Return the LoRA that is matched to a method, else of those it was compared with the nearest in parameters."""
+    """Return the LoRA of a method's match group, else of those it was compared with the nearest in parameters."""
     nearest = control_for(results, name)
-    if nearest is None or _is_solved_for(results.methods[nearest], name):
+    if nearest is None or are_matched(results, name, nearest):
         return nearest
     size, compared = results.methods[name].trainable, {c.reference for c in results.comparisons if c.method == name}
     loras = [other for other, method in results.methods.items() if other in compared and is_lora(method)]
     return min(loras, key=lambda other: abs(results.methods[other].trainable - size), default=None)
-
-
-def _is_solved_for(lora: Method, name: str) -> bool:
-    return lora.match is not None and lora.match.to == name
 
 
 def _verdict(results: ComparisonResults, name: str, control: str | None, shown: Measures) -> tuple[str, Tone]:
@@ -116,8 +112,8 @@ def _verdict(results: ComparisonResults, name: str, control: str | None, shown: 
     ending = f"; {lost} of {runs} seeds diverged" if lost else ""
     found = _compared(results, name, control, shown) if control is not None else []
     if found:
-        other = results.methods[str(control)]
-        matched = _is_solved_for(other, name) or abs(other.trainable - method.trainable) <= _MATCHED * method.trainable
+        near = abs(results.methods[str(control)].trainable - method.trainable) <= _MATCHED * method.trainable
+        matched = near or are_matched(results, name, str(control))
         differ = "" if matched or control == results.baseline else ", sizes differ"
         return f"{_words(found)}{differ}{ending}", tone_of(found)
     if is_lora(method):

@@ -34,7 +34,13 @@ from hfpatch.results.schema import Comparison, ComparisonResults, Method
 
 _VERDICTS = ("better", "worse", "within noise", "too few documents", *LEVELS)
 _UNITS = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline", Scale.RAW: "its own unit"}
-_CORRECTED_OVER = {"tasks": "the tasks of a method", "methods and tasks": "all methods and tasks of this table"}
+_FAMILIES = {
+    "methods and tasks": "Holm's correction goes over all comparisons with the baseline, and apart from them over all "
+    "others. ",
+    "methods and tasks, LoRAs apart": "Holm's correction goes over all comparisons with the baseline, apart from them "
+    "over all with a LoRA, and apart from both over all others. ",
+}
+"""What Holm's correction goes over, by the name of it in results; in the earliest ones over ``tasks``."""
 
 
 def scale_of_task(results: ComparisonResults, task: str) -> Scale:
@@ -80,6 +86,7 @@ def main_table(results: ComparisonResults) -> Table:
 def score_table(results: ComparisonResults) -> Table:
     """Build the main table without cost."""
     held_out = held_out_column(results)
+    over = "the tasks of a method" if results.correction == "tasks" else "all methods and tasks of this table"
     return Table(
         name="main",
         title="Results by method and task",
@@ -91,10 +98,9 @@ def score_table(results: ComparisonResults) -> Table:
         caption=(
             "Each cell: the mean over seeds (the baseline with its standard error over documents), the paired "
             "difference to the baseline with its 95 % interval in the unit that the heading gives in brackets, and the "
-            f"verdict. {HOLM_MARK} The difference is significant at 5 % after Holm's correction over "
-            f"{_CORRECTED_OVER.get(results.correction, results.correction)}. Within noise: the test finds no "
-            "difference, which does not prove that there is none. Too few documents: nothing was tested. At floor or "
-            "at chance: the task measures nothing of the base. "
+            f"verdict. {HOLM_MARK} The difference is significant at 5 % after Holm's correction over {over}. Within "
+            "noise: the test finds no difference, which does not prove that there is none. Too few documents: nothing "
+            "was tested. At floor or at chance: the task measures nothing of the base. "
             f"{FALLEN_MARK} The test alone finds a difference, which is not significant after the correction."
         ),
         heading=False,
@@ -242,7 +248,6 @@ def _matched(method: Method) -> str:
 
 def paired_table(results: ComparisonResults) -> Table:
     """Build the table of all paired comparisons, in the order in which they were made."""
-    families = "Holm's correction goes over all comparisons with the baseline, and apart from them over all others. "
     return Table(
         name="pairs",
         title="Paired differences",
@@ -255,7 +260,7 @@ def paired_table(results: ComparisonResults) -> Table:
         caption=(
             "Every paired comparison: method minus reference, in the unit of the tables above and in the metric's own; "
             "p after Holm's correction and before it. "
-            f"{families if results.correction == 'methods and tasks' else ''}Visible from: the true difference that "
+            f"{_FAMILIES.get(results.correction, '')}Visible from: the true difference that "
             "had about four chances in five to be found with these documents and seeds, before correction; none where "
             "no difference would be."
         ),

@@ -202,6 +202,17 @@ def test_where_methods_have_several_loras_each_is_named(build, raw, compared):
     assert rows[SKIP] == ("80,000 (0.98 × lora)", "better on tinyworld_text")
 
 
+def test_the_lora_of_a_match_group_is_that_of_every_method_in_it(build, raw, compared):
+    """Solved for the same count as the method itself: no other size, however coarse both are."""
+    sibling = {**raw["methods"]["lora"]["match"], "to": SKIP}
+    raw["methods"]["other"] = {**raw["methods"][SKIP], "match": sibling}
+    near = {**raw["methods"]["lora"], "match": None, "parameters": {"trainable": 80_000, "added": 0, "base": 0}}
+    raw["methods"] = {"near": near, **raw["methods"]}
+    raw["comparisons"].append(compared("other", TEXT, 2.0, 0.5, "worse", reference="lora"))
+    rows = {row[0]: row[4:] for row in cells(build(raw))}
+    assert rows["other"] == ("80,000 (0.98 ×)", "worse on tinyworld_text")
+
+
 def test_an_incomplete_run_shows_what_it_has_and_claims_nothing(build, raw):
     raw |= {"complete": False, "comparisons": []}
     raw["methods"]["lora"]["runs"] = {}

@@ -132,9 +132,12 @@ def test_methods_have_match_survival_and_time(results):
 
 def test_the_captions_name_what_was_corrected_over(build, raw):
     assert "correction over the tasks of a method" in main_table(build(raw)).caption
-    raw["correction"] = "methods and tasks"
-    results = build(raw)
-    assert "correction over all methods and tasks of this table" in main_table(results).caption
-    assert (
-        "over all comparisons with the baseline, and apart from them over all others" in paired_table(results).caption
-    )
+    assert "correction goes over" not in paired_table(build(raw)).caption
+    families = {
+        "methods and tasks": "and apart from them over all others. ",
+        "methods and tasks, LoRAs apart": "apart from them over all with a LoRA, and apart from both over all others. ",
+    }
+    for raw["correction"], told in families.items():
+        results = build(raw)
+        assert "correction over all methods and tasks of this table" in main_table(results).caption
+        assert f"over all comparisons with the baseline, {told}" in paired_table(results).caption

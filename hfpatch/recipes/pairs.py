@@ -1,0 +1,79 @@
+"""Which methods of a comparison are tested against which; what ``match`` makes comparable is decided here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from hfpatch.recipes.controls import LINEAR_QUERY, Parts, controls_of, is_control, kind_of, targets_of
+
+if TYPE_CHECKING:
+    from hfpatch.recipes.comparison import Recipe
+
+
+def references(recipe: Recipe) -> dict[str, list[str]]:
+    """Return what each method is compared with: the baseline first, then methods of its size, then its controls.
+
+    Methods of its size are, in this order:
+
+    1. the methods that are matched to it (``match:``), and every LoRA of its match group: a method and all that are
+       matched to it (:func:`in_one_group`);
+    2. of a nonlinear query, key or value the linear one of the same targets;
+    3. where there is none of these, and it is not matched itself, the method named ``lora``.
+
+    Controls keep one part of it alone (:func:`hfpatch.recipes.controls.controls_of`). What is a control itself is
+    compared with the baseline and the LoRAs of its match group; a LoRA with the baseline alone, as the others are
+    compared with it.
+    """
+    return {name: [recipe.baseline, *_others(recipe, name)] for name in recipe.methods if name != recipe.baseline}
+
+
+def in_one_group(anchors: Mapping[str, Collection[str]], one: str, other: str) -> bool:
+    """Return whether one method is matched to the other, or both are matched to a third.
+
+    Args:
+        anchors: for each method those that its parts are matched to.
+        one: a method.
+        other: another one.
+    """
+    return not {one, *anchors[one]}.isdisjoint({other, *anchors[other]})
+
+
+def is_lora(parts: Parts) -> bool:
+    """Return whether a method is LoRA, of whatever variant, and nothing else."""
+    return bool(parts) and all(part.get("type") == "lora" for part in parts)
+
+
+def _others(recipe: Recipe, name: str) -> list[str]:
+    parts = recipe.methods[name]
+    if is_lora(parts):
+        return []
+    if is_control(parts):
+        return [*_group_loras(recipe, name)]
+    sized = [*_matched_to(recipe, name), *_group_loras(recipe, name), *_linear_queries(recipe, name)]
+    if not sized and "lora" in recipe.methods and not all("match" in part for part in parts):
+        sized = ["lora"]
+    controls = controls_of(recipe.methods).get(name, [])
+    return list(dict.fromkeys([*sized, *(control.name for control in controls)]))
+
+
+def _matched_to(recipe: Recipe, name: str) -> Iterator[str]:
+    return (other for other, anchors in _anchors(recipe).items() if name in anchors)
+
+
+def _group_loras(recipe: Recipe, name: str) -> Iterator[str]:
+    anchors = _anchors(recipe)
+    loras = (other for other, parts in recipe.methods.items() if other != name and is_lora(parts))
+    return (lora for lora in loras if in_one_group(anchors, name, lora))
+
+
+def _anchors(recipe: Recipe) -> dict[str, set[str]]:
+    return {name: {str(part["match"]) for part in parts if "match" in part} for name, parts in recipe.methods.items()}
+
+
+def _linear_queries(recipe: Recipe, name: str) -> Iterator[str]:
+    parts = recipe.methods[name]
+    if kind_of(parts) == "nonlinear_query":
+        for other, theirs in recipe.methods.items():
+            if kind_of(theirs) == LINEAR_QUERY and targets_of(theirs) == targets_of(parts):
+                yield other

@@ -1,0 +1,104 @@
+"""Which method is compared with which."""
+
+import pytest
+
+from hfpatch.recipes.comparison import Recipe, load_recipe
+from hfpatch.recipes.pairs import references
+
+PRE, QUERY = [{"type": "pre_projection"}], [{"type": "nonlinear_query"}]
+LORA = [{"type": "lora", "r": 8}]
+LINEAR, TEMPERATURE = [{"type": "nonlinear_query", "activation": "identity"}], [{"type": "query_temperature"}]
+KEY = [{"type": "nonlinear_query", "targets": ["key"]}]
+VALUE = [{"type": "nonlinear_query", "targets": ["value"]}]
+BASE = ["baseline"]
+
+
+def matched(parts, anchor):
+    kept = {key: value for key, value in parts[0].items() if key != "r"}
+    return [{**kept, "match": anchor}]
+
+
+def found(methods):
+    recipe = {"name": "any", "model": {"name": "gpt2"}, "methods": {"baseline": [], **methods}}
+    return {name: others[1:] for name, others in references(Recipe.model_validate(recipe)).items()}
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        ({"pre": PRE}, {"pre": []}),
+        ({"pre": PRE, "lora": LORA}, {"pre": ["lora"], "lora": []}),
+        (
+            {"pre": PRE, "lora": LORA, "same": matched(LORA, "pre")},
+            {"pre": ["same"], "lora": [], "same": []},
+        ),
+        ({"query": QUERY, "linear": LINEAR}, {"query": ["linear"], "linear": []}),
+        ({"query": QUERY, "linear": LINEAR, "lora": LORA}, {"query": ["linear"], "linear": [], "lora": []}),
+        ({"both": [*PRE, *LORA], "lora": LORA}, {"both": ["lora"], "lora": []}),
+    ],
+)
+def test_each_method_is_compared_with_one_of_its_size_or_with_lora(methods, expected):
+    assert found(methods) == expected
+
+
+GATE = {"gate": [{"type": "output_gate"}], "same": matched(LORA, "gate"), "pre": matched(PRE, "gate")}
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        (GATE, {"gate": ["same", "pre"], "same": [], "pre": ["same"]}),
+        (  # a LoRA outside of the group is no one's control in it
+            {**GATE, "lora": LORA, "other": PRE},
+            {"gate": ["same", "pre"], "same": [], "pre": ["same"], "lora": [], "other": ["lora"]},
+        ),
+        (  # every LoRA of the group
+            {**GATE, "mlp": [{**matched(LORA, "gate")[0], "target_modules": "mlp"}]},
+            {"gate": ["same", "pre", "mlp"], "same": [], "pre": ["same", "mlp"], "mlp": []},
+        ),
+        (  # the LoRA that the others are matched to
+            {"ours": LORA, "pre": matched(PRE, "ours"), "query": matched(QUERY, "ours")},
+            {"ours": [], "pre": ["ours"], "query": ["ours"]},
+        ),
+        (  # a group without a LoRA
+            {"pre": PRE, "loha": [{"type": "loha", "match": "pre"}], "lora": LORA},
+            {"pre": ["loha"], "loha": [], "lora": []},
+        ),
+        (  # two groups
+            {**GATE, "key": KEY, "small": matched(LORA, "key")},
+            {"gate": ["same", "pre"], "same": [], "pre": ["same"], "key": ["small"], "small": []},
+        ),
+        (  # controls in a group, and those of a method in it
+            {**GATE, "query": matched(QUERY, "gate"), "linear": matched(LINEAR, "gate"), "heat": TEMPERATURE},
+            {
+                **{"gate": ["same", "pre", "query", "linear"], "same": [], "pre": ["same"]},
+                **{"query": ["same", "linear", "heat"], "linear": ["same"], "heat": []},
+            },
+        ),
+    ],
+)
+def test_each_method_of_a_match_group_is_compared_with_its_loras(methods, expected):
+    assert found(methods) == expected
+
+
+def test_what_each_method_of_the_quickstart_is_compared_with():
+    query = ["linear_control", "query_temperature"]
+    assert references(load_recipe("quickstart")) == {
+        "pre_projection": [*BASE, "lora", "linear_pre_projection"],
+        "pre_projection_skip": [*BASE, "lora", "pre_projection", "skip_alone", "linear_pre_projection"],
+        "pre_projection_lora": [*BASE, "lora"],
+        "nonlinear_query": [*BASE, *query],
+        "nonlinear_query_literal": [*BASE, *query],
+        **dict.fromkeys(["lora", "skip_alone", "linear_pre_projection", "linear_control", "query_temperature"], BASE),
+    }
+
+
+@pytest.mark.parametrize("name", ["zoo", "pythia-160m-zoo"])
+def test_every_method_of_the_zoo_that_is_matched_is_compared_with_the_lora_of_its_size(name):
+    recipe = load_recipe(name)
+    compared = references(recipe)
+    group = [other for other, parts in recipe.methods.items() if parts and parts[0].get("match") == "output_gate"]
+    assert len(group) == 8
+    for other in {*group, "output_gate"} - {"lora"}:
+        assert compared[other][1] == "lora"
+    assert compared["canon_input"] == [*BASE, "lora_small"]
