@@ -149,8 +149,15 @@ def built(config: MethodConfig, site: MethodSite) -> nn.ModuleDict:
     where = f"{config.spec.name}: build()"
     try:
         parts: Any = config.build(site, config.seed)
-    except (HfpatchError, RuntimeError, MemoryError):  # also of the machine
+    except (HfpatchError, MemoryError):
         raise
+    except RuntimeError as error:
+        if "meta" not in str(error).lower():  # of the machine
+            raise
+        raise HfpatchError(
+            f"{where} reads the value of a tensor: {one_line(error)}; it is called on the meta device first, where "
+            "tensors have shapes alone"
+        ) from error
     except Exception as error:  # a mistake in the method
         raise HfpatchError(f"{where} failed at layer {site.layer}: {one_line(error)}") from error
     if not isinstance(parts, nn.ModuleDict):

@@ -97,6 +97,10 @@ AT_INJECTION = {
     "nothing": ({"build": of(None)}, r"build\(\) must return an nn.ModuleDict with parameters, not NoneType"),
     "no parameters": ({"build": of(nn.ModuleDict({"a": nn.ReLU()}))}, r"with parameters; \['a'\] have none"),
     "an error": ({"build": failing}, r"mine: build\(\) failed at layer 0: LookupError: a problem"),
+    "a value on meta": (
+        {"build": lambda self, site, seed: nn.ModuleDict({"a": nn.Linear(2, int(torch.ones(()).item()))})},
+        r"mine: build\(\) reads the value of a tensor: RuntimeError: .*; it is called on the meta device first",
+    ),
     "a place without function": (
         {"acts_at": lambda self: ("key",)},
         r"must return some of \('query',\), not \('key',\)",
