@@ -139,7 +139,7 @@ REFUSED = {
     "what fails without hfpatch": (
         "self.HALF *",
         "bool(self.spec.name) * self.HALF *",
-        "fails with AttributeError: 'The",
+        "fails with Attrib",
     ),
 }
 MORE = """

@@ -34,6 +34,10 @@ AT_DEFINITION = {
         "method 'lora' is peft.tuners.lora.config.LoraConfig already; choose another",
     ),
     "a name of hfpatch": ({"method": "output_gate"}, "hfpatch.methods.output_gate.OutputGateConfig already"),
+    "a name of another's layer": (
+        {"method": "scale"},
+        "method 'scale': its layer would be called 'hfpatch_scale', as that of query_temperature is; choose another",
+    ),
     "no place": ({"query": None}, "acts nowhere: define one of entered, query"),
     "an option that is a place": ({"annotations": {"mixed": bool}, "mixed": False}, "called 'mixed', which is a place"),
     "an option that is a function": (
