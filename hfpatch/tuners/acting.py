@@ -309,7 +309,8 @@ class ActingModule(SharingModule):
         return replace_hidden(module, args, kwargs, self.entered(hidden_argument(args, kwargs)))
 
     def _keep_read(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.acts(name) and CALLS.look(self, "attention"):  # a projection may be called by itself
+        acts = self.acts(name) or (name == "query" and self._scales_projected())
+        if acts and CALLS.look(self, "attention"):  # a projection may be called by itself
             self.keep(name, args[0])
 
     def _project(
