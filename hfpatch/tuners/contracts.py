@@ -164,6 +164,8 @@ def built(config: MethodConfig, site: MethodSite) -> nn.ModuleDict:
         raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters, not {type(parts).__name__}")
     if not config.spec.shares and not any(True for _ in parts.parameters()):
         raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters; {list(parts)} have none")
+    if frozen := [name for name, parameter in parts.named_parameters() if not parameter.requires_grad]:
+        raise HfpatchError(f"{where}: {frozen[0]} requires no gradient, and PEFT trains every parameter; use a buffer")
     return parts
 
 

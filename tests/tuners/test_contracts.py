@@ -101,6 +101,10 @@ AT_INJECTION = {
     "nothing": ({"build": of(None)}, r"build\(\) must return an nn.ModuleDict with parameters, not NoneType"),
     "no parameters": ({"build": of(nn.ModuleDict({"a": nn.ReLU()}))}, r"with parameters; \['a'\] have none"),
     "an error": ({"build": failing}, r"mine: build\(\) failed at layer 0: LookupError: a problem"),
+    "a frozen parameter": (
+        {"build": lambda self, site, seed: nn.ModuleDict({"a": nn.Linear(2, 2).requires_grad_(False)})},
+        r"mine: build\(\): a.weight requires no gradient, and PEFT trains every parameter; use a buffer",
+    ),
     "a value on meta": (
         {"build": lambda self, site, seed: nn.ModuleDict({"a": nn.Linear(2, int(torch.ones(()).item()))})},
         r"mine: build\(\) reads the value of a tensor: RuntimeError: .*; it is called on the meta device first",
