@@ -110,7 +110,8 @@ def _options(config: MethodConfig) -> dict[str, Any]:
 def _item(
     kind: str, method: str, site: AttentionSite, at: dict[str, list[str]], options: dict[str, Any]
 ) -> dict[str, Any]:
-    name = "_".join(filter(None, [kind, method, site.name.replace(".", "_")]))
+    # the method last: "NAME_" begins the names of its adapters, which may be put on the export
+    name = "_".join(filter(None, [kind, site.name.replace(".", "_"), method]))
     around = sorted({path for paths in at.values() for path in paths} - {site.path, site.block_path})
     paths = {"host": site.host_path, "block": site.block_path, "at": at, "around": around}
     return {"kind": kind, "name": name, **paths, "options": options}

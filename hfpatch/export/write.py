@@ -98,7 +98,8 @@ def imported(folder: Path) -> ModuleType:
 def _write(model: Any, description: Description, base: Tensors, parts: Tensors, folder: Path) -> Any:
     """Write modelling file, configuration and weights; return the class of the model that they make."""
     fp32 = any(tensor.dtype == torch.float32 for tensor in parts.values())
-    write_text(folder / FILE, modelling_source(model, methods_of(model), keep_fp32=fp32))
+    integers = sorted({name.partition(".parts.")[2] for name, each in parts.items() if not each.is_floating_point()})
+    write_text(folder / FILE, modelling_source(model, methods_of(model), keep_fp32=fp32, integers=integers))
     module, home = imported(folder), FILE.removesuffix(".py")
     kind, config_kind = (getattr(module, patched_name(type(stock))) for stock in (model, model.config))
     model.config.save_pretrained(str(folder))  # and read again, which is what transformers keeps of it

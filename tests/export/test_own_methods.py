@@ -7,6 +7,7 @@ import pytest
 import torch
 from families import logits_of, make_model, make_tokens, perturb
 from own_methods import forgotten
+from transformers import AutoModelForCausalLM
 
 import hfpatch
 from hfpatch import HfpatchError
@@ -107,21 +108,31 @@ def theirs(tmp_path, monkeypatch):
         cached.cache_clear()
 
 
-def patched(method):
-    model = hfpatch.patch(make_model("llama"), method())
+def patched(method, model=None):
+    model = hfpatch.patch(model or make_model("llama"), method())
     perturb(model, std=0.2)
     return model
 
 
 @pytest.mark.slow
 def test_all_that_a_method_uses_is_in_its_export(theirs, tmp_path):
-    model, tokens = patched(theirs()), make_tokens()
+    make_model("llama").save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.bfloat16).eval()
+    model, tokens = patched(theirs(), base), make_tokens()
     (tmp_path / "export").mkdir()
     write_model(model, tmp_path / "export")
     source = (tmp_path / "export" / "modeling_hfpatch.py").read_text()
     assert "their_helpers import" not in source
-    found, _ = elsewhere.computed(tmp_path / "export", tokens)
+    found, dtypes = elsewhere.computed(tmp_path / "export", tokens)
     assert torch.equal(found["logits"], logits_of(model, tokens))
+    assert {kind for name, kind in dtypes.items() if "theirs" in name} == {"torch.float32"}
+
+
+def test_a_method_is_put_on_an_export_that_has_it(tmp_path):
+    model, tokens = patched(hfpatch.OutputGateConfig), make_tokens()
+    write_model(model, tmp_path)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True).eval()
+    assert torch.equal(logits_of(hfpatch.patch(exported, hfpatch.OutputGateConfig()), tokens), logits_of(model, tokens))
 
 
 REFUSED = {
