@@ -8,8 +8,10 @@ from typing import Any, cast
 
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from transformers.pytorch_utils import Conv1D
 
+from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.sites.modules import unwrapped
 from hfpatch.sites.site import joined
@@ -78,9 +80,25 @@ def _method(
     if layer.method.spec.shares:
         item["around_blocks"] = site.around_path
     for index, adapter in enumerate(layer.working_adapters()):
-        for name, tensor in nn.ModuleDict(layer.parts(adapter)).state_dict(keep_vars=True).items():
+        parts = nn.ModuleDict(layer.parts(adapter))
+        _require_plain(parts, layer.method)
+        for name, tensor in (parts.state_dict(keep_vars=True) | dict(parts.named_buffers())).items():
             tensors[joined(site.host_path, f"{item['name']}.parts.{index}.{name}")] = tensor
     return item
+
+
+def _require_plain(parts: nn.ModuleDict, method: type[MethodConfig]) -> None:
+    """Refuse a linear layer with a forward of its own, in whose place an export and servers put another class.
+
+    Raises:
+        HfpatchError: naming it.
+    """
+    for name, module in parts.named_modules():
+        if isinstance(module, nn.Linear) and (type(module).forward is not nn.Linear.forward or is_parametrized(module)):
+            raise HfpatchError(
+                f"{method.__name__} cannot be exported: {name} is a {type(module).__name__}, an nn.Linear that "
+                "computes something else; make it an nn.Module that has an nn.Linear or a parameter"
+            )
 
 
 def _options(config: MethodConfig) -> dict[str, Any]:
@@ -92,7 +110,8 @@ def _options(config: MethodConfig) -> dict[str, Any]:
 def _item(
     kind: str, method: str, site: AttentionSite, at: dict[str, list[str]], options: dict[str, Any]
 ) -> dict[str, Any]:
-    name = "_".join(filter(None, [kind, method, site.name.replace(".", "_")]))
+    # the method last: "NAME_" begins the names of its adapters, which may be put on the export
+    name = "_".join(filter(None, [kind, site.name.replace(".", "_"), method]))
     around = sorted({path for paths in at.values() for path in paths} - {site.path, site.block_path})
     paths = {"host": site.host_path, "block": site.block_path, "at": at, "around": around}
     return {"kind": kind, "name": name, **paths, "options": options}

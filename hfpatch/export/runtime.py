@@ -89,7 +89,13 @@ class Method:
     """The options of a method, what it builds and what it does at each place; subclasses follow below."""
 
     def __init__(self, **options: Any) -> None:
-        self.__dict__.update(options)
+        kinds = type(self).__annotations__
+        for name, value in options.items():  # JSON has no tuples
+            setattr(self, name, tuple(value) if isinstance(value, list) and "tuple" in kinds.get(name, "") else value)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Compute what the method computes of its options beforehand."""
 
     def acts_at(self) -> tuple[str, ...]:
         """Return the places where the method acts."""
@@ -113,6 +119,8 @@ class MethodParts(ActingModule):
         self.methods = [METHODS[method](**options) for options in adapters]
         built = (each.build(site, 0) for each, site in zip(self.methods, self.sites, strict=True))
         self.parts = nn.ModuleList(map(with_matrices, built))
+        for module in self.parts.modules():
+            module._non_persistent_buffers_set.clear()  # a file has the values of all
 
     def register(self, **modules: list[nn.Module]) -> None:
         """Act on the modules."""
@@ -132,7 +140,7 @@ class MethodParts(ActingModule):
 def with_matrices(module: nn.Module) -> nn.Module:
     """Put a :class:`Matrix` in the place of every linear layer in a module."""
     for name, child in module.named_children():
-        if isinstance(child, nn.Linear):
+        if isinstance(child, nn.Linear):  # and no subclass that computes something else
             setattr(module, name, Matrix(child.in_features, child.out_features, child.bias is not None))
         else:
             with_matrices(child)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,9 @@ def patched_name(kind: type) -> str:
     return f"Hfpatch{kind.__name__}"
 
 
-def modelling_source(model: Any, methods: Sequence[type[MethodConfig]], *, keep_fp32: bool) -> str:
+def modelling_source(
+    model: Any, methods: Sequence[type[MethodConfig]], *, keep_fp32: bool, integers: Sequence[str] = ()
+) -> str:
     """Return the file: licence and source, the runtime, and subclasses of the stock classes.
 
     The model type is the export's own, so that it cannot be loaded by mistake without its patch.
@@ -49,6 +52,7 @@ def modelling_source(model: Any, methods: Sequence[type[MethodConfig]], *, keep_
         model: the base; its class and that of its part without a head, where it has one, get a subclass each.
         methods: the methods of the patch, whose classes are copied.
         keep_fp32: keep the patch in fp32 whatever dtype the model is loaded in.
+        integers: ends of the names of the patch's tensors that are no floats, which transformers would make such.
 
     Raises:
         HfpatchError: if the source of a method cannot be copied.
@@ -59,8 +63,10 @@ def modelling_source(model: Any, methods: Sequence[type[MethodConfig]], *, keep_
     table = "".join(f"    {each.spec.name}={each.__name__},\n" for each in methods)
     made = f"METHODS.update(\n{table})\n\n\n" if methods else ""
     made += _CONFIG.format(**names, prefix=EXPORTED, model_type=config.model_type)
+    other = f"(?!.+[.]({'|'.join(map(re.escape, integers))})$)" if integers else ""
+    fp32 = [f"{each}{other}" for each in MADE] if keep_fp32 else []
     for prefix, kind in kinds.items():
-        kept = sorted({*(kind._keep_in_fp32_modules_strict or []), *(MADE if keep_fp32 else [])})
+        kept = sorted({*(kind._keep_in_fp32_modules_strict or []), *fp32})
         where = f", those below ``{prefix}``" if prefix else ""
         listed = f"[\n        {', '.join(map(repr, kept))}\n    ]" if kept else None
         made += _MODEL.format(**names, stock=kind.__name__, prefix=prefix, fp32=listed, where=where)

@@ -20,6 +20,7 @@ from hfpatch.export.parts import Description, Tensors, describe, exported_name, 
 from hfpatch.export.source import FILE, has_tower, modelling_source, patched_name
 from hfpatch.promises.common import example_tokens, logits, rounding
 from hfpatch.support.files import write_text
+from hfpatch.support.plugins import one_line
 
 _COUNT = itertools.count()
 
@@ -54,12 +55,17 @@ def write_model(model: Any, folder: Path) -> WrittenModel:
     merged = merge_others(model)
     description, tensors = describe(model)
     base = {exported_name(name, description): tensor for name, tensor in parts_of_the_base(model).items()}
-    kind = _write(model, description, base, tensors, folder)
-    loaded, report = kind.from_pretrained(str(folder), output_loading_info=True)
-    lost = sorted({*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])})
-    if lost:
-        raise _refused(model, f"transformers does not load {lost[0]} as it was saved")
-    found = logits(realigned(loaded).eval().requires_grad_(False), tokens)
+    try:
+        kind = _write(model, description, base, tensors, folder)
+        loaded, report = kind.from_pretrained(str(folder), output_loading_info=True)
+        lost = sorted({*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])})
+        if lost:
+            raise _refused(model, f"transformers does not load {lost[0]} as it was saved")
+        found = logits(realigned(loaded).eval().requires_grad_(False), tokens)
+    except (HfpatchError, OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever the code of a method raises without hfpatch around it
+        raise _refused(model, f"its modelling file fails with {one_line(error)}") from error
     same = _close(found, expected, rounding(model)) if merged else torch.equal(found, expected)
     if not same:
         why = "does not compute what the patched model computes; nothing was written"
@@ -92,7 +98,8 @@ def imported(folder: Path) -> ModuleType:
 def _write(model: Any, description: Description, base: Tensors, parts: Tensors, folder: Path) -> Any:
     """Write modelling file, configuration and weights; return the class of the model that they make."""
     fp32 = any(tensor.dtype == torch.float32 for tensor in parts.values())
-    write_text(folder / FILE, modelling_source(model, methods_of(model), keep_fp32=fp32))
+    integers = sorted({name.partition(".parts.")[2] for name, each in parts.items() if not each.is_floating_point()})
+    write_text(folder / FILE, modelling_source(model, methods_of(model), keep_fp32=fp32, integers=integers))
     module, home = imported(folder), FILE.removesuffix(".py")
     kind, config_kind = (getattr(module, patched_name(type(stock))) for stock in (model, model.config))
     model.config.save_pretrained(str(folder))  # and read again, which is what transformers keeps of it

@@ -83,7 +83,7 @@ def causality(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
 def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """x~ reaches the query, the key and the value of every head, at every site."""
     if not isinstance(config, PreProjectionConfig):
-        return True, "does not apply: the hidden state is not changed"
+        return True, "does not apply: tested with a pre-projection"
     sites = changed_by(model, config)
     plain = observe(model, sites, tokens)
     for site in sites:
@@ -114,7 +114,7 @@ def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
     the columns fixed, a changed hidden state does not change that part any more: there are no further columns.
     """
     if not isinstance(config, NonlinearQueryConfig):
-        return True, "does not apply: no projection is changed"
+        return True, "does not apply: tested with a nonlinear query"
     sites = changed_by(model, config)
     plain = observe(model, sites, tokens, modules=lambda site: [m for t in config.targets for m in _modules(site, t)])
     for site in sites:

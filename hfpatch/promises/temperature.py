@@ -24,7 +24,7 @@ def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
     The heads are set apart by the binary digits of their numbers: one run a digit and site.
     """
     if not isinstance(config, QueryTemperatureConfig):
-        return True, "does not apply: there is no temperature"
+        return True, "does not apply: tested with a query temperature"
     sites = changed_by(model, config)
     plain = observe(model, sites, tokens)
     patch(model, config)

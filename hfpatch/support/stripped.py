@@ -17,7 +17,8 @@ BASE = "Method"
 def stripped(cls: type, called: Collection[str]) -> tuple[str, set[str]]:
     """Return a method's class without decorators, defaults and checks, and the names of its module that it uses.
 
-    The options stay as annotations. Of its functions, those stay that are ``called`` from outside, or used by these.
+    The options stay as annotations. Of its functions, constants and classes, those stay that are ``called`` from
+    outside, or used by these.
 
     Raises:
         ValueError: if its source cannot be read, or it inherits from another method.
@@ -31,19 +32,33 @@ def stripped(cls: type, called: Collection[str]) -> tuple[str, set[str]]:
         raise ValueError(f"the source of {where} cannot be read ({error}); put the class into a file") from error
     lines, node = source.splitlines(), ast.parse(source).body[0]
     assert isinstance(node, ast.ClassDef)
-    functions = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-    kept = _reached(functions, called)
+    options = {each.target.id for each in node.body if _is_option(each)}  # type: ignore[attr-defined]
+    members = {name: each for each in node.body if not _is_option(each) for name in _member_names(each)}
+    kept = _reached(members, options, called)
     parts = [f"class {cls.__name__}({BASE}):"]
     for index, each in enumerate(node.body):
         if index == 0 and isinstance(each, ast.Expr):
             parts.append("\n".join(lines[each.lineno - 1 : each.end_lineno]) + "\n")
-        elif isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation):
-            parts.append(f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}")
-        elif isinstance(each, ast.FunctionDef) and each.name in kept:
-            start = min([each.lineno, *(decorator.lineno for decorator in each.decorator_list)])
-            parts.append("\n" + "\n".join(lines[start - 1 : each.end_lineno]))
-    used = {name for name in functions if name in kept for name in _names(functions[name])}
+        elif _is_option(each):
+            parts.append(f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}")  # type: ignore[attr-defined]
+        elif kept & {*_member_names(each)}:
+            start = min([each.lineno, *(decorator.lineno for decorator in getattr(each, "decorator_list", ()))])
+            blank = "" if isinstance(each, ast.Assign | ast.AnnAssign) else "\n"
+            parts.append(blank + "\n".join(lines[start - 1 : each.end_lineno]))
+    used = {name for member in kept for name in _names(members[member])}
     return "\n".join(parts), used
+
+
+def _is_option(node: ast.stmt) -> bool:
+    return isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)
+
+
+def _member_names(node: ast.stmt) -> list[str]:
+    """Return the names of a function, a class or a constant of a class."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
 
 
 def source_file(module: str) -> Path:
@@ -62,19 +77,32 @@ def source_file(module: str) -> Path:
     return Path(found)
 
 
-def _reached(functions: dict[str, ast.FunctionDef], called: Collection[str]) -> set[str]:
-    """Return the functions that are called from outside, and those that they use."""
+def _reached(members: dict[str, ast.stmt], options: set[str], called: Collection[str]) -> set[str]:
+    """Return the members that are called from outside, and those that they use.
+
+    ``__post_init__`` is one of them where it computes more than the options, which are saved as it left them.
+    """
     found: set[str] = set()
-    left = functions.keys() & set(called)
+    left = members.keys() & set(called)
+    if "__post_init__" in members and _assigned(members["__post_init__"]) - options:
+        left.add("__post_init__")
     while left:
         found |= left
-        used = {each.attr for name in left for each in ast.walk(functions[name]) if isinstance(each, ast.Attribute)}
-        left = (used & functions.keys()) - found
+        nodes = [each for name in left for each in ast.walk(members[name])]
+        used = {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in nodes}
+        left = (used & members.keys()) - found
     return found
 
 
-def _names(function: ast.FunctionDef) -> set[str]:
-    """Return the names that a function uses; ``hfpatch`` in an annotation is none."""
-    found = {each.id for each in ast.walk(function) if isinstance(each, ast.Name)}
-    body = {each.id for part in function.body for each in ast.walk(part) if isinstance(each, ast.Name)}
+def _assigned(function: ast.stmt) -> set[str]:
+    """Return the attributes that a function assigns."""
+    nodes = [each for each in ast.walk(function) if isinstance(each, ast.Attribute)]
+    return {each.attr for each in nodes if isinstance(each.ctx, ast.Store)}
+
+
+def _names(member: ast.stmt) -> set[str]:
+    """Return the names that a member uses; ``hfpatch`` in an annotation of a function is none."""
+    found = {each.id for each in ast.walk(member) if isinstance(each, ast.Name)}
+    parts = member.body if isinstance(member, ast.FunctionDef) else [member]
+    body = {each.id for part in parts for each in ast.walk(part) if isinstance(each, ast.Name)}
     return found - ({"hfpatch"} - body)

@@ -239,7 +239,7 @@ class ActingModule(SharingModule):
 
     def _keep_read(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the hidden state that a module was called with, for the place ``name``."""
-        if self.acts(name) and CALLS.look(self, "attention"):  # a projection may be called by itself
+        if self.changes(name) and CALLS.look(self, "attention"):  # a projection may be called by itself
             self.keep(name, args[0])
 
     def _forget(self, role: str, *call: Any) -> None:
@@ -264,7 +264,7 @@ class ActingModule(SharingModule):
     # query, key and value
 
     def changes(self, target: str) -> bool:
-        """Return whether query, key or value leave their projection changed now."""
+        """Return whether what is read at a place, such as query, key or value, is changed now."""
         return self.acts(target) or (target == "query" and self._scales_projected())
 
     def projected(self, target: str, x: Tensor, value: Tensor) -> Tensor:

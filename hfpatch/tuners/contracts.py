@@ -8,7 +8,7 @@ import inspect
 import re
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from peft import PeftConfig
@@ -70,6 +70,12 @@ def _require_options(cls: type[MethodConfig], where: str) -> None:
             meaning = "means something to every method"
         if meaning:
             raise HfpatchError(f"{where}: an option cannot be called {name!r}, which {meaning}; choose another name")
+    for each in dataclasses.fields(cls):
+        if each.name in own and not each.init:
+            raise HfpatchError(
+                f"{where}: {each.name!r} is a field with init=False, which cannot be loaded again; assign it in "
+                "__post_init__ without declaring it"
+            )
     try:
         for name, hint in option_types(cls).items():
             require_option_type(name, hint)
@@ -149,14 +155,23 @@ def built(config: MethodConfig, site: MethodSite) -> nn.ModuleDict:
     where = f"{config.spec.name}: build()"
     try:
         parts: Any = config.build(site, config.seed)
-    except (HfpatchError, RuntimeError, MemoryError):  # also of the machine
+    except (HfpatchError, MemoryError):
         raise
+    except RuntimeError as error:
+        if "meta" not in str(error).lower():  # of the machine
+            raise
+        raise HfpatchError(
+            f"{where} reads the value of a tensor: {one_line(error)}; it is called on the meta device first, where "
+            "tensors have shapes alone"
+        ) from error
     except Exception as error:  # a mistake in the method
         raise HfpatchError(f"{where} failed at layer {site.layer}: {one_line(error)}") from error
     if not isinstance(parts, nn.ModuleDict):
         raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters, not {type(parts).__name__}")
     if not config.spec.shares and not any(True for _ in parts.parameters()):
         raise HfpatchError(f"{where} must return an nn.ModuleDict with parameters; {list(parts)} have none")
+    if frozen := [name for name, parameter in parts.named_parameters() if not parameter.requires_grad]:
+        raise HfpatchError(f"{where}: {frozen[0]} requires no gradient, and PEFT trains every parameter; use a buffer")
     return parts
 
 
@@ -179,9 +194,10 @@ def require_places(config: MethodConfig) -> None:
     Raises:
         HfpatchError: naming the method and the place.
     """
-    places: Sequence[str] = config.acts_at()
+    places: Any = config.acts_at()
     known = [place for place in PLACES if hasattr(config, place)]
-    if isinstance(places, str) or not places or not set(places) <= set(known):
+    wrong = isinstance(places, str) or not isinstance(places, Collection)  # an iterator would be used up
+    if wrong or not places or not set(places) <= set(known):
         raise HfpatchError(f"{config.spec.name}: acts_at() must return some of {tuple(known)}, not {places!r}")
 
 

@@ -75,7 +75,12 @@ class MethodLayer(ActingModule, BaseTunerLayer):
             parts = config.build(site, config.seed)
         for name, module in parts.items():
             held = self.method.spec.prefix + name
-            if not hasattr(self, held):
+            if held not in self._modules:
+                if hasattr(self, held):
+                    raise HfpatchError(
+                        f"{config.spec.name}: a part cannot be called {name!r}, as {held!r} means something to every "
+                        "layer; choose another name, or give @hfpatch.method another prefix"
+                    )
                 setattr(self, held, nn.ModuleDict())
                 self.adapter_layer_names += (held,)
             self.held(name)[adapter_name] = module

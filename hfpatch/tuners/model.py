@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -77,6 +79,17 @@ class MethodModel(BaseTuner):
         is_first = current_key == next(iter(self._sites))
         layer.update_layer(adapter_name, peft_config, is_first=is_first, inference_mode=peft_config.inference_mode)
         layer.train(target.training)  # a new module is in training mode, so its dropout would act on an evaluated model
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Refuse an adapter for each row, which PEFT would leave out without a word."""
+        if kwargs.get("adapter_names") is not None:
+            label = self.tuner_layer_cls.method.spec.label
+            raise HfpatchError(
+                f"adapter_names: a {label} acts with its active adapters in every row; call the model once for each "
+                "adapter, after set_adapter"
+            )
+        yield
 
     def _check_merge_allowed(self) -> NoReturn:
         raise ValueError(NOT_MERGEABLE.format(method=self.tuner_layer_cls.method.spec.label))

@@ -85,9 +85,16 @@ def _kind(value: str) -> Any:
 
 
 def _require_free(cls: Any, spec: MethodSpec) -> None:
-    """Refuse a name that PEFT or another method has."""
+    """Refuse a name that PEFT or another method has, for the method or for its layer."""
     other = _CONFIGS.get(spec.kind)
     if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise HfpatchError(
             f"method {spec.name!r} is {other.__module__}.{other.__qualname__} already; choose another name"
         )
+    for known in _CONFIGS.values():
+        theirs = getattr(known, "spec", None)
+        if theirs is not None and theirs.kind != spec.kind and theirs.child == spec.child:
+            raise HfpatchError(
+                f"method {spec.name!r}: its layer would be called {spec.child!r}, as that of {theirs.name} is; choose "
+                "another name, or give @hfpatch.method another child"
+            )

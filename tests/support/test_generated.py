@@ -78,7 +78,7 @@ def test_one_name_from_two_modules_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(generated, "source_file", files.__getitem__)
     generated._read.cache_clear()
     try:
-        with pytest.raises(ValueError, match="define _same"):
+        with pytest.raises(ValueError, match=r"_same means something else in another module .* rename it in"):
             modelling_file("a test", "hfpatch.high", "high", stock=(), footer="")
     finally:
         generated._read.cache_clear()

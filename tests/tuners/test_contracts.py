@@ -34,11 +34,19 @@ AT_DEFINITION = {
         "method 'lora' is peft.tuners.lora.config.LoraConfig already; choose another",
     ),
     "a name of hfpatch": ({"method": "output_gate"}, "hfpatch.methods.output_gate.OutputGateConfig already"),
+    "a name of another's layer": (
+        {"method": "scale"},
+        "method 'scale': its layer would be called 'hfpatch_scale', as that of query_temperature is; choose another",
+    ),
     "no place": ({"query": None}, "acts nowhere: define one of entered, query"),
     "an option that is a place": ({"annotations": {"mixed": bool}, "mixed": False}, "called 'mixed', which is a place"),
     "an option that is a function": (
         {"annotations": {"acts_at": bool}, "acts_at": False},
         "'acts_at', which means someth",
+    ),
+    "an option that is not loaded": (
+        {"annotations": {"inner": int}, "inner": dataclasses.field(init=False, default=3)},
+        "'inner' is a field with init=False, which cannot be loaded again; assign it in __post_init__",
     ),
     "an option of PEFT": ({"annotations": {"revision": str}, "revision": "a"}, "'revision', which means something"),
     "an option that is a key": (
@@ -97,6 +105,19 @@ AT_INJECTION = {
     "nothing": ({"build": of(None)}, r"build\(\) must return an nn.ModuleDict with parameters, not NoneType"),
     "no parameters": ({"build": of(nn.ModuleDict({"a": nn.ReLU()}))}, r"with parameters; \['a'\] have none"),
     "an error": ({"build": failing}, r"mine: build\(\) failed at layer 0: LookupError: a problem"),
+    "a part's name": (
+        {"method": "part", "build": lambda self, site, seed: nn.ModuleDict({"names": nn.Linear(2, 2)})},
+        "part: a part cannot be called 'names', as 'part_names' means something to every layer; choose another name",
+    ),
+    "an iterator": ({"acts_at": lambda self: iter(["query"])}, r"must return some of \('query',\), not <list_iterator"),
+    "a frozen parameter": (
+        {"build": lambda self, site, seed: nn.ModuleDict({"a": nn.Linear(2, 2).requires_grad_(False)})},
+        r"mine: build\(\): a.weight requires no gradient, and PEFT trains every parameter; use a buffer",
+    ),
+    "a value on meta": (
+        {"build": lambda self, site, seed: nn.ModuleDict({"a": nn.Linear(2, int(torch.ones(()).item()))})},
+        r"mine: build\(\) reads the value of a tensor: RuntimeError: .*; it is called on the meta device first",
+    ),
     "a place without function": (
         {"acts_at": lambda self: ("key",)},
         r"must return some of \('query',\), not \('key',\)",

@@ -290,6 +290,14 @@ def test_lora_finds_its_targets_before_and_after(case, method):
     assert len(matched[0]) == 4
 
 
+def test_an_adapter_for_each_row_is_refused():
+    model, tokens = trained("gpt2", "pre"), make_tokens()
+    for call in (model, model.generate):
+        with pytest.raises(HfpatchError, match="adapter_names: a pre-projection acts with its active adapters in ever"):
+            call(tokens, adapter_names=["default", "__base__"])
+    assert logits_of(model, tokens).isfinite().all()
+
+
 def test_parameter_names_have_the_form_of_loras():
     model = make_model("gpt_neox")
     model.add_adapter(PreProjectionConfig(gated=True, content_skip=True), adapter_name="x")
