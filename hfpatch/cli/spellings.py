@@ -16,7 +16,7 @@ _OPTIONAL = ("--apply-chat-template", "--fewshot-as-multiturn")
 _CALLED = {"--output-path": "--output"}
 _WHOLE = "hfpatch lm_eval runs lm-eval's own command, which has it"
 REFUSED = {
-    "--cache-requests": "requests are built anew each time",
+    "--cache-requests": "requests are built again each time",
     "--check-integrity": _WHOLE,
     "--config": "give the options one by one, or a recipe to hfpatch compare",
     "--hf-hub-log-args": _WHOLE,
@@ -109,7 +109,7 @@ def _split(text: str) -> list[str]:
             quote = "" if char == quote else quote
         elif char in "\"'":
             quote = char
-        depth += 0 if quote else (char in "[({") - (char in "])}")
+        depth = max(0, depth + (0 if quote else (char in "[({") - (char in "])}")))
         if char == "," and depth == 0 and not quote:
             parts.append("")
         else:
@@ -122,5 +122,5 @@ def _value(text: str) -> Any:
         return text.lower() == "true"
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that it may raise
         return text

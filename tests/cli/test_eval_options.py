@@ -66,6 +66,11 @@ def test_arguments_are_read_as_lm_eval_reads_them(text):
     assert read_arguments(json.dumps(as_json), "--x") == as_json or not as_json
 
 
+def test_values_that_are_no_python_stay_text():
+    deep = "-" * 50_000 + "1"
+    assert read_arguments(f"x={{[]: 1}},y={deep},z=:),n=2", "--x") == {"x": "{[]: 1}", "y": deep, "z": ":)", "n": 2}
+
+
 def test_what_options_say():
     settings = settings_of(limit=["100", "b=0.5"], batch_size="auto:4", gen_kwargs="temperature=0.5")
     assert list(settings.tasks) == ["a", "b"]
