@@ -163,7 +163,8 @@ def _gain(found: Change, higher: bool = True) -> dict[str, Any]:
     if not higher:
         found = Change(-found.difference, -found.high, -found.low, found.smallest_visible, found.scale)
     ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]
-    text = change_text(found) if None not in ends else f"{signed(found.difference, 2)} {found.scale.value}, no interval"
+    mean = f"{signed(found.difference, 2)} {found.scale.value}".rstrip()
+    text = change_text(found) if None not in ends else f"{mean}, no interval"
     return {"gain": found.difference, "low": ends[0], "high": ends[1], "text": text}
 
 
