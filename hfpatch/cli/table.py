@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hfpatch.cli.progress import PLAIN_EVERY_S
+from hfpatch.cli.progress import PLAIN_EVERY_S, done_text
 from hfpatch.runs.progress import Progress
 from hfpatch.training.records import StepRecord
 
@@ -52,8 +52,8 @@ class _Row:
     @property
     def speed(self) -> str:
         """Tokens a second of the last step."""
-        known = self.record is not None and self.record.seconds > 0
-        return f"{self.record.tokens / self.record.seconds:,.0f}" if known and self.record else ""
+        record = self.record
+        return f"{record.tokens / record.seconds:,.0f}" if record is not None and record.seconds > 0 else ""
 
 
 class _Rows(Progress):
@@ -105,7 +105,7 @@ class _Rows(Progress):
 
     def finished(self, run: str, summary: str) -> None:
         """Say what a run gave."""
-        self.say(f"{run}: done{', ' * bool(summary)}{summary}")
+        self.say(done_text(run, summary))
 
     def say(self, text: str) -> None:
         """Print one line."""
