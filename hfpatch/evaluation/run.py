@@ -84,6 +84,8 @@ def evaluate(
             memory is too small; what was scored before is kept.
     """
     training, ranks = model.training, ranks or Ranks()
+    if not ranks.is_first:
+        records_dir = log = None
     try:
         with quiet(), templates_compiled_once(), ended_together(ranks):
             scorer = HfpatchLM(
@@ -106,11 +108,10 @@ def evaluate(
                     scorer.score_cache = open_cache(answers_dir, name, key, optional=answers_optional, rank=ranks.index)
                 scorer.reused = 0
                 scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
-                written = records_dir if ranks.is_first else None
-                results[name] = _score(scorer, name, chosen, settings, written, log if ranks.is_first else None)
-            if records_dir is not None and ranks.is_first:
+                results[name] = _score(scorer, name, chosen, settings, records_dir, log)
+            if records_dir is not None:
                 write_values(records_dir, results)
-            if log is not None and ranks.is_first:
+            if log is not None:
                 log.close(scorer, settings, chosen, results)
             return results
     finally:
