@@ -40,13 +40,8 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
     return [(label, value) for label, value in facts if value]
 
 
-def environment_facts(results: ComparisonResults) -> list[Fact]:
-    """Return where and how the run was made."""
-    return provenance_facts(results.provenance)
-
-
 def provenance_facts(provenance: Mapping[str, Any]) -> list[Fact]:
-    """Return what :func:`hfpatch.support.provenance.provenance` recorded."""
+    """Return where and how a run was made, as :func:`hfpatch.support.provenance.provenance` recorded it."""
     commit, wall = _text(provenance.get("commit")), provenance.get("wall_s")
     device, threads = _text(provenance.get("device")), provenance.get("threads")
     uncommitted = ", with changes that were not committed" if commit and provenance.get("dirty") else ""

@@ -54,7 +54,7 @@ def _work(found: Forecast) -> Table:
     headings = {"what": False, "number": True, "steps": True, "tokens": True, "requests": True, "time": True}
     rows: Iterator[tuple[str | Cell, ...]] = (
         (
-            _ACTIONS.get(action, action),
+            _ACTIONS[action],
             count(work.units),
             count(work.steps) if work.steps else NOTHING,
             short_count(work.tokens),

@@ -133,6 +133,11 @@ class Method(Part):
         steps = {seed: run.diverged_step for seed, run in sorted(self.runs.items())}
         return {seed: step for seed, step in steps.items() if step is not None}
 
+    @property
+    def all_diverged(self) -> bool:
+        """Whether it has runs, all of which diverged."""
+        return 0 < len(self.runs) == len(self.diverged)
+
 
 class Task(Part):
     """What a task measures."""

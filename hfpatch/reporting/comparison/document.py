@@ -19,7 +19,7 @@ from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
 from hfpatch.reporting.comparison.tuning import rates_sentence, tuning_sections
-from hfpatch.reporting.facts import environment_facts, protocol_facts
+from hfpatch.reporting.facts import protocol_facts, provenance_facts
 from hfpatch.reporting.floor import warned_of_floor
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK, MOST_METHODS
@@ -195,7 +195,7 @@ def _sections(material: Material) -> Iterator[doc.Section]:
     if samples.sides:
         blocks = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples)), sides_table(samples.sides))
         yield doc.Section("samples", "What changed sides", blocks)
-    yield doc.Section("environment", "Environment", _labelled(material, environment_facts))
+    yield doc.Section("environment", "Environment", _labelled(material, lambda each: provenance_facts(each.provenance)))
 
 
 def _labelled(material: Material, facts: Callable[[ComparisonResults], list[doc.Fact]]) -> tuple[doc.Block, ...]:

@@ -111,7 +111,7 @@ def _verdict(results: ComparisonResults, name: str, control: str | None, shown: 
     lost, runs = len(method.diverged), len(method.runs)
     if not runs:
         return "not finished", "unknown"
-    if lost == runs:
+    if method.all_diverged:
         return diverged_text(method.diverged), "unknown"
     ending = f"; {lost} of {runs} seeds diverged" if lost else ""
     found = _compared(results, name, control, shown) if control is not None else []
@@ -127,12 +127,8 @@ def _verdict(results: ComparisonResults, name: str, control: str | None, shown: 
     elif control is None:
         words = "no matched LoRA"
     else:
-        words = f"not compared{f', {control} diverged' if _diverged(results.methods[control]) else ''}"
+        words = f"not compared{f', {control} diverged' if results.methods[control].all_diverged else ''}"
     return words + ending, "unknown"
-
-
-def _diverged(method: Method) -> bool:
-    return len(method.diverged) == len(method.runs) > 0
 
 
 def _compared(results: ComparisonResults, name: str, control: str, shown: Measures) -> list[Comparison]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from hfpatch.reporting.comparison.measures import HELD_OUT
 from hfpatch.reporting.comparison.tables import change_of, mean_of
 from hfpatch.reporting.floor import evaluated_verdict, shown_verdict
 from hfpatch.reporting.numbers import Change, Scale, change, change_text, diverged_text, scale_of, signed
@@ -32,7 +33,6 @@ from hfpatch.results.schema import (
 )
 
 NOT_TESTED = "not tested"
-HELD_OUT = "held-out text"
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,8 @@ def _cost(results: ComparisonResults, name: str) -> dict[str, Any]:
 def _missing(results: ComparisonResults, axis: Axis, name: str) -> Entry:
     """Return an entry without a gain, which says why there is none."""
     method = results.methods[name]
-    lost = bool(method.diverged) and len(method.diverged) == len(method.runs)
-    why = diverged_text(method.diverged) if lost else "not finished" if not method.runs else "not compared"
-    verdict = "diverged" if lost else NOT_TESTED
+    lost, unfinished = method.all_diverged, "not compared" if method.runs else "not finished"
+    why, verdict = (diverged_text(method.diverged), "diverged") if lost else (unfinished, NOT_TESTED)
     return Entry(axis, name, text=why, verdict=verdict, seeds=len(method.runs), **_cost(results, name))
 
 
