@@ -29,11 +29,7 @@ def _limit(value: float) -> float:
     return value if value < 1 else int(value)
 
 
-def _as_it_is(value: float) -> int | float:
-    return value
-
-
-Limit = Annotated[float, Field(gt=0), AfterValidator(_limit), PlainSerializer(_as_it_is)]
+Limit = Annotated[float, Field(gt=0), AfterValidator(_limit), PlainSerializer(lambda value: value, int | float)]
 """The first documents of a task: how many, or below 1 their share."""
 FEWSHOT_SEED = 1234
 """lm-eval's seed for few-shot examples."""
@@ -104,7 +100,8 @@ class EvaluationSettings(Section):
     def _write(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
         # What changes prompts is left out where it is not used, as in the files of versions that did not have it.
         values, fields = write(self), type(self).model_fields
-        return {key: value for key, value in values.items() if key not in _PROMPTING or value != _default(fields[key])}
+        unused = {key for key in _PROMPTING if values.get(key) == fields[key].get_default(call_default_factory=True)}
+        return {key: value for key, value in values.items() if key not in unused}
 
     @property
     def plain(self) -> bool:
@@ -137,7 +134,3 @@ _PROMPTING = {
     *("apply_chat_template", "system_instruction", "fewshot_as_multiturn"),
     *("gen_kwargs", "seed", "confirm_run_unsafe_code"),
 }
-
-
-def _default(field: Any) -> Any:
-    return field.get_default(call_default_factory=True)

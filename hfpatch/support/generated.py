@@ -107,13 +107,14 @@ class _Source:
 def _read(module: str) -> _Source:
     text = source_file(module).read_text(encoding="utf-8")
     lines, found = text.splitlines(), _Source()
+    package = module if source_file(module).name == "__init__.py" else module.rpartition(".")[0]
     names: list[str] = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
             found.outside |= {each.asname or each.name: (ast.unparse(node), "") for each in node.names}
         elif isinstance(node, ast.ImportFrom):
+            home = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             for each in node.names:
-                home = _absolute(module, node)
                 if home.partition(".")[0] in ("hfpatch", module.partition(".")[0]):
                     found.inside[each.asname or each.name] = (_home(home, each.name), each.name)
                 else:
@@ -128,15 +129,6 @@ def _read(module: str) -> _Source:
                 found.definitions[name] = "\n".join(lines[start - 1 : node.end_lineno])
                 found.uses[name] = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     return found
-
-
-def _absolute(module: str, node: ast.ImportFrom) -> str:
-    """Return the module that a statement of a module imports from."""
-    return importlib.util.resolve_name("." * node.level + (node.module or ""), _package(module))
-
-
-def _package(module: str) -> str:
-    return module if source_file(module).name == "__init__.py" else module.rpartition(".")[0]
 
 
 def _home(module: str, name: str) -> str:
