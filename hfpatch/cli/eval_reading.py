@@ -23,7 +23,6 @@ _OPTIONS = (
 )
 _MODEL = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "attn_implementation")
 _OTHERS = ("pretrained", "peft", "patch", "parallelize")
-_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -152,7 +151,9 @@ def device_map_of(given: EvalOptions) -> str | None:
         return given.device_map
     if given.device_map is not None or given.tp:
         raise HfpatchError(f"--device {given.device}: --device-map and --tp choose the devices; leave one out")
-    if not _DEVICE.fullmatch(given.device):
+    from hfpatch.recipes.comparison import DEVICE
+
+    if not DEVICE.fullmatch(given.device):
         raise HfpatchError(f"--device {given.device}: must be cpu, cuda, cuda:1, mps or the like")
     return given.device
 

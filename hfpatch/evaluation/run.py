@@ -88,14 +88,7 @@ def evaluate(
         records_dir = log = None
     try:
         with quiet(), templates_compiled_once(), ended_together(ranks):
-            scorer = HfpatchLM(
-                model,
-                tokenizer=tokenizer,
-                batch_size=settings.batch_size,
-                max_length=settings.max_length,
-                token_budget=settings.token_budget,
-                chat_template_args=template_arguments(tokenizer, settings.apply_chat_template),
-            )
+            scorer = HfpatchLM(model, **scorer_options(tokenizer, settings))
             chosen = selection or select(settings, data_dir)
             seed_everything(settings.seed)
             scorer.ranks = ranks
@@ -116,6 +109,21 @@ def evaluate(
             return results
     finally:
         model.train(training)
+
+
+def scorer_options(tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings) -> dict[str, Any]:
+    """Return what `HfpatchLM` takes besides the model.
+
+    Raises:
+        HfpatchError: if the tokenizer has no such chat template.
+    """
+    return {
+        "tokenizer": tokenizer,
+        "batch_size": settings.batch_size,
+        "max_length": settings.max_length,
+        "token_budget": settings.token_budget,
+        "chat_template_args": template_arguments(tokenizer, settings.apply_chat_template),
+    }
 
 
 def run_task(

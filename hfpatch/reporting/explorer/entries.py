@@ -140,7 +140,7 @@ def _of_metric(task: str, metric: str, primary: str, higher_is_better: bool) -> 
     return {"task": task, "metric": metric.replace("_", " "), "unit": unit, "primary": metric == primary}
 
 
-def _of_documents(info: Task) -> dict[str, Any]:
+def _of_documents(info: Task | TaskResult) -> dict[str, Any]:
     groups = f" in {info.clusters.groups:,} groups" if info.clusters else ""
     return {"documents": f"{info.n:,} documents{groups}", "data": (info.data_sha256 or "")[:12]}
 
@@ -299,13 +299,11 @@ def _evaluated_axis(results: EvaluationResults, task: str, metric: str, score: T
     """Return the axis of a metric of one of the models on a task, relative to a reference."""
     compared = results.variants.get(reference)
     model = (compared.model if compared is not None else None) or results.model
-    groups = f" in {score.clusters.groups:,} groups" if score.clusters else ""
     return Axis(
         **_of_metric(task, metric, score.primary, score.higher_is_better),
+        **_of_documents(score),
         model=str(model.get("name")),
         identity=_identity(model),
-        documents=f"{score.n:,} documents{groups}",
-        data=score.data_sha256[:12],
         reference=reference if results.of_models else "the base",
         size="parameters of the model" if results.of_models else "trainable parameters",
     )
