@@ -25,7 +25,7 @@ def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
     """Yield live bars in a terminal and plain lines elsewhere, on standard error; only the first process shows them.
 
     Args:
-        parallel: whether runs are worked on beside each other; they are shown as a table then.
+        parallel: whether several runs go on at the same time; they are shown as a table then.
     """
     console = Console(stderr=True)
     if not is_first_process():
@@ -51,7 +51,7 @@ def is_first_process() -> bool:
 
 
 class PlainProgress(Progress):
-    """One line when a run starts and ends, and now and then between."""
+    """One line when a run starts and ends, and one every half minute between."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -87,7 +87,7 @@ class PlainProgress(Progress):
 
 
 class TokensSoFar:
-    """A line now and then while text becomes tokens."""
+    """A line every half minute while text becomes tokens."""
 
     def __init__(self) -> None:
         self._started = self._last = time.monotonic()

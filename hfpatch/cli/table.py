@@ -1,4 +1,4 @@
-"""Progress of runs that are worked on beside each other: a live table in a terminal, plain lines elsewhere."""
+"""Progress of runs that go on at the same time: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class _Rows(Progress):
 
 
 class PlainTable(_Rows):
-    """A line when a unit begins or a run ends, and now and then one on all that are at work."""
+    """A line when a unit begins or a run ends, and every half minute one on all that are at work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,12 +131,12 @@ class PlainTable(_Rows):
         self.say(f"{run}: {action} on {node}")
 
     def stepped(self, run: str, record: StepRecord) -> None:
-        """Now and then say how far all runs at work are."""
+        """Say every half minute how far all runs at work are."""
         super().stepped(run, record)
         self._say_all()
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
-        """Now and then say how far all runs at work are."""
+        """Say every half minute how far all runs at work are."""
         super().scored(run, task, done, total)
         self._say_all()
 
@@ -172,15 +172,15 @@ class TableProgress(_Rows):
 
     def table(self) -> Table:
         """Return the table of this moment."""
-        rows, room = dict(self.rows), max(1, self._console.height - _AROUND)
-        hidden = f", {len(rows) - room} of the runs at work are not shown" if len(rows) > room else ""
+        rows, most = dict(self.rows), max(1, self._console.height - _AROUND)
+        hidden = f", {len(rows) - most} of the runs at work are not shown" if len(rows) > most else ""
         done = f"{self.units - self.units_left} of {self.units} units done{hidden}"
         table = Table(caption=done if self.units else None, box=None, pad_edge=False)
         for name in ("run", "state", "node"):
             table.add_column(name, no_wrap=True)
         for name in ("step", "loss", "tokens/s"):
             table.add_column(name, no_wrap=True, justify="right")
-        for run, row in list(rows.items())[:room]:
+        for run, row in list(rows.items())[:most]:
             table.add_row(Text(run), Text(row.state), Text(row.node), row.step, row.loss, row.speed)
         return table
 

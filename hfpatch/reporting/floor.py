@@ -1,4 +1,4 @@
-"""A base that scores nothing, or no better than guessing: a task on which methods cannot be told from one another.
+"""A base that scores nothing, or no better than guessing: a task on which methods cannot be distinguished.
 
 A verdict "within noise" would say there that a method changes nothing; what is known is that the task measures nothing.
 A difference that is found is one wherever the base is.
