@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
@@ -77,8 +77,13 @@ def _values(words: Sequence[str]) -> Iterator[str]:
         yield word
 
 
-def read_arguments(text: str | None, option: str) -> dict[str, Any]:
+def read_arguments(text: str | None, option: str, *, names: Collection[str] = ()) -> dict[str, Any]:
     """Return lm-eval's ``key=value,key=value``, or a JSON object, with values of the types that they show.
+
+    Args:
+        text: what was given.
+        option: the option that it was given to.
+        names: keys whose values are names, and stay text where they look like numbers: ``revision=1.10``.
 
     Raises:
         HfpatchError: if it is neither.
@@ -97,7 +102,9 @@ def read_arguments(text: str | None, option: str) -> dict[str, Any]:
             raise HfpatchError(f"{option} {pair}: write it as key=value, with commas between several")
         if key.strip() in found:
             raise HfpatchError(f"{option} {pair}: {key.strip()} is given twice")
-        found[key.strip()] = _value(value.strip())
+        read = _value(value.strip())
+        is_number = isinstance(read, int | float) and not isinstance(read, bool)
+        found[key.strip()] = value.strip() if is_number and key.strip() in names else read
     return found
 
 

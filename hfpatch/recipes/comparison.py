@@ -18,11 +18,20 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.sizes import size_mistake
-from hfpatch.recipes.strict import Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override, write_yaml
+from hfpatch.recipes.strict import (
+    SEED_LIMIT,
+    Dtype,
+    ExpandedPath,
+    PathText,
+    Section,
+    explain,
+    load_as,
+    read_override,
+    write_yaml,
+)
 from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
 from hfpatch.recipes.tuning import TuningSettings, Values, trial_training, tuning_mistake, tuning_seed
 
-SEED_LIMIT = 2**32
 _PLACES = ("trust_remote_code", "device_map")
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from hfpatch.errors import nearest
-from hfpatch.recipes.strict import ExpandedPath, Section
+from hfpatch.recipes.strict import SEED_LIMIT, ExpandedPath, Section
 
 
 def _limit(value: float) -> float:
@@ -92,6 +92,9 @@ class EvaluationSettings(Section):
         for task in self.cluster:
             if task not in self.tasks:
                 raise ValueError(f"cluster names {task!r}, which is not among tasks{nearest(task, self.tasks)}")
+        for seed in self.seed or ():
+            if seed is not None and not 0 <= seed < SEED_LIMIT:
+                raise ValueError(f"seed contains {seed}; must be from 0 to 2**32 - 1")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise ValueError("fewshot_as_multiturn: needs apply_chat_template, whose turns the examples become")
         return self

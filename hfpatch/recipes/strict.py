@@ -21,6 +21,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+SEED_LIMIT = 2**32
+"""Seeds are below it, as NumPy's must be."""
+
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
