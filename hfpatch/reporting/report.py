@@ -66,7 +66,7 @@ def document_of(folder: Path) -> Document:
     results = load_results(folder)
     if isinstance(results, ComparisonResults):
         nothing = Samples((), {}, ())
-        return comparison_document([Material("", results, (), nothing, missing(results), {"": results})])
+        return comparison_document([Material("", results, (), nothing, [*missing(results)], {"": results})])
     return study_document(results) if isinstance(results, StudyResults) else evaluation_document(results)
 
 
