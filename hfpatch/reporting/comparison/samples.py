@@ -112,9 +112,7 @@ def _documents(
     sides: Sequence[Sides], results: ComparisonResults, bases: Mapping[str, _Run]
 ) -> dict[str, dict[str, dict[str, str]]]:
     """Return the fields of every document that is listed, by task and key."""
-    scored = [
-        score for method in results.methods.values() for run in method.runs.values() for score in [run.evaluation]
-    ]
+    scored = [run.evaluation for method in results.methods.values() for run in method.runs.values()]
     metrics = {task: {name for each in scored if task in each for name in each[task].metrics} for task in bases}
     documents: dict[str, dict[str, dict[str, str]]] = {}
     for side in sides:
