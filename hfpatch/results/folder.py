@@ -21,6 +21,7 @@ _KINDS: dict[str, type[Results]] = {
     "evaluation": EvaluationResults,
 }
 _COMMANDS: dict[type, str] = {ComparisonResults: "compare", StudyResults: "pretrain", EvaluationResults: "eval"}
+_SINGLE = "{}: is one pretrained model, which has no report; its losses are in metrics.jsonl, studies have reports"
 _NOT_YET = "{}: no results yet (no results.json); hfpatch compare, or pretrain, with --resume completes this run"
 
 
@@ -42,7 +43,7 @@ def load_results(folder: str | Path) -> Results:
     path = folder / RESULTS
     if not path.is_file():
         if (folder / "recipe.yaml").is_file():
-            raise HfpatchError(_NOT_YET.format(folder))
+            raise HfpatchError((_SINGLE if (folder / "result.json").is_file() else _NOT_YET).format(folder))
         raise HfpatchError(f"{folder}: no run here (results.json is missing); give the folder that hfpatch wrote")
     raw = read_json(path)
     schema, kind = raw.get("schema"), str(raw.get("kind"))
