@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hfpatch.reporting.comparison.answer import control_for, is_lora, tone_of
-from hfpatch.reporting.comparison.gains import Gain, Measures, gain, measures, ranks
+from hfpatch.reporting.comparison.gains import Gain, Measures, gain, pooled_measures, ranks
 from hfpatch.reporting.document import Tone
 from hfpatch.reporting.floor import is_blind
 from hfpatch.reporting.numbers import diverged_text, listed
@@ -61,7 +61,7 @@ class Headline:
 
 def headline(results: ComparisonResults) -> Headline:
     """Return what a reader who has one minute must know of a comparison."""
-    shown = measures(results)
+    shown = pooled_measures(results)
     text, tasks, margin = (
         {name: gain(results, each, name) for name in results.others} for each in (shown.text, shown.tasks, shown.margin)
     )
