@@ -91,8 +91,10 @@ def evaluation_text(settings: Mapping[str, Any]) -> str:
     return settings_text(settings)
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """Return settings as one line, what is not set left out."""
+def settings_text(settings: Any) -> str:
+    """Return settings as one line, what is not set left out; where a file has something else, that."""
+    if not isinstance(settings, Mapping):
+        return _value(settings)
     return ", ".join(f"{key} {_value(value)}" for key, value in settings.items() if value not in (None, [], {}))
 
 
