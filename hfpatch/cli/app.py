@@ -146,7 +146,7 @@ def report(
 @app.command()
 def check(
     model: options.ModelArgument,
-    options: Annotated[
+    given: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the method, as in a recipe.")
     ] = None,
     method: Annotated[
@@ -169,9 +169,9 @@ def check(
     from hfpatch.errors import HfpatchError
     from hfpatch.recipes.strict import read_override
 
-    if options and method is None:
-        raise HfpatchError(f"{options[0]}: options belong to a method; name it, as in --method pre_projection")
-    part = None if method is None else {**dict(read_override(option) for option in options or []), "type": method}
+    if given and method is None:
+        raise HfpatchError(f"{given[0]}: options belong to a method; name it, as in --method pre_projection")
+    part = None if method is None else {**dict(read_override(option) for option in given or []), "type": method}
     base = model_settings(model, revision, dtype, trust_remote_code)
     quiet_libraries()
     with collection_paused():

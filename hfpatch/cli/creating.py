@@ -30,7 +30,11 @@ def new_method(
 
     Example: hfpatch new-method my_gate --place mixed
     """
-    places = [each for each in PLACES if each in _known_places(place or ["query"])]
+    given = place or ["query"]
+    for each in given:
+        if each not in PLACES:
+            raise HfpatchError(f"--place {each}: no place of a branch{nearest(each, PLACES)}; use {', '.join(PLACES)}")
+    places = [each for each in PLACES if each in given]
     _require_free(name)
     files = {out / f"{name}.py": method_file(name, places), out / f"test_{name}.py": test_file(name, places)}
     if package:
@@ -41,13 +45,6 @@ def new_method(
         write_text(path, text)
         print(f"wrote: {path}")
     print(f"check: hfpatch check tinyworld/gpt2 --method {name}:{class_name(name)}")
-
-
-def _known_places(given: list[str]) -> list[str]:
-    for each in given:
-        if each not in PLACES:
-            raise HfpatchError(f"--place {each}: no place of a branch{nearest(each, PLACES)}; use {', '.join(PLACES)}")
-    return given
 
 
 def _require_free(name: str) -> None:

@@ -22,8 +22,8 @@ _OPTIONS = (
     "allow_other_base",
 )
 _MODEL = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "attn_implementation")
+_NAMES = ("pretrained", "peft", "patch", "revision", "device", "batch_size")
 _OTHERS = ("pretrained", "peft", "patch", "parallelize")
-_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -33,7 +33,7 @@ def with_model_args(given: EvalOptions) -> tuple[EvalOptions, dict[str, Any]]:
     Raises:
         HfpatchError: if it has a key that hfpatch does not know, or contradicts an option; or if there is no model.
     """
-    arguments = read_arguments(given.model_args, "--model-args")
+    arguments = read_arguments(given.model_args, "--model-args", names=_NAMES)
     known = (*_OTHERS, *_OPTIONS, *_MODEL)
     for key in arguments:
         if key not in known:
@@ -48,7 +48,7 @@ def with_model_args(given: EvalOptions) -> tuple[EvalOptions, dict[str, Any]]:
     changed["patch"] = [*(given.patch or []), *adapters] or None
     for key in [key for key in _OPTIONS if key in arguments]:
         value, other = arguments.pop(key), getattr(given, key)
-        value = str(value) if key == "batch_size" else value
+        value = str(value) if key in ("batch_size", "device") else value
         if other not in (None, False) and other != value:
             raise HfpatchError(f"--model-args {key}={value}: --{key.replace('_', '-')} is {other}; leave one out")
         changed[key] = value
@@ -152,7 +152,9 @@ def device_map_of(given: EvalOptions) -> str | None:
         return given.device_map
     if given.device_map is not None or given.tp:
         raise HfpatchError(f"--device {given.device}: --device-map and --tp choose the devices; leave one out")
-    if not _DEVICE.fullmatch(given.device):
+    from hfpatch.recipes.comparison import DEVICE
+
+    if not DEVICE.fullmatch(given.device):
         raise HfpatchError(f"--device {given.device}: must be cpu, cuda, cuda:1, mps or the like")
     return given.device
 
@@ -160,6 +162,8 @@ def device_map_of(given: EvalOptions) -> str | None:
 def _tasks(given: EvalOptions) -> tuple[list[str] | dict[str, Any], float | None]:
     """Return the tasks, with limits of their own if there are any, and the limit of all others."""
     names = [name.strip() for name in (given.tasks or "").split(",") if name.strip()]
+    if not names:
+        raise HfpatchError("--tasks: missing; name one or several with commas between them, or list to see all")
     limits = dict(map(_limit, given.limit or ()))
     for name in limits:
         if name and name not in names:

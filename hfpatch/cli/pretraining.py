@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,10 @@ from hfpatch.cli.options import DataDir, Out, Overrides, RecipeArgument, Resume,
 from hfpatch.cli.quiet import quiet_libraries
 from hfpatch.cli.running import RESUME, interruptible, print_report
 from hfpatch.support.lazy import collection_paused
+
+if TYPE_CHECKING:
+    from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
+    from hfpatch.runs.engines.settings import EngineSettings
 
 
 def pretrain(
@@ -47,33 +51,50 @@ def pretrain(
     engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run, launch_config)
     loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
     folder = out or Path("runs") / loaded.name
-    if isinstance(loaded, PretrainRecipe) and variant is not None:
+    if not isinstance(loaded, PretrainRecipe):
+        _study(loaded, folder, engine, resume=resume, variant=variant, dry_run=dry_run)
+    elif variant is not None:
         raise HfpatchError(f"--variant {variant}: {recipe} has no variants; leave the option out")
-    if isinstance(loaded, PretrainRecipe) and not engine.is_sequential:
+    elif not engine.is_sequential:
         raise HfpatchError(f"--jobs and --ray work on several runs, and {recipe} is one; use accelerate launch")
-    if isinstance(loaded, PretrainRecipe) and dry_run:
+    elif dry_run:
         raise HfpatchError(f"--dry-run shows the runs of a study, and {recipe} is one run")
+    else:
+        _single(loaded, folder, resume=resume)
+
+
+def _single(recipe: PretrainRecipe, folder: Path, *, resume: bool) -> None:
+    """Pretrain one model, and print where it is."""
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import pretrain as run_pretrain
+
+    gc.freeze()
+    with interruptible(RESUME.format(folder)), choose_progress() as progress:
+        step = run_pretrain(recipe, folder, resume=resume, progress=progress)["train"]["diverged_step"]
+    if is_first_process():
+        print(f"model: {folder / 'model'}" if step is None else f"diverged at step {step}: {folder / 'metrics.jsonl'}")
+
+
+def _study(
+    recipe: StudyRecipe, folder: Path, engine: EngineSettings, *, resume: bool, variant: str | None, dry_run: bool
+) -> None:
+    """Run a study, or show what would be run, and print its report or where the runs of a variant are."""
+    quiet_libraries()
+    with collection_paused():
+        from hfpatch.cli.progress import choose_progress, is_first_process
         from hfpatch.runs import pretrain_study
 
     gc.freeze()
     if dry_run:
-        assert not isinstance(loaded, PretrainRecipe)
-        engines.print_preview_of(loaded, folder, engine=engine, resume=resume, variant=variant)
+        engines.print_preview_of(recipe, folder, engine=engine, resume=resume, variant=variant)
         return
     with interruptible(RESUME.format(folder)), choose_progress(parallel=not engine.is_sequential) as progress:
-        if isinstance(loaded, PretrainRecipe):
-            step = run_pretrain(loaded, folder, resume=resume, progress=progress)["train"]["diverged_step"]
-        else:
-            pretrain_study(loaded, folder, resume=resume, variant=variant, progress=progress, engine=engine)
+        pretrain_study(recipe, folder, resume=resume, variant=variant, progress=progress, engine=engine)
     if not is_first_process():
         return
-    if isinstance(loaded, PretrainRecipe):
-        print(f"model: {folder / 'model'}" if step is None else f"diverged at step {step}: {folder / 'metrics.jsonl'}")
-    elif variant is None:
+    if variant is None:
         print_report(folder)
     else:
         print(f"runs of {variant}: {folder / 'runs' / variant}; without --variant and with --resume: the report")

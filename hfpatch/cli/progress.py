@@ -25,7 +25,7 @@ def choose_progress(*, parallel: bool = False) -> Iterator[Progress]:
     """Yield live bars in a terminal and plain lines elsewhere, on standard error; only the first process shows them.
 
     Args:
-        parallel: whether runs are worked on beside each other; they are shown as a table then.
+        parallel: whether several runs go on at the same time; they are shown as a table then.
     """
     console = Console(stderr=True)
     if not is_first_process():
@@ -51,7 +51,7 @@ def is_first_process() -> bool:
 
 
 class PlainProgress(Progress):
-    """One line when a run starts and ends, and now and then between."""
+    """One line when a run starts and ends, and one every half minute between."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -79,7 +79,7 @@ class PlainProgress(Progress):
 
     def finished(self, run: str, summary: str) -> None:
         """Show that a run is complete."""
-        self._say(f"{run}: done{', ' * bool(summary)}{summary}")
+        self._say(done_text(run, summary))
 
     def _say(self, text: str) -> None:
         self._last = time.monotonic()
@@ -87,7 +87,7 @@ class PlainProgress(Progress):
 
 
 class TokensSoFar:
-    """A line now and then while text becomes tokens."""
+    """A line every half minute while text becomes tokens."""
 
     def __init__(self) -> None:
         self._started = self._last = time.monotonic()
@@ -137,13 +137,17 @@ class LiveProgress(Progress):
     def _line(self, run: str) -> TaskID:
         if run not in self._lines:
             if self._finished and len(self._lines) >= self._bars.console.height - 1:
-                self._scroll(next(iter(self._finished)))
+                first = next(iter(self._finished))
+                text = done_text(first, self._finished.pop(first))
+                self._bars.console.print(text, markup=False, highlight=False)
+                self._bars.remove_task(self._lines.pop(first))
             self._lines[run] = self._bars.add_task(run, total=None, state="")
         return self._lines[run]
 
-    def _scroll(self, run: str) -> None:
-        self._bars.console.print(f"{run}: done, {self._finished.pop(run)}", markup=False, highlight=False)
-        self._bars.remove_task(self._lines.pop(run))
+
+def done_text(run: str, summary: str) -> str:
+    """Return the line of a run that is complete, with its summary if it has one."""
+    return f"{run}: done, {summary}" if summary else f"{run}: done"
 
 
 def _state(record: StepRecord) -> str:

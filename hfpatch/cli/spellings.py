@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
@@ -16,7 +16,7 @@ _OPTIONAL = ("--apply-chat-template", "--fewshot-as-multiturn")
 _CALLED = {"--output-path": "--output"}
 _WHOLE = "hfpatch lm_eval runs lm-eval's own command, which has it"
 REFUSED = {
-    "--cache-requests": "requests are built anew each time",
+    "--cache-requests": "requests are built again each time",
     "--check-integrity": _WHOLE,
     "--config": "give the options one by one, or a recipe to hfpatch compare",
     "--hf-hub-log-args": _WHOLE,
@@ -77,8 +77,13 @@ def _values(words: Sequence[str]) -> Iterator[str]:
         yield word
 
 
-def read_arguments(text: str | None, option: str) -> dict[str, Any]:
+def read_arguments(text: str | None, option: str, *, names: Collection[str] = ()) -> dict[str, Any]:
     """Return lm-eval's ``key=value,key=value``, or a JSON object, with values of the types that they show.
+
+    Args:
+        text: what was given.
+        option: the option that it was given to.
+        names: keys whose values are names, and stay text where they look like numbers: ``revision=1.10``.
 
     Raises:
         HfpatchError: if it is neither.
@@ -97,7 +102,9 @@ def read_arguments(text: str | None, option: str) -> dict[str, Any]:
             raise HfpatchError(f"{option} {pair}: write it as key=value, with commas between several")
         if key.strip() in found:
             raise HfpatchError(f"{option} {pair}: {key.strip()} is given twice")
-        found[key.strip()] = _value(value.strip())
+        read = _value(value.strip())
+        is_number = isinstance(read, int | float) and not isinstance(read, bool)
+        found[key.strip()] = value.strip() if is_number and key.strip() in names else read
     return found
 
 
@@ -109,7 +116,7 @@ def _split(text: str) -> list[str]:
             quote = "" if char == quote else quote
         elif char in "\"'":
             quote = char
-        depth += 0 if quote else (char in "[({") - (char in "])}")
+        depth = max(0, depth + (0 if quote else (char in "[({") - (char in "])}")))
         if char == "," and depth == 0 and not quote:
             parts.append("")
         else:
@@ -122,5 +129,5 @@ def _value(text: str) -> Any:
         return text.lower() == "true"
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that it may raise
         return text

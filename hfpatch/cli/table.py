@@ -1,4 +1,4 @@
-"""Progress of runs that are worked on beside each other: a live table in a terminal, plain lines elsewhere."""
+"""Progress of runs that go on at the same time: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hfpatch.cli.progress import PLAIN_EVERY_S
+from hfpatch.cli.progress import PLAIN_EVERY_S, done_text
 from hfpatch.runs.progress import Progress
 from hfpatch.training.records import StepRecord
 
@@ -52,8 +52,8 @@ class _Row:
     @property
     def speed(self) -> str:
         """Tokens a second of the last step."""
-        known = self.record is not None and self.record.seconds > 0
-        return f"{self.record.tokens / self.record.seconds:,.0f}" if known and self.record else ""
+        record = self.record
+        return f"{record.tokens / record.seconds:,.0f}" if record is not None and record.seconds > 0 else ""
 
 
 class _Rows(Progress):
@@ -105,7 +105,7 @@ class _Rows(Progress):
 
     def finished(self, run: str, summary: str) -> None:
         """Say what a run gave."""
-        self.say(f"{run}: done{', ' * bool(summary)}{summary}")
+        self.say(done_text(run, summary))
 
     def say(self, text: str) -> None:
         """Print one line."""
@@ -113,7 +113,7 @@ class _Rows(Progress):
 
 
 class PlainTable(_Rows):
-    """A line when a unit begins or a run ends, and now and then one on all that are at work."""
+    """A line when a unit begins or a run ends, and every half minute one on all that are at work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,12 +131,12 @@ class PlainTable(_Rows):
         self.say(f"{run}: {action} on {node}")
 
     def stepped(self, run: str, record: StepRecord) -> None:
-        """Now and then say how far all runs at work are."""
+        """Say every half minute how far all runs at work are."""
         super().stepped(run, record)
         self._say_all()
 
     def scored(self, run: str, task: str, done: int, total: int) -> None:
-        """Now and then say how far all runs at work are."""
+        """Say every half minute how far all runs at work are."""
         super().scored(run, task, done, total)
         self._say_all()
 
@@ -172,15 +172,15 @@ class TableProgress(_Rows):
 
     def table(self) -> Table:
         """Return the table of this moment."""
-        rows, room = dict(self.rows), max(1, self._console.height - _AROUND)
-        hidden = f", {len(rows) - room} of the runs at work are not shown" if len(rows) > room else ""
+        rows, most = dict(self.rows), max(1, self._console.height - _AROUND)
+        hidden = f", {len(rows) - most} of the runs at work are not shown" if len(rows) > most else ""
         done = f"{self.units - self.units_left} of {self.units} units done{hidden}"
         table = Table(caption=done if self.units else None, box=None, pad_edge=False)
         for name in ("run", "state", "node"):
             table.add_column(name, no_wrap=True)
         for name in ("step", "loss", "tokens/s"):
             table.add_column(name, no_wrap=True, justify="right")
-        for run, row in list(rows.items())[:room]:
+        for run, row in list(rows.items())[:most]:
             table.add_row(Text(run), Text(row.state), Text(row.node), row.step, row.loss, row.speed)
         return table
 

@@ -18,6 +18,7 @@ from hfpatch.evaluation.metrics import Aggregation, Array, Metric, metric_named
 from hfpatch.evaluation.reading import Reader, read_metric
 from hfpatch.evaluation.stats import (
     ALPHA,
+    FEWEST_DOCUMENTS,
     Estimate,
     Part,
     holm,
@@ -29,8 +30,6 @@ from hfpatch.evaluation.stats import (
 from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.schema import Comparison, TaskResult, Verdict
 
-FEWEST_DOCUMENTS = 20
-"""With fewer documents, or groups of them, no difference is tested: below this the intervals have no known coverage."""
 RESAMPLES = 200
 CORRECTION = "methods and tasks, LoRAs apart"
 """What Holm's correction covers; results name it, because earlier versions corrected over tasks alone, or over all
@@ -210,7 +209,10 @@ def _corrected(
     for family in set(families):
         places = [i for i, one in enumerate(found) if families[i] == family and one.p is not None]
         for place, p in zip(places, holm([found[place].p or 0.0 for place in places]), strict=True):
-            judged[place] = _judged(found[place], p, higher_is_better[place])
+            verdict: Verdict = "within noise"
+            if p < ALPHA:
+                verdict = "better" if (found[place].difference > 0) == higher_is_better[place] else "worse"
+            judged[place] = found[place].model_copy(update={"p_holm": p, "verdict": verdict})
     return judged
 
 
@@ -371,10 +373,3 @@ def _draws(rng: np.random.Generator, documents: int, groups: Groups | None) -> I
         return draws
     members = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
     return (np.concatenate([members[group] for group in draw]) for draw in draws)
-
-
-def _judged(comparison: Comparison, p_holm: float, higher_is_better: bool) -> Comparison:
-    verdict: Verdict = "within noise"
-    if p_holm < ALPHA:
-        verdict = "better" if (comparison.difference > 0) == higher_is_better else "worse"
-    return comparison.model_copy(update={"p_holm": p_holm, "verdict": verdict})

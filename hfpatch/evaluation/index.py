@@ -208,7 +208,7 @@ def _hint(name: str, added: AddedFolder) -> str:
 
 
 def _check_yaml(name: str, files: Iterable[Path]) -> None:
-    """Raise an error if the file of a task is not YAML; lm-eval skips such files without a word."""
+    """Raise an error if the file of a task is not YAML; lm-eval skips such files silently."""
     task_key = re.compile(rf"""^task:\s+["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
     for file in files:
         text = _text(file)

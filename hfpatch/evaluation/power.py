@@ -20,11 +20,10 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom, chi2, norm
 
-from hfpatch.evaluation.stats import ALPHA, POWER, Estimate, Part
+from hfpatch.evaluation.stats import ALPHA, FEWEST_DOCUMENTS, POWER, Estimate, Part
 
 MOST_DOCUMENTS = 10**8
 MOST_SEEDS = 1000
-_FEWEST_DOCUMENTS = 20  # as `comparison.FEWEST_DOCUMENTS`: fewer are not tested
 _POINTS = 400  # of the distribution of what seeds are found to vary
 
 
@@ -70,7 +69,7 @@ class Differences:
         """Return the probability of finding a true difference at the level ``alpha``."""
         if self.accuracy and seeds == 1:
             return self._mcnemar(effect, documents, alpha)
-        variance = self._variance(effect)
+        variance = max(self.sd**2, abs(effect)) - effect**2 if self.accuracy else self.sd**2
         of_documents = variance * (self.shared + (1 - self.shared) / seeds) / documents
         of_seeds = (variance * (1 - self.shared) / documents + self.shift**2) / seeds
         found = of_documents
@@ -87,22 +86,17 @@ class Differences:
     def smallest_effect(self, documents: int, seeds: int, *, alpha: float = ALPHA) -> float | None:
         """Return the difference that is found in 80 % of cases; None if no difference is, as with too few documents."""
         largest = 1.0 if self.accuracy else 100 * (self.sd + self.shift)
-        if documents < _FEWEST_DOCUMENTS or self.power(largest, documents, seeds, alpha=alpha) < POWER:
+        if documents < FEWEST_DOCUMENTS or self.power(largest, documents, seeds, alpha=alpha) < POWER:
             return None
         return float(brentq(lambda effect: self.power(effect, documents, seeds, alpha=alpha) - POWER, 0.0, largest))
 
     def documents_for(self, effect: float, seeds: int) -> int | None:
         """Return how many documents find a difference in 80 % of cases; None if no number does."""
-        return _first(
-            lambda documents: self.power(effect, documents, seeds) >= POWER, _FEWEST_DOCUMENTS, MOST_DOCUMENTS
-        )
+        return _first(lambda documents: self.power(effect, documents, seeds) >= POWER, FEWEST_DOCUMENTS, MOST_DOCUMENTS)
 
     def seeds_for(self, effect: float, documents: int) -> int | None:
         """Return how many seeds find a difference in 80 % of cases, at least two; None if no number does."""
         return _first(lambda seeds: self.power(effect, documents, seeds) >= POWER, 2, MOST_SEEDS)
-
-    def _variance(self, effect: float) -> float:
-        return max(self.sd**2, abs(effect)) - effect**2 if self.accuracy else self.sd**2
 
     def _mcnemar(self, effect: float, documents: int, alpha: float) -> float:
         """Return the power of McNemar's exact test: over the numbers of changed answers that are likely."""

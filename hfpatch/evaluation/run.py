@@ -84,16 +84,11 @@ def evaluate(
             memory is too small; what was scored before is kept.
     """
     training, ranks = model.training, ranks or Ranks()
+    if not ranks.is_first:
+        records_dir = log = None
     try:
         with quiet(), templates_compiled_once(), ended_together(ranks):
-            scorer = HfpatchLM(
-                model,
-                tokenizer=tokenizer,
-                batch_size=settings.batch_size,
-                max_length=settings.max_length,
-                token_budget=settings.token_budget,
-                chat_template_args=template_arguments(tokenizer, settings.apply_chat_template),
-            )
+            scorer = HfpatchLM(model, **scorer_options(tokenizer, settings))
             chosen = selection or select(settings, data_dir)
             seed_everything(settings.seed)
             scorer.ranks = ranks
@@ -106,15 +101,29 @@ def evaluate(
                     scorer.score_cache = open_cache(answers_dir, name, key, optional=answers_optional, rank=ranks.index)
                 scorer.reused = 0
                 scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
-                written = records_dir if ranks.is_first else None
-                results[name] = _score(scorer, name, chosen, settings, written, log if ranks.is_first else None)
-            if records_dir is not None and ranks.is_first:
+                results[name] = _score(scorer, name, chosen, settings, records_dir, log)
+            if records_dir is not None:
                 write_values(records_dir, results)
-            if log is not None and ranks.is_first:
+            if log is not None:
                 log.close(scorer, settings, chosen, results)
             return results
     finally:
         model.train(training)
+
+
+def scorer_options(tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings) -> dict[str, Any]:
+    """Return what `HfpatchLM` takes besides the model.
+
+    Raises:
+        HfpatchError: if the tokenizer has no such chat template.
+    """
+    return {
+        "tokenizer": tokenizer,
+        "batch_size": settings.batch_size,
+        "max_length": settings.max_length,
+        "token_budget": settings.token_budget,
+        "chat_template_args": template_arguments(tokenizer, settings.apply_chat_template),
+    }
 
 
 def run_task(

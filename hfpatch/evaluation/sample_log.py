@@ -14,8 +14,9 @@ from lm_eval.loggers.utils import add_tokenizer_info
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, sanitize_model_name
 
 from hfpatch.evaluation.prompting import prompting
+from hfpatch.evaluation.selection import as_lm_eval
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.results.schema import GroupResult, TaskResult
+from hfpatch.results.schema import TaskResult
 from hfpatch.support.files import write_text
 from hfpatch.support.provenance import Clock, provenance
 
@@ -67,9 +68,10 @@ class SampleLog:
         parts = {part: dict(values) for part, values in self._parts.items()}
         for task, score in scores.items():
             known = parts["results"][task]
-            errors = {key: value for key, value in _stderrs(score).items() if key in known}
+            errors = {key: value for key, value in as_lm_eval(score).items() if "_stderr," in key and key in known}
             parts["results"][task] = {**known, **errors}
-        groups = {name: _group(result) for name, result in selection.group_results(scores).items()}
+        found = selection.group_results(scores)
+        groups = {name: {"alias": name, "name": name, **as_lm_eval(result)} for name, result in found.items()}
         bare = {name: {"alias": group.alias or name, "name": name} for name, group in selection.groups.items()}
         parts["results"] |= {**bare, **groups}
         parts["versions"] |= {name: group.version for name, group in selection.groups.items()}
@@ -135,17 +137,3 @@ def _line(sample: Mapping[str, Any]) -> dict[str, Any]:
     }
     texts = {key: sanitize_list(sample[key]) for key in ("resps", "filtered_resps")}
     return {**sample, **texts, "arguments": arguments, "target": str(sample["target"])}
-
-
-def _stderrs(score: TaskResult) -> dict[str, float]:
-    parts = {metric: metric.partition(",") for metric in score.stderr}
-    return {f"{name}_stderr,{end or 'none'}": score.stderr[metric] for metric, (name, _, end) in parts.items()}
-
-
-def _group(result: GroupResult) -> dict[str, Any]:
-    found: dict[str, Any] = {"alias": result.group, "name": result.group, "sample_len": result.n}
-    for metric, value in result.metrics.items():
-        name, _, answer_filter = metric.partition(",")
-        found[f"{name},{answer_filter or 'none'}"] = value
-        found[f"{name}_stderr,{answer_filter or 'none'}"] = result.stderr.get(metric, "N/A")
-    return found

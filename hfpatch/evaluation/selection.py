@@ -36,12 +36,9 @@ class Selection:
 
     def group_results(self, scores: Mapping[str, TaskResult]) -> dict[str, GroupResult]:
         """Return the score of each group that lm-eval gives one, as lm-eval aggregates those of its tasks."""
-        known = {name: _as_lm_eval(score) for name, score in scores.items()}
-        found = {}
-        for name, group in self.groups.items():
-            if group.has_aggregation:
-                found[name] = _group_result(group, group.aggregate(known))
-        return found
+        known = {name: as_lm_eval(score) for name, score in scores.items()}
+        groups = {name: group for name, group in self.groups.items() if group.has_aggregation}
+        return {name: _group_result(group, group.aggregate(known)) for name, group in groups.items()}
 
 
 def select(settings: EvaluationSettings, data_dir: Path | None = None) -> Selection:
@@ -82,8 +79,8 @@ def _check(tasks: Mapping[str, Any], settings: EvaluationSettings) -> None:
         raise HfpatchError("gen_kwargs: none of the tasks generates text, so it would change nothing; leave it out")
 
 
-def _as_lm_eval(score: TaskResult) -> dict[str, Any]:
-    """Return a task's scores as lm-eval's groups read them."""
+def as_lm_eval(score: TaskResult | GroupResult) -> dict[str, Any]:
+    """Return scores and standard errors by lm-eval's keys, ``metric,filter`` and ``metric_stderr,filter``."""
     found: dict[str, Any] = {"sample_len": score.n}
     for metric, value in score.metrics.items():
         name, _, answer_filter = metric.partition(",")

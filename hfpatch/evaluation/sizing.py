@@ -16,8 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.metrics import metric_named, ratio_error
 from hfpatch.evaluation.model import Encoded, HfpatchLM
-from hfpatch.evaluation.prompting import template_arguments
-from hfpatch.evaluation.run import evaluate, primary_aggregations, run_task
+from hfpatch.evaluation.run import evaluate, primary_aggregations, run_task, scorer_options
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import read_lines
@@ -112,11 +111,9 @@ def collect_requests(
     found = {}
     with quiet(), templates_compiled_once():
         chosen = select(settings, data_dir)
-        template = template_arguments(tokenizer, settings.apply_chat_template)
+        options = scorer_options(tokenizer, settings)
         for name, task in chosen.tasks.items():
-            collector = _Collector(
-                model, tokenizer=tokenizer, max_length=settings.max_length, chat_template_args=template
-            )
+            collector = _Collector(model, **options)
             samples = run_task(collector, name, task, settings, chosen.limits[name])["samples"][name]
             documents = len({sample["doc_id"] for sample in samples})
             found[name] = TaskRequests(documents, collector.encoded, collector.generated)
@@ -133,9 +130,7 @@ def time_batch(
     if not asked.encoded:
         return 0.0
     with quiet():
-        scorer = HfpatchLM(
-            model, tokenizer=tokenizer, max_length=settings.max_length, token_budget=settings.token_budget
-        )
+        scorer = HfpatchLM(model, **scorer_options(tokenizer, settings))
         chosen = asked.first(_BATCHES * scorer._scorer().limits.tokens)
         for _ in range(2):
             start = time.perf_counter()

@@ -19,6 +19,8 @@ from hfpatch.evaluation.metrics import Array, ratio_error
 LEVEL = 0.95
 ALPHA = 1 - LEVEL
 POWER = 0.80
+FEWEST_DOCUMENTS = 20
+"""With fewer documents, or groups of them, no difference is tested: below this the intervals have no known coverage."""
 _RESAMPLES = 9999
 _BLOCK = 1 << 22
 _SMALLEST_P = 1e-15

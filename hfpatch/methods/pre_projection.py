@@ -19,7 +19,7 @@ from hfpatch.tuners.layer import MethodLayer
 from hfpatch.tuners.registration import method
 
 
-@method("pre_projection", prefix="preproj_")
+@method("pre_projection", prefix="preproj_", label="pre-projection")
 @dataclass
 class PreProjectionConfig(MethodConfig):
     """x~ = x + W_down σ(W_up x) enters the attention, and x~ W_skip joins the residual stream.

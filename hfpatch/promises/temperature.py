@@ -21,7 +21,7 @@ from hfpatch.tuners.layer import method_layer
 def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     """Each τ changes the scores of its own head where the softmax reads them, and of no other, at every site.
 
-    The heads are set apart by the binary digits of their numbers: one run a digit and site.
+    The heads are distinguished by the binary digits of their numbers: one run a digit and site.
     """
     if not isinstance(config, QueryTemperatureConfig):
         return True, "does not apply: tested with a query temperature"

@@ -18,14 +18,23 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.sizes import size_mistake
-from hfpatch.recipes.strict import Dtype, ExpandedPath, PathText, Section, explain, load_as, read_override, write_yaml
+from hfpatch.recipes.strict import (
+    SEED_LIMIT,
+    Dtype,
+    ExpandedPath,
+    PathText,
+    Section,
+    explain,
+    load_as,
+    read_override,
+    write_yaml,
+)
 from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
 from hfpatch.recipes.tuning import TuningSettings, Values, trial_training, tuning_mistake, tuning_seed
 
-SEED_LIMIT = 2**32
 _PLACES = ("trust_remote_code", "device_map")
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
+DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -89,7 +98,7 @@ def _bits_mistake(model: ModelSettings) -> str | None:
 
 
 def _device_mistake(device_map: str | dict[str, int | str] | None) -> str | None:
-    if not isinstance(device_map, str) or device_map in _MAPS or _DEVICE.fullmatch(device_map):
+    if not isinstance(device_map, str) or device_map in _MAPS or DEVICE.fullmatch(device_map):
         return None
     hint = nearest(device_map, [*_MAPS, "cpu", "cuda"])
     return f"model.device_map is {device_map!r}{hint}; use {', '.join(_MAPS)}, a device such as cuda:0, or a mapping"
@@ -210,11 +219,10 @@ def _tuning_mistake(recipe: Recipe) -> str | None:
 
 
 def _lists_mistake(recipe: Recipe) -> str | None:
-    seeds, largest = recipe.training.seeds, max(recipe.training.seeds)
-    tasks = list(recipe.evaluation.tasks)
+    seeds, tasks = recipe.training.seeds, list(recipe.evaluation.tasks)
     if mistake := twice_mistake("training.seeds", seeds) or twice_mistake("evaluation.tasks", tasks):
         return mistake
-    return f"training.seeds contains {largest}; must be below 2**32" if largest >= SEED_LIMIT else None
+    return f"training.seeds contains {max(seeds)}; must be below 2**32" if max(seeds) >= SEED_LIMIT else None
 
 
 def _methods_mistake(recipe: Recipe) -> str | None:
@@ -230,8 +238,12 @@ def _methods_mistake(recipe: Recipe) -> str | None:
         if not parts and name != baseline:
             return f"methods.{name} has no part, which makes it a second baseline; give it one or remove it"
         for index, part in enumerate(parts):
-            if mistake := _part_mistake(name, part, recipe):
-                return f"methods.{name}.{index}{mistake}"
+            where = f"methods.{name}.{index}"
+            if "type" not in part:
+                known = "pre_projection, lora, another method of hfpatch or PEFT, or module:Class"
+                return f"{where} has no type; write type: {known}"
+            if mistake := match_mistake(name, part, methods):
+                return where + mistake
     return None
 
 
@@ -245,12 +257,6 @@ def twice_mistake(key: str, values: Sequence[Any]) -> str | None:
     """Return which value a list holds twice, or None."""
     twice = [value for value in values if values.count(value) > 1]
     return f"{key} lists {twice[0]!r} twice; name each once" if twice else None
-
-
-def _part_mistake(name: str, part: Mapping[str, Any], recipe: Recipe) -> str | None:
-    if "type" not in part:
-        return " has no type; write type: pre_projection, lora, another method of hfpatch or PEFT, or module:Class"
-    return match_mistake(name, part, recipe.methods)
 
 
 def match_mistake(name: str, part: Mapping[str, Any], methods: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from hfpatch.errors import nearest
-from hfpatch.recipes.strict import ExpandedPath, Section
+from hfpatch.recipes.strict import SEED_LIMIT, ExpandedPath, Section
 
 
 def _limit(value: float) -> float:
@@ -29,11 +29,7 @@ def _limit(value: float) -> float:
     return value if value < 1 else int(value)
 
 
-def _as_it_is(value: float) -> int | float:
-    return value
-
-
-Limit = Annotated[float, Field(gt=0), AfterValidator(_limit), PlainSerializer(_as_it_is)]
+Limit = Annotated[float, Field(gt=0), AfterValidator(_limit), PlainSerializer(lambda value: value, int | float)]
 """The first documents of a task: how many, or below 1 their share."""
 FEWSHOT_SEED = 1234
 """lm-eval's seed for few-shot examples."""
@@ -96,6 +92,9 @@ class EvaluationSettings(Section):
         for task in self.cluster:
             if task not in self.tasks:
                 raise ValueError(f"cluster names {task!r}, which is not among tasks{nearest(task, self.tasks)}")
+        for seed in self.seed or ():
+            if seed is not None and not 0 <= seed < SEED_LIMIT:
+                raise ValueError(f"seed contains {seed}; must be from 0 to 2**32 - 1")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise ValueError("fewshot_as_multiturn: needs apply_chat_template, whose turns the examples become")
         return self
@@ -104,7 +103,8 @@ class EvaluationSettings(Section):
     def _write(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
         # What changes prompts is left out where it is not used, as in the files of versions that did not have it.
         values, fields = write(self), type(self).model_fields
-        return {key: value for key, value in values.items() if key not in _PROMPTING or value != _default(fields[key])}
+        unused = {key for key in _PROMPTING if values.get(key) == fields[key].get_default(call_default_factory=True)}
+        return {key: value for key, value in values.items() if key not in unused}
 
     @property
     def plain(self) -> bool:
@@ -137,7 +137,3 @@ _PROMPTING = {
     *("apply_chat_template", "system_instruction", "fewshot_as_multiturn"),
     *("gen_kwargs", "seed", "confirm_run_unsafe_code"),
 }
-
-
-def _default(field: Any) -> Any:
-    return field.get_default(call_default_factory=True)

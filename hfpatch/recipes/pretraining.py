@@ -11,9 +11,19 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from hfpatch.errors import nearest
-from hfpatch.recipes.comparison import SEED_LIMIT, name_mistake, twice_mistake
+from hfpatch.recipes.comparison import name_mistake, twice_mistake
 from hfpatch.recipes.data import DataSettings, overlap_mistake
-from hfpatch.recipes.strict import ExpandedPath, PathText, Section, explain, find_recipe, load_as, read_yaml, write_yaml
+from hfpatch.recipes.strict import (
+    SEED_LIMIT,
+    ExpandedPath,
+    PathText,
+    Section,
+    explain,
+    find_recipe,
+    load_as,
+    read_yaml,
+    write_yaml,
+)
 from hfpatch.recipes.training import PretrainSettings, held_out_mistake, loop_mistake
 
 Point = dict[str, float | int | str | bool | None]

@@ -91,11 +91,6 @@ class TextSource(Section):
         """Whether the source is a file of token ids rather than text."""
         return self.source.endswith(TOKEN_FILE)
 
-    @property
-    def text_id(self) -> tuple[str | None, ...]:
-        """What names the text, whichever of its documents are chosen."""
-        return self.source, self.config, self.split, self.revision
-
     def changed(self, names: tuple[str, ...]) -> list[str]:
         """Return which of these settings are not at their defaults."""
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]

@@ -21,6 +21,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+SEED_LIMIT = 2**32
+"""Seeds are below it, as NumPy's must be."""
+
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
@@ -41,13 +44,9 @@ def expand(path: str) -> str:
     return os.path.expanduser(expanded) if expanded.startswith("~") else expanded  # noqa: PTH111
 
 
-def _expand(value: object) -> object:
-    return expand(value) if isinstance(value, str) else value
-
-
 PathText = Annotated[str, AfterValidator(expand)]
 """A path, or a name that may be one; environment variables are replaced as the recipe is read."""
-ExpandedPath = Annotated[Path, BeforeValidator(_expand)]
+ExpandedPath = Annotated[Path, BeforeValidator(lambda value: expand(value) if isinstance(value, str) else value)]
 """A path, likewise."""
 
 
@@ -87,10 +86,12 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                problem = "a key is a list or a mapping; put text that begins with { or [ in quotes"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} is given twice", key.start_mark
-                )
+                problem = f"the key {key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -113,13 +114,11 @@ class _Dumper(yaml.SafeDumper):
     """Writes what ``_Loader`` reads back unchanged."""
 
 
-def _without_dates(resolvers: dict[str, list[tuple[str, Any]]]) -> dict[str, list[tuple[str, Any]]]:
-    timestamp = "tag:yaml.org,2002:timestamp"
-    return {first: [pair for pair in pairs if pair[0] != timestamp] for first, pairs in resolvers.items()}
-
-
 for _kind in (_Loader, _Dumper):
-    _kind.yaml_implicit_resolvers = _without_dates(_kind.yaml_implicit_resolvers)
+    _kind.yaml_implicit_resolvers = {
+        first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
+        for first, pairs in _kind.yaml_implicit_resolvers.items()
+    }
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
@@ -239,7 +238,7 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
             name = ".".join(keys[: depth + 1])
             raise HfpatchError(f"override {override!r}: unknown key {name!r}{nearest(key, known.model_fields)}")
         if isinstance(place, list):
-            if not key.isdigit() or int(key) >= len(place):
+            if not key.isdecimal() or int(key) >= len(place):
                 raise HfpatchError(f"override {override!r}: {key!r} is not an index of a list of {len(place)} items")
             at = int(key)
         elif not isinstance(place, dict):

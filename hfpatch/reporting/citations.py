@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from hfpatch.reporting.document import Code, Section, Text
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results, StudyResults
@@ -128,8 +127,8 @@ def _used(results: Results) -> Iterable[_Entry]:
     """Yield what one run rests on."""
     match results:
         case ComparisonResults():
-            parts = [part for method in results.methods.values() for part in method.parts]
-            yield from _of_parts(parts)
+            for part in (part for method in results.methods.values() for part in method.parts):
+                yield from _SOURCES.get(str(part.get("type")), (_PEFT,))
             yield from (_LM_EVAL,) if results.tasks else ()
         case StudyResults():
             queries = [variant.query for variant in results.variants.values()]
@@ -137,11 +136,6 @@ def _used(results: Results) -> Iterable[_Entry]:
             yield from (_NO_QUERY,) if _IDENTITY_QUERY in queries else ()
         case EvaluationResults():
             yield _LM_EVAL
-
-
-def _of_parts(parts: Iterable[Mapping[str, Any]]) -> Iterable[_Entry]:
-    for part in parts:
-        yield from _SOURCES.get(str(part.get("type")), (_PEFT,))
 
 
 def _bibtex(entry: _Entry) -> str:

@@ -86,7 +86,7 @@ class Row:
 
     Attributes:
         cells: one for each column.
-        strong: whether it is set apart.
+        strong: whether it is emphasised.
         faint: whether it is greyed, because it says nothing.
         keys: its values under the keys of the table's filters.
         href: what its first cell links to, as an address that is escaped already; empty for nothing.

@@ -50,7 +50,7 @@ def environment_facts(results: ComparisonResults) -> list[Fact]:
 
 
 def provenance_facts(provenance: Mapping[str, Any]) -> list[Fact]:
-    """Return what :func:`hfpatch.support.provenance.provenance` recorded."""
+    """Return where and how a run was made, as :func:`hfpatch.support.provenance.provenance` recorded it."""
     commit, wall = _text(provenance.get("commit")), provenance.get("wall_s")
     device, threads = _text(provenance.get("device")), provenance.get("threads")
     uncommitted = ", with changes that were not committed" if commit and provenance.get("dirty") else ""
@@ -100,8 +100,10 @@ def evaluation_text(settings: Mapping[str, Any]) -> str:
     return settings_text(settings)
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """Return settings as one line, what is not set left out."""
+def settings_text(settings: Any) -> str:
+    """Return settings as one line, what is not set left out; where a file has something else, that."""
+    if not isinstance(settings, Mapping):
+        return _value(settings)
     return ", ".join(f"{key} {_value(value)}" for key, value in settings.items() if value not in (None, [], {}))
 
 

@@ -1,4 +1,4 @@
-"""A base that scores nothing, or no better than guessing: a task on which methods cannot be told from one another.
+"""A base that scores nothing, or no better than guessing: a task on which methods cannot be distinguished.
 
 A verdict "within noise" would say there that a method changes nothing; what is known is that the task measures nothing.
 A difference that is found is one wherever the base is.
@@ -90,13 +90,16 @@ def floor_cautions(scores: Mapping[str, TaskResult], name: str = "the base") -> 
             )
 
 
-def warned_of_floor(results: ComparisonResults) -> list[str]:
-    """Return a run's warnings, with those of floor and chance that results of older versions do not have."""
-    return [*dict.fromkeys([*results.warnings, *floor_cautions(_baseline_scores(results))])]
+def baseline_cautions(results: ComparisonResults) -> Iterator[str]:
+    """Yield a sentence for each task on which the baseline is at floor or at chance.
 
-
-def _baseline_scores(results: ComparisonResults) -> Mapping[str, TaskResult]:
-    """Return the scores of the baseline's first run; seeds change nothing in a base."""
+    The scores are those of its first run: seeds change nothing in a base.
+    """
     method = results.methods.get(results.baseline) if results.baseline is not None else None
     runs = sorted(method.runs.items()) if method is not None else []
-    return runs[0][1].evaluation if runs else {}
+    yield from floor_cautions(runs[0][1].evaluation) if runs else ()
+
+
+def warned_of_floor(results: ComparisonResults) -> list[str]:
+    """Return a run's warnings, with those of floor and chance that results of older versions do not have."""
+    return [*dict.fromkeys([*results.warnings, *baseline_cautions(results)])]

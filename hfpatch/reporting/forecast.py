@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hfpatch.reporting.document import Block, Cell, Column, Document, Part, Row, Section, Sentences, Table, Text
 from hfpatch.reporting.numbers import NOTHING, count, duration, memory, short_count, signed, significant
 from hfpatch.results.forecast import Detectable, Forecast, PlannedTask
 
 _ACTIONS = {"tune": "trials of tuning, at most", "train": "trainings", "evaluate": "evaluations"}
+_NAMES = ("what", "method", "as fast as", "matched to", "kind", "task")
 _CAPTION = (
     "The true difference from the base that these documents and seeds find in 80 % of cases, for a method that changes "
     "the base much, and for one that changes it little. After Holm: with a correction over all {} comparisons, if no "
@@ -44,17 +45,18 @@ def _headline(found: Forecast) -> str:
 
 
 def _table(
-    name: str, title: str, headings: dict[str, bool], rows: Iterator[tuple[str | Cell, ...]], caption: str = ""
+    name: str, title: str, headings: Sequence[str], rows: Iterator[tuple[str | Cell, ...]], caption: str = ""
 ) -> Table:
-    columns = tuple(Column(heading, number=number) for heading, number in headings.items())
+    """Return a table of numbers, apart from the columns of names."""
+    columns = tuple(Column(heading, number=heading not in _NAMES) for heading in headings)
     return Table(name, title, columns, tuple(map(Row, rows)), caption)
 
 
 def _work(found: Forecast) -> Table:
-    headings = {"what": False, "number": True, "steps": True, "tokens": True, "requests": True, "time": True}
+    headings = ("what", "number", "steps", "tokens", "requests", "time")
     rows: Iterator[tuple[str | Cell, ...]] = (
         (
-            _ACTIONS.get(action, action),
+            _ACTIONS[action],
             count(work.units),
             count(work.steps) if work.steps else NOTHING,
             short_count(work.tokens),
@@ -67,7 +69,7 @@ def _work(found: Forecast) -> Table:
 
 
 def _methods(found: Forecast) -> Table:
-    headings = {"method": False, "trains": True, "as fast as": False, "matched to": False}
+    headings = ("method", "trains", "as fast as", "matched to")
     rows: Iterator[tuple[str | Cell, ...]] = (
         (
             name,
@@ -83,7 +85,7 @@ def _methods(found: Forecast) -> Table:
 
 
 def _kinds(found: Forecast) -> Table:
-    headings = {"kind": False, "a step": True, "memory": True, "an evaluation": True, "memory ": True}
+    headings = ("kind", "a step", "memory", "an evaluation", "memory")
     rows: Iterator[tuple[str | Cell, ...]] = (
         (
             kind if kind in (each.method, "base") else Cell((kind, f"on {each.method}")),
@@ -99,7 +101,7 @@ def _kinds(found: Forecast) -> Table:
 
 
 def _tasks(found: Forecast) -> Table:
-    headings = {"task": False, "base": True, "smallest (much)": True, "after Holm": True, "smallest (little)": True}
+    headings = ("task", "base", "smallest (much)", "after Holm", "smallest (little)")
     rows: Iterator[tuple[str | Cell, ...]] = (
         (
             Cell((name, f"{task.metric or 'no planned metric'}, {count(task.documents)} documents")),
@@ -128,8 +130,7 @@ def _size(task: PlannedTask, value: float | None) -> str:
 
 
 def _needed(found: Forecast, effect: float) -> Table:
-    headings = {"task": False, "documents (much)": True, "seeds (much)": True}
-    headings |= {"documents (little)": True, "seeds (little)": True}
+    headings = ("task", "documents (much)", "seeds (much)", "documents (little)", "seeds (little)")
     nothing = Detectable(sd=0, smallest=None, smallest_corrected=None)
     rows: Iterator[tuple[str | Cell, ...]] = (
         (

@@ -8,7 +8,6 @@ from hfpatch.reporting.document import (
     Block,
     Cell,
     Code,
-    Column,
     Document,
     Facts,
     Figure,
@@ -65,11 +64,8 @@ def _block(block: Block, prefix: str) -> Iterator[str]:
 def markdown_table(content: Table) -> str:
     """Return a table as Markdown; the lines of a heading or a cell are separated by ``<br>``."""
     rows = [[_lines(cell.lines if isinstance(cell, Cell) else (cell,)) for cell in row.cells] for row in content.rows]
-    return table([_heading(column) for column in content.columns], rows, numbers=[c.number for c in content.columns])
-
-
-def _heading(column: Column) -> str:
-    return _lines((column.name, *column.notes))
+    headings = [_lines((column.name, *column.notes)) for column in content.columns]
+    return table(headings, rows, numbers=[column.number for column in content.columns])
 
 
 def _lines(lines: Sequence[str]) -> str:

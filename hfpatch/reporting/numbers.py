@@ -189,8 +189,8 @@ def _option(value: Any) -> str:
 
 
 def listed(items: Sequence[str]) -> str:
-    """Join as ``a``, ``a and b``, ``a, b and c``."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+    """Join as ``a``, ``a and b``, ``a, b and c``; nothing is an empty text."""
+    return "".join(items) if len(items) < 2 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def diverged_text(diverged: Mapping[int, int]) -> str:

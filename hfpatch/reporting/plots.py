@@ -188,7 +188,7 @@ def verdict_key(figure: Figure, verdicts: Iterable[str], *, bar: bool = False) -
 
 
 def line(ax: Axes, x: ArrayLike, y: ArrayLike, look: Style, place: int, band: Sequence[Floats] | None = None) -> None:
-    """Draw a line with a mark now and then, so that colour alone does not distinguish it.
+    """Draw a line with a mark at every few points, so that colour alone does not distinguish it.
 
     The marks of lines of different ``place`` are at different x. ``band`` has lower and upper ends around the line.
     """

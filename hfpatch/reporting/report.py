@@ -66,7 +66,7 @@ def document_of(folder: Path) -> Document:
     results = load_results(folder)
     if isinstance(results, ComparisonResults):
         nothing = Samples((), {}, ())
-        return comparison_document([Material("", results, (), nothing, missing(results), {"": results})])
+        return comparison_document([Material("", results, (), nothing, [*missing(results)], {"": results})])
     return study_document(results) if isinstance(results, StudyResults) else evaluation_document(results)
 
 
@@ -142,9 +142,9 @@ def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping
     for one in each:
         for task, known in one.samples.documents.items():
             documents[task] = {**documents.get(task, {}), **known}
-    missing = [f"{one.title}: {sentence}" for one in each for sentence in one.missing]
+    absent = [f"{one.title}: {sentence}" for one in each for sentence in one.missing]
     sources = {one.title: one.results for one in each}
-    return Material("", results, layers, Samples(tuple(sides), documents, ()), missing, sources)
+    return Material("", results, layers, Samples(tuple(sides), documents, ()), absent, sources)
 
 
 def _write(out: Path, material: Sequence[Material], checks: Sequence[Check], *, pdf: bool) -> Report:

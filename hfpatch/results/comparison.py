@@ -133,6 +133,11 @@ class Method(Part):
         steps = {seed: run.diverged_step for seed, run in sorted(self.runs.items())}
         return {seed: step for seed, step in steps.items() if step is not None}
 
+    @property
+    def all_diverged(self) -> bool:
+        """Whether it has runs, all of which diverged."""
+        return 0 < len(self.runs) == len(self.diverged)
+
 
 class Task(Part):
     """What a task measures."""
@@ -230,7 +235,9 @@ class ComparisonResults(Part):
     def seeds(self) -> list[int]:
         """The seeds that the recipe asked for and those that there are."""
         trained = (method for method in self.methods.values() if method.parts)  # the base alone has no seed
-        return sorted({*self.training.get("seeds", ()), *(seed for method in trained for seed in method.runs)})
+        asked = self.training.get("seeds")
+        known = [seed for seed in asked if isinstance(seed, int)] if isinstance(asked, list) else []
+        return sorted({*known, *(seed for method in trained for seed in method.runs)})
 
     def values(self, method: str, task: str, metric: str | None = None) -> list[float]:
         """Return a metric (the task's primary one if None) of every seed of a method, in the order of seeds."""
@@ -247,7 +254,8 @@ class ComparisonResults(Part):
     @property
     def base_loss(self) -> float | None:
         """The base's loss on the text that is held out of the training text, in nats per token, or None."""
-        loss = (self.data.get("held_out") or {}).get("base_loss")
+        held_out = self.data.get("held_out")
+        loss = held_out.get("base_loss") if isinstance(held_out, dict) else None
         return loss if isinstance(loss, int | float) else None
 
     def comparison(self, method: str, task: str, reference: str | None, metric: str | None = None) -> Comparison | None:

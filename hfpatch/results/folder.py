@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.strict import validate
 from hfpatch.results.schema import SCHEMA, ComparisonResults, EvaluationResults, Results, StudyResults
 from hfpatch.support.files import read_json
+
+Kind = TypeVar("Kind", ComparisonResults, EvaluationResults)
 
 RESULTS = "results.json"
 _KINDS: dict[str, type[Results]] = {
@@ -18,6 +20,8 @@ _KINDS: dict[str, type[Results]] = {
     "pretraining": StudyResults,
     "evaluation": EvaluationResults,
 }
+_COMMANDS: dict[type, str] = {ComparisonResults: "compare", StudyResults: "pretrain", EvaluationResults: "eval"}
+_SINGLE = "{}: is one pretrained model, which has no report; its losses are in metrics.jsonl, studies have reports"
 _NOT_YET = "{}: no results yet (no results.json); hfpatch compare, or pretrain, with --resume completes this run"
 
 
@@ -39,7 +43,7 @@ def load_results(folder: str | Path) -> Results:
     path = folder / RESULTS
     if not path.is_file():
         if (folder / "recipe.yaml").is_file():
-            raise HfpatchError(_NOT_YET.format(folder))
+            raise HfpatchError((_SINGLE if (folder / "result.json").is_file() else _NOT_YET).format(folder))
         raise HfpatchError(f"{folder}: no run here (results.json is missing); give the folder that hfpatch wrote")
     raw = read_json(path)
     schema, kind = raw.get("schema"), str(raw.get("kind"))
@@ -57,11 +61,7 @@ def load_comparison(folder: Path) -> ComparisonResults:
     Raises:
         HfpatchError: also if the folder holds a study or an evaluation.
     """
-    results = load_results(folder)
-    if not isinstance(results, ComparisonResults):
-        command = "pretrain" if results.kind == "pretraining" else "eval"
-        raise HfpatchError(f"{folder}: these are the results of hfpatch {command}, not of hfpatch compare")
-    return results
+    return _load(folder, ComparisonResults)
 
 
 def load_evaluation(folder: Path) -> EvaluationResults:
@@ -70,10 +70,14 @@ def load_evaluation(folder: Path) -> EvaluationResults:
     Raises:
         HfpatchError: also if the folder holds a comparison or a study.
     """
+    return _load(folder, EvaluationResults)
+
+
+def _load(folder: Path, kind: type[Kind]) -> Kind:
     results = load_results(folder)
-    if not isinstance(results, EvaluationResults):
-        command = "pretrain" if results.kind == "pretraining" else "compare"
-        raise HfpatchError(f"{folder}: these are the results of hfpatch {command}, not of hfpatch eval")
+    if not isinstance(results, kind):
+        found, wanted = _COMMANDS[type(results)], _COMMANDS[kind]
+        raise HfpatchError(f"{folder}: these are the results of hfpatch {found}, not of hfpatch {wanted}")
     return results
 
 

@@ -120,10 +120,9 @@ def _comparisons(comparisons: Iterable[Comparison]) -> Iterator[Record]:
 
 def _curves(results: ComparisonResults) -> Iterator[Record]:
     for name, method in results.methods.items():
-        curve = method.curve
-        for step, loss in zip(curve.steps, curve.loss, strict=True) if curve is not None else ():
-            held_out = None if curve is None else curve.held_out.get(step)
-            yield {"method": name, "step": step, "loss": loss, "held_out": held_out}
+        if (curve := method.curve) is not None:
+            for step, loss in zip(curve.steps, curve.loss, strict=True):
+                yield {"method": name, "step": step, "loss": loss, "held_out": curve.held_out.get(step)}
 
 
 def _layers(results: ComparisonResults) -> Iterator[Record]:
@@ -134,12 +133,12 @@ def _layers(results: ComparisonResults) -> Iterator[Record]:
 
 
 def _trials(results: ComparisonResults) -> Iterator[Record]:
-    for trial in results.tuning.trials if results.tuning is not None else ():
-        chosen = results.tuning.chosen.get(trial.method) if results.tuning is not None else None
-        yield {
-            **{"method": trial.method, **trial.values, "loss": trial.loss, "diverged_step": trial.diverged_step},
-            "chosen": chosen is not None and chosen.values == trial.values,
-        }
+    if (tuning := results.tuning) is not None:
+        for trial in tuning.trials:
+            yield {
+                **{"method": trial.method, **trial.values, "loss": trial.loss, "diverged_step": trial.diverged_step},
+                "chosen": tuning.is_chosen(trial),
+            }
 
 
 def _rows(study: StudyResults) -> Iterator[Record]:

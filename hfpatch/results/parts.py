@@ -20,7 +20,7 @@ SCHEMA: Literal[2] = 2
 
 Verdict = Literal["better", "worse", "within noise", "too few documents"]
 Values = dict[str, Any]
-"""Settings, versions and the like, as they stand in recipes and libraries."""
+"""Settings, versions and the like, as they are in recipes and libraries."""
 
 
 def _numbers(value: Any) -> Any:

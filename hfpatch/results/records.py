@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,34 @@ def read_lines(path: Path) -> list[Any]:
         OSError: if it cannot be read.
         ValueError: if a line is not JSON.
     """
-    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]  # text may hold other line ends
+    lines = _lines(path.read_text(encoding="utf-8"))
+    values = _at_once(lines)
+    return [json.loads(line) for line in lines] if values is None else values
+
+
+def read_whole_lines(path: Path) -> list[Any]:
+    """Return the JSON value of each line that is whole; half-written ones are left out, and a missing file has none."""
+    lines = _lines(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else []
+    values = _at_once(lines)
+    if values is None:
+        values = []
+        for line in lines:
+            with suppress(json.JSONDecodeError):
+                values.append(json.loads(line))
+    return values
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line]  # text of documents may have other line ends
+
+
+def _at_once(lines: Sequence[str]) -> list[Any] | None:
+    """Return the JSON value of each line, much faster than line by line; None where one is no whole value."""
     try:
-        values: list[Any] = json.loads(f"[{','.join(lines)}]")  # much faster than line by line
-        return values if len(values) == len(lines) else [json.loads(line) for line in lines]
+        values: list[Any] = json.loads(f"[{','.join(lines)}]")
     except json.JSONDecodeError:
-        return [json.loads(line) for line in lines]
+        return None
+    return values if len(values) == len(lines) else None
 
 
 def write_values(folder: Path, tasks: Iterable[str]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from hfpatch.errors import HfpatchError
 from hfpatch.results.folder import printable
+from hfpatch.results.records import read_whole_lines
 from hfpatch.results.schema import Curve, LayerSeries
 from hfpatch.support.files import read_json
 
@@ -158,28 +157,13 @@ def _losses(path: Path) -> tuple[dict[int, float], dict[int, float]]:
     """Return the losses of a run by step: of its batches, and on held-out text where that was measured."""
     loss: dict[int, float] = {}
     held_out: dict[int, float] = {}
-    for record in _records_of(path):
+    for record in read_whole_lines(path):
         if isinstance(record, Mapping) and isinstance(record.get("step"), int):
             value, measured = record.get("loss"), record.get("eval_loss")
             loss[record["step"]] = float(value) if isinstance(value, int | float) else math.nan
             if isinstance(measured, int | float):
                 held_out[record["step"]] = float(measured)
     return loss, held_out
-
-
-def _records_of(path: Path) -> Iterator[Any]:
-    """Yield the JSON value of each whole line; all at once where every line is whole, which is much faster."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    try:
-        whole = json.loads(f"[{','.join(lines)}]")
-    except json.JSONDecodeError:
-        whole = []
-    if len(whole) == len(lines):
-        yield from whole
-        return
-    for line in lines:
-        with suppress(json.JSONDecodeError):
-            yield json.loads(line)
 
 
 def _mean_by_step(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:

@@ -78,3 +78,8 @@ class Tuning(Part):
     def of(self, method: str) -> list[Trial]:
         """Return the trials of a method."""
         return [trial for trial in self.trials if trial.method == method]
+
+    def is_chosen(self, trial: Trial) -> bool:
+        """Whether its method's final runs are trained with a trial's values."""
+        choice = self.chosen.get(trial.method)
+        return choice is not None and choice.values == trial.values

@@ -38,7 +38,7 @@ def contents(
         repo_id: where it goes, which the scores name as their source; None leaves them out.
 
     Raises:
-        HfpatchError: if the folder is none of these, or has no such patch.
+        HfpatchError: if the folder is none of these or has no such patch, or if a seed is given without a method.
     """
     if (folder / "results.json").is_file():
         return _run(folder, method, seed, repo_id)
@@ -50,14 +50,15 @@ def contents(
 
 
 def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None) -> Contents:
+    if seed is not None and method is None:
+        raise HfpatchError(f"--seed {seed}: is the seed of one method's patch; name the method with --method")
     results = load_comparison(folder)
     report = {name: folder / name for name in _REPORT if (folder / name).is_file()}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if path.is_file()}
     shared: Contents = {**report, **figures}
     if method is not None:
         patch = _patch(folder, list(results.methods), method, seed)
-        number = int(patch.parent.name.removeprefix("seed-"))
-        scores = eval_results(results, method, number, repo_id) if repo_id is not None else {}
+        scores = eval_results(results, method, _seed_of(patch), repo_id) if repo_id is not None else {}
         return {**shared, **_tree(patch), **scores}
     for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
         curve = patch.parent / "metrics.jsonl"
@@ -70,7 +71,8 @@ def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None
 def _patch(folder: Path, methods: list[str], method: str, seed: int | None) -> Path:
     if method not in methods:
         raise HfpatchError(f"{folder}: no method {method!r}{nearest(method, methods)}; it has {', '.join(methods)}")
-    patches = {path.parent.name: path for path in sorted((folder / "runs" / method).glob("seed-*/patch"))}
+    saved = sorted((folder / "runs" / method).glob("seed-*/patch"), key=_seed_of)
+    patches = {path.parent.name: path for path in saved}
     if not patches:
         raise HfpatchError(
             f"{folder}: {method} has no saved patch; the baseline has none, others once they are trained"
@@ -79,6 +81,10 @@ def _patch(folder: Path, methods: list[str], method: str, seed: int | None) -> P
     if name not in patches:
         raise HfpatchError(f"{folder}: {method} has no patch of seed {seed}; it has {', '.join(patches)}")
     return patches[name]
+
+
+def _seed_of(patch: Path) -> int:
+    return int(patch.parent.name.removeprefix("seed-"))
 
 
 def _tree(folder: Path) -> Contents:

@@ -1,9 +1,9 @@
-"""The processes of one evaluation: what they tell each other, and which of them speaks.
+"""The processes of one evaluation: what they exchange, and which of them prints why a run fails.
 
 A launcher (``accelerate launch``, ``torchrun``) starts a process for each device; such a process is called a rank. They
 exchange Python objects through a process group of their own over gloo, whatever the devices use, because a lost
-connection shows there at once. A rank that fails or is killed so ends the others: one of them says why, the others
-end without a word.
+connection shows there at once. A rank that fails or is killed so ends the others: one of them prints why, the others
+end silently.
 """
 
 from __future__ import annotations

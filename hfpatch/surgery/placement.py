@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import DEVICE
 
 _OLDEST = (5, 17)  # the first transformers whose tensor parallelism keeps pieces as DTensors
-_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
@@ -47,7 +46,7 @@ class Placement:
                 f"--device-map {self.device_map}: spreads one model over the devices of one process, and there are "
                 f"{processes} processes; start hfpatch without a launcher, or leave it out"
             )
-        if isinstance(self.device_map, str) and _DEVICE.fullmatch(self.device_map):
+        if isinstance(self.device_map, str) and DEVICE.fullmatch(self.device_map):
             _check_device(self.device_map)
 
 

@@ -23,6 +23,7 @@ class MethodSpec:
 
     Args:
         name: the method's name in recipes and reports.
+        label: its name in a sentence.
         kind: its ``peft_type``, the name in capitals.
         prefix: what the names of its tensors begin with.
         child: name of its layer, a child of the attention.
@@ -31,16 +32,12 @@ class MethodSpec:
     """
 
     name: str
+    label: str
     kind: Any
     prefix: str
     child: str
     size: str | None
     shares: bool = False
-
-    @property
-    def label(self) -> str:
-        """The name in a sentence."""
-        return self.name.replace("_", " ").replace("pre projection", "pre-projection")
 
 
 @dataclass

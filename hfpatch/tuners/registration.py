@@ -38,6 +38,7 @@ def method(
     shares: bool = False,
     prefix: str | None = None,
     child: str | None = None,
+    label: str | None = None,
 ) -> Callable[[Method], Method]:
     """Register a :class:`hfpatch.MethodConfig` as a method, for PEFT, recipes and everything else in hfpatch.
 
@@ -51,13 +52,15 @@ def method(
             no parameters.
         prefix: what the names of the method's tensors begin with; ``<name>_`` by default.
         child: name of the method's layer, a child of each attention; ``hfpatch_<name>`` by default.
+        label: the name in a sentence; by default the name with spaces.
 
     Raises:
         HfpatchError: if the name or the class cannot be registered.
     """
 
     def register(cls: Method) -> Method:
-        spec = MethodSpec(name, _kind(name.upper()), prefix or f"{name}_", child or f"hfpatch_{name}", size, shares)
+        called, inside = label or name.replace("_", " "), child or f"hfpatch_{name}"
+        spec = MethodSpec(name, called, _kind(name.upper()), prefix or f"{name}_", inside, size, shares)
         require_registrable(cls, spec)
         _require_free(cls, spec)
         check_results(cls)

@@ -66,6 +66,11 @@ def test_arguments_are_read_as_lm_eval_reads_them(text):
     assert read_arguments(json.dumps(as_json), "--x") == as_json or not as_json
 
 
+def test_values_that_are_no_python_stay_text():
+    deep = "-" * 50_000 + "1"
+    assert read_arguments(f"x={{[]: 1}},y={deep},z=:),n=2", "--x") == {"x": "{[]: 1}", "y": deep, "z": ":)", "n": 2}
+
+
 def test_what_options_say():
     settings = settings_of(limit=["100", "b=0.5"], batch_size="auto:4", gen_kwargs="temperature=0.5")
     assert list(settings.tasks) == ["a", "b"]
@@ -94,6 +99,9 @@ def test_model_arguments():
     given, more = with_model_args(EvalOptions(model=["x/y", "z"], model_args="dtype=float16"))
     assert [(model.name, model.dtype) for model in read_models(given, more)] == [("x/y", "float16"), ("z", "float16")]
     assert device_map_of(EvalOptions(device="cuda:1")) == "cuda:1"
+    for text, revision in (("12", "12"), ("1.10", "1.10"), ("'1e5'", "1e5"), ("None", None)):
+        (model,) = read_models(*with_model_args(EvalOptions(model=["x"], model_args=f"revision={text}")))
+        assert model.revision == revision
 
 
 MODEL = ("--model", "tinyworld/gpt2")
@@ -102,7 +110,7 @@ MODEL = ("--model", "tinyworld/gpt2")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (MODEL, "tasks"),
+        (MODEL, "--tasks: missing; name one or several"),
         (("--tasks", "tinyworld_cloze"), "--model: missing; give a hub id or a folder"),
         (("--model", "hf"), "--model hf: name the model as --model ID, or with --model-args pretrained=ID"),
         (
@@ -120,11 +128,13 @@ MODEL = ("--model", "tinyworld/gpt2")
         ((*MODEL, "--limit", "1.5"), "limit: must be a whole number of documents, or a share of them"),
         ((*MODEL, "--limit", "tinyworld_clze=5"), "not among --tasks (did you mean 'tinyworld_cloze'?)"),
         ((*MODEL, "--batch_size", "0"), "--batch-size 0: must be auto or a number of rows"),
+        ((*MODEL, "--seed", "4294967296"), "seed contains 4294967296; must be from 0 to 2**32 - 1"),
         ((*MODEL, "--seed", "1,2"), "--seed 1,2: must be one number, or four"),
         ((*MODEL, "--seed", "None"), "--seed None: the last one chooses few-shot examples"),
         ((*MODEL, "--fewshot_as_multiturn"), "fewshot_as_multiturn: needs apply_chat_template"),
         ((*MODEL, "--fewshot_as_multiturn", "maybe"), "--fewshot-as-multiturn maybe: must be true or false"),
         ((*MODEL, "--device", "gpu"), "--device gpu: must be cpu, cuda"),
+        ((*MODEL, "--model_args", '{"device": 0}'), "--device 0: must be cpu, cuda"),
         ((*MODEL, "--device", "npu:7"), "device npu:7: not available here ("),
         ((*MODEL, "--device", "cpu", "--device-map", "auto"), "--device cpu: --device-map and --tp choose the devices"),
         ((*MODEL, "--log_samples"), "--log-samples: needs --output DIR"),

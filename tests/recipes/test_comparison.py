@@ -86,6 +86,8 @@ def test_overrides_are_yaml_values_under_dotted_keys(write, overrides, read, exp
         ("training.steps", ["key=value"]),
         ("=60", ["key=value"]),
         ("training.seeds=[0", ["not valid YAML"]),
+        ("name={{ name }}", ["not valid YAML", "a key is a list or a mapping"]),
+        ("methods.lora.².r=4", ["'²' is not an index of a list of 1 items"]),
         ("training.steps=sixty", ["training.steps", '"sixty"', "integer"]),
     ],
 )
@@ -175,6 +177,7 @@ def test_a_contradiction_is_named(write, old, new, parts):
         ("just words\n", ["contains a text", "mapping"]),
         ("name: !!python/object:os.system x\n", ["not valid YAML"]),
         ("name: \x01\n", ["not valid YAML"]),
+        ("name: small\n? [a, b]\n: 1\n", ["not valid YAML", "line 2", "a key is a list or a mapping"]),
         ("name: &a [*a]\n", ["not valid YAML", "line 1", "contains itself"]),
         ("name: &a {x: &b [*a, *b]}\n", ["not valid YAML", "contains itself"]),
         ("".join(f"k{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else '1'] * 9)}]\n" for i in range(12)), ["aliases"]),

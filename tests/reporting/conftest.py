@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hfpatch.reporting.comparison.document import comparison_document, read_material
-from hfpatch.reporting.comparison.figures import figures
+from hfpatch.reporting.comparison.figures import draw
+from hfpatch.reporting.plots import to_svgs
 from hfpatch.results.folder import load_comparison
 
 TASKS = {
@@ -217,7 +218,7 @@ def _losses(seed, method_index, steps=200):
 def document_of(results, folder=Path("/nowhere")):
     """Return the document of a comparison, with what lies in its folder."""
     material = read_material("", folder, results)
-    return comparison_document([replace(material, drawn=figures(results, material.layers))])
+    return comparison_document([replace(material, drawn=to_svgs(draw(results, material.layers)))])
 
 
 @pytest.fixture

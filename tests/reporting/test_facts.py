@@ -1,4 +1,4 @@
-from hfpatch.reporting.facts import environment_facts, protocol_facts
+from hfpatch.reporting.facts import environment_facts, protocol_facts, provenance_facts
 
 EMPTY = {"schema": 2, "kind": "comparison", "name": ""}
 
@@ -16,7 +16,7 @@ def test_the_protocol_names_model_data_plans_and_settings(results):
 
 def test_the_environment_names_command_commit_and_versions(build, raw):
     raw["provenance"]["dirty"] = True
-    facts = dict(environment_facts(build(raw)))
+    facts = dict(provenance_facts(build(raw).provenance))
     assert facts["Command"] == "hfpatch compare recipes/quickstart.yaml"
     assert facts["Commit"].endswith("8f901, with changes that were not committed")
     assert facts["Wall time"] == "2 min 51 s"
@@ -32,5 +32,5 @@ def test_the_commit_of_the_runs_is_named_where_results_were_made_at_another(buil
 
 
 def test_nothing_known_is_nothing_said_but_the_commit(build):
-    assert environment_facts(build(EMPTY)) == [("Commit", "unknown")]
+    assert provenance_facts(build(EMPTY).provenance) == [("Commit", "unknown")]
     assert [label for label, _ in protocol_facts(build(EMPTY))] == ["Protocol"]

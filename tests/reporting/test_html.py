@@ -11,9 +11,10 @@ from urllib.parse import unquote
 import pytest
 
 from hfpatch.reporting.comparison.document import Material, comparison_document
-from hfpatch.reporting.comparison.figures import figures
+from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.samples import Change, Samples, Sides
 from hfpatch.reporting.html import html
+from hfpatch.reporting.plots import to_svgs
 from hfpatch.results.folder import load_comparison
 
 NOTHING_CHANGED = Samples((), {}, ())
@@ -50,7 +51,7 @@ class Page(HTMLParser):
 
 def page_of(results, samples=NOTHING_CHANGED):
     page = Page()
-    drawn = figures(results, [])
+    drawn = to_svgs(draw(results, []))
     text = html(comparison_document([Material("", results, [], samples, [], {"run": results}, drawn)]))
     page.feed(text)
     assert page.open == []

@@ -63,6 +63,9 @@ def test_a_run_without_results_yet_says_how_to_get_them(tmp_path):
     (tmp_path / "recipe.yaml").write_text("name: small\n")
     with pytest.raises(HfpatchError, match=r"no results yet .* --resume"):
         load_results(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(HfpatchError, match=r"is one pretrained model, which has no report; its losses are in metrics"):
+        load_results(tmp_path)
 
 
 def test_a_study_is_no_comparison(tmp_path):

@@ -113,6 +113,17 @@ def test_one_method_stands_at_the_top_ready_to_be_loaded(run):
         assert said in card
 
 
+def test_the_first_seed_is_the_lowest(run):
+    runs = run / "runs" / "lora"
+    for old, new in ((0, 10), (1, 2)):
+        (runs / f"seed-{old}").rename(runs / f"seed-{new}")
+    assert files_of(contents(run, method="lora")) == files_of(contents(run, method="lora", seed=2))
+
+
+def files_of(found):
+    return {path: str(content) for path, content in found.items()}
+
+
 def test_a_patch_alone_goes_whole(tmp_path):
     model = make_model("gpt2")
     hfpatch.patch(model, hfpatch.PreProjectionConfig())
@@ -127,6 +138,7 @@ def test_a_patch_alone_goes_whole(tmp_path):
         ({"method": "lorra"}, "did you mean 'lora'"),
         ({"method": "baseline"}, "no saved patch"),
         ({"method": "lora", "seed": 9}, "no patch of seed 9; it has seed-0, seed-1"),
+        ({"seed": 1}, "--seed 1: is the seed of one method's patch"),
     ],
 )
 def test_what_is_not_there_is_named(run, options, message):

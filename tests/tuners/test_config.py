@@ -189,10 +189,17 @@ def test_numpys_numbers_in_a_config_of_peft_are_saved(tmp_path):
     assert isinstance(config.r, np.int64)  # the caller's own is left alone
 
 
-@pytest.mark.parametrize("config", [PreProjectionConfig, NonlinearQueryConfig, QueryTemperatureConfig])
-def test_target_modules_are_not_chosen(config):
+@pytest.mark.parametrize(
+    ("config", "label"),
+    [
+        (PreProjectionConfig, "pre-projection"),
+        (NonlinearQueryConfig, "nonlinear query"),
+        (QueryTemperatureConfig, "query temperature"),
+    ],
+)
+def test_target_modules_are_not_chosen(config, label):
     model = make_model("llama")
-    message = r"target_modules=\['q_proj'\] cannot be chosen .* choose layers with layers_to_transform"
+    message = rf"target_modules=\['q_proj'\] cannot be chosen for a {label}, .* choose layers with layers_to_transform"
     with pytest.raises(HfpatchError, match=message):
         patch(model, config(target_modules=["q_proj"]))
     with pytest.raises(HfpatchError, match=message):

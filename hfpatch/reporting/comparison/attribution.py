@@ -84,7 +84,7 @@ def attribution(results: ComparisonResults) -> Iterator[Section]:
 
 
 def share(results: ComparisonResults, method: str, control: str, measure: Measure) -> Share | None:
-    """Return what share of a method's gain a control reaches; None where that cannot be told."""
+    """Return what share of a method's gain a control reaches; None where that is not known."""
     gains = _on_task(results, method, control, measure) if measure.task else _held_out(results, method, control)
     return None if gains is None else gains.share()
 
@@ -133,7 +133,7 @@ def _estimate(results: ComparisonResults, made: Comparison | None) -> tuple[floa
 
 
 def _finding(results: ComparisonResults, name: str, controls: Sequence[Control]) -> Finding:
-    """Say in one sentence which part of a method carries its effect, or that it cannot be told."""
+    """Say in one sentence which part of a method carries its effect, or that this is not known."""
     for measure in measures(results):
         shares = {each: share(results, name, each.name, measure) for each in controls}
         known = {each: found for each, found in shares.items() if found is not None}
@@ -141,8 +141,8 @@ def _finding(results: ComparisonResults, name: str, controls: Sequence[Control])
             known = dict(sorted(known.items(), key=lambda pair: -pair[1].value))
             parts = [f"{each.keeps} ({each.name}) reaches {found}" for each, found in known.items()]
             conclusion, tone = _conclusion(known)
-            told = f"{conclusion[0].upper()}{conclusion[1:]}"
-            return Finding(name, f"gains on {measure}; of that, {listed(parts)}. {told}.", tone)
+            conclusion = f"{conclusion[0].upper()}{conclusion[1:]}"
+            return Finding(name, f"gains on {measure}; of that, {listed(parts)}. {conclusion}.", tone)
     why = f"has no significant gain over {results.baseline} that can be compared with that of its controls"
     return Finding(name, f"{why}, so which part carries it cannot be told.", "unknown")
 

@@ -255,12 +255,8 @@ def _listed(samples: Samples) -> dict[str, Any]:
     return {"methods": methods, "tasks": tasks, "sides": sides, "documents": samples.documents}
 
 
-def missing(results: ComparisonResults) -> list[str]:
+def missing(results: ComparisonResults) -> Iterator[str]:
     """Name the runs, scores, curves and comparisons that are not there."""
-    return list(_missing(results))
-
-
-def _missing(results: ComparisonResults) -> Iterator[str]:
     if not results.complete:
         yield "The run is not complete: the same hfpatch compare with --resume finishes it."
     if not results.methods:

@@ -37,11 +37,6 @@ def draw(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) 
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def figures(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) -> dict[str, str]:
-    """Return the figures that can be drawn, as SVG documents by name."""
-    return plots.to_svgs(draw(results, layers))
-
-
 def prominent(results: ComparisonResults) -> ComparisonResults:
     """Return the results with at most :data:`MOST_METHODS` methods beside the baseline, for figures to show.
 

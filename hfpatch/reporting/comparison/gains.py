@@ -80,7 +80,7 @@ class Gain:
         return math.isfinite(self.change.low) and math.isfinite(self.change.high)
 
 
-def measures(results: ComparisonResults) -> Measures:
+def pooled_measures(results: ComparisonResults) -> Measures:
     """Return what gains are measured by.
 
     Text is what a task scores by perplexity or bits per byte; without such a task, it is the text that was held out of

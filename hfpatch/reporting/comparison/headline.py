@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hfpatch.reporting.comparison.answer import are_matched, control_for, is_lora, tone_of
-from hfpatch.reporting.comparison.gains import Gain, Measures, gain, measures, ranks
+from hfpatch.reporting.comparison.gains import Gain, Measures, gain, pooled_measures, ranks
 from hfpatch.reporting.document import Tone
 from hfpatch.reporting.floor import is_blind
 from hfpatch.reporting.numbers import diverged_text, listed
 from hfpatch.results.low_noise import BITS_PER_BYTE, MARGIN
-from hfpatch.results.schema import Comparison, ComparisonResults, Method
+from hfpatch.results.schema import Comparison, ComparisonResults
 
 _MATCHED = 0.01
 """Share by which two parameter counts may differ and still count as matched, where no size was solved for."""
@@ -61,7 +61,7 @@ class Headline:
 
 def headline(results: ComparisonResults) -> Headline:
     """Return what a reader who has one minute must know of a comparison."""
-    shown = measures(results)
+    shown = pooled_measures(results)
     text, tasks, margin = (
         {name: gain(results, each, name) for name in results.others} for each in (shown.text, shown.tasks, shown.margin)
     )
@@ -107,7 +107,7 @@ def _verdict(results: ComparisonResults, name: str, control: str | None, shown: 
     lost, runs = len(method.diverged), len(method.runs)
     if not runs:
         return "not finished", "unknown"
-    if lost == runs:
+    if method.all_diverged:
         return diverged_text(method.diverged), "unknown"
     ending = f"; {lost} of {runs} seeds diverged" if lost else ""
     found = _compared(results, name, control, shown) if control is not None else []
@@ -123,12 +123,8 @@ def _verdict(results: ComparisonResults, name: str, control: str | None, shown: 
     elif control is None:
         words = "no matched LoRA"
     else:
-        words = f"not compared{f', {control} diverged' if _diverged(results.methods[control]) else ''}"
+        words = f"not compared{f', {control} diverged' if results.methods[control].all_diverged else ''}"
     return words + ending, "unknown"
-
-
-def _diverged(method: Method) -> bool:
-    return len(method.diverged) == len(method.runs) > 0
 
 
 def _compared(results: ComparisonResults, name: str, control: str, shown: Measures) -> list[Comparison]:

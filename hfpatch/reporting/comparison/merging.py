@@ -130,7 +130,9 @@ def _union(
     for label, results in runs.items():
         new = names[label]
         for name, method in results.methods.items():
-            methods.setdefault(new[name], method.model_copy(update={"match": _match(method, new)}))
+            match = method.match
+            renamed = None if match is None else match.model_copy(update={"to": new.get(match.to, match.to)})
+            methods.setdefault(new[name], method.model_copy(update={"match": renamed}))
         comparisons += _renamed(results.comparisons, new)
         low_noise += _renamed(results.low_noise, new)
     return ComparisonResults(
@@ -170,8 +172,3 @@ def _names(
     if results.baseline is not None and shared is not None:
         names[results.baseline] = shared  # the same frozen model on the same documents
     return names
-
-
-def _match(method: Method, names: Mapping[str, str]) -> Any:
-    match = method.match
-    return match.model_copy(update={"to": names.get(match.to, match.to)}) if match is not None else None

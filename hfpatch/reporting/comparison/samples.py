@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hfpatch.results.folder import printable
-from hfpatch.results.records import Array, TaskValues, read_values
+from hfpatch.results.records import Array, TaskValues, read_values, read_whole_lines
 from hfpatch.results.schema import ComparisonResults
 
 Record = Mapping[str, Any]
@@ -113,9 +112,7 @@ def _documents(
     sides: Sequence[Sides], results: ComparisonResults, bases: Mapping[str, _Run]
 ) -> dict[str, dict[str, dict[str, str]]]:
     """Return the fields of every document that is listed, by task and key."""
-    scored = [
-        score for method in results.methods.values() for run in method.runs.values() for score in [run.evaluation]
-    ]
+    scored = [run.evaluation for method in results.methods.values() for run in method.runs.values()]
     metrics = {task: {name for each in scored if task in each for name in each[task].metrics} for task in bases}
     documents: dict[str, dict[str, dict[str, str]]] = {}
     for side in sides:
@@ -170,17 +167,7 @@ def _units(values: Array) -> Array:
 def _read(folder: Path, task: str) -> dict[str, Record] | None:
     """Return a task's records by document, None where there are none; a broken line is left out."""
     path = folder / f"{task}.jsonl"
-    if "/" in task or not path.is_file():
-        return None
-    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line]
-    try:
-        records = json.loads(f"[{','.join(lines)}]")  # much faster than line by line
-    except json.JSONDecodeError:
-        records = []
-        for line in lines:
-            with suppress(json.JSONDecodeError):
-                records.append(json.loads(line))
-    known = (record for record in records if isinstance(record, dict))
+    known = (record for record in (read_whole_lines(path) if "/" not in task else ()) if isinstance(record, dict))
     return {f"{each.get('doc_id')}/{str(each.get('doc_hash'))[:12]}": each for each in known} or None
 
 

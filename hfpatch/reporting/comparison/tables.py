@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import inf, isinf
+from math import inf
 from statistics import fmean, stdev
 
 from hfpatch.reporting.comparison.samples import Sides
@@ -298,7 +298,7 @@ def _visible(change: Change) -> str:
 def _own_unit(comparison: Comparison) -> str:
     """Return the difference in the metric's own unit, 0 where it is nothing but rounding beside its interval."""
     width = comparison.high - comparison.low
-    is_rounding = not isinf(width) and abs(comparison.difference) < 1e-9 * width < inf
+    is_rounding = abs(comparison.difference) < 1e-9 * width < inf
     text = significant(0.0 if is_rounding else comparison.difference, 3)
     return f"+{text}" if comparison.difference > 0 and not is_rounding else text
 

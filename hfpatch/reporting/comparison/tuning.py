@@ -181,8 +181,7 @@ def _trials(results: ComparisonResults) -> list[Trial]:
 
 
 def _is_chosen(results: ComparisonResults, trial: Trial) -> bool:
-    choice = results.tuning.chosen.get(trial.method) if results.tuning is not None else None
-    return choice is not None and choice.values == trial.values
+    return results.tuning is not None and results.tuning.is_chosen(trial)
 
 
 def _outcome(trial: Trial) -> str:

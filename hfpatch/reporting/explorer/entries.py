@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from hfpatch.reporting.comparison.measures import HELD_OUT
 from hfpatch.reporting.comparison.tables import change_of, mean_of
 from hfpatch.reporting.floor import evaluated_verdict, shown_verdict
 from hfpatch.reporting.numbers import Change, Scale, change, change_text, diverged_text, scale_of, signed
@@ -32,7 +33,6 @@ from hfpatch.results.schema import (
 )
 
 NOT_TESTED = "not tested"
-HELD_OUT = "held-out text"
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _of_metric(task: str, metric: str, primary: str, higher_is_better: bool) -> 
     return {"task": task, "metric": metric.replace("_", " "), "unit": unit, "primary": metric == primary}
 
 
-def _of_documents(info: Task) -> dict[str, Any]:
+def _of_documents(info: Task | TaskResult) -> dict[str, Any]:
     groups = f" in {info.clusters.groups:,} groups" if info.clusters else ""
     return {"documents": f"{info.n:,} documents{groups}", "data": (info.data_sha256 or "")[:12]}
 
@@ -163,7 +163,8 @@ def _gain(found: Change, higher: bool = True) -> dict[str, Any]:
     if not higher:
         found = Change(-found.difference, -found.high, -found.low, found.smallest_visible, found.scale)
     ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]
-    text = change_text(found) if None not in ends else f"{signed(found.difference, 2)} {found.scale.value}, no interval"
+    mean = f"{signed(found.difference, 2)} {found.scale.value}".rstrip()
+    text = change_text(found) if None not in ends else f"{mean}, no interval"
     return {"gain": found.difference, "low": ends[0], "high": ends[1], "text": text}
 
 
@@ -179,9 +180,8 @@ def _cost(results: ComparisonResults, name: str) -> dict[str, Any]:
 def _missing(results: ComparisonResults, axis: Axis, name: str) -> Entry:
     """Return an entry without a gain, which says why there is none."""
     method = results.methods[name]
-    lost = bool(method.diverged) and len(method.diverged) == len(method.runs)
-    why = diverged_text(method.diverged) if lost else "not finished" if not method.runs else "not compared"
-    verdict = "diverged" if lost else NOT_TESTED
+    lost, unfinished = method.all_diverged, "not compared" if method.runs else "not finished"
+    why, verdict = (diverged_text(method.diverged), "diverged") if lost else (unfinished, NOT_TESTED)
     return Entry(axis, name, text=why, verdict=verdict, seeds=len(method.runs), **_cost(results, name))
 
 
@@ -299,13 +299,11 @@ def _evaluated_axis(results: EvaluationResults, task: str, metric: str, score: T
     """Return the axis of a metric of one of the models on a task, relative to a reference."""
     compared = results.variants.get(reference)
     model = (compared.model if compared is not None else None) or results.model
-    groups = f" in {score.clusters.groups:,} groups" if score.clusters else ""
     return Axis(
         **_of_metric(task, metric, score.primary, score.higher_is_better),
+        **_of_documents(score),
         model=str(model.get("name")),
         identity=_identity(model),
-        documents=f"{score.n:,} documents{groups}",
-        data=score.data_sha256[:12],
         reference=reference if results.of_models else "the base",
         size="parameters of the model" if results.of_models else "trainable parameters",
     )

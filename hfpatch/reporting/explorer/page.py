@@ -13,7 +13,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting.document import Column, Document, Explorer, Fact, Part, Row, Section, Sentences, Table, Text
 from hfpatch.reporting.explorer.entries import Axis, Entry, entries
 from hfpatch.reporting.facts import digest, settings_text
-from hfpatch.reporting.floor import LEVELS, warned_of_floor
+from hfpatch.reporting.floor import LEVELS, baseline_cautions
 from hfpatch.reporting.folders import labels, run_folders
 from hfpatch.reporting.html import html
 from hfpatch.reporting.numbers import NOTHING, count
@@ -136,13 +136,9 @@ def _missing(source: Source, found: Sequence[Entry]) -> Iterator[str]:
     if not getattr(results, "complete", True):
         yield f"{source.label}: the run is not complete."
     if isinstance(results, ComparisonResults):
-        yield from (f"{source.label}: {warning}" for warning in warned_of_floor(results) if _is_of_floor(warning))
+        yield from (f"{source.label}: {caution}" for caution in baseline_cautions(results))
     if not source.report:
         yield f"{source.label}: it has no report.html to open; hfpatch report writes it."
-
-
-def _is_of_floor(warning: str) -> bool:
-    return " is at floor on " in warning or " is at chance on " in warning
 
 
 def _runs(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> Table:

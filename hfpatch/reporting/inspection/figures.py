@@ -32,11 +32,11 @@ def _drawn(found: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
             "scale is that of all heads."
         )
         yield "relation", "Q-K relation of each head", caption, _relation(found)
-    if relations and len(relations[0].by_offset) > 1:
+    if turning := [each for each in relations if len(each.by_offset) > 1]:  # layers without RoPE do not turn
         caption = (
             "B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, a line a layer, from the first (light) to the last (dark)."
         )
-        yield "offsets", "Q-K relation by relative offset", caption, _offsets(relations)
+        yield "offsets", "Q-K relation by relative offset", caption, _offsets(turning)
     if found.skip_norms:
         caption = "Left: in the weights. Right: on text, the mean over tokens."
         yield "skips", "Content skips", caption, _skips(found)

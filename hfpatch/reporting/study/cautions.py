@@ -100,8 +100,8 @@ def _divergence(study: StudyResults) -> Iterator[str]:
         if len(rows) > 1 and all(each.diverged for each in rows):
             yield f"{name}: a seed diverged at every point, so none is the best."
         if row.diverged:
-            flattered = "its numbers are those of the other seeds, which favours it"
-            then = "it has no loss to compare" if row.loss is None else flattered
+            favoured = "its numbers are those of the other seeds, which favours it"
+            then = "it has no loss to compare" if row.loss is None else favoured
             where = f"{name} ({point_text(row.point)})" if row.point else name
             yield f"{where} {diverged_text(row.diverged)}; {then}."
 

@@ -39,11 +39,6 @@ def draw(study: StudyResults) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def figures(study: StudyResults) -> dict[str, str]:
-    """Return the figures that can be drawn, as SVG documents by name."""
-    return plots.to_svgs(draw(study))
-
-
 @report_style()
 def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
     """Draw the improvements at the end with their intervals, a row a variant; None where there is none.

@@ -2,7 +2,7 @@ from hfpatch.reporting.comparison.document import missing, unknown_runs
 
 
 def test_a_complete_run_misses_nothing(results):
-    assert missing(results) == []
+    assert [*missing(results)] == []
 
 
 def test_what_is_absent_is_named(build, raw):
@@ -22,7 +22,7 @@ def test_what_is_absent_is_named(build, raw):
 
 def test_an_untrained_baseline_may_have_one_seed(build, raw):
     del raw["methods"]["baseline"]["runs"]["1"]
-    assert missing(build(raw)) == []
+    assert [*missing(build(raw))] == []
 
 
 def test_curves_that_are_not_there_are_named(build, raw):
@@ -30,7 +30,7 @@ def test_curves_that_are_not_there_are_named(build, raw):
 
 
 def test_nothing_finished_is_said(build):
-    found = missing(build({"schema": 2, "kind": "comparison", "name": "empty"}))
+    found = [*missing(build({"schema": 2, "kind": "comparison", "name": "empty"}))]
     assert "No method has a result." in found
     assert "No task has a result." in found
 

@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from hfpatch.reporting.comparison.figures import differences, figures, layer_panels, quality, training
+from hfpatch.reporting.comparison.figures import differences, draw, layer_panels, quality, training
+from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.theme import report_style, to_svg
 from hfpatch.results.schema import Curve, LayerSeries
 
@@ -33,10 +34,10 @@ def drawn(ax):
 
 
 def test_figures_are_those_that_there_is_something_for_and_the_same_bytes_every_time(build, raw):
-    made = figures(build(raw), [("lora", LayerSeries(quantity="q", points={0: 1.0}))])
+    made = to_svgs(draw(build(raw), [("lora", LayerSeries(quantity="q", points={0: 1.0}))]))
     assert list(made) == ["differences", "quality", "training", "layers"]
-    assert figures(build(raw | {"comparisons": []}), []) == {name: made[name] for name in ("quality", "training")}
-    assert figures(build({"schema": 2, "kind": "comparison", "name": "empty"}), []) == {}
+    assert to_svgs(draw(build(raw | {"comparisons": []}), [])) == {name: made[name] for name in ("quality", "training")}
+    assert draw(build({"schema": 2, "kind": "comparison", "name": "empty"}), []) == {}
 
 
 @pytest.mark.parametrize("figure", [differences, quality])

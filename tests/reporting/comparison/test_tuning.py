@@ -9,11 +9,12 @@ from reporting.conftest import tuned_example
 
 from hfpatch.reporting.cards import run_card
 from hfpatch.reporting.comparison.document import comparison_document, read_material
-from hfpatch.reporting.comparison.figures import figures
+from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.merging import merge
 from hfpatch.reporting.comparison.tuning import rates_sentence, tuning_csv, tuning_figure
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
+from hfpatch.reporting.plots import to_svgs
 from hfpatch.reporting.theme import report_style
 
 SKIP, LORA = "pre_projection_skip", "lora"
@@ -44,7 +45,7 @@ def test_more_trials_than_rates_are_said(tuned):
 
 def test_the_report_shows_every_trial_the_choice_and_what_is_at_the_edge(tuned, tmp_path):
     material = read_material("", tmp_path, tuned)
-    drawn = figures(tuned, material.layers)
+    drawn = to_svgs(draw(tuned, material.layers))
     document = comparison_document([replace(material, drawn=drawn)])
     text = markdown(document)
     opening = text[: text.index("## Protocol")]

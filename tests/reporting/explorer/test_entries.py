@@ -56,7 +56,11 @@ def test_what_is_missing_has_no_number_and_says_why(build, raw):
 def test_a_base_at_floor_and_the_low_noise_metrics(build, raw, compared):
     for run in raw["methods"]["baseline"]["runs"].values():
         run["evaluation"][CLOZE] = task_result(CLOZE, 0.0)
-    raw["low_noise"] = [compared("lora", CLOZE, -0.1, 0.05, "better") | {"metric": "bits_per_byte"}]
+    few = dict.fromkeys(("low", "high", "p", "p_holm", "smallest_visible"))
+    raw["low_noise"] = [
+        compared("lora", CLOZE, -0.1, 0.05, "better") | {"metric": "bits_per_byte"},
+        compared("lora", CLOZE, 0.3, 0.1, "too few documents") | {"metric": "margin"} | few,
+    ]
     for method in raw["methods"].values():
         for run in method["runs"].values():
             run["evaluation"][CLOZE]["metrics"]["bits_per_byte"] = 2.0
@@ -65,6 +69,7 @@ def test_a_base_at_floor_and_the_low_noise_metrics(build, raw, compared):
     low_noise = found["lora", CLOZE, "bits per byte"]
     assert (low_noise.gain, low_noise.low) == pytest.approx((5.0, 2.5))  # 0.1 and 0.05 of 2 bits
     assert (low_noise.axis.primary, low_noise.verdict) == (False, "better")
+    assert found["lora", CLOZE, "margin"].text == "+0.30, no interval"
 
 
 def test_a_study_shows_each_variant_at_its_best_point():

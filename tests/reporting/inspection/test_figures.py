@@ -81,6 +81,14 @@ def test_relations_by_offset_are_the_mean_over_heads_a_line_a_layer(axes):
     assert values(norm) == [pytest.approx([1.0, 0.5])] * 3
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_without_rope_has_no_line_by_offset(found, layer):
+    for each in found.relations[2 * layer : 2 * layer + 2]:
+        del each.by_offset[4]
+    (figure,) = [figure for name, _, _, figure in module._drawn(found) if name == "offsets"]
+    assert len(values(figure.axes[0])) == len(LAYERS)  # one fewer, and the line at 0.5
+
+
 def test_sizes_are_marks_at_their_layers_on_an_axis_from_zero(axes):
     norms, sizes = axes("skips")
     assert values(norms) == [[1.0, 2.0, 3.0], [9.0, 9.0, 9.0]]

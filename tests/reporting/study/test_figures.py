@@ -9,7 +9,7 @@ from reporting.study_example import LINEAR, STEPS, row, runs_of, study, variant,
 
 from hfpatch.reporting.study.data import figure_csv
 from hfpatch.reporting.study.document import study_document
-from hfpatch.reporting.study.figures import diagnostics, differences, figures, improvements, losses, spreads
+from hfpatch.reporting.study.figures import diagnostics, differences, draw, improvements, losses, spreads
 from hfpatch.reporting.theme import BLUE, GREY, report_style
 from hfpatch.reporting.words import MOST_METHODS
 from hfpatch.results import StudyResults
@@ -99,7 +99,7 @@ def test_one_seed_has_no_intervals_and_no_spread():
 
 
 def test_nothing_measured_is_no_figure():
-    assert figures(read(study() | {"rows": [], "runs": []})) == {}
+    assert draw(read(study() | {"rows": [], "runs": []})) == {}
 
 
 def test_one_that_runs_away_hides_nothing():
