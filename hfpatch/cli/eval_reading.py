@@ -107,6 +107,8 @@ def read_settings(given: EvalOptions) -> EvaluationSettings:
     from hfpatch.recipes.strict import validate
 
     tasks, limit = _tasks(given)
+    if not tasks:
+        raise HfpatchError("--tasks: missing; name tasks with commas between them, --tasks list prints what there is")
     values = {
         "tasks": tasks,
         "include_path": str(given.include_path) if given.include_path else None,
@@ -174,9 +176,12 @@ def _limit(text: str) -> tuple[str, float]:
     if equals and not name:
         raise HfpatchError(f"--limit {text}: no task before the =; write it as TASK=N, or N alone")
     try:
-        return name, float(value)
+        limit = float(value)
     except ValueError:
         raise HfpatchError(f"--limit {text}: {value!r} is not a number of documents") from None
+    if not limit > 0:
+        raise HfpatchError(f"--limit {text}: must be above 0; leave it out for all documents")
+    return name, limit
 
 
 def _batch_size(text: str | None) -> dict[str, int]:

@@ -59,7 +59,7 @@ def hold(
     thread is interrupted as by Ctrl-C. A worker whose lender is gone is waited for, as it ends itself.
 
     Args:
-        out: the folder; it is created if needed, and removed again if it is left empty.
+        out: the folder; it and its parents are created if needed, and removed again if they are left empty.
         names: the names of the locks, see `run_lock`.
         wait_s: how long to wait for other processes to release them.
         own: what the locks name as their holder, as `new_holder` returns it, for one that lends them; None makes one.
@@ -68,7 +68,7 @@ def hold(
     Raises:
         HfpatchError: naming the lock and its holder.
     """
-    made, ended = not out.exists(), threading.Event()
+    made, ended = [folder for folder in (out, *out.parents) if not folder.exists()], threading.Event()
     holder = {**(own or new_holder()), **({"lender": lender} if lender else {})}
     held: list[Path] = []
     renewer = threading.Thread(target=_renew, args=(held, holder, ended), daemon=True)
@@ -85,8 +85,8 @@ def hold(
             _release(path, holder)
         with suppress(OSError):  # others may hold theirs
             (out / FOLDER).rmdir()
-            if made:
-                out.rmdir()
+            for folder in made:
+                folder.rmdir()
 
 
 def new_holder() -> Holder:

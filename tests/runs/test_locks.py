@@ -243,3 +243,13 @@ def test_processes_that_share_a_folder(tmp_path):
     assert told["study"] == [0, 0]
     assert told["rows"] == 2
     assert told["locks"] == []
+
+
+def test_folders_that_were_made_for_a_lock_and_are_left_empty_are_removed(tmp_path):
+    with hold(tmp_path / "runs" / "first", [LOCK]):
+        assert (tmp_path / "runs" / "first" / FOLDER).is_dir()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").mkdir()
+    with hold(tmp_path / "runs" / "first", [LOCK]):
+        pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]  # it was there before
