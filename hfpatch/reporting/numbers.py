@@ -134,6 +134,11 @@ def significant(value: float, digits: int) -> str:
     return MINUS + text if value < 0 else text
 
 
+def ratio(value: float) -> str:
+    """Format a ratio of two sizes: two decimals, and two significant digits where these are too few."""
+    return f"{value:.2f}" if value >= 0.1 else significant(value, 2) if value >= 0.001 else "under 0.001"
+
+
 def count(value: float | None) -> str:
     """Format a whole number with thousands separators."""
     return NOTHING if value is None else f"{value:,.0f}"

@@ -12,6 +12,7 @@ from hfpatch.reporting.numbers import (
     duration,
     memory,
     part_text,
+    ratio,
     scale_of,
     score,
     short_count,
@@ -115,3 +116,10 @@ def test_a_part_is_told_with_its_options():
     part = {"type": "lora", "r": 8, "target_modules": ["q", "v"]}
     assert part_text(part) == "lora(r=8, target_modules=q+v)"
     assert part_text({"type": "pre_projection"}) == "pre_projection"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.41, "1.41"), (0.976, "0.98"), (0.1, "0.10"), (0.0312, "0.031"), (16 / 67584, "under 0.001")]
+)
+def test_a_ratio_of_sizes_is_never_shown_as_nothing(value, text):
+    assert ratio(value) == text
