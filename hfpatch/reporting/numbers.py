@@ -100,9 +100,11 @@ def interval(low: float, high: float, digits: int) -> str:
 
 
 def change_text(change: Change, *, unit: bool = True) -> str:
-    """Format a change with its interval, as ``+3.1 [1.2, 5.0] points``."""
+    """Format a change with its interval, as ``+3.1 [1.2, 5.0] points``; without one where nothing was tested."""
     digits = digits_for(change)
     ending = f" {change.scale.value}" if unit and change.scale.value else ""
+    if math.isinf(change.low) and math.isinf(change.high):
+        return signed(change.difference, digits) + ending
     return f"{signed(change.difference, digits)} {interval(change.low, change.high, digits)}{ending}"
 
 

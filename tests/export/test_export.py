@@ -132,5 +132,5 @@ def test_a_patch_that_names_no_base_needs_one(tmp_path):
     with pytest.raises(HfpatchError, match="patch: no such folder"):
         export_patch(tmp_path / "patch", tmp_path / "export")
     (tmp_path / "patch").mkdir()
-    with pytest.raises(HfpatchError, match="names no base .*--model"):
+    with pytest.raises(HfpatchError, match=r"names no base .*--model"):
         export_patch(tmp_path / "patch", tmp_path / "export")

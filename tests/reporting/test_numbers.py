@@ -67,6 +67,11 @@ def test_change_text(low, high, scale, text):
     assert change_text(Change(4.0, low, high, None, scale)) == text
 
 
+def test_a_change_that_was_not_tested_has_no_interval():
+    untested = Change(4.0, -math.inf, math.inf, None, Scale.POINTS)
+    assert (change_text(untested), change_text(untested, unit=False)) == ("+4.0 points", "+4.0")
+
+
 def test_numbers_that_are_none():
     assert decimal(math.nan, 1) == "not a number"
     assert signed(-math.inf, 1) == "−∞"

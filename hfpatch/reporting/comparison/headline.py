@@ -172,7 +172,9 @@ def _sentence(results: ComparisonResults, lines: Sequence[Line], reference: str 
     unit = " in bits per byte" if in_bits else ""
     gained = [
         _counted([line.text.tone for line in lines if line.text], "on held-out text", "on held-out text"),
-        _counted([line.tasks.tone for line in lines if line.tasks], f"on at least one task{unit}", f"on any task{unit}"),
+        _counted(
+            [line.tasks.tone for line in lines if line.tasks], f"on at least one task{unit}", f"on any task{unit}"
+        ),
     ]
     many = f"Of {len(lines)} method{'s' * (len(lines) != 1)}"
     tested = [each for each in gained if each]
