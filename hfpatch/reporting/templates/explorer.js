@@ -199,7 +199,7 @@
       svg.append(draw("path", { class: `front${panel.untested ? " untested" : ""}`, d: `M${MARGIN.left} ${scale.y(0)}${path}H${right}` }));
     }
     const detail = make("p", "", "detail");
-    detail.append(make("span", "Point at a mark, or reach it with Tab and the arrow keys.", "muted"));
+    detail.append(make("span", "Point at a mark or tap it, or reach it with Tab and the arrow keys.", "muted"));
     const marks = [...points].sort((a, b) => a[cost] - b[cost] || a.gain - b.gain).map((entry, index) => {
       const [x, y] = [scale.x(entry[cost]), scale.y(entry.gain)];
       const outside = entry.gain > scale.high ? "up" : entry.gain < scale.low ? "down" : null;
