@@ -126,8 +126,8 @@ def held_by_others(out: Path, names: Collection[str]) -> bool:
 
 def _take(path: Path, holder: Holder, deadline: float) -> Path:
     while True:
+        _make(path.parent)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("x", encoding="utf-8") as stream:
                 stream.write(json.dumps(holder))
             return path
@@ -148,6 +148,20 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
             raise HfpatchError(f"{what} is in use by {who}; wait for it or end it, or choose another --out")
         elif other is not None:
             time.sleep(_POLL_S)
+
+
+def _make(folder: Path, attempts: int = 100) -> None:
+    """Make a folder, also while other processes remove its empty parents.
+
+    Raises:
+        HfpatchError: if it cannot be made, as below a link that leads nowhere.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            return folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) or attempt == attempts:
+                raise HfpatchError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
 
 
 def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,10 +72,10 @@ def test_the_second_process_is_told_who_the_first_one_is(tmp_path, start):
 def test_nothing_is_left_of_a_lock(tmp_path):
     with hold(tmp_path / "new" / "out", [LOCK]), hold(tmp_path / "new" / "out", ["skip@seed-0"]):
         pass
-    assert list((tmp_path / "new").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(KeyError), hold(tmp_path, [LOCK]):
         raise KeyError
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def put(out: Path, age_s: float, holder: dict) -> None:
@@ -253,3 +254,12 @@ def test_folders_that_were_made_for_a_lock_and_are_left_empty_are_removed(tmp_pa
     with hold(tmp_path / "runs" / "first", [LOCK]):
         pass
     assert list(tmp_path.iterdir()) == [tmp_path / "runs"]  # it was there before
+
+
+@pytest.mark.parametrize("reason", ["link", "parent", "never"])
+def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path, monkeypatch, reason):
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+    if reason == "never":  # as in /proc
+        monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError(2, "No such file")))
+    out = {"link": tmp_path / "out", "parent": tmp_path / "out" / "run", "never": tmp_path / "new"}[reason]
+    assert re.search(r"cannot be written \(.*\); choose another --out$", refused(out, LOCK))
