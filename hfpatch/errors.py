@@ -29,9 +29,9 @@ def whole_number(name: str, value: Any, *, at_least: int) -> int:
     return number
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return `` (did you mean 'x'?)`` for the known name closest to ``name``, or an empty string."""
     import difflib
 
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {matches[0]!r}?)" if matches else ""

@@ -20,11 +20,13 @@ from typer.testing import CliRunner
 import hfpatch
 from hfpatch.__main__ import main
 from hfpatch.cli.app import app
+from hfpatch.cli.spellings import as_hfpatch
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.sites import family
 from hfpatch.sites import plugins as families
+from hfpatch.support.resources import recipes_dir
 from hfpatch.tuners import plugins as methods
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -134,6 +136,21 @@ def test_every_test_that_a_page_names_is_there():
     assert [
         name for file, name in named if f"def {name}(" not in (DOCS.parent / file).read_text(encoding="utf-8")
     ] == []
+
+
+@pytest.mark.parametrize("page", ["../README", *(page for page in PAGES if page != "reference/commands")])
+def test_commands_that_are_only_shown_have_what_they_name(page):
+    """Commands in indented blocks do not run; their options, recipes and keys exist."""
+    prose = FENCE.sub("", text_of(page)).replace("\\\n", " ")
+    for line in re.findall(r"^    .*?\bhfpatch ((?!lm_eval)[a-z][\w-]* .*)", prose, flags=re.MULTILINE):
+        words = shlex.split(line.rstrip("'"), comments=True)
+        if not {"RECIPE", "...", "|"} & set(words):
+            check_command(as_hfpatch(words) if words[0] == "eval" else words)
+
+
+def test_every_recipe_is_in_the_table_of_recipes():
+    table = text_of("recipes").partition("## The recipes that come with hfpatch")[2]
+    assert set(re.findall(r"`([\w-]+)`", table)) == {path.stem for path in recipes_dir().glob("*.yaml")}
 
 
 def test_blocks_that_only_a_hub_can_run_are_few():

@@ -163,7 +163,7 @@ def _tasks(given: EvalOptions) -> tuple[list[str] | dict[str, Any], float | None
     """Return the tasks, with limits of their own if there are any, and the limit of all others."""
     names = [name.strip() for name in (given.tasks or "").split(",") if name.strip()]
     if not names:
-        raise HfpatchError("--tasks: missing; name one or several with commas between them, or list to see all")
+        raise HfpatchError("--tasks: missing; name tasks with commas between them, --tasks list prints what there is")
     limits = dict(map(_limit, given.limit or ()))
     for name in limits:
         if name and name not in names:
@@ -178,9 +178,12 @@ def _limit(text: str) -> tuple[str, float]:
     if equals and not name:
         raise HfpatchError(f"--limit {text}: no task before the =; write it as TASK=N, or N alone")
     try:
-        return name, float(value)
+        limit = float(value)
     except ValueError:
         raise HfpatchError(f"--limit {text}: {value!r} is not a number of documents") from None
+    if not limit > 0:
+        raise HfpatchError(f"--limit {text}: must be above 0; leave it out for all documents")
+    return name, limit
 
 
 def _batch_size(text: str | None) -> dict[str, int]:

@@ -66,4 +66,4 @@ def model_settings(
     from hfpatch.recipes.strict import validate
 
     given = {"name": name, "revision": revision, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    return validate({**given, **more}, ModelSettings, "hfpatch")
+    return validate({**given, **more}, ModelSettings, f"model {name}")

@@ -71,8 +71,11 @@ class Rows:
         for key, name in zip(COLUMNS[self.format], self.columns, strict=True):
             if name not in there:
                 listed = ", ".join(there) or "none"
+                formats = {"messages": {"messages"}, "prompt_completion": {"prompt", "completion"}}
+                meant = next((f" or data.format={each}" for each, own in formats.items() if own <= set(there)), "")
                 raise HfpatchError(
-                    f"{place}: no column {name!r}{nearest(name, there)}; the columns are: {listed}; set data.{key}"
+                    f"{place}: no column {name!r}{nearest(name, there)}; the columns are: {listed}; "
+                    f"set data.{key}{meant}"
                 )
 
     def _left_out(self) -> str:

@@ -104,6 +104,9 @@ def entries_of(name: str, added: AddedFolder) -> Index:
         return _with_members(name, index, added)
     if any(name in text for text in _texts().values()) and name in _everything():
         return {**_everything(), **_own(), **_of(added)}
+    if name.endswith((".yaml", ".yml")):
+        folder = Path(name).parent
+        raise HfpatchError(f"--tasks {name}: name the task as the file does, with its folder as include_path {folder}")
     raise HfpatchError(f"unknown task {name!r}{_hint(name, added)}; use the name of a task of lm-eval or hfpatch")
 
 

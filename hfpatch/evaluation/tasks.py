@@ -171,9 +171,9 @@ def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str
     except Exception as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         if isinstance(error, OSError):
-            raise HfpatchError(
-                f"task {name}: its data cannot be loaded ({reason}); go online or set a data folder"
-            ) from error
+            mine = isinstance(error, FileNotFoundError) and reason.startswith("Unable to find")
+            advice = "write data_files relative to the working directory" if mine else "go online or set --data-dir"
+            raise HfpatchError(f"task {name}: its data cannot be loaded ({reason}); {advice}") from error
         _check_aggregations((entry.cfg if entry is not None else None) or {}, _where(name, entry))
         raise HfpatchError(f"{_where(name, entry)}: cannot be built ({reason})") from error
 

@@ -94,6 +94,8 @@ def _named_base(patch: Path) -> str:
         name, file = (base.get("name") if isinstance(base, dict) else None), MANIFEST
     elif (patch / CONFIG).is_file():
         name, file = read_json(patch / CONFIG).get("base_model_name_or_path"), CONFIG
+    elif not patch.exists():
+        raise HfpatchError(f"{patch}: no such folder; give one that save_patch wrote, or a PEFT adapter")
     else:
         raise HfpatchError(f"{patch}: names no base ({MANIFEST} and {CONFIG} are missing); give the base with --model")
     if not isinstance(name, str) or not name:

@@ -69,6 +69,7 @@ _WORDING = {
     "a valid integer": "an integer",
     "a valid ": "a ",
 }
+_AMOUNT = re.compile(r"^\w+ should have (at (?:least|most) \d+ items?) after validation, not \d+$")
 
 
 class _Loader(yaml.SafeLoader):
@@ -236,7 +237,7 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
         at: Any = key
         if known is not None and not isinstance(place, list) and key not in known.model_fields:
             name = ".".join(keys[: depth + 1])
-            raise HfpatchError(f"override {override!r}: unknown key {name!r}{nearest(key, known.model_fields)}")
+            raise HfpatchError(f"override {override!r}: unknown key {name!r}{_meant(key, known, model)}")
         if isinstance(place, list):
             if not key.isdecimal() or int(key) >= len(place):
                 raise HfpatchError(f"override {override!r}: {key!r} is not an index of a list of {len(place)} items")
@@ -288,10 +289,11 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     others = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     path = ".".join(str(part) for part in first["loc"] if not str(part).startswith("<"))  # such is a kind of value
     if first["type"] == "extra_forbidden":
-        return f"unknown key {path!r}{nearest(str(first['loc'][-1]), _siblings(model, first['loc']))}{others}"
+        return f"unknown key {path!r}{_meant(str(first['loc'][-1]), _place_of(model, first['loc']), model)}{others}"
     if first["type"] == "missing":
         return f"{path} is missing{others}"
     message = first["msg"].removeprefix("Value error, ")
+    message = _AMOUNT.sub(r"must have \1", message)
     for theirs, ours in _WORDING.items():
         message = message.replace(theirs, ours)
     if first["type"] == "value_error":
@@ -299,12 +301,32 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     return f"{path} is {_shown(first['input'])}; {message}{others}"
 
 
-def _siblings(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+def _place_of(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """Return the section that a mistake is in; None where it is in none."""
     place: type[BaseModel] | None = model
     for part in loc[:-1]:
         if isinstance(part, str):
             place = section_of(place, part) if place is not None and part in place.model_fields else None
-    return list(place.model_fields) if place is not None else []
+    return place
+
+
+def _meant(key: str, place: type[BaseModel] | None, model: type[BaseModel]) -> str:
+    """Return `` (did you mean ...?)`` for an unknown key: one like it there, or one of its name elsewhere."""
+    near = list(place.model_fields) if place is not None else []
+    paths = sorted(_paths_to(key, model), key=lambda path: path.count("."))
+    if not paths or nearest(key, near, cutoff=0.75):
+        return nearest(key, near)
+    return f" (did you mean {paths[0]!r}?)"
+
+
+def _paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return the dotted keys of ``model`` that end with ``key``."""
+    found = [prefix + key] if key in model.model_fields else []
+    for name in model.model_fields:
+        section = section_of(model, name)
+        if section is not None:
+            found += _paths_to(key, section, f"{prefix}{name}.")
+    return found
 
 
 def _shown(value: object) -> str:

@@ -80,13 +80,13 @@ def floor_cautions(scores: Mapping[str, TaskResult], name: str = "the base") -> 
         if level == "at floor":
             yield (
                 f"{name} is at floor on {task} ({score.primary}: {right}): a method that changes nothing and one that "
-                "does harm look the same, so no difference there says that methods are alike."
+                "does harm look the same, so equal scores there do not show that methods are alike."
             )
         elif level == "at chance":
             yield (
                 f"{name} is at chance on {task} ({score.primary}: {right}, guessing gets "
-                f"{100 * (score.chance or 0):.3g} %): the task measures little of this model, so no difference there "
-                "says that methods are alike."
+                f"{100 * (score.chance or 0):.3g} %): the task measures little of this model, so equal scores there "
+                "do not show that methods are alike."
             )
 
 

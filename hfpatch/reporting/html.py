@@ -60,8 +60,9 @@ def _file(name: str) -> str:
 
 
 def _breakable(name: str) -> Markup:
-    """Return an escaped name that may be broken after its underscores."""
-    return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
+    """Return an escaped name that may be broken after its underscores, or a number before what is in brackets."""
+    broken = Markup("_<wbr>").join(escape(part) for part in name.split("_"))
+    return broken.replace(" [", Markup(" <wbr>[")).replace(" (", Markup(" <wbr>("))
 
 
 def _drawn(figure: Figure, prefix: str) -> Markup:

@@ -100,9 +100,11 @@ def interval(low: float, high: float, digits: int) -> str:
 
 
 def change_text(change: Change, *, unit: bool = True) -> str:
-    """Format a change with its interval, as ``+3.1 [1.2, 5.0] points``."""
+    """Format a change with its interval, as ``+3.1 [1.2, 5.0] points``; without one where nothing was tested."""
     digits = digits_for(change)
     ending = f" {change.scale.value}" if unit and change.scale.value else ""
+    if math.isinf(change.low) and math.isinf(change.high):
+        return signed(change.difference, digits) + ending
     return f"{signed(change.difference, digits)} {interval(change.low, change.high, digits)}{ending}"
 
 
@@ -132,6 +134,11 @@ def significant(value: float, digits: int) -> str:
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     text = f"{abs(value):,.{max(0, decimals)}f}"
     return MINUS + text if value < 0 else text
+
+
+def ratio(value: float) -> str:
+    """Format a ratio of two sizes: two decimals, and two significant digits where these are too few."""
+    return f"{value:.2f}" if value >= 0.1 else significant(value, 2) if value >= 0.001 else "under 0.001"
 
 
 def count(value: float | None) -> str:

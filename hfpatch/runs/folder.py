@@ -106,10 +106,16 @@ def check_folder(out: Path, recipe: AnyRecipe, *, resume: bool, part: str | None
     if resume:
         return
     if RunFolder(out).is_complete() or (out / "result.json").is_file():
-        then = f"add what is new ({next(iter(added))})" if added else "report it again"
+        then = f"add what is new ({_first(added)})" if added else "report it again"
         raise HfpatchError(f"{out}: contains a finished run; --resume to {then}, or choose another --out")
     if part is None or (out / "runs" / part).exists():
         raise HfpatchError(f"{out}: contains an unfinished run; --resume to continue it, or choose another --out")
+
+
+def _first(keys: Mapping[str, object], most: int = 3) -> str:
+    """Return the first keys in one line, and how many more there are."""
+    more = f" and {len(keys) - most} more" if len(keys) > most else ""
+    return f"{', '.join(list(keys)[:most])}{more}"
 
 
 def _contains_run(out: Path) -> bool:

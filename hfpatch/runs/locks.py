@@ -59,7 +59,7 @@ def hold(
     thread is interrupted as by Ctrl-C. A worker whose lender is gone is waited for, as it ends itself.
 
     Args:
-        out: the folder; it is created if needed, and removed again if it is left empty.
+        out: the folder; it and its parents are created if needed, and removed again if they are left empty.
         names: the names of the locks, see `run_lock`.
         wait_s: how long to wait for other processes to release them.
         own: what the locks name as their holder, as `new_holder` returns it, for one that lends them; None makes one.
@@ -68,7 +68,7 @@ def hold(
     Raises:
         HfpatchError: naming the lock and its holder.
     """
-    made, ended = not out.exists(), threading.Event()
+    made, ended = [folder for folder in (out, *out.parents) if not folder.exists()], threading.Event()
     holder = {**(own or new_holder()), **({"lender": lender} if lender else {})}
     held: list[Path] = []
     renewer = threading.Thread(target=_renew, args=(held, holder, ended), daemon=True)
@@ -85,8 +85,8 @@ def hold(
             _release(path, holder)
         with suppress(OSError):  # others may hold theirs
             (out / FOLDER).rmdir()
-            if made:
-                out.rmdir()
+            for folder in made:
+                folder.rmdir()
 
 
 def new_holder() -> Holder:
@@ -126,11 +126,8 @@ def held_by_others(out: Path, names: Collection[str]) -> bool:
 
 def _take(path: Path, holder: Holder, deadline: float) -> Path:
     while True:
+        _make(path.parent)
         try:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except FileExistsError as error:  # a file or a link to nothing
-                raise NotADirectoryError(error.errno, error.strerror) from error
             with path.open("x", encoding="utf-8") as stream:
                 stream.write(json.dumps(holder))
             return path
@@ -151,6 +148,20 @@ def _take(path: Path, holder: Holder, deadline: float) -> Path:
             raise HfpatchError(f"{what} is in use by {who}; wait for it or end it, or choose another --out")
         elif other is not None:
             time.sleep(_POLL_S)
+
+
+def _make(folder: Path, attempts: int = 100) -> None:
+    """Make a folder, also while other processes remove its empty parents.
+
+    Raises:
+        HfpatchError: if it cannot be made, as below a link that leads nowhere.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            return folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) or attempt == attempts:
+                raise HfpatchError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
 
 
 def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:

@@ -110,7 +110,7 @@ MODEL = ("--model", "tinyworld/gpt2")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (MODEL, "--tasks: missing; name one or several"),
+        (MODEL, "--tasks: missing; name tasks with commas between them"),
         (("--tasks", "tinyworld_cloze"), "--model: missing; give a hub id or a folder"),
         (("--model", "hf"), "--model hf: name the model as --model ID, or with --model-args pretrained=ID"),
         (
@@ -120,11 +120,16 @@ MODEL = ("--model", "tinyworld/gpt2")
         ((*MODEL, "--model_args", "tokenzier=x"), "--model-args tokenzier: hfpatch eval does not take it"),
         ((*MODEL, "--model_args", "dtype"), "--model-args dtype: write it as key=value"),
         ((*MODEL, "--model_args", "{dtype"), "--model-args: not valid JSON"),
-        ((*MODEL, "--model_args", "dtype=auto"), "dtype is \"auto\"; must be 'float32', 'bfloat16' or 'float16'"),
+        (
+            (*MODEL, "--model_args", "dtype=auto"),
+            "model tinyworld/gpt2: dtype is \"auto\"; must be 'float32', 'bfloat16' or 'float16'",
+        ),
         ((*MODEL, "--model_args", "dtype=float16", "--dtype", "bfloat16"), "--dtype is bfloat16; leave one out"),
         ((*MODEL, "--gen_kwargs", "a=1,a=2"), "--gen-kwargs a=2: a is given twice"),
         ((*MODEL, "--gen_kwargs", "temperature=1"), "gen_kwargs: none of the tasks generates text"),
         ((*MODEL, "--limit", "x"), "--limit x: 'x' is not a number of documents"),
+        ((*MODEL, "--limit", "0"), "--limit 0: must be above 0; leave it out for all documents"),
+        ((*MODEL, "--limit", "tinyworld_cloze=-1"), "--limit tinyworld_cloze=-1: must be above 0"),
         ((*MODEL, "--limit", "1.5"), "limit: must be a whole number of documents, or a share of them"),
         ((*MODEL, "--limit", "tinyworld_clze=5"), "not among --tasks (did you mean 'tinyworld_cloze'?)"),
         ((*MODEL, "--batch_size", "0"), "--batch-size 0: must be auto or a number of rows"),

@@ -129,5 +129,8 @@ def test_a_run_is_not_a_patch(tmp_path):
 
 
 def test_a_patch_that_names_no_base_needs_one(tmp_path):
-    with pytest.raises(HfpatchError, match="--model"):
+    with pytest.raises(HfpatchError, match="patch: no such folder"):
+        export_patch(tmp_path / "patch", tmp_path / "export")
+    (tmp_path / "patch").mkdir()
+    with pytest.raises(HfpatchError, match=r"names no base .*--model"):
         export_patch(tmp_path / "patch", tmp_path / "export")

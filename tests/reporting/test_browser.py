@@ -300,7 +300,7 @@ def test_a_row_and_a_mark_of_the_explorer_open_the_report(visit):
 def test_figures_and_the_paired_table_fit_a_page_of_1280(visit):
     page = visit("quickstart")
     wide = "(each) => each.scrollWidth > each.clientWidth + 1"
-    for name in ("differences", "quality", "training", "paired"):
+    for name in ("answer", "differences", "quality", "training", "paired"):
         assert not page.locator(f"#{name} .scroll").first.evaluate(wide), name
 
 

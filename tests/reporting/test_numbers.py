@@ -12,6 +12,7 @@ from hfpatch.reporting.numbers import (
     duration,
     memory,
     part_text,
+    ratio,
     scale_of,
     score,
     short_count,
@@ -66,6 +67,11 @@ def test_change_text(low, high, scale, text):
     assert change_text(Change(4.0, low, high, None, scale)) == text
 
 
+def test_a_change_that_was_not_tested_has_no_interval():
+    untested = Change(4.0, -math.inf, math.inf, None, Scale.POINTS)
+    assert (change_text(untested), change_text(untested, unit=False)) == ("+4.0 points", "+4.0")
+
+
 def test_numbers_that_are_none():
     assert decimal(math.nan, 1) == "not a number"
     assert signed(-math.inf, 1) == "−∞"
@@ -115,3 +121,10 @@ def test_a_part_is_told_with_its_options():
     part = {"type": "lora", "r": 8, "target_modules": ["q", "v"]}
     assert part_text(part) == "lora(r=8, target_modules=q+v)"
     assert part_text({"type": "pre_projection"}) == "pre_projection"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.41, "1.41"), (0.976, "0.98"), (0.1, "0.10"), (0.0312, "0.031"), (16 / 67584, "under 0.001")]
+)
+def test_a_ratio_of_sizes_is_never_shown_as_nothing(value, text):
+    assert ratio(value) == text

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -368,7 +369,8 @@ def test_a_finished_run_takes_more_methods_and_seeds(straight, recipe, model_fol
     out, training = tmp_path / "out", recipe.training.model_dump()
     first = {name: METHODS[name] for name in ("baseline", "pre_projection")}
     compare(make_recipe(model_folder, first, training={**training, "seeds": [0]}), out)
-    assert "--resume to add what is new" in refused(compare, recipe, out)
+    (told,) = re.findall(r"--resume to add what is new \((.*)\)", refused(compare, recipe, out))
+    assert set(told.split(", ")) == {"training.seeds", "methods.lora"}
 
     with pytest.raises(KeyboardInterrupt):  # killed before anything new is complete
         compare(recipe, out, resume=True, progress=Stop("stepped", 2))

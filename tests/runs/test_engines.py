@@ -162,7 +162,6 @@ def test_how_far_an_evaluation_is_can_be_read_from_its_folder(tmp_path, monkeypa
     assert file.read() is None
 
 
-@pytest.mark.slow
 def test_a_worker_that_starts_ends_the_count_of_those_that_did_not():
     dispatch = object.__new__(parallel._Dispatch)
     dispatch.seats, dispatch.starts = [], 0
@@ -180,6 +179,7 @@ def test_a_worker_that_starts_ends_the_count_of_those_that_did_not():
         begin(lost)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(recipe, straight, tmp_path, monkeypatch):
     monkeypatch.setattr(hfpatch.runs.engines.processes, "get_context", lambda _: forked.context())
     out = tmp_path / "out"

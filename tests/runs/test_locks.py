@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def test_a_folder_that_is_a_link_to_nothing_is_refused(tmp_path):
     message = "out: is a link to a folder that does not exist; choose another --out"
     with pytest.raises(HfpatchError, match=message):
         check_folder(tmp_path / "out", Recipe.model_construct(), resume=False)
-    assert "out/.locks/run: cannot be written" in refused(tmp_path / "out", "run")
+    assert "out/.locks: cannot be written" in refused(tmp_path / "out", "run")
 
 
 def test_the_second_process_is_told_who_the_first_one_is(tmp_path, start):
@@ -81,10 +82,10 @@ def test_the_second_process_is_told_who_the_first_one_is(tmp_path, start):
 def test_nothing_is_left_of_a_lock(tmp_path):
     with hold(tmp_path / "new" / "out", [LOCK]), hold(tmp_path / "new" / "out", ["skip@seed-0"]):
         pass
-    assert list((tmp_path / "new").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(KeyError), hold(tmp_path, [LOCK]):
         raise KeyError
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def put(out: Path, age_s: float, holder: dict) -> None:
@@ -253,3 +254,22 @@ def test_processes_that_share_a_folder(tmp_path):
     assert told["study"] == [0, 0]
     assert told["rows"] == 2
     assert told["locks"] == []
+
+
+def test_folders_that_were_made_for_a_lock_and_are_left_empty_are_removed(tmp_path):
+    with hold(tmp_path / "runs" / "first", [LOCK]):
+        assert (tmp_path / "runs" / "first" / FOLDER).is_dir()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").mkdir()
+    with hold(tmp_path / "runs" / "first", [LOCK]):
+        pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]  # it was there before
+
+
+@pytest.mark.parametrize("reason", ["link", "parent", "never"])
+def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path, monkeypatch, reason):
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+    if reason == "never":  # as in /proc
+        monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError(2, "No such file")))
+    out = {"link": tmp_path / "out", "parent": tmp_path / "out" / "run", "never": tmp_path / "new"}[reason]
+    assert re.search(r"cannot be written \(.*\); choose another --out$", refused(out, LOCK))

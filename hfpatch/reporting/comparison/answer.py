@@ -9,7 +9,7 @@ from hfpatch.recipes import pairs
 from hfpatch.reporting.comparison.tables import change_of
 from hfpatch.reporting.document import Finding, Tone
 from hfpatch.reporting.floor import LEVELS, is_blind, shown_verdict
-from hfpatch.reporting.numbers import Scale, count, diverged_text, listed, significant, size_text
+from hfpatch.reporting.numbers import Scale, count, diverged_text, listed, ratio, significant, size_text
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
 
 
@@ -139,7 +139,7 @@ def _relative_size(results: ComparisonResults, name: str) -> str:
     trainable, control = results.methods[name].trainable, control_for(results, name)
     if control is None:
         return f" with {count(trainable)} trainable parameters"
-    return f" at {trainable / results.methods[control].trainable:.2f} times the parameters of {control}"
+    return f" at {ratio(trainable / results.methods[control].trainable)} times the parameters of {control}"
 
 
 def control_for(results: ComparisonResults, name: str) -> str | None:

@@ -153,7 +153,7 @@ def _glance(results: Sequence[ComparisonResults], sources: Sequence[ComparisonRe
     known = [time for time in times if isinstance(time, int | float)]
     return (
         ("Frozen model", ", ".join(dict.fromkeys(str(each.model.get("name") or NOTHING) for each in results))),
-        ("Methods", count(len({name for each in results for name in each.methods}))),
+        ("Methods", count(len({name for each in results for name in each.others}))),
         ("Tasks", count(len({name for each in results for name in each.tasks}))),
         ("Seeds", count(len({seed for each in results for seed in each.seeds}))),
         ("Protocol", ", ".join(dict.fromkeys(each.protocol.replace("_", " ") for each in results))),

@@ -83,7 +83,7 @@ def headline(results: ComparisonResults) -> Headline:
                 *_verdict(results, name, control, shown),
             )
         )
-    return Headline(shown, tuple(lines), reference, _sentence(results, lines, reference))
+    return Headline(shown, tuple(lines), reference, _sentence(results, lines, reference, shown))
 
 
 def _place(each: Gain | None) -> tuple[bool, float]:
@@ -153,16 +153,20 @@ def _words(found: Sequence[Comparison]) -> str:
     return "too few documents" if untested else "no difference shown"
 
 
-def _sentence(results: ComparisonResults, lines: Sequence[Line], reference: str | None) -> str:
+def _sentence(results: ComparisonResults, lines: Sequence[Line], reference: str | None, shown: Measures) -> str:
     """Count in one sentence what the corrected tests show."""
     if not lines or results.baseline is None:
         return "There is no method to compare with a baseline."
     if not results.comparisons:
         why = "No paired comparison was made" if results.complete else "The run is not complete; nothing is tested yet"
         return f"{why}, so no difference is shown."
+    in_bits = shown.tasks is not None and set(shown.tasks.metrics) == {BITS_PER_BYTE}  # other than what tables score
+    unit = " in bits per byte" if in_bits else ""
     gained = [
         _counted([line.text.tone for line in lines if line.text], "on held-out text", "on held-out text"),
-        _counted([line.tasks.tone for line in lines if line.tasks], "on at least one task", "on any task"),
+        _counted(
+            [line.tasks.tone for line in lines if line.tasks], f"on at least one task{unit}", f"on any task{unit}"
+        ),
     ]
     many = f"Of {len(lines)} method{'s' * (len(lines) != 1)}"
     tested = [each for each in gained if each]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hfpatch.reporting.comparison.gains import Gain, Pooled
 from hfpatch.reporting.comparison.headline import Headline, Line, headline
 from hfpatch.reporting.document import Cell, Column, Row, Table
-from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, signed
+from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, ratio, signed
 from hfpatch.results.schema import ComparisonResults
 
 HEADLINE_COLUMNS = (
@@ -62,7 +62,7 @@ def _notes(measure: Pooled | None) -> tuple[str, ...]:
 def _row(line: Line, shared: str | None, *, with_margin: bool) -> tuple[str | Cell, ...]:
     size = ""
     if line.ratio is not None:
-        size = f" ({line.ratio:.2f} ×)" if shared else f" ({line.ratio:.2f} × {line.control})"
+        size = f" ({ratio(line.ratio)} ×)" if shared else f" ({ratio(line.ratio)} × {line.control})"
     return (
         line.method,
         rank_text(line.rank),

@@ -109,7 +109,8 @@
   const ticksOf = (scale, cost) => {
     if (scale.logarithmic) return powers(scale.from, scale.to).map((value) => [value, words[cost](value)]);
     const [size, unit] = UNITS[cost].find(([limit]) => scale.to >= 2 * limit) || UNITS[cost].at(-1);
-    return steps(scale.from / size, scale.to / size, 4).filter((value) => value >= 0).map((value) => [value * size, `${figures(value, 4)}${unit}`]);
+    return steps(scale.from / size, scale.to / size, 4).filter((value) => value >= 0)
+      .map((value) => [value * size, value === 0 ? "0" : cost === "parameters" ? words[cost](value * size) : `${figures(value, 4)}${unit}`]);
   };
   // A size that all gains fit in, but not twice that of most.
   const robust = (sizes) => {
@@ -198,7 +199,7 @@
       svg.append(draw("path", { class: `front${panel.untested ? " untested" : ""}`, d: `M${MARGIN.left} ${scale.y(0)}${path}H${right}` }));
     }
     const detail = make("p", "", "detail");
-    detail.append(make("span", "Point at a mark, or reach it with Tab and the arrow keys.", "muted"));
+    detail.append(make("span", "Point at a mark or tap it, or reach it with Tab and the arrow keys.", "muted"));
     const marks = [...points].sort((a, b) => a[cost] - b[cost] || a.gain - b.gain).map((entry, index) => {
       const [x, y] = [scale.x(entry[cost]), scale.y(entry.gain)];
       const outside = entry.gain > scale.high ? "up" : entry.gain < scale.low ? "down" : null;
@@ -236,7 +237,7 @@
     const { axis, points } = panel;
     const runs = unique(panel.entries.map((entry) => entry.run));
     const level = unique(panel.entries.map((entry) => entry.verdict)).find((verdict) => verdict === "at floor" || verdict === "at chance");
-    if (level) say(`The reference is ${level}: no difference here says that methods are alike.`, "caution");
+    if (level) say(`The reference is ${level}: equal scores here do not show that methods are alike.`, "caution");
     if (unique(runs.map((run) => run.training).filter(Boolean)).length > 1) say(`The ${runs.length} runs trained differently (text, steps or settings); a method may differ between them for that alone.`, "caution");
     if (points.length && !panel.front.length) say("No method is better here, so there is no Pareto front.");
     if (panel.untested) say("Nothing was tested here: there are no intervals, and the dashed line is no finding.", "caution");

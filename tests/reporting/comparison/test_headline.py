@@ -118,6 +118,7 @@ def test_low_noise_metrics_come_first_and_never_without_the_margin(build, low_no
             expected = reference_gain(low_noise, line.method, metrics, percent=False)
             assert numbers(row[place]) == pytest.approx(expected, abs=0.006)
     assert [line.margin.tone for line in found.lines] == ["within noise", "worse"]
+    assert re.search(r"gains? on (at least one|any) task in bits per byte", found.sentence)  # not by accuracy
 
 
 def test_a_verdict_rests_on_every_metric_and_names_it_where_they_disagree(build, low_noise):
