@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
-# --index-url https://download.pytorch.org/whl/cpu: torch without CUDA's libraries, an environment of 2.3 GB instead of 6.3
+# --index-url https://download.pytorch.org/whl/cpu: torch without CUDA's libraries, an environment of 2.3 GB instead of 6.3.
+# torch alone comes from there, what it needs from the package index: the other has not all the pinned versions.
 TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -21,7 +22,7 @@ install: $(VENV)/.installed  ## create the virtual environment with the pinned v
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH_INDEX) torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(TORCH_INDEX) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
@@ -112,12 +113,11 @@ $(VLLM)/.installed:
 
 oldest:  ## test sites, tuners, patches and promises with the oldest supported transformers and PEFT
 	$(PYTHON) -m venv $(VENV)-oldest
-	$(VENV)-oldest/bin/python -m pip install --quiet --constraint tests/oldest.txt torch
+	$(VENV)-oldest/bin/python -m pip install --quiet --constraint tests/oldest.txt --no-deps $(TORCH_INDEX) torch
 	$(VENV)-oldest/bin/python -m pip install --quiet --constraint tests/oldest.txt --editable '.[test]'
 	$(VENV)-oldest/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal tests/sites tests/tuners \
 		tests/promises tests/surgery/test_patch.py tests/surgery/test_folder.py tests/surgery/test_budget.py tests/surgery/test_methods.py
 
-# The pinned versions are those of Python 3.11 and later; 3.10 takes the newest that it can have.
 ANOTHER = $(if $(filter file,$(origin PYTHON)),python3.$*,$(PYTHON))
 TESTS ?=
 
@@ -125,8 +125,8 @@ test-3.%:  ## run the test suite with another Python, such as test-3.13; PYTHON=
 	@$(ANOTHER) -c 'import sys; sys.exit(sys.version_info[:2] != (3, $*))' \
 		|| { echo "make $@: $(ANOTHER) is no Python 3.$*; name one with PYTHON=..."; exit 2; }
 	$(ANOTHER) -m venv $(VENV)-3.$*
-	$(VENV)-3.$*/bin/python -m pip install --quiet $(if $(filter 10,$*),,--constraint constraints.txt) $(TORCH_INDEX) torch
-	$(VENV)-3.$*/bin/python -m pip install --quiet $(if $(filter 10,$*),,--constraint constraints.txt) --editable '.[test]'
+	$(VENV)-3.$*/bin/python -m pip install --quiet --constraint constraints.txt --no-deps $(TORCH_INDEX) torch
+	$(VENV)-3.$*/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	$(VENV)-3.$*/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(TESTS)
 
 clean:  ## remove the virtual environment and the caches

@@ -5,7 +5,7 @@ FROM python:3.11-slim
 
 ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1 HF_HOME=/cache/huggingface HFPATCH_CACHE=/cache/hfpatch
 COPY constraints.txt /src/
-RUN pip install --constraint /src/constraints.txt --index-url https://download.pytorch.org/whl/cpu torch
+RUN pip install --constraint /src/constraints.txt --no-deps --index-url https://download.pytorch.org/whl/cpu torch
 COPY pyproject.toml README.md LICENSE /src/
 COPY hfpatch /src/hfpatch
 COPY recipes /src/recipes

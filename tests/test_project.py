@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from hfpatch import __version__
 from hfpatch.recipes.comparison import load_recipe
@@ -80,6 +81,16 @@ def test_the_workflow_runs_every_python_that_the_package_promises(project):
     assert list(map(str, minors)) == promised
     assert project["project"]["requires-python"] == f">=3.{min(minors)}"
     assert project["tool"]["ruff"]["target-version"] == f"py3{min(minors)}"
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_a_python_has_one_version_of_each_package(python):
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    chosen = [pin.name for pin in pins if pin.marker is None or pin.marker.evaluate({"python_version": python})]
+    assert sorted(set(chosen)) == sorted(chosen)
+    assert {"torch", "transformers", "peft", "numpy", "pandas"} <= set(chosen)
+    assert all(str(pin.specifier).startswith("==") for pin in pins)
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)

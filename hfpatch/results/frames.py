@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.results.comparison import ComparisonResults
-from hfpatch.results.parts import Comparison, TaskResult, TrainResult
-from hfpatch.results.schema import EvaluationResults
+from hfpatch.results.parts import Comparison, GroupResult, TaskResult, TrainResult
+from hfpatch.results.schema import EvaluatedVariant, EvaluationResults
 from hfpatch.results.study import StudyResults
 from hfpatch.support.notebook import html_table
 
@@ -173,7 +173,16 @@ def _curves_of_runs(study: StudyResults) -> Iterator[Record]:
 def _scores_of_variants(results: EvaluationResults) -> Iterator[Record]:
     for name, variant in results.variants.items():
         own = {"model": name, "patch": variant.patch, "added": variant.added}
-        yield from ({**own, **score} for each in variant.scores.values() for score in _scores(each))
+        yield from ({**own, **score} for group in (variant.groups or {}).values() for score in _scores_of_group(group))
+        yield from ({**own, **score, "is_group": False} for each in variant.scores.values() for score in _scores(each))
+
+
+def _scores_of_group(group: GroupResult) -> Iterator[Record]:
+    for metric, value in group.metrics.items():
+        yield {
+            **{"task": group.group, "metric": metric, "value": value, "stderr": group.stderr.get(metric)},
+            **{"n": group.n, "groups": None, "primary": False, "is_group": True},
+        }
 
 
 def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> Iterator[Record]:
@@ -190,7 +199,7 @@ def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> 
         case EvaluationResults():
             for name, variant in results.variants.items():
                 scores = {score.task: score.metrics.get(score.primary) for score in variant.scores.values()}
-                yield {"model": name, "added": variant.added, **scores}
+                yield {"model": name, "added": variant.added, **dict(_of_groups(variant)), **scores}
 
 
 def _of_tasks(results: ComparisonResults, name: str) -> Iterator[tuple[str, Any]]:
@@ -199,3 +208,9 @@ def _of_tasks(results: ComparisonResults, name: str) -> Iterator[tuple[str, Any]
         mean, made = results.mean(name, task), results.comparison(name, task, results.baseline)
         shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
         yield f"{task} ({info.primary})", shown
+
+
+def _of_groups(variant: EvaluatedVariant) -> Iterator[tuple[str, float]]:
+    """Yield each aggregated metric of each group of tasks: a group has no primary one."""
+    for group in (variant.groups or {}).values():
+        yield from ((f"{group.group} ({metric})", value) for metric, value in group.metrics.items())

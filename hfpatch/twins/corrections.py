@@ -93,9 +93,17 @@ def _reformer(values: Values) -> None:
     values |= {"local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "num_buckets": 4}
 
 
+def _sections_of_positions(values: Values) -> None:
+    """Times, rows and columns each turn a part of the rotary frequencies: without a list the parts of 64."""
+    for own in values["rope_parameters"].values():
+        if isinstance(own, dict):
+            own["mrope_section"] = [3, 3, 2]  # head size / 2
+
+
 CORRECTIONS: dict[str, Callable[[Values], None]] = {
     "bamba": _bamba,
     "blt": _blt,
+    "cohere_compass_text": _sections_of_positions,
     "dbrx": _nested_attention,
     "dots3_note": _dots3,
     "dots3_note_text": _dots3,

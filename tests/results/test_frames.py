@@ -4,6 +4,7 @@ import json
 import sys
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 from reporting.conftest import example, tuned_example, write_run
 from reporting.study_example import study
@@ -11,6 +12,7 @@ from reporting.test_evaluation import results as evaluated  # noqa: F401 - a fix
 
 import hfpatch
 from hfpatch.results import ComparisonResults, StudyResults
+from hfpatch.results.parts import GroupResult
 
 SKIP, CLOZE = "pre_projection_skip", "tinyworld_cloze"
 
@@ -61,7 +63,25 @@ def test_a_study_and_an_evaluation(evaluated):  # noqa: F811
     scores = evaluated.to_pandas()
     assert scores[scores.metric == "acc"].set_index("model").value.to_dict() == {"base": 0.5, "one": 0.25}
     assert scores[scores.model == "one"].groups.tolist() == [300, 300]
+    assert not scores.is_group.any()
     assert len(evaluated.to_pandas("comparisons")) == 3
+
+
+def test_groups_of_tasks_are_rows_of_their_own(evaluated):  # noqa: F811
+    metrics, stderr = {"acc": 0.45, "acc_norm": 0.5}, {"acc": 0.01}
+    group = GroupResult(group="both", tasks=["cloze", "page"], n=1244, metrics=metrics, stderr=stderr)
+    base = evaluated.variants["base"].model_copy(update={"groups": {"both": group}})
+    grouped = evaluated.model_copy(update={"variants": {**evaluated.variants, "base": base}})
+    frame = grouped.to_pandas()
+    rows = frame[frame.is_group].to_dict("records")
+    assert [(row["model"], row["task"], row["metric"], row["value"], row["n"]) for row in rows] == [
+        ("base", "both", "acc", 0.45, 1244),
+        ("base", "both", "acc_norm", 0.5, 1244),
+    ]
+    assert frame[frame.is_group].stderr.fillna(-1).tolist() == [0.01, -1]
+    assert not frame[frame.is_group].primary.any()
+    pd.testing.assert_frame_equal(frame[~frame.is_group].reset_index(drop=True), evaluated.to_pandas())
+    assert "<th>both (acc_norm)</th>" in grouped._repr_html_()
 
 
 def test_without_pandas_the_message_says_so(comparison, monkeypatch):
