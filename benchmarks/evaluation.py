@@ -107,18 +107,21 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace, shape: str, task: str) -> dict[str, Any]:
     """Return everything about one shape and task."""
+    from hfpatch.evaluation.harness import quiet
+
     model, tokenizer = make_model(arguments, shape)
     requests = make_requests(arguments, task)
     peers = list(map(peer_name, arguments.peers))
     scorers = {name: make_scorer(name, model, tokenizer) for name in (OWN, *peers)}
-    answers = {name: scorer(requests) for name, scorer in scorers.items()}  # warm-up
     seconds = {name: {clock: [] for clock in CLOCKS} for name in scorers}
     rates: Times = {clock: [] for clock in CLOCKS}
-    for _ in range(arguments.rounds):
-        for name, scorer in scorers.items():
-            take(seconds[name], lambda scorer=scorer: scorer(requests))
-        for clock, rate in matrix_rate(model).items():
-            rates[clock].append(rate)
+    with quiet():  # around all calls, as around an evaluation: for a few requests it takes a noticeable time
+        answers = {name: scorer(requests) for name, scorer in scorers.items()}  # warm-up
+        for _ in range(arguments.rounds):
+            for name, scorer in scorers.items():
+                take(seconds[name], lambda scorer=scorer: scorer(requests))
+            for clock, rate in matrix_rate(model).items():
+                rates[clock].append(rate)
     operations = bound_operations(model, tokenizer, requests)
     result = {
         "shape": shape,
@@ -190,7 +193,6 @@ def make_scorer(name: str, model: Any, tokenizer: Any) -> Callable[[list[Any]], 
 
     from lm_eval.models.huggingface import HFLM
 
-    from hfpatch.evaluation.harness import quiet
     from hfpatch.evaluation.model import HfpatchLM
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -198,8 +200,7 @@ def make_scorer(name: str, model: Any, tokenizer: Any) -> Callable[[list[Any]], 
     scorer = (HfpatchLM if name == OWN else HFLM)(model, tokenizer=tokenizer, batch_size=batch_size)
 
     def answer(requests: list[Any]) -> list[tuple[float, bool]]:
-        with quiet():
-            return scorer.loglikelihood(requests, disable_tqdm=True)
+        return scorer.loglikelihood(requests, disable_tqdm=True)
 
     return answer
 

@@ -250,7 +250,7 @@ def test_small_tasks_keep_batches_and_products_large():
     rows = group([TokenRequest.cut([each], [1], 8) for each in range(100)], longest=128)
     assert [len(list(unit.requests())) for unit in units([[row] for row in rows], cpu)][:-1] == [16] * 6
     pairs = [rows[start : start + 2] for start in range(0, 100, 2)]
-    assert [len(list(unit.requests())) for unit in units(pairs, cpu)][:-1] == [24] * 4
+    assert [len(list(unit.requests())) for unit in units(pairs, cpu)][:-1] == [32] * 3
 
 
 def test_one_speaks_for_all(monkeypatch):

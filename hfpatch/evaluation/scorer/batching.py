@@ -16,7 +16,7 @@ from hfpatch.sites import input_device
 
 _MOST_BATCHES = 16  # of a unit: scores have waited for long enough
 _ENOUGH_UNITS = 16  # to be shared out evenly; fewer where they would become so small that they cost more
-_FEWEST_POSITIONS = 24  # of a unit: the head takes as long for a few as it takes to read its weights
+_FEWEST_POSITIONS = 48  # of a unit: to read the head's weights takes as long as some 30 positions
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BatchLimits:
 
     tokens: int
     logits: int
-    overhead: int = 16
+    overhead: int = 48  # on one thread 40 tokens at 160M, 50 to 70 at 70M
     fewest: int = 512
 
     @classmethod
