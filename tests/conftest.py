@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import tempfile
+from collections import Counter
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -33,12 +34,12 @@ logging.getLogger("torch.__trace").propagate = False  # pytest would record each
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the modules that have slow tests: other workers take over what is left at the end of the list.
+    """Begin with the modules with the most slow tests: other workers take over what is left at the end of the list.
 
     So a slow module's fixtures are set up once, by the worker that begins, and the last tests take no time.
     """
-    slow = {item.module for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.module not in slow)
+    slow = Counter(item.module for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.module])
 
 
 def pytest_collection_finish():
