@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 from collections import Counter
+from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -31,6 +32,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # several are proce
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a plugin may have imported torch before
 logging.getLogger("torch.__trace").propagate = False  # pytest would record each of its many lines
+for device in (torch.cuda, torch.xpu, torch.mtia):  # each keeps the stack of every seed until it is used
+    device.traceback = SimpleNamespace(format_stack=list)
 
 
 def pytest_collection_modifyitems(items):
@@ -51,10 +54,5 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
-    """Start every test from one random state, so that no test depends on those before it.
-
-    ``torch.manual_seed`` also keeps a stack trace for each kind of device that is not in use, call after call.
-    """
-    torch.default_generator.manual_seed(0)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(0)
+    """Start every test from one random state, so that no test depends on those before it."""
+    torch.manual_seed(0)
