@@ -29,6 +29,7 @@ os.environ["HFPATCH_CACHE"] = _CACHE.name
 os.environ["HF_MODULES_CACHE"] = f"{_CACHE.name}/modules"  # transformers copies the code of an export there
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHE.name}/inductor"  # kept kernels may be of another processor setting
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # several are processes, which import torch first
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # believe the processor: no trial programs are compiled
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a plugin may have imported torch before
 logging.getLogger("torch.__trace").propagate = False  # pytest would record each of its many lines
