@@ -7,6 +7,8 @@ import gc
 import logging
 import os
 import tempfile
+from collections import Counter
+from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -27,18 +29,21 @@ os.environ["HFPATCH_CACHE"] = _CACHE.name
 os.environ["HF_MODULES_CACHE"] = f"{_CACHE.name}/modules"  # transformers copies the code of an export there
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHE.name}/inductor"  # kept kernels may be of another processor setting
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # several are processes, which import torch first
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # believe the processor: no trial programs are compiled
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a plugin may have imported torch before
 logging.getLogger("torch.__trace").propagate = False  # pytest would record each of its many lines
+for device in (torch.cuda, torch.xpu, torch.mtia):  # each keeps the stack of every seed until it is used
+    device.traceback = SimpleNamespace(format_stack=list)
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the modules that have slow tests: other workers take over what is left at the end of the list.
+    """Begin with the modules with the most slow tests: other workers take over what is left at the end of the list.
 
     So a slow module's fixtures are set up once, by the worker that begins, and the last tests take no time.
     """
-    slow = {item.module for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.module not in slow)
+    slow = Counter(item.module for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.module])
 
 
 def pytest_collection_finish():
@@ -50,10 +55,5 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
-    """Start every test from one random state, so that no test depends on those before it.
-
-    ``torch.manual_seed`` also keeps a stack trace for each kind of device that is not in use, call after call.
-    """
-    torch.default_generator.manual_seed(0)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(0)
+    """Start every test from one random state, so that no test depends on those before it."""
+    torch.manual_seed(0)

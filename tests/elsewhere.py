@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 PROGRAM = """
-import json, sys, traceback
+import functools, json, sys, traceback
 
 class Without:
     def __init__(self, finder):
@@ -29,10 +29,11 @@ class Without:
 sys.meta_path[:] = map(Without, sys.meta_path)
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, dynamic_module_utils
 from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
+dynamic_module_utils.check_imports = functools.cache(dynamic_module_utils.check_imports)  # asked twice of each file
 torch.set_num_threads(int(sys.argv[1]))
 
 def answer(request):

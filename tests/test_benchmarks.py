@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,7 +41,15 @@ def test_step_time_gives_a_ratio_for_every_method(start):
 
 
 @pytest.mark.slow
-def test_evaluation_compares_time_memory_and_answers(start, tmp_path):
+def test_evaluation_compares_time_memory_and_answers(start, tmp_path, monkeypatch):
+    """Its processes, which measure their memory, are forks here."""
+    run = subprocess.run
+
+    def fork(command, **options):
+        here = command[0] == sys.executable
+        return forked.python(command[1:], env=options["env"]) if here else run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", fork)
     out = tmp_path / "speed.json"
     options = ["--shapes", "tiny", "--tasks", "tinyworld_endings", "--tokenizer", "tinyworld", "--requests", "6"]
     printed = start("evaluation", *options, "--rounds", "2", "--no-start", "--profile", "--out", out)

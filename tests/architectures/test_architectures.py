@@ -11,31 +11,34 @@ from architectures.catalogue import CASES, TYPES, WITHOUT_ATTENTION, WRITTEN_FOR
 
 WITH_SITES = [case for case in CASES if not sweep.refusal(case, "pre-projection")]
 PAGE = table.read() if table.FILE.exists() else {}
+# The scope lets pytest run all tests of a case in a row, which then build its model once
+each_case = pytest.mark.parametrize("case", CASES, scope="module")
+each_with_sites = pytest.mark.parametrize("case", WITH_SITES, scope="module")
 
 
-@pytest.mark.parametrize("case", WITH_SITES)
+@each_with_sites
 def test_sites(case):
     assert sweep.finds_the_sites(case) == PAGE[case][table.COLUMNS[1]]
 
 
-@pytest.mark.parametrize("case", WITH_SITES)
+@each_with_sites
 def test_what_is_declared_is_what_the_model_computes(case):
     sweep.is_right_where_it_is_declared(case)
 
 
 @pytest.mark.parametrize("method", sweep.METHODS)
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_method(case, method):
     assert sweep.check(case, method) == PAGE[case][method]
 
 
 @pytest.mark.parametrize("control", sweep.CONTROLS)
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_control(case, control):
     assert sweep.check_control(case, control) == PAGE[case][control]
 
 
-@pytest.mark.parametrize("case", WITH_SITES)
+@each_with_sites
 def test_all_methods_together(case, tmp_path):
     assert together.promises(case, tmp_path) == (PAGE[case]["all together"], PAGE[case]["export"])
 
@@ -47,7 +50,7 @@ def test_a_model_without_attention_is_refused(kind, method):
     assert PAGE[kind][method] == "refused"
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_the_reasons_of_the_page(case):
     assert table.row_of(case, list(PAGE[case].values())[1:-1]) == PAGE[case]
 

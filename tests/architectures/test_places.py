@@ -54,7 +54,7 @@ def test_every_type_is_here():
     assert (len(TYPES), len(TRIED), len(with_attention)) == (189, 186, 181)
 
 
-@pytest.mark.parametrize("case", WITH_SITES)
+@pytest.mark.parametrize("case", WITH_SITES, scope="module")  # all tests of a case in a row build its model once
 def test_a_changed_attention_input_acts_through_the_attention_alone(case):
     base = settled(make(case))
     tokens, sites = tokens_for(base), sites_of(case, base)
@@ -83,12 +83,12 @@ def arrival_error(case, change=lambda site: site):
     return worst
 
 
-@pytest.mark.parametrize("case", WITH_SKIP)
+@pytest.mark.parametrize("case", WITH_SKIP, scope="module")
 def test_what_is_added_at_the_exit_arrives_in_the_residual(case):
     assert arrival_error(case) < ROUNDING
 
 
-@pytest.mark.parametrize("case", WITH_ROLES)
+@pytest.mark.parametrize("case", WITH_ROLES, scope="module")
 def test_the_query_columns_act_as_a_query_and_no_others_do(case):
     model = settled(make(case))
     tokens = tokens_for(model, batch=1)

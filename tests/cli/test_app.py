@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import huggingface_hub.constants
 import pytest
 import torch
@@ -330,9 +331,7 @@ def test_train_runs_under_a_launcher_on_one_process_and_on_two(capsys, tmp_path,
     command = ["accelerate.commands.launch", *options, "-m", "hfpatch"]
     arguments = ["train", str(recipe), "--method", "pre_projection", "--out"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *command, *arguments, str(launched)], capture_output=True, text=True, env=environment
-    )
+    done = forked.python(["-m", *command, *arguments, str(launched)], env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("patch: ") == 1
     assert main([*arguments, str(alone)]) == 0

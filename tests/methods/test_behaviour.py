@@ -3,12 +3,11 @@
 An entry of ``FURTHER`` is all that a method needs to be tested here.
 """
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import elsewhere
+import forked
 import pytest
 import torch
 from architectures.further import FURTHER
@@ -223,7 +222,7 @@ def test_all_methods_compiled():
 
 
 @pytest.mark.slow
-def test_a_new_process_loads_every_saved_patch(tmp_path):
+def test_another_process_loads_every_saved_patch(tmp_path):
     tokens, expected = make_tokens(), []
     save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
     for index, name in enumerate(FURTHER):
@@ -231,7 +230,8 @@ def test_a_new_process_loads_every_saved_patch(tmp_path):
         hfpatch.save_patch(model, tmp_path / str(index))
         expected.append(logits_of(model, tokens))
     program = LOADER.format(paths=[str(TESTS), str(TESTS.parent)], count=len(expected), case=ONE, folder=tmp_path)
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=300)
+    done = forked.python(["-c", program])
+    assert done.returncode == 0, done.stderr
     found = load_file(tmp_path / "logits.safetensors")
     for index, name in enumerate(FURTHER):
         assert torch.equal(found[str(index)], expected[index]), name

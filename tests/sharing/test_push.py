@@ -1,5 +1,6 @@
 """Pushing to a local stand-in of the hub's HTTP API."""
 
+import functools
 import json
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from reporting.conftest import example, write_run
 
 import hfpatch
 from hfpatch import HfpatchError, sharing
+from hfpatch.__main__ import main
 from hfpatch.reporting import write_report
 from hfpatch.sharing.contents import contents
 
@@ -83,20 +85,31 @@ def test_a_run_goes_in_one_commit_without_checkpoints_and_records(hub, run):
     assert "+5.0 [2.0, 8.0]" in card
 
 
-@pytest.mark.slow
-def test_a_refusal_of_the_hub_is_one_line(hub, run):
+@pytest.fixture
+def reach(monkeypatch):
+    """Let this process push to an address; a new one reads it from its environment."""
+
+    def to(endpoint):
+        api = functools.partial(HfApi, endpoint=endpoint, token="hf_none")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(sys.modules["hfpatch.sharing.push"], "HfApi", api)
+
+    return to
+
+
+def test_a_refusal_of_the_hub_is_one_line(hub, run, reach, capsys):
     hub.refusal = "you may not"
-    done = push(hub, run, "--to", "me/run")
-    assert done.returncode == 2
-    assert done.stderr.startswith("hfpatch: error: me/run: the hub refused the upload (")
-    assert done.stderr.count("\n") == 1
+    reach(hub.address)
+    assert main(["push", str(run), "--to", "me/run"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("hfpatch: error: me/run: the hub refused the upload (")
+    assert said.count("\n") == 1
+    assert hub.seen
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
-def test_no_network_is_one_line(run, monkeypatch, endpoint):
-    real = HfApi
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(sys.modules["hfpatch.sharing.push"], "HfApi", lambda: real(endpoint=endpoint, token="hf_none"))
+def test_no_network_is_one_line(run, reach, endpoint):
+    reach(endpoint)
     with pytest.raises(HfpatchError, match=r"me/run: the hub refused the upload \(.*; check .* the network") as caught:
         sharing.push(run, "me/run")
     assert "\n" not in str(caught.value)
