@@ -9,6 +9,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.reporting.cards import run_card
 from hfpatch.results.folder import load_comparison
 from hfpatch.sharing.eval_results import eval_results
+from hfpatch.sharing.paths import paths_in, without
 from hfpatch.surgery.card import shown_base
 
 Contents = dict[str, Path | bytes]
@@ -29,7 +30,8 @@ def contents(
 
     Of a run: recipe, plan, results, report, figures, training curves and patches, with a card; not the checkpoints,
     and not the per-document records, which hold text of the data sets. Of a patch or an export: everything. Paths of
-    this machine are cut down to names. One method's patch has its scores beside it, as the hub reads them.
+    this machine in the report of a run, and that of a patch's base, are cut down to names. One method's patch has its
+    scores beside it, as the hub reads them.
 
     Args:
         folder: what `compare`, `save_patch` or `export` wrote.
@@ -53,7 +55,8 @@ def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None
     if seed is not None and method is None:
         raise HfpatchError(f"--seed {seed}: is the seed of one method's patch; name the method with --method")
     results = load_comparison(folder)
-    report = {name: folder / name for name in _REPORT if (folder / name).is_file()}
+    paths = paths_in(folder)
+    report = {name: _without(folder / name, paths) for name in _REPORT if (folder / name).is_file()}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if path.is_file()}
     shared: Contents = {**report, **figures}
     if method is not None:
@@ -62,10 +65,19 @@ def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None
         return {**shared, **_tree(patch), **scores}
     for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
         curve = patch.parent / "metrics.jsonl"
-        paths = {f"patch/{name}": file for name, file in _tree(patch).items()}
-        paths |= {"metrics.jsonl": curve} if curve.is_file() else {}
-        shared |= {f"{patch.parent.relative_to(folder).as_posix()}/{name}": file for name, file in paths.items()}
-    return {**shared, "README.md": run_card(results).encode()}
+        files = {f"patch/{name}": file for name, file in _tree(patch).items()}
+        files |= {"metrics.jsonl": curve} if curve.is_file() else {}
+        shared |= {f"{patch.parent.relative_to(folder).as_posix()}/{name}": file for name, file in files.items()}
+    return {**shared, "README.md": without(run_card(results), paths).encode()}
+
+
+def _without(path: Path, paths: list[str]) -> Path | bytes:
+    """Return a file of a report, or its content where it has one of these paths."""
+    if path.suffix == ".safetensors":
+        return path
+    text = path.read_text(encoding="utf-8")
+    cut = without(text, paths)
+    return path if cut == text else cut.encode()
 
 
 def _patch(folder: Path, methods: list[str], method: str, seed: int | None) -> Path:

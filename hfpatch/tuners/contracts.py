@@ -14,7 +14,7 @@ from typing import Any
 from peft import PeftConfig
 from torch import Tensor, nn
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, nearest
 from hfpatch.support.plugins import one_line
 from hfpatch.tuners.acting import PLACES, MethodSite
 from hfpatch.tuners.config import MethodConfig, MethodSpec, option_types
@@ -58,6 +58,10 @@ def require_registrable(cls: Any, spec: MethodSpec) -> None:
         raise HfpatchError(f"{where} acts nowhere: define one of {', '.join(PLACES)}")
     for name in ("build", *acts):
         _require_arguments(getattr(cls, name), name, where)
+    for name, function in vars(cls).items():
+        hint = "" if name in _ARGUMENTS else nearest(name, PLACES, cutoff=0.8)
+        if hint and isinstance(function, types.FunctionType) and "parts" in inspect.signature(function).parameters:
+            raise HfpatchError(f"{where}: {name} is no place, so nothing calls it{hint}; a helper needs another name")
 
 
 def _require_options(cls: type[MethodConfig], where: str) -> None:
@@ -76,6 +80,8 @@ def _require_options(cls: type[MethodConfig], where: str) -> None:
                 f"{where}: {each.name!r} is a field with init=False, which cannot be loaded again; assign it in "
                 "__post_init__ without declaring it"
             )
+    if passed := own & set(inspect.signature(cls).parameters) - {each.name for each in dataclasses.fields(cls)}:
+        raise HfpatchError(f"{where}: {min(passed)!r} is an InitVar, which cannot be saved; make it an option")
     try:
         for name, hint in option_types(cls).items():
             require_option_type(name, hint)

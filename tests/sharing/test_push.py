@@ -115,6 +115,29 @@ def test_no_network_is_one_line(run, reach, endpoint):
     assert "\n" not in str(caught.value)
 
 
+def test_paths_of_this_machine_are_cut_down_to_names(tmp_path):
+    """Wherever a recipe may name one, with spaces, umlauts and &, and wherever the report repeats it."""
+    places = ["/home/some one/models/büro & co", "/home/someone/data", "~/private/tasks", "/mnt/disk/run"]
+    values = example()
+    values["model"]["name"], values["data"]["source"] = places[:2]
+    values["evaluation"]["include_path"] = places[2]
+    values["provenance"]["command"] = f"hfpatch compare mine.yaml data_dir={places[1]} --out {places[3]}"
+    values["warnings"] = [f"{places[1]}/train.txt: see https://example.org/some/page, 3/4 of it"]
+    folder = write_run(tmp_path / "run", values)
+    (folder / "recipe.yaml").write_text(f"model: {{name: '{places[0]}'}}\ndata: {{source: {places[1]}}}\n")
+    write_report(folder)
+    files = contents(folder)
+    texts = {name: each.read_bytes() if hasattr(each, "read_bytes") else each for name, each in files.items()}
+    assert "someone/data" in (folder / "report.html").read_text()
+    for name, text in texts.items():
+        assert not [word for word in (b"some one", b"someone", b"private/", b"/mnt") if word in text], name
+    assert (texts["recipe.yaml"].decode(), json.loads(texts["results.json"])["model"]["name"]) == (
+        "model: {name: 'büro & co'}\ndata: {source: data}\n",
+        "büro & co",
+    )
+    assert json.loads(texts["results.json"])["warnings"] == ["train.txt: see https://example.org/some/page, 3/4 of it"]
+
+
 def test_one_method_stands_at_the_top_ready_to_be_loaded(run):
     files = contents(run, method="lora", seed=1)
     assert {"patch.json", "README.md", "lora/adapter_model.safetensors", "report.html"} <= set(files)

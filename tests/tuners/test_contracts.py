@@ -48,6 +48,14 @@ AT_DEFINITION = {
         {"annotations": {"inner": int}, "inner": dataclasses.field(init=False, default=3)},
         "'inner' is a field with init=False, which cannot be loaded again; assign it in __post_init__",
     ),
+    "an option for __post_init__ alone": (
+        {"annotations": {"inner": dataclasses.InitVar[int]}, "inner": 3},
+        "'inner' is an InitVar, which cannot be saved; make it an option",
+    ),
+    "a place that is misspelt": (
+        {"valeu": lambda self, parts, v, x, site: v},
+        r"valeu is no place, so nothing calls it \(did you mean 'value'\?\); a helper needs another name",
+    ),
     "an option of PEFT": ({"annotations": {"revision": str}, "revision": "a"}, "'revision', which means something"),
     "an option that is a key": (
         {"annotations": {"match": str}, "match": "a"},
