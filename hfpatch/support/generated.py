@@ -84,13 +84,13 @@ def modelling_file(
     imports, definitions = _collected(used)
     if taken := sorted(classes.keys() & definitions.keys()):
         raise ValueError(f"the file from {module} defines {taken[0]}, too; rename the method's class")
-    for kind in stock:
-        imports.setdefault(f"from {kind.__module__}", set()).add(kind.__name__)
     if own := [home for home in imports if any(_is_own(home.split()[1], each) for each in used)]:
         raise ValueError(
             f"a method uses {own[0].split()[1]} as a whole; import what it needs by name, as in "
             "'from hfpatch.nn import normal_'"
         )
+    for kind in stock:
+        imports.setdefault(f"from {kind.__module__}", set()).add(kind.__name__)
     lines = [f"{home} import {', '.join(sorted(names))}" if names else home for home, names in imports.items()]
     copied = [home for home, names in used.items() if names & _read(home).definitions.keys()]
     homes = dict.fromkeys([*copied, *(method.__module__ for method in methods)])

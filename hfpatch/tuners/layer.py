@@ -161,7 +161,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """
         if self.acts("heads") and hasattr(getattr(self.get_base_layer(), "weight", None), "placements"):
             raise HfpatchError(
-                f"layer {self.site.layer}: a {self.method.spec.label} that acts behind a norm of the query does not "
+                f"layer {self.site.layer}: {self.method.spec.label} acts behind a norm of the query, and does not "
                 "take tensor parallelism (--tp), in which each process has some heads; leave one of them out"
             )
         return super().scale_normed(module, args, kwargs, output)

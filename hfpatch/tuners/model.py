@@ -44,8 +44,8 @@ class MethodModel(BaseTuner):
         self._sites = {site.host_path: site for site in sites}
         if config.target_modules is not None and set(config.target_modules) != self._sites.keys():
             raise HfpatchError(
-                f"target_modules={config.target_modules} cannot be chosen for a {config.spec.label}, which "
-                "changes whole attention branches; choose layers with layers_to_transform"
+                f"{config.spec.label}: target_modules={config.target_modules} cannot be chosen, as it changes whole "
+                "attention branches; choose layers with layers_to_transform"
             )
         config.target_modules = list(self._sites)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
@@ -86,8 +86,8 @@ class MethodModel(BaseTuner):
         if kwargs.get("adapter_names") is not None:
             label = self.tuner_layer_cls.method.spec.label
             raise HfpatchError(
-                f"adapter_names: a {label} acts with its active adapters in every row; call the model once for each "
-                "adapter, after set_adapter"
+                f"{label}: adapter_names cannot be chosen, as its active adapters act in every row; call the model once "
+                "for each adapter, after set_adapter"
             )
         yield
 

@@ -115,7 +115,7 @@ def launched(tmp_path_factory):
         arguments = ["eval", "--model", "tinyworld/gpt2", "--tasks"]
         scenarios["bad"] = {"kind": "command", "arguments": [*arguments, "tinyworld_clozed"]}
         killed = [*arguments, "tinyworld_cloze", "--limit", "300", "--output", str(root / "two" / "killed")]
-        scenarios["command"] = {"kind": "command", "arguments": killed, "kill": 8}  # the last: it ends the launch
+        scenarios["command"] = {"kind": "command", "arguments": killed, "kill": 20}  # the last: it ends the launch
         ended = launch(root / "two", scenarios)
         assert (root / "two" / "killed" / "answers").exists(), ended.stderr[-4000:]
         torch.set_num_threads(threads)

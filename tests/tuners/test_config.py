@@ -199,7 +199,7 @@ def test_numpys_numbers_in_a_config_of_peft_are_saved(tmp_path):
 )
 def test_target_modules_are_not_chosen(config, label):
     model = make_model("llama")
-    message = rf"target_modules=\['q_proj'\] cannot be chosen for a {label}, .* choose layers with layers_to_transform"
+    message = rf"{label}: target_modules=\['q_proj'\] cannot be chosen, .* choose layers with layers_to_transform"
     with pytest.raises(HfpatchError, match=message):
         patch(model, config(target_modules=["q_proj"]))
     with pytest.raises(HfpatchError, match=message):
