@@ -86,7 +86,7 @@ class MethodModel(BaseTuner):
         if kwargs.get("adapter_names") is not None:
             label = self.tuner_layer_cls.method.spec.label
             raise HfpatchError(
-                f"{label}: adapter_names cannot be chosen, as its active adapters act in every row; call the model once "
+                f"{label}: adapter_names cannot be chosen, as its active adapters act in all rows; call the model once "
                 "for each adapter, after set_adapter"
             )
         yield
