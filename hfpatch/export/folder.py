@@ -14,7 +14,7 @@ from hfpatch.models import take_apart
 from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate_base
 from hfpatch.surgery.card import base_licence, export_card, shown_base
-from hfpatch.surgery.folder import CONFIG, MANIFEST, load_patch
+from hfpatch.surgery.folder import CONFIG, MANIFEST, load_patch, refuse_a_run
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"
@@ -64,8 +64,7 @@ def export_patch(
     Raises:
         HfpatchError: if the base or the patch cannot be loaded, a part cannot be exported, or ``out`` is not free.
     """
-    if (patch / "results.json").is_file() and not (patch / MANIFEST).is_file():  # a pushed patch has its run's results
-        raise HfpatchError(f"{patch}: is a run; give one of its patches, runs/METHOD/seed-N/patch")
+    refuse_a_run(patch)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise HfpatchError(f"{out}: exists already; choose another --out")
     name = model or _named_base(patch)

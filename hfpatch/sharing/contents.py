@@ -11,6 +11,7 @@ from hfpatch.results.folder import load_comparison
 from hfpatch.sharing.eval_results import eval_results
 from hfpatch.sharing.paths import paths_in, without
 from hfpatch.surgery.card import shown_base
+from hfpatch.surgery.folder import refuse_a_run
 
 Contents = dict[str, Path | bytes]
 """What goes to the hub: the path there, and the file or the bytes that it gets."""
@@ -48,6 +49,7 @@ def contents(
         raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
     if any((folder / name).is_file() for name in _MARKERS):
         return _tree(folder)
+    refuse_a_run(folder)
     raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
 
 

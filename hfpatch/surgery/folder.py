@@ -286,11 +286,22 @@ def _file_keys(model: nn.Module, name: str) -> Callable[[str], str]:
     return file_key
 
 
+def refuse_a_run(directory: Path) -> None:
+    """Say where the patches of a run are.
+
+    Raises:
+        HfpatchError: if the folder is a run.
+    """
+    if patches := sorted(directory.glob("runs/*/seed-*/patch")):
+        raise HfpatchError(f"{directory}: is a run; give one of its patches, such as {patches[0]}")
+
+
 def _read_manifest(directory: Path) -> _Saved:
     if (directory / CONFIG).is_file():
         return _Saved({"default": directory})
     path = directory / MANIFEST
     if not path.is_file():
+        refuse_a_run(directory)
         raise HfpatchError(f"{directory}: no patch here ({MANIFEST} or {CONFIG} is missing)")
     manifest = read_json(path)
     try:

@@ -123,8 +123,8 @@ def test_a_folder_in_use_is_not_touched(tmp_path):
 
 
 def test_a_run_is_not_a_patch(tmp_path):
-    (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(HfpatchError, match="give one of its patches"):
+    (tmp_path / "runs" / "lora" / "seed-0" / "patch").mkdir(parents=True)
+    with pytest.raises(HfpatchError, match=r"is a run; give one of its patches, such as .*runs/lora/seed-0/patch"):
         export_patch(tmp_path, tmp_path / "export")
 
 

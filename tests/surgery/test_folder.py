@@ -246,6 +246,11 @@ def test_no_such_folder(tmp_path):
     refused(tmp_path / "nowhere", r"nowhere: no patch here \(patch.json or adapter_config.json is missing\)")
 
 
+def test_a_run_is_no_patch(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run" / "runs" / "lora" / "seed-0" / "patch")
+    refused(tmp_path / "run", "run: is a run; give one of its patches, such as .*run/runs/lora/seed-0/patch")
+
+
 def test_missing_manifest(folder):
     (folder / "patch.json").unlink()
     refused(folder, "no patch here")
