@@ -1,4 +1,4 @@
-"""Reading the ``results.json`` of a folder that hfpatch wrote."""
+"""Reading the ``results.json`` of a folder that hfpatch wrote, and what a run's folder holds beside it."""
 
 from __future__ import annotations
 
@@ -97,3 +97,13 @@ def _is_printable(char: str) -> bool:
     if code < 0x20:
         return char in "\t\n\r"
     return not (0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 or code in (0xFFFE, 0xFFFF))
+
+
+def refuse_a_run(directory: Path) -> None:
+    """Say where the patches of a run are.
+
+    Raises:
+        HfpatchError: if the folder is a run.
+    """
+    if patches := sorted(directory.glob("runs/*/seed-*/patch")):
+        raise HfpatchError(f"{directory}: is a run; give one of its patches, such as {patches[0]}")

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.reporting.cards import run_card
-from hfpatch.results.folder import load_comparison
+from hfpatch.results.folder import load_comparison, refuse_a_run
 from hfpatch.sharing.eval_results import eval_results
 from hfpatch.sharing.paths import paths_in, without
 from hfpatch.surgery.card import shown_base
-from hfpatch.surgery.folder import refuse_a_run
 
 Contents = dict[str, Path | bytes]
 """What goes to the hub: the path there, and the file or the bytes that it gets."""

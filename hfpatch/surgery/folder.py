@@ -32,6 +32,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.results.folder import refuse_a_run
 from hfpatch.support.files import atomic_directory, read_json, sha256_file, write_json, write_text
 from hfpatch.surgery.bases import bytes_of, difference, fingerprint
 from hfpatch.surgery.card import patch_card
@@ -284,16 +285,6 @@ def _file_keys(model: nn.Module, name: str) -> Callable[[str], str]:
         return PEFT_PREFIX + ".".join(kept)
 
     return file_key
-
-
-def refuse_a_run(directory: Path) -> None:
-    """Say where the patches of a run are.
-
-    Raises:
-        HfpatchError: if the folder is a run.
-    """
-    if patches := sorted(directory.glob("runs/*/seed-*/patch")):
-        raise HfpatchError(f"{directory}: is a run; give one of its patches, such as {patches[0]}")
 
 
 def _read_manifest(directory: Path) -> _Saved:
