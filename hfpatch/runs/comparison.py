@@ -9,7 +9,7 @@ from typing import Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.results.schema import ComparisonResults
+from hfpatch.results.folder import load_comparison
 from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunFolder
@@ -89,7 +89,7 @@ def _is_done(folder: RunFolder, recipe: Recipe) -> bool:
     """Return whether a folder has every run and every comparison of a recipe: nothing is left but its report."""
     if not folder.is_complete() or changes(folder.root, recipe)[0]:
         return False
-    return compares_what_it_should(recipe, ComparisonResults.model_validate(folder.read_results()))
+    return compares_what_it_should(recipe, load_comparison(folder.root))
 
 
 def _write(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> None:

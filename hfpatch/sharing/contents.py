@@ -9,7 +9,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.reporting.cards import run_card
 from hfpatch.results.folder import load_comparison, refuse_a_run
 from hfpatch.sharing.eval_results import eval_results
-from hfpatch.sharing.paths import paths_in, without
+from hfpatch.sharing.paths import cut_paths, paths_in, without_paths
 from hfpatch.surgery.card import shown_base
 
 Contents = dict[str, Path | bytes]
@@ -57,7 +57,7 @@ def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None
         raise HfpatchError(f"--seed {seed}: is the seed of one method's patch; name the method with --method")
     results = load_comparison(folder)
     paths = paths_in(folder)
-    report = {name: _without(folder / name, paths) for name in _REPORT if (folder / name).is_file()}
+    report = {name: without_paths(folder / name, paths) for name in _REPORT if (folder / name).is_file()}
     figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if path.is_file()}
     shared: Contents = {**report, **figures}
     if method is not None:
@@ -69,16 +69,7 @@ def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None
         files = {f"patch/{name}": file for name, file in _tree(patch).items()}
         files |= {"metrics.jsonl": curve} if curve.is_file() else {}
         shared |= {f"{patch.parent.relative_to(folder).as_posix()}/{name}": file for name, file in files.items()}
-    return {**shared, "README.md": without(run_card(results), paths).encode()}
-
-
-def _without(path: Path, paths: list[str]) -> Path | bytes:
-    """Return a file of a report, or its content where it has one of these paths."""
-    if path.suffix == ".safetensors":
-        return path
-    text = path.read_text(encoding="utf-8")
-    cut = without(text, paths)
-    return path if cut == text else cut.encode()
+    return {**shared, "README.md": cut_paths(run_card(results), paths).encode()}
 
 
 def _patch(folder: Path, methods: list[str], method: str, seed: int | None) -> Path:

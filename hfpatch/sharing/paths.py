@@ -1,52 +1,86 @@
-"""Paths of this machine, which are nobody else's business: those that a run names, cut down to names."""
+"""The paths of this machine that a run names in its recipe, results and report, cut down to their last parts."""
 
 from __future__ import annotations
 
-import html
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+from markupsafe import escape as html
 
+from hfpatch.recipes.strict import read_yaml, write_yaml
+from hfpatch.reporting.latex import escape as latex
+from hfpatch.support.files import read_json
+from hfpatch.support.markdown import escape as markdown
 from hfpatch.surgery.card import shown_base
 
+_VALUES = ("recipe.yaml", "plan.json", "results.json")
 _WITHIN = re.compile(r"(?:^|(?<=[\s='\"\[(,]))(?:/|~/|[A-Za-z]:\\)[^\s'\"\[\](),]*[\\/][^\s'\"\[\](),]+")
 """A path of two parts or more in a text, such as the command of a run; not that of a URL."""
 
 
 def paths_in(folder: Path) -> list[str]:
-    """Return the absolute paths that the recipe, the plan and the results of a run name, the longest first."""
-    found: set[str] = set()
-    for name in ("recipe.yaml", "plan.json", "results.json"):
-        if (folder / name).is_file():
-            text = (folder / name).read_text(encoding="utf-8")
-            values = yaml.safe_load(text) if name.endswith(".yaml") else json.loads(text)
-            found |= {path for each in _texts(values) for path in _paths(each)}
+    """Return the absolute paths that the recipe, the plan and the results of a run name, the longest first.
+
+    Raises:
+        HfpatchError: if one of these files cannot be read.
+    """
+    values = [_read(folder / name) for name in _VALUES if (folder / name).is_file()]
+    found = {path for value in values for text in _texts(value) for path in _paths(text)}
     return sorted(found, key=len, reverse=True)
 
 
-def without(text: str, paths: Iterable[str]) -> str:
-    """Return a text in which the last part stands for each of the paths, also as JSON and HTML write them."""
+def without_paths(file: Path, paths: Sequence[str]) -> Path | bytes:
+    """Return a file of a run's report, or its content without these paths where it has one of them.
+
+    Raises:
+        HfpatchError: if it cannot be read.
+    """
+    if file.suffix == ".safetensors":
+        return file
+    if file.name in _VALUES:
+        value = _read(file)
+        changed = _mapped(value, lambda text: cut_paths(text, paths))
+        written = write_yaml(changed) if file.suffix == ".yaml" else json.dumps(changed, indent=2, ensure_ascii=False)
+        return file if changed == value else written.encode()
+    text = file.read_text(encoding="utf-8")
+    cut = cut_paths(text, paths)
+    return file if cut == text else cut.encode()
+
+
+def cut_paths(text: str, paths: Sequence[str]) -> str:
+    """Return a text with the last part of each of these paths in its place, also where a report has escaped it."""
     for path in paths:
-        for spelt in (path, json.dumps(path, ensure_ascii=False)[1:-1], json.dumps(path)[1:-1], html.escape(path)):
+        for spelt in (path, str(html(path)), latex(path), markdown(path), json.dumps(path)[1:-1]):
             text = text.replace(spelt, shown_base(path))
     return text
 
 
+def _read(file: Path) -> dict[str, Any]:
+    return read_yaml(file) if file.suffix == ".yaml" else read_json(file)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON with every text in it, keys too, changed."""
+    if isinstance(value, dict):
+        return {_mapped(key, change): _mapped(each, change) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_mapped(each, change) for each in value]
+    return change(value) if isinstance(value, str) else value
+
+
 def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a value of JSON, keys too."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from (*_texts(key), *_texts(each))
-    elif isinstance(value, list):
-        for each in value:
+    elif isinstance(value, dict | list):
+        for each in (*value, *value.values()) if isinstance(value, dict) else value:
             yield from _texts(each)
 
 
 def _paths(text: str) -> list[str]:
+    """Return the paths in a text, which may be one as a whole, with spaces in it."""
     is_one = not re.search(r"\n|[:,] ", text) and len(Path(text).parts) > 2
     return [text] if is_one and (Path(text).is_absolute() or text.startswith("~/")) else _WITHIN.findall(text)

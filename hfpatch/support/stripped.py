@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Collection
 from pathlib import Path
+from typing import TypeGuard
 
 BASE = "Method"
 """What a method is a subclass of in the file that it is copied to."""
@@ -32,7 +33,7 @@ def stripped(cls: type, called: Collection[str]) -> tuple[str, set[str]]:
         raise ValueError(f"the source of {where} cannot be read ({error}); put the class into a file") from error
     lines, node = source.splitlines(), ast.parse(source).body[0]
     assert isinstance(node, ast.ClassDef)
-    options = {each.target.id for each in node.body if _is_option(each)}  # type: ignore[attr-defined]
+    options = {ast.unparse(each.target) for each in node.body if _is_option(each)}
     members = {name: each for each in node.body if not _is_option(each) for name in _member_names(each)}
     kept = _reached(members, options, called)
     parts = [f"class {cls.__name__}({BASE}):"]
@@ -40,7 +41,7 @@ def stripped(cls: type, called: Collection[str]) -> tuple[str, set[str]]:
         if index == 0 and isinstance(each, ast.Expr):
             parts.append("\n".join(lines[each.lineno - 1 : each.end_lineno]) + "\n")
         elif _is_option(each):
-            parts.append(f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}")  # type: ignore[attr-defined]
+            parts.append(f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}")
         elif kept & {*_member_names(each)}:
             start = min([each.lineno, *(decorator.lineno for decorator in getattr(each, "decorator_list", ()))])
             blank = "" if isinstance(each, ast.Assign | ast.AnnAssign) else "\n"
@@ -49,7 +50,7 @@ def stripped(cls: type, called: Collection[str]) -> tuple[str, set[str]]:
     return "\n".join(parts), used
 
 
-def _is_option(node: ast.stmt) -> bool:
+def _is_option(node: ast.stmt) -> TypeGuard[ast.AnnAssign]:
     return isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)
 
 

@@ -328,6 +328,16 @@ def test_resuming_a_finished_run_of_other_pairs_compares_again_and_trains_nothin
     assert {run["commit"] for method in found["methods"].values() for run in method["runs"].values()} == {"c0ffee"}
 
 
+def test_damaged_results_of_a_finished_run_are_one_line(straight, recipe, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(straight, out)
+    whole = read_json(out / "results.json")
+    whole["comparisons"][0]["difference"] = "x"
+    write_json(out / "results.json", whole)
+    message = refused(compare, recipe, out, resume=True)
+    assert message == f'{out / "results.json"}: comparisons.0.difference is "x"; must be a number'
+
+
 def refused(call, *arguments, **options) -> str:
     with pytest.raises(HfpatchError) as caught:
         call(*arguments, **options)

@@ -9,6 +9,7 @@ import sys
 import pytest
 import safetensors.torch
 import torch
+import yaml
 from families import make_model
 from huggingface_hub import HfApi, constants
 from reporting.conftest import example, write_run
@@ -16,6 +17,7 @@ from reporting.conftest import example, write_run
 import hfpatch
 from hfpatch import HfpatchError, sharing
 from hfpatch.__main__ import main
+from hfpatch.recipes.strict import write_yaml
 from hfpatch.reporting import write_report
 from hfpatch.sharing.contents import contents
 
@@ -116,25 +118,24 @@ def test_no_network_is_one_line(run, reach, endpoint):
 
 
 def test_paths_of_this_machine_are_cut_down_to_names(tmp_path):
-    """Wherever a recipe may name one, with spaces, umlauts and &, and wherever the report repeats it."""
-    places = ["/home/some one/models/büro & co", "/home/someone/data", "~/private/tasks", "/mnt/disk/run"]
+    """Wherever a recipe may name one, and however YAML, JSON, HTML and LaTeX spell it in the report."""
+    places = ["/home/some one/o'hara_1/büro & co", "/home/someone/data", "~/private/tasks", "/mnt/disk/run"]
     values = example()
     values["model"]["name"], values["data"]["source"] = places[:2]
     values["evaluation"]["include_path"] = places[2]
     values["provenance"]["command"] = f"hfpatch compare mine.yaml data_dir={places[1]} --out {places[3]}"
     values["warnings"] = [f"{places[1]}/train.txt: see https://example.org/some/page, 3/4 of it"]
     folder = write_run(tmp_path / "run", values)
-    (folder / "recipe.yaml").write_text(f"model: {{name: '{places[0]}'}}\ndata: {{source: {places[1]}}}\n")
+    (folder / "recipe.yaml").write_text(write_yaml({"model": {"name": places[0]}, "data": {"source": places[1]}}))
     write_report(folder)
     files = contents(folder)
     texts = {name: each.read_bytes() if hasattr(each, "read_bytes") else each for name, each in files.items()}
     assert "someone/data" in (folder / "report.html").read_text()
     for name, text in texts.items():
-        assert not [word for word in (b"some one", b"someone", b"private/", b"/mnt") if word in text], name
-    assert (texts["recipe.yaml"].decode(), json.loads(texts["results.json"])["model"]["name"]) == (
-        "model: {name: 'büro & co'}\ndata: {source: data}\n",
-        "büro & co",
-    )
+        assert not [word for word in (b"some one", b"hara", b"someone", b"private/", b"/mnt") if word in text], name
+    cut = {"model": {"name": "büro & co"}, "data": {"source": "data"}}
+    assert yaml.safe_load(texts["recipe.yaml"]) == cut
+    assert json.loads(texts["results.json"])["model"]["name"] == "büro & co"
     assert json.loads(texts["results.json"])["warnings"] == ["train.txt: see https://example.org/some/page, 3/4 of it"]
 
 
