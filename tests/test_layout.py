@@ -38,3 +38,10 @@ def test_files_and_functions_are_short_enough_to_read():
             if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 80:
                 long.append(f"{path.name}: {node.name}")
     assert long == []
+
+
+def test_no_mean_depends_on_the_version_of_python():
+    """``sum`` rounds floats otherwise since Python 3.12; `statistics.fmean` and `math.fsum` are exact everywhere."""
+    mean = re.compile(r"\bsum\(([a-z_]+)\) / len\(\1\)")
+    found = {path.name for path in (ROOT / "hfpatch").rglob("*.py") if mean.search(path.read_text(encoding="utf-8"))}
+    assert found == set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.task import ConfigurableTask
@@ -35,7 +36,7 @@ def first_paragraphs(dataset: Dataset) -> Dataset:
 
 def exponential_mean(losses: Sequence[float]) -> float:
     """Return exp of the mean of per-paragraph mean losses."""
-    return math.exp(sum(losses) / len(losses))
+    return math.exp(fmean(losses))
 
 
 def paragraph_loss(doc: dict[str, Any], results: Sequence[tuple[float, int, int]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the quantity of interest is the ratio ``θ = mean over s of Σᵢ d[s, i] / Σ�
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -123,7 +124,7 @@ def over_seeds(method: Array, reference: Array, *, paired: bool) -> Part | None:
     if freedom == 0:
         return None
     variance = sum(((group - group.mean()) ** 2).sum() for group in groups) / freedom
-    return Part(float(np.sqrt(variance * sum(1 / len(group) for group in groups))), freedom)
+    return Part(float(np.sqrt(variance * math.fsum(1 / len(group) for group in groups))), freedom)
 
 
 def paired_accuracies(method: Array, reference: Array) -> tuple[float, tuple[float, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -127,7 +128,8 @@ class DataSettings(TextSource):
 
 def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
     """Return whole numbers in proportion to weights that add up to ``total``, by largest remainder."""
-    exact = [total * weight / sum(weights) for weight in weights]
+    every = math.fsum(weights)
+    exact = [total * weight / every for weight in weights]
     found = [int(share) for share in exact]
     nearest_first = sorted(range(len(weights)), key=lambda place: found[place] - exact[place])
     for place in nearest_first[: total - sum(found)]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -249,7 +250,7 @@ class ComparisonResults(Part):
     def mean(self, method: str, task: str, metric: str | None = None) -> float | None:
         """Return the mean over seeds of a metric (the task's primary one if None), or None where there is no value."""
         values = self.values(method, task, metric)
-        return sum(values) / len(values) if values else None
+        return fmean(values) if values else None
 
     @property
     def base_loss(self) -> float | None:

@@ -76,11 +76,14 @@ def checkout_state(package: Path = Path(__file__).parents[1]) -> tuple[str | Non
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide a number."""
+    """Return the versions of the packages that decide a number.
+
+    A loaded package says its own: torch names its build there (``+cpu``, ``+cu130``), the package index does not.
+    """
     versions = {}
     for name in _PACKAGES:
         try:
-            versions[name] = version(name)
+            versions[name] = getattr(sys.modules.get(name), "__version__", None) or version(name)
         except PackageNotFoundError:
             continue
     return versions

@@ -37,7 +37,7 @@ def require_option_type(name: str, hint: Any) -> None:
             case _:
                 fine = False
         if not fine:
-            shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+            shown = kind.__name__ if isinstance(kind, type) and not items else str(kind).replace("typing.", "")
             raise HfpatchError(f"option {name!r} is of type {shown}; use {ALLOWED}")
 
 

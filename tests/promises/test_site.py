@@ -69,6 +69,8 @@ def test_right_declarations_pass(case, declare):
 
 @pytest.mark.parametrize("kind", ["inkling2_text", "gemma3n_text", "zaya", "beam", "minimax"])
 def test_unusual_residual_streams_are_followed(kind, declare):
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {kind}")
     assert not failures(twin(CONFIG_MAPPING[kind]()), SKIP)
 
 

@@ -25,6 +25,21 @@ def test_values_come_by_seed_and_mean_is_their_mean(results):
     assert (results.baseline, results.seeds) == ("baseline", [0, 1])
 
 
+def test_a_mean_is_rounded_once_whatever_the_python(results, monkeypatch):
+    """The built-in sum of floats gives other last digits before Python 3.12; reports must not depend on that."""
+    values = [0.1] * 10
+    monkeypatch.setattr(ComparisonResults, "values", lambda *_: values)
+    assert sum_before_python_3_12(values) / 10 != 0.1
+    assert results.mean("lora", "tinyworld_text") == 0.1
+
+
+def sum_before_python_3_12(values):
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
 def test_the_baseline_is_the_method_without_parts(build, raw):
     raw["methods"] = {"lora": raw["methods"]["lora"], "frozen": raw["methods"]["baseline"]}
     assert build(raw).baseline == "frozen"

@@ -114,7 +114,7 @@ def _held_out(results: ComparisonResults, method: str, control: str) -> Gains | 
         return None
     m, c = ([base - each[seed] for seed in sorted(seeds)] for each in losses)
     n, (m_mean, c_mean) = len(seeds), (fmean(m), fmean(c))
-    covariance = sum((x - m_mean) * (y - c_mean) for x, y in zip(m, c, strict=True)) / (n - 1) / n
+    covariance = math.fsum((x - m_mean) * (y - c_mean) for x, y in zip(m, c, strict=True)) / (n - 1) / n
     quantile = _T[n - 2] if n - 2 < len(_T) else _Z
     return Gains(m_mean, c_mean, variance(m) / n, variance(c) / n, covariance, quantile)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -220,7 +221,7 @@ def _flips(known: Mapping[str, Sequence[float]]) -> list[Change]:
 
 def _moves(known: Mapping[str, Sequence[float]]) -> list[Change]:
     """Return every document with its mean change, what rose most first."""
-    moves = [Change(key, sum(seeds) / len(seeds) - base, 0.0) for key, (base, *seeds) in known.items()]
+    moves = [Change(key, fmean(seeds) - base, 0.0) for key, (base, *seeds) in known.items()]
     return sorted((move for move in moves if move.gained), key=lambda move: -move.gained)
 
 

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from hfpatch.analysis.inspection import Inspection
@@ -153,7 +154,7 @@ def _by_offset(found: Inspection) -> doc.Table:
 
     def share(heads: Sequence[HeadRelation], offset: int) -> str:
         shares = [each.by_offset[offset].symmetric for each in heads if offset in each.by_offset]
-        return decimal(sum(shares) / len(shares), 2) if shares else NOTHING
+        return decimal(fmean(shares), 2) if shares else NOTHING
 
     columns: dict[str, Callable[[Any], str]] = {"layer": lambda heads: str(heads[0].layer)}
     columns |= {f"Δ {offset}": partial(share, offset=offset) for offset in offsets}
@@ -251,13 +252,13 @@ def _spread(values: Iterable[float], digits: int = 2) -> str:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return NOTHING
-    return f"{decimal(sum(finite) / len(finite), digits)} {interval(min(finite), max(finite), digits)}"
+    return f"{decimal(fmean(finite), digits)} {interval(min(finite), max(finite), digits)}"
 
 
 def _norm(norms: Iterable[float]) -> str:
     """Return the norm of several tensors together, from that of each."""
     squares = [norm**2 for norm in norms]
-    return _number(math.sqrt(sum(squares)) if squares else None)
+    return _number(math.sqrt(math.fsum(squares)) if squares else None)
 
 
 def _joined(cells: Iterable[str]) -> str:

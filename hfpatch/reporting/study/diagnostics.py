@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 from hfpatch.results.schema import Diagnostic, Row, StudyResults, StudyRun
 
@@ -57,7 +58,13 @@ def spread_of(study: StudyResults, row: Row) -> list[tuple[int, float]]:
         for step, loss in dict(run.evaluation).items():
             if loss is not None:
                 losses[step].append(loss)
-    return [(step, stdev(values)) for step, values in sorted(losses.items()) if len(values) == len(runs) > 1]
+    return [(step, _deviation(values)) for step, values in sorted(losses.items()) if len(values) == len(runs) > 1]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation (n - 1); `statistics.stdev` gives other last digits before Python 3.11."""
+    mean = fmean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def _whole(runs: Sequence[StudyRun]) -> list[StudyRun]:
