@@ -53,26 +53,41 @@ def test_loss_from_logits_is_the_sum_over_predicted_tokens():
 
 @pytest.mark.parametrize("tail", [Tail(), Tail(scale=0.25), Tail(cap=2.0), Tail(scale=3.0, cap=1.5)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_loss_from_hidden_and_its_gradients_are_those_of_full_logits(tail, bias, monkeypatch):
+@pytest.mark.parametrize("frozen", [True, False])
+def test_loss_from_hidden_and_its_gradients_are_those_of_full_logits(tail, bias, frozen, monkeypatch):
     monkeypatch.setattr("hfpatch.training.loss.chunk_rows", lambda vocabulary, device: 4)
+    monkeypatch.setattr("hfpatch.training.loss._TILE", (4, 3))  # of 11 tokens
     states, weight, offset, labels = case(bias=bias)
     tensors = (states, weight, offset)
+    for head in (weight, offset):
+        if head is not None:
+            head.requires_grad_(not frozen)
     expected = reference(logits_of(*tensors, tail), labels)
     found = loss_from_hidden(*tensors, labels, tail=tail)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
-    for one, other in zip(gradients(2 * found, *tensors), gradients(2 * expected, *tensors), strict=True):
+    trained = (states,) if frozen else tensors
+    for one, other in zip(gradients(2 * found, *trained), gradients(2 * expected, *trained), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(2, 9), st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 0.9]))
-def test_any_chunk_of_any_shape_gives_the_same(size, batch, seq, seed, ignored):
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 12)), st.integers(1, 4), st.integers(2, 9), st.integers(0, 10**6),
+    st.sampled_from([0.0, 0.5, 0.9]),
+)  # fmt: skip
+def test_any_chunk_and_any_tile_of_any_shape_give_the_same(tile, batch, seq, seed, ignored):
     states, weight, offset, labels = case(batch=batch, seq=seq, seed=seed, ignored=ignored)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hfpatch.training.loss.chunk_rows", lambda vocabulary, device: size)
+        patch.setattr("hfpatch.training.loss.chunk_rows", lambda vocabulary, device: tile[0])
+        patch.setattr("hfpatch.training.loss._TILE", tile)
         found = loss_from_hidden(states, weight, offset, labels)
+        frozen = loss_from_hidden(states, weight.detach(), offset.detach(), labels)
     expected = reference(logits_of(states, weight, offset, Tail()), labels)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    for loss in (found, frozen):
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
+    if expected != 0:
+        wanted = torch.autograd.grad(expected, states, retain_graph=True)[0]
+        torch.testing.assert_close(torch.autograd.grad(frozen, states)[0], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_frozen_head_costs_no_gradient_and_is_not_touched():
@@ -112,22 +127,35 @@ def test_a_bf16_head_gives_a_sum_in_float32():
     assert found != found.bfloat16().float()
     found.backward()
     assert states.grad.dtype == torch.bfloat16
+    exact = states.detach().float().requires_grad_()
+    loss_from_logits(functional.linear(exact, weight.float(), offset.float()), labels).backward()
+    assert (states.grad.float() - exact.grad).norm() < 0.02 * exact.grad.norm()
 
 
 def test_a_chunk_allocates_its_logits_once():
     """Its gradient takes the same memory; a second buffer would cost as much time as the softmax."""
-    rows, weight = torch.randn(64, 8, requires_grad=True), torch.randn(4096, 8)
-    targets = torch.randint(4096, (64,))
+    assert sum(allocations(torch.randn(4096, 8, requires_grad=True))) < 1.5 * 64 * 4096 * 4
+
+
+def test_a_frozen_head_allocates_no_more_than_a_tile_at_once():
+    assert max(allocations(torch.randn(8192, 8))) == 64 * 2048 * 4
+
+
+def allocations(weight):
+    """The bytes of each buffer that the loss of 64 rows takes."""
+    rows, targets = torch.randn(64, 8, requires_grad=True), torch.randint(4096, (64,))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
         ChunkedLoss.apply(rows, weight, None, targets, None, 64)
-    allocated = [event.cpu_memory_usage for event in seen.events() if event.cpu_parent is None]
-    assert sum(bytes_ for bytes_ in allocated if bytes_ > 0) < 1.5 * 64 * 4096 * 4
+    taken = [event.self_cpu_memory_usage for event in seen.events()]
+    return [bytes_ for bytes_ in taken if bytes_ > 0]
 
 
-def test_logits_far_apart_lose_nothing():
+@pytest.mark.parametrize("frozen", [True, False])
+def test_logits_far_apart_lose_nothing(frozen, monkeypatch):
     """A target whose share underflows has a finite loss, and its gradient is exact."""
+    monkeypatch.setattr("hfpatch.training.loss._TILE", (1, 1))
     rows = torch.tensor([[1.0]], requires_grad=True)
-    weight = torch.tensor([[300.0], [0.0], [-300.0]])
+    weight = torch.tensor([[300.0], [0.0], [-300.0]], requires_grad=not frozen)
     loss = ChunkedLoss.apply(rows, weight, None, torch.tensor([2]), None, 64)
     loss.backward()
     assert (loss.item(), rows.grad.item()) == (600.0, 600.0)
