@@ -24,6 +24,7 @@ from hfpatch.evaluation.scorer import Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.sites import input_device
+from hfpatch.support.heap import keep_freed_memory
 from hfpatch.support.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -289,6 +290,8 @@ class HfpatchLM(HFLM):
         mixed = self.mixed_precision_dtype
         autocast = torch.autocast(self.device.type, dtype=mixed) if mixed is not None else nullcontext()
         library = self.ranks.same(choose_library(self.model))  # each rank measures, and may find another one faster
+        if library is not None:
+            keep_freed_memory()
         with autocast, fast_matmul(self.model, library=library):
             self._scorer().score(cut, take, known=list(known), share=share if self.ranks.shares else None)
         return scores

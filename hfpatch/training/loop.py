@@ -26,6 +26,7 @@ from hfpatch.data.collate import collate
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import choose_library, fast_matmul, pinned_library
 from hfpatch.results.parts import TrainResult
+from hfpatch.support.heap import keep_freed_memory
 from hfpatch.training.attention import attention_by_document
 from hfpatch.training.checkpoint import checkpoint_at, load_optimizer, load_trainables, save_checkpoint
 from hfpatch.training.diagnostics import diagnose
@@ -92,6 +93,8 @@ def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
         with pinned_library(run.state.matmul), contextlib.ExitStack() as stack:
             library = broadcast_object_list([choose_library(model)])[0]
             run.state.matmul = stack.enter_context(fast_matmul(model, library=library))
+            if library is not None:
+                keep_freed_memory()
             stack.enter_context(loss_in_forward(model))
             stack.enter_context(attention_by_document())
             yield

@@ -1,0 +1,67 @@
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from hfpatch.support.heap import keep_freed_memory
+
+PROGRAM = """
+import resource
+from hfpatch.support.heap import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        blocks = [bytearray(1 << 20) for _ in range(64)]
+        del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+kept = keep_freed_memory()
+faults()  # the first blocks are new
+print(kept, faults())
+"""
+PAGES = 5 * 64 * 256
+
+
+def run(**variables):
+    """Whether freed memory is kept, and the pages that the system hands out for blocks that were freed before."""
+    environment = {**os.environ, **variables}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment)
+    kept, faults = done.stdout.split()
+    return kept == "True", int(faults)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these thresholds")
+def test_freed_memory_is_used_again_without_the_system():
+    kept, faults = run()
+    assert kept
+    assert faults < PAGES / 50
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these thresholds")
+def test_a_threshold_set_by_hand_stays():
+    kept, faults = run(MALLOC_TRIM_THRESHOLD_="131072")
+    assert not kept
+    assert faults > PAGES / 2
+
+
+@pytest.mark.parametrize("problem", [AttributeError, OSError, TypeError])
+def test_another_c_library_is_left_alone(problem, monkeypatch):
+    class Other:
+        def __getattr__(self, name):
+            raise problem(name)
+
+    def load(name):
+        if problem is AttributeError:
+            return Other()
+        raise problem(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    keep_freed_memory.cache_clear()
+    try:
+        assert not keep_freed_memory()
+    finally:
+        keep_freed_memory.cache_clear()
