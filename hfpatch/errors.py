@@ -29,6 +29,11 @@ def whole_number(name: str, value: Any, *, at_least: int) -> int:
     return number
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error of another library says, or the name of its kind if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return `` (did you mean 'x'?)`` for the known name closest to ``name``, or an empty string."""
     import difflib

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hfpatch.analysis.running import evaluating
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, QueryTemperatureConfig
 from hfpatch.nn import MixedProjection
 from hfpatch.sites import AttentionSite, features, find_sites, submodule, unwrapped
+from hfpatch.support.modes import evaluating
 from hfpatch.tuners.layer import method_layer
 
 

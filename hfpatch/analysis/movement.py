@@ -152,7 +152,7 @@ def read_run(run_dir: str | Path) -> RunRecord:
     recorded = recorded if isinstance(recorded, dict) else {}
     survival = recorded.get("update_survival")
     return RunRecord(
-        steps=recorded.get("steps", len(steps) or None),
+        steps=recorded.get("steps", steps[-1].get("step") if steps else None),
         final_loss=recorded.get("final_loss", steps[-1].get("loss") if steps else None),
         update_survival=dict(survival) if isinstance(survival, dict) else {},
     )

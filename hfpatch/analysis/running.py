@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hfpatch.sites import AttentionSite, base_model, find_sites
+from hfpatch.support.modes import evaluating
 from hfpatch.tuners.adapters import block_of as block_of
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.layer import MethodLayer, method_layer
@@ -101,18 +102,6 @@ def keeping_flags(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, flag in flags.items():
             parameter.requires_grad = flag
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode, and every module back to its own mode at the end."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def method_layers(model: nn.Module, method: type[MethodConfig]) -> Iterator[tuple[AttentionSite, MethodLayer]]:

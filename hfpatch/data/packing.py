@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hfpatch.support.modes import evaluating
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -89,14 +91,11 @@ def packing_is_exact(model: PreTrainedModel, block_size: int) -> bool:
         model: a causal language model.
         block_size: tokens of a row, as they are trained on.
     """
-    training = model.training
-    model.eval()
     try:
-        return _leaks_nothing(model, max(_SHORTEST_ROW, block_size))
+        with evaluating(model):
+            return _leaks_nothing(model, max(_SHORTEST_ROW, block_size))
     except (TypeError, ValueError):
         return False
-    finally:
-        model.train(training)
 
 
 def _leaks_nothing(model: PreTrainedModel, size: int) -> bool:

@@ -23,7 +23,7 @@ from torch import nn
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Score, TokenRequest
 from hfpatch.nn.matmul import choose_library
-from hfpatch.support.files import sha256_file
+from hfpatch.support.files import hash_values, sha256_file
 from hfpatch.support.provenance import installed_versions
 from hfpatch.surgery.bases import hash_tensors, hash_weights
 from hfpatch.surgery.peft_registration import peft_is_imported
@@ -196,8 +196,7 @@ def _hash_adapters(model: nn.Module) -> str | None:
         for name, module in model.named_modules()
         if isinstance(module, AdapterWrapper)
     ]
-    description = json.dumps([_hash_tensors(parameters), configs, states], sort_keys=True, default=_json_value)
-    return hashlib.sha256(description.encode()).hexdigest()
+    return hash_values([_hash_tensors(parameters), configs, states])
 
 
 def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -233,7 +232,3 @@ def _precision() -> dict[str, Any]:
         "reduced": [getattr(backends.cuda.matmul, name) for name in _REDUCED_PRECISION],
         "autocast": {device: str(torch.get_autocast_dtype(device)) for device in devices},
     }
-
-
-def _json_value(value: Any) -> Any:
-    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)

@@ -30,6 +30,7 @@ from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.records import hash_documents, write_values
 from hfpatch.results.schema import Clusters, TaskResult
 from hfpatch.support.files import write_text
+from hfpatch.support.modes import evaluating
 from hfpatch.support.ranks import Ranks, ended_together
 
 Record = dict[str, Any]
@@ -83,32 +84,29 @@ def evaluate(
         HfpatchError: if a task, its data, the tokenizer or its chat template is unsuitable, a log-likelihood is NaN or
             memory is too small; what was scored before is kept.
     """
-    training, ranks = model.training, ranks or Ranks()
+    ranks = ranks or Ranks()
     if not ranks.is_first:
         records_dir = log = None
-    try:
-        with quiet(), templates_compiled_once(), ended_together(ranks):
-            scorer = HfpatchLM(model, **scorer_options(tokenizer, settings))
-            chosen = selection or select(settings, data_dir)
-            seed_everything(settings.seed)
-            scorer.ranks = ranks
-            key = ranks.same(model_key(model, base_sha256)) if answers_dir is not None else {}
-            results = {}
-            for name in chosen.tasks:
-                if on_task is not None:
-                    on_task(name)
-                if answers_dir is not None:
-                    scorer.score_cache = open_cache(answers_dir, name, key, optional=answers_optional, rank=ranks.index)
-                scorer.reused = 0
-                scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
-                results[name] = _score(scorer, name, chosen, settings, records_dir, log)
-            if records_dir is not None:
-                write_values(records_dir, results)
-            if log is not None:
-                log.close(scorer, settings, chosen, results)
-            return results
-    finally:
-        model.train(training)
+    with evaluating(model), quiet(), templates_compiled_once(), ended_together(ranks):
+        scorer = HfpatchLM(model, **scorer_options(tokenizer, settings))
+        chosen = selection or select(settings, data_dir)
+        seed_everything(settings.seed)
+        scorer.ranks = ranks
+        key = ranks.same(model_key(model, base_sha256)) if answers_dir is not None else {}
+        results = {}
+        for name in chosen.tasks:
+            if on_task is not None:
+                on_task(name)
+            if answers_dir is not None:
+                scorer.score_cache = open_cache(answers_dir, name, key, optional=answers_optional, rank=ranks.index)
+            scorer.reused = 0
+            scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
+            results[name] = _score(scorer, name, chosen, settings, records_dir, log)
+        if records_dir is not None:
+            write_values(records_dir, results)
+        if log is not None:
+            log.close(scorer, settings, chosen, results)
+        return results
 
 
 def scorer_options(tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from lm_eval.api.registry import get_metric_aggregation
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.index import TASKS, AddedFolder, entries_of, kind_of, manager_of
 from hfpatch.evaluation.local import Stamp, file_stamp, local_data, local_overrides
@@ -169,7 +169,7 @@ def _build(name: str, index: Mapping[str, Any], overrides: Mapping[str, dict[str
     except HfpatchError:
         raise
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         if isinstance(error, OSError):
             mine = isinstance(error, FileNotFoundError) and reason.startswith("Unable to find")
             advice = "write data_files relative to the working directory" if mine else "go online or set --data-dir"

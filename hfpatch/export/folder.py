@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.export.write import write_model
 from hfpatch.models import take_apart
 from hfpatch.results.folder import refuse_a_run
@@ -112,7 +112,7 @@ def _beside(patch: Path, base: str, revision: str | None) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
         generation = GenerationConfig.from_pretrained(str(patch)) if (patch / _GENERATION).is_file() else None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise HfpatchError(f"{patch}: its tokenizer or {_GENERATION} cannot be loaded: {reason}") from error
     if (patch / _TEMPLATE).is_file():
         tokenizer.chat_template = (patch / _TEMPLATE).read_text(encoding="utf-8")

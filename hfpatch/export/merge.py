@@ -12,7 +12,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.export.parts import base_name
 from hfpatch.tuners.adapters import adapter_state
 from hfpatch.tuners.layer import MethodLayer
@@ -61,7 +61,7 @@ def _merge(name: str, layer: Any) -> None:
     try:
         layer.merge(safe_merge=True)
     except (AttributeError, NotImplementedError, ValueError, TypeError, RuntimeError) as error:
-        reason, method = next(iter(str(error).splitlines()), ""), type(layer).__module__.split(".")[-2]
+        reason, method = first_line(error), type(layer).__module__.split(".")[-2]
         raise HfpatchError(
             f"{base_name(name)}: a {method} adapter cannot be exported: PEFT cannot merge it ({reason})"
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.methods import PreProjectionConfig
 from hfpatch.promises import behaviour, interface, residual, site, temperature
 from hfpatch.promises.common import Test, changed_by, example_tokens
+from hfpatch.support.modes import evaluating
 from hfpatch.support.notebook import html_table
 from hfpatch.surgery.bases import load_base, load_config
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
@@ -125,10 +127,10 @@ def check(
     else:
         model = load_base(model_or_id).model if isinstance(model_or_id, str) else model_or_id
     config = config or PreProjectionConfig(content_skip=True)
-    training = model.training
-    model.eval()
-    random_state = torch.get_rng_state()
-    try:
+    with ExitStack() as afterwards:
+        afterwards.callback(torch.set_rng_state, torch.get_rng_state())
+        afterwards.enter_context(evaluating(model))
+        afterwards.callback(unpatch, model)
         left_out = patch_summary(patch(model, config)).skipped
         unpatch(model)
         changed = len({site.layer for site in changed_by(model, config)})
@@ -146,10 +148,6 @@ def check(
             finally:
                 unpatch(model)
             verdicts.append(Verdict(promise, holds, seen))
-    finally:
-        unpatch(model)
-        model.train(training)
-        torch.set_rng_state(random_state)
     return CheckReport(name, type(config).__name__, changed, left_out, verdicts)
 
 

@@ -118,12 +118,25 @@ def _first(keys: Mapping[str, object], most: int = 3) -> str:
     return f"{', '.join(list(keys)[:most])}{more}"
 
 
-def _contains_run(out: Path) -> bool:
-    for place in (out, *out.parents):
+def check_place(folder: Path, option: str) -> None:
+    """Refuse a path where no folder can be.
+
+    Args:
+        folder: what is to be written.
+        option: by which the user chose it.
+
+    Raises:
+        HfpatchError: if the path or one above it is a file, or a link to nothing.
+    """
+    for place in (folder, *folder.parents):
         if place.is_symlink() and not place.exists():
-            raise HfpatchError(f"{place}: is a link to a folder that does not exist; choose another --out")
+            raise HfpatchError(f"{place}: is a link to a folder that does not exist; choose another {option}")
         if place.exists() and not place.is_dir():
-            raise HfpatchError(f"{place}: is a file, not a folder; choose another --out")
+            raise HfpatchError(f"{place}: is a file, not a folder; choose another {option}")
+
+
+def _contains_run(out: Path) -> bool:
+    check_place(out, "--out")
     if (out / "recipe.yaml").is_file():
         return True
     if out.is_dir() and not _is_empty(out):

@@ -7,8 +7,6 @@ so results of two bases or two texts never mix in one folder.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -22,7 +20,7 @@ from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import MatmulLibrary
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
-from hfpatch.support.files import read_json, write_json, write_text
+from hfpatch.support.files import hash_values, read_json, write_json, write_text
 from hfpatch.surgery.bases import Base, hash_tensors
 from hfpatch.training.checkpoint import stored_origins
 
@@ -88,15 +86,6 @@ def identify_training(settings: LoopSettings, plan: BatchPlan) -> Identity:
         "plan": plan.sha256,
         "training": hash_values(settings.model_dump(mode="json", exclude=set(NOT_IDENTITY))),
     }
-
-
-def hash_values(values: Any) -> str:
-    """Return the SHA-256 of values as JSON, sets sorted and what JSON does not know as its text."""
-
-    def plain(value: Any) -> Any:
-        return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
-
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=plain).encode()).hexdigest()
 
 
 def check_shared(out: Path, shared: Identity, plans: Mapping[int, BatchPlan]) -> None:

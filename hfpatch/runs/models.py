@@ -24,7 +24,7 @@ from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.schema import EvaluatedVariant, EvaluationResults
-from hfpatch.runs.identity import hash_values, identify_base
+from hfpatch.runs.identity import identify_base
 from hfpatch.runs.placing import load_placed, ranks_of
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.scoring import (
@@ -40,6 +40,7 @@ from hfpatch.runs.scoring import (
     short_names,
 )
 from hfpatch.sites import count_values
+from hfpatch.support.files import hash_values
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.support.ranks import Ranks
 from hfpatch.surgery.bases import Base

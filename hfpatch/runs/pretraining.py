@@ -18,11 +18,11 @@ from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe
 from hfpatch.recipes.training import with_steps
 from hfpatch.runs.corpus import Corpus, load_corpus
 from hfpatch.runs.folder import summarise
-from hfpatch.runs.identity import Identity, hash_values, identify_training, write_shared
+from hfpatch.runs.identity import Identity, identify_training, write_shared
 from hfpatch.runs.plan import PlannedRun, Unit, plan_pretraining, planned_runs
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
-from hfpatch.support.files import read_json, write_json
+from hfpatch.support.files import hash_values, read_json, write_json
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.training.architecture import build_model
 from hfpatch.training.pretrain import check_settings

@@ -23,6 +23,7 @@ from hfpatch.recipes.strict import flatten
 from hfpatch.reporting.floor import floor_cautions
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
+from hfpatch.runs.folder import check_place
 from hfpatch.runs.placing import load_placed, ranks_of
 from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, sha256_file, write_json
@@ -229,9 +230,7 @@ def check_output(output: Path | None, identity: Mapping[str, Any]) -> None:
     """Refuse a folder that has other files than those of this evaluation, or cannot be a folder."""
     if output is None:
         return
-    for place in (output, *output.parents):
-        if place.exists() and not place.is_dir():
-            raise HfpatchError(f"{place}: is a file, not a folder; choose another --output")
+    check_place(output, "--output")
     if not output.is_dir() or not any(output.iterdir()):
         return
     if not (output / IDENTITY).is_file():

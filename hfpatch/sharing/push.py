@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sharing.contents import Contents, contents
 
 
@@ -53,9 +53,8 @@ def _send(shared: Contents, repo_id: str, *, private: bool, message: str) -> str
         operations = [CommitOperationAdd(name, file) for name, file in sorted(shared.items())]
         commit = api.create_commit(repo_id, operations, commit_message=message)
     except Exception as error:  # which HTTP library the client uses, and so what it raises, depends on its version
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise HfpatchError(
-            f"{repo_id}: the hub refused the upload ({first}); check the name, `hf auth login`, the network and "
-            "HF_HUB_OFFLINE"
+            f"{repo_id}: the hub refused the upload ({first_line(error)}); check the name, `hf auth login`, the "
+            "network and HF_HUB_OFFLINE"
         ) from error
     return str(commit.repo_url)

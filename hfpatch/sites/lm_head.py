@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.sites.tower import base_model, input_device, text_config
+from hfpatch.support.modes import evaluating
 
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
 """Keys of configurations that name a soft cap."""
@@ -80,19 +81,16 @@ def find_lm_head(model: Any) -> LMHead | None:
         factors.append(factors[0] if factors else peak / output.abs().max())
         return output * factors[0]
 
-    training = [module for module in model.modules() if module.training]
     handle = head.register_forward_hook(enlarge)
-    model.eval()
     try:
-        tokens = torch.arange(_PROBE_TOKENS, device=input_device(model))[None] % head.weight.shape[0]
-        logits = model(input_ids=tokens, use_cache=False).logits.float()
-        z = head(body(input_ids=tokens, use_cache=False)[0]).to(logits.device)
+        with evaluating(model):
+            tokens = torch.arange(_PROBE_TOKENS, device=input_device(model))[None] % head.weight.shape[0]
+            logits = model(input_ids=tokens, use_cache=False).logits.float()
+            z = head(body(input_ids=tokens, use_cache=False)[0]).to(logits.device)
     except (AttributeError, TypeError, RuntimeError, IndexError, KeyError, ValueError):
         return None
     finally:
         handle.remove()
-        for module in training:
-            module.training = True
     if len(factors) != 2 or z.shape != logits.shape:  # the head is called once, and nothing is cut off
         return None
     tail = min(tails, key=lambda each: float((each(z) - logits).abs().max()))

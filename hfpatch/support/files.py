@@ -139,6 +139,15 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def hash_values(values: Any) -> str:
+    """Return the SHA-256 of values as JSON, sets sorted and what JSON does not know as its text."""
+
+    def plain(value: Any) -> Any:
+        return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=plain).encode()).hexdigest()
+
+
 def write_manifest(folder: Path) -> None:
     """Write the SHA-256 of every file of a folder to its manifest.json, the last file to be written there."""
     write_json(folder / MANIFEST, {name: sha256_file(folder / name) for name in _files_in(folder)})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.recipes.comparison import DEVICE
 
 _OLDEST = (5, 17)  # the first transformers whose tensor parallelism keeps pieces as DTensors
@@ -56,7 +56,7 @@ def _check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise HfpatchError(f"device {device}: not available here ({reason}); leave it out, or name another") from error
 
 

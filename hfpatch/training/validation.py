@@ -10,6 +10,7 @@ from torch import nn
 
 from hfpatch.data.blocks import IGNORE, TokenBlocks
 from hfpatch.data.collate import collate
+from hfpatch.support.modes import evaluating
 from hfpatch.training.head import loss_in_forward
 
 Rows = list[dict[str, torch.Tensor]]
@@ -43,18 +44,16 @@ def mean_loss(
         processes: how many processes share the work; each does equally many forward passes.
         add_up: adds a tensor up over the processes.
     """
-    training, device = model.training, next(model.parameters()).device
-    model.eval()
+    device = next(model.parameters()).device
     total, count = torch.zeros((), dtype=torch.float64), 0
     stride = batch_size * processes
-    with torch.no_grad(), loss_in_forward(model):
+    with torch.no_grad(), evaluating(model), loss_in_forward(model):
         for first in range(0, len(blocks), stride):
             rows, predicted = _rows(blocks, first + process * batch_size, batch_size)
             batch = {name: value.to(device) for name, value in collate(rows).items()}
             with autocast_context(autocast, device):
                 total += float(model(**batch, use_cache=False).loss)
             count += predicted
-    model.train(training)
     sums = torch.tensor([float(total), count], dtype=torch.float64, device=device)
     found = add_up(sums) if add_up else sums
     return float(found[0] / found[1])

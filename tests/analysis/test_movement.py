@@ -68,7 +68,7 @@ def test_patches_of_different_shape_or_kind_are_refused(tmp_path):
 
 
 def test_what_a_run_recorded_is_read_whether_or_not_it_ended(tmp_path):
-    lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}]
+    lines = [{"step": step, "loss": 4.0 - step} for step in (0, 1, 2)]  # pretraining measures before its first step
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text + '{"step": 3, "lo')
     found = read_run(tmp_path)

@@ -40,3 +40,18 @@ def test_it_is_the_mean_over_lone_documents(base):
         count += length - 1
     assert mean_loss(model, blocks, batch_size=4) == pytest.approx(total / count, rel=1e-6)
     assert not model.training
+
+
+def test_a_failing_forward_pass_leaves_each_module_in_its_mode(base):
+    model, blocks = base().train(), make_blocks(layout="padded", documents=2)
+    model.get_output_embeddings().eval()
+    before = [module.training for module in model.modules()]
+
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    handle = model.gpt_neox.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        mean_loss(model, blocks, batch_size=1)
+    handle.remove()
+    assert [module.training for module in model.modules()] == before
