@@ -1,4 +1,4 @@
-"""A training step against its peers and its arithmetic, interleaved step by step in one process.
+"""A training step against its peers and its arithmetic, interleaved step by step.
 
     python benchmarks/training.py --shape 70m --text wikitext.jsonl --tokenizer pythia-70m --json training-70m.json
     python benchmarks/training.py --shape tiny --rounds 2
@@ -15,7 +15,8 @@ sees the same paragraphs in every variant: packed rows of 512, or each paragraph
 Printed: (a) tokens a second of ours over published, and its peak memory above what lies in memory before the step;
 (b) seconds of ours over lora; (c) seconds of ours over the least that arithmetic allows, 2 + 3A/(P + H) forward passes
 with A added, P body and H head parameters. Medians over rounds of the ratio within a round, smallest and largest in
-brackets. On CPUs the clock is the process's CPU time, which others on the machine disturb least (``--clock wall``).
+brackets. On CPUs each variant has a process of its own, as hfpatch changes how much freed memory a process keeps, and
+the clock is the process's CPU time, which others on the machine disturb least (``--clock wall``).
 Without ``--text``, random tokens with lengths like those of WikiText-103's paragraphs stand in.
 """
 
@@ -31,8 +32,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -86,13 +87,16 @@ MEASURED = ("published", "ours", "lora")
 BLOCK = 512
 PUBLISHED_ROWS = 4
 PARAGRAPHS = 2000
+STEP = "step took"  # begins the line of a step among what the libraries print
 
 
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    share_one_heap()
     clock, data = Clock(), make_data(arguments)
+    if arguments.variant:
+        run_when_told(arguments, data)
+        return
     if arguments.memory_of:
         print(json.dumps({"extra_bytes": extra_memory(arguments, data)}))
         return
@@ -121,6 +125,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write everything to this file")
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory, in processes of their own")
     parser.add_argument("--memory-of", choices=MEASURED, help=argparse.SUPPRESS)
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -233,6 +238,23 @@ class TakeTurns(TrainerCallback):
         self.turns.give()
 
 
+class StepWhenTold(TrainerCallback):
+    """Does a step for each line that comes in, and prints how long it took."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.began = clock, 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Wait for a line and start the clock."""
+        if not sys.stdin.readline():
+            raise SystemExit("the benchmark has ended")
+        self.began = self.clock()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Print the seconds since."""
+        print(STEP, self.clock() - self.began, flush=True)
+
+
 class MeasureMemory(TrainerCallback):
     """Notes what the second step needs above what lay in memory before it."""
 
@@ -260,12 +282,6 @@ def give_back_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def share_one_heap() -> None:
-    """Let all threads allocate from the main heap, as a process with one variant does; of glibc."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").mallopt(ctypes.c_int(-8), ctypes.c_int(1))  # M_ARENA_MAX
-
-
 def wait_for_device() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -273,14 +289,51 @@ def wait_for_device() -> None:
 
 def measure(arguments: argparse.Namespace, data: Data) -> dict[str, list[float]]:
     """Return the seconds of every variant in every round that counts."""
-    steps = arguments.rounds + 2  # the first warms up, the last also writes hfpatch's checkpoint
+    if not torch.cuda.is_available():
+        return tell_processes(arguments)
     models = {name: make_model(arguments, method_of(name)) for name in VARIANTS}
 
     def run(name: str, callback: TrainerCallback) -> None:
-        run_variant(name, models[name], arguments, data, steps, callback)
+        run_variant(name, models[name], arguments, data, steps_of(arguments), callback)
 
-    clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
-    return take_turns({name: partial(run, name) for name in VARIANTS}, clock)
+    return take_turns({name: partial(run, name) for name in VARIANTS}, clock_of(arguments))
+
+
+def steps_of(arguments: argparse.Namespace) -> int:
+    return int(arguments.rounds) + 2  # the first warms up, the last also writes hfpatch's checkpoint
+
+
+def clock_of(arguments: argparse.Namespace) -> Callable[[], float]:
+    return time.process_time if arguments.clock == "cpu" else time.perf_counter
+
+
+def tell_processes(arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """Let a process for each variant do one step each in turn; return the seconds of all steps but the ends."""
+    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    with ExitStack() as stack:
+        processes = {}
+        for name in VARIANTS:
+            command = [sys.executable, *sys.argv, "--variant", name]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            processes[name] = stack.enter_context(subprocess.Popen(command, **pipes))
+            stack.callback(processes[name].stdin.close)  # which ends one that waits for a line
+        for _ in range(steps_of(arguments)):
+            for name, process in processes.items():
+                print(file=process.stdin, flush=True)
+                seconds[name].append(read_step(name, process.stdout))
+    return {name: taken[1:-1] for name, taken in seconds.items()}
+
+
+def read_step(name: str, lines: Iterable[str]) -> float:
+    for line in lines:
+        if line.startswith(STEP):
+            return float(line.removeprefix(STEP))
+    raise SystemExit(f"{name}: failed; its traceback stands above")
+
+
+def run_when_told(arguments: argparse.Namespace, data: Data) -> None:
+    name, callback = arguments.variant, StepWhenTold(clock_of(arguments))
+    run_variant(name, make_model(arguments, method_of(name)), arguments, data, steps_of(arguments), callback)
 
 
 def take_turns(
