@@ -63,6 +63,7 @@ from hfpatch.nn.matmul import fast_matmul
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.support.files import write_json
+from hfpatch.support.heap import keep_freed_memory
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch, patch_summary
@@ -385,6 +386,7 @@ def run_forward(
     parts = [collate(rows[at : at + arguments.micro]) for at in range(0, len(rows), arguments.micro)]
     batches = [{name: value.to(model.device) for name, value in part.items() if name != "labels"} for part in parts]
     model.eval()
+    keep_freed_memory()
     for _ in range(steps):
         callback.on_step_begin(None, None, None)
         with torch.no_grad(), fast_matmul(model):
