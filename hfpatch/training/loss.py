@@ -163,9 +163,9 @@ def _tiles(
 
     Where m grows, s and a shrink in proportion. A soft cap multiplies each w by its derivative, 1 - tanh^2.
     """
-    top = torch.full((len(rows), 1), torch.finfo(torch.float32).min)
+    top = torch.full((len(rows), 1), torch.finfo(torch.float32).min, device=rows.device)
     total, scores, slope = torch.zeros_like(top), torch.zeros_like(top), torch.ones_like(top)
-    mean = torch.zeros(rows.shape, dtype=torch.float32)  # of the head's rows, times the total
+    mean = torch.zeros_like(rows, dtype=torch.float32)  # of the head's rows, times the total
     for start in range(0, len(weight), _TILE[1]):
         part = weight[start : start + _TILE[1]]
         z = linear(rows, part, None if bias is None else bias[start : start + _TILE[1]]).float()  # (rows, tokens)
@@ -173,9 +173,10 @@ def _tiles(
         if cap is not None:
             squashed = torch.tanh(z / cap)
             z = squashed * cap
-        here = ((targets >= start) & (targets < start + len(part))).nonzero().squeeze(1)
-        at = targets[here] - start
-        scores[here, 0] = z[here, at]
+        at = (targets - start)[:, None]
+        here = (at >= 0) & (at < len(part))
+        at = at.clamp(0, len(part) - 1)
+        scores = torch.where(here, z.gather(1, at), scores)
         higher = torch.maximum(top, z.amax(1, keepdim=True))
         shrink = (top - higher).exp_()
         z.sub_(higher).exp_()
@@ -183,7 +184,7 @@ def _tiles(
         if wanted[0]:
             if squashed is not None:
                 by_cap = 1 - squashed.square_()
-                slope[here, 0] = by_cap[here, at]
+                slope = torch.where(here, by_cap.gather(1, at), slope)
                 z *= by_cap
             mean.mul_(shrink).add_(linear(z.to(rows.dtype), part.t()))
         top = higher
