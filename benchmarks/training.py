@@ -315,18 +315,19 @@ def tell_processes(arguments: argparse.Namespace) -> dict[str, list[float]]:
         processes = {}
         for name in VARIANTS:
             command = [sys.executable, *sys.argv, "--variant", name]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
             processes[name] = stack.enter_context(subprocess.Popen(command, **pipes))
             stack.callback(processes[name].stdin.close)  # which ends one that waits for a line
         for _ in range(steps_of(arguments)):
             for name, process in processes.items():
-                print(file=process.stdin, flush=True)
+                with suppress(BrokenPipeError):  # of one that has ended, which reading says
+                    process.stdin.write(b"\n")
                 seconds[name].append(read_step(name, process.stdout))
     return {name: taken[1:-1] for name, taken in seconds.items()}
 
 
-def read_step(name: str, lines: Iterable[str]) -> float:
-    for line in lines:
+def read_step(name: str, lines: Iterable[bytes]) -> float:
+    for line in map(bytes.decode, lines):
         if line.startswith(STEP):
             return float(line.removeprefix(STEP))
     raise SystemExit(f"{name}: failed; its traceback stands above")
