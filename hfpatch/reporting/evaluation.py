@@ -38,7 +38,7 @@ def evaluation_document(results: EvaluationResults) -> Document:
         glance=(
             ("Models", count(len(results.variants))) if results.of_models else ("Patches", count(patches)),
             ("Tasks", count(len(next(iter(results.variants.values())).scores))),
-            ("Weights", str(results.model["dtype"])),
+            ("Weights", str(results.model.get("dtype", "unknown"))),
         ),
         parts=(Part(evaluation_sections(results)),),
         closing=(citation_section([results]),),

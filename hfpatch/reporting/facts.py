@@ -44,7 +44,7 @@ def environment_facts(results: ComparisonResults) -> list[Fact]:
     """Return where and how the run was made; the commits of its runs where those of the results differ from them."""
     facts = provenance_facts(results.provenance)
     commits = {run.commit for method in results.methods.values() for run in method.runs.values() if run.commit}
-    others = sorted(commits - {results.provenance.get("commit")})
+    others = sorted(commits - {_text(results.provenance.get("commit"))})
     place = [label for label, _ in facts].index("Commit") + 1
     return [*facts[:place], *([("Commit of the runs", ", ".join(others))] if others else []), *facts[place:]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,14 +83,18 @@ def _load(folder: Path, kind: type[Kind]) -> Kind:
 
 
 def printable(value: Any) -> Any:
-    """Return a JSON value, at any depth, without characters that neither XML nor UTF-8 can hold, NaN and infinities."""
+    """Return a JSON value, at any depth, as others can read it.
+
+    Characters that neither XML nor UTF-8 can hold are replaced; NaN, infinities and integers beyond any float are None.
+    """
     if isinstance(value, str):
         return "".join(char if _is_printable(char) else "\ufffd" for char in value)
     if isinstance(value, Mapping):
         return {printable(key): printable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [printable(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    too_large = isinstance(value, int) and abs(value) > sys.float_info.max
+    return None if too_large or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
 def _is_printable(char: str) -> bool:

@@ -6,6 +6,7 @@ import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,6 +22,17 @@ SCHEMA: Literal[2] = 2
 Verdict = Literal["better", "worse", "within noise", "too few documents"]
 Values = dict[str, Any]
 """Settings, versions and the like, as they are in recipes and libraries."""
+
+
+def _identified(model: Values) -> Values:
+    for key in ("name", "sha256"):
+        if not isinstance(model.get(key), str):
+            raise ValueError(f"must name a model: {key} is {model.get(key)!r}, not text")
+    return model
+
+
+ModelFacts = Annotated[Values, AfterValidator(_identified)]
+"""Which model was evaluated: its name and its hash, revision, dtype and the like."""
 
 
 def _numbers(value: Any) -> Any:
@@ -120,7 +132,7 @@ class Clusters(Part):
     """
 
     column: str
-    groups: int
+    groups: Annotated[int, Field(ge=0)]
 
 
 class TaskResult(Part):
@@ -146,7 +158,7 @@ class TaskResult(Part):
     written_if_set = frozenset({"clusters", "chance"})
 
     task: str
-    n: int
+    n: Annotated[int, Field(ge=0)]
     metrics: Numbers
     stderr: Numbers
     primary: str
@@ -155,7 +167,7 @@ class TaskResult(Part):
     data_sha256: str
     version: str
     clusters: Clusters | None = None
-    chance: float | None = None
+    chance: Annotated[float, Field(ge=0, le=1)] | None = None
     reused: int = Field(default=0, exclude=True)
 
     def __eq__(self, other: object) -> bool:

@@ -27,6 +27,7 @@ from hfpatch.results.parts import (
     Clusters,
     Comparison,
     GroupResult,
+    ModelFacts,
     Part,
     TaskResult,
     TrainResult,
@@ -72,7 +73,7 @@ class EvaluatedVariant(Part):
 
     written_if_set = frozenset({"model", "groups"})
 
-    model: Values | None = None
+    model: ModelFacts | None = None
     patch: str | None = None
     added: int = 0
     scores: dict[str, TaskResult]
@@ -97,9 +98,9 @@ class EvaluationResults(Part):
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["evaluation"] = "evaluation"
-    model: Values
+    model: ModelFacts
     settings: Values
-    variants: dict[str, EvaluatedVariant]
+    variants: Annotated[dict[str, EvaluatedVariant], Field(min_length=1)]
     comparisons: list[Comparison] = Field(default_factory=list)
     low_noise: list[Comparison] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
