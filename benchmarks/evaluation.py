@@ -52,14 +52,6 @@ STARTS = {
     "sys.argv = 'hfpatch eval --model tinyworld/gpt-neox --tasks tinyworld_cloze --limit 1 --no-cache'.split(); main()",
 }
 GIVING_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}  # of glibc
-KINDS = {
-    "matrix products": ("linear", "addmm", "aten::mm"),
-    "attention": ("scaled_dot_product",),
-    "activations": ("gelu", "silu"),
-    "logits to probabilities": ("exp_", "amax", "sub_", "aten::sum", "aten::log"),
-    "norms": ("norm",),
-    "copies": ("cat", "copy_", "index", "clone", "contiguous"),
-}
 Times = dict[str, list[float]]
 
 
@@ -220,17 +212,13 @@ def take(seconds: Times, run: Callable[[], object]) -> None:
 
 def profile(scorer: Callable[[list[Any]], object], requests: list[Any]) -> dict[str, float]:
     """Return the seconds that one call spends in each kind of operator, in other operators, and between operators."""
-    import torch
+    from profiling import profiler, seconds_by_kind
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as run:
+    with profiler() as run:
         begin = time.perf_counter()
         scorer(requests)
         seconds = time.perf_counter() - begin
-    found = dict.fromkeys((*KINDS, "other operators"), 0.0)
-    for event in run.key_averages():
-        matching = (kind for kind, names in KINDS.items() if any(name in event.key for name in names))
-        found[next(matching, "other operators")] += event.self_cpu_time_total / 1e6
-    return {**found, "between operators": max(0.0, seconds - sum(found.values()))}
+    return seconds_by_kind(run, seconds)
 
 
 def matrix_rate(model: Any, repeats: int = 40) -> dict[str, float]:

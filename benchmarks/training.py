@@ -2,6 +2,7 @@
 
     python benchmarks/training.py --shape 70m --text wikitext.jsonl --tokenizer pythia-70m --json training-70m.json
     python benchmarks/training.py --shape tiny --rounds 2
+    python benchmarks/training.py --shape 160m --profile --json profile-160m.json
 
 Random weights of a Pythia shape; pre-projection with content skip, and the LoRA nearest to it in parameters. A step
 sees the same paragraphs in every variant: packed rows of 512, or each paragraph padded to 512.
@@ -17,6 +18,7 @@ Printed: (a) tokens a second of ours over published, and its peak memory above w
 with A added, P body and H head parameters. Medians over rounds of the ratio within a round, smallest and largest in
 brackets. On CPUs each variant has a process of its own, as hfpatch changes how much freed memory a process keeps, and
 the clock is the process's CPU time, which others on the machine disturb least (``--clock wall``).
+With ``--profile`` alone: one of ours' steps by kind of operator, and the rate of each shape of matrix product.
 Without ``--text``, random tokens with lengths like those of WikiText-103's paragraphs stand in.
 """
 
@@ -42,6 +44,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from profiling import products_by_shape, profiler, seconds_by_kind
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -88,6 +91,8 @@ MEASURED = ("published", "ours", "lora")
 BLOCK = 512
 PUBLISHED_ROWS = 4
 PARAGRAPHS = 2000
+PROFILED = 3  # the step that is profiled
+PRINTED = 12  # shapes of products
 STEP = "step took"  # begins the line of a step among what the libraries print
 
 
@@ -100,6 +105,9 @@ def main() -> None:
         return
     if arguments.memory_of:
         print(json.dumps({"extra_bytes": extra_memory(arguments, data)}))
+        return
+    if arguments.profile:
+        profile_step(arguments, data, clock)
         return
     times = measure(arguments, data)
     report = {**summarise(arguments, data, times), "memory": {}, "provenance": provenance(clock)}
@@ -124,6 +132,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="the base's dtype")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="wall" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write everything to this file")
+    parser.add_argument("--profile", action="store_true", help="only profile one of ours' steps, on the CPU")
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory, in processes of their own")
     parser.add_argument("--memory-of", choices=MEASURED, help=argparse.SUPPRESS)
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
@@ -441,6 +450,50 @@ def run_hfpatch(
         run_training(model, run, resume=False)
 
 
+class ProfileStep(TrainerCallback):
+    """Profiles the third step: those before warm up."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.step, self.seconds, self.run = clock, 0, 0.0, profiler(shapes=True)
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Start the profiler before the third step."""
+        self.step += 1
+        if self.step == PROFILED:
+            self.run.start()
+            self.seconds = -self.clock()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Stop it after that."""
+        if self.step == PROFILED:
+            self.seconds += self.clock()
+            self.run.stop()
+
+
+def profile_step(arguments: argparse.Namespace, data: Data, clock: Clock) -> None:
+    """Print, and write, where the time of one of ours' steps goes; hfpatch's last step also writes a checkpoint."""
+    callback = ProfileStep(clock_of(arguments))
+    run_variant("ours", make_model(arguments, method_of("ours")), arguments, data, PROFILED + 1, callback)
+    kinds, products = seconds_by_kind(callback.run, callback.seconds), products_by_shape(callback.run)
+    report = {
+        "settings": settings_of(arguments),
+        "tokens": data.tokens,
+        "seconds": callback.seconds,
+        "share": {kind: seconds / callback.seconds for kind, seconds in kinds.items()},
+        "products": products,
+        "provenance": provenance(clock),
+    }
+    print(f"{callback.seconds:.3f} s under the profiler")
+    for kind, share in report["share"].items():
+        print(f"  {kind:<24}{share:>6.1%}")
+    for each in products[:PRINTED]:
+        print(
+            f"  {each['rows']} x {each['in']} -> {each['out']}: {each['seconds']:.3f} s, {each['gflops']:.0f} GFLOP/s"
+        )
+    if arguments.json:
+        write_json(arguments.json, report)
+
+
 def extra_memory(arguments: argparse.Namespace, data: Data) -> int:
     """Return the bytes that a step of one variant needs above what lies in memory before it."""
     name, callback = arguments.memory_of, MeasureMemory()
@@ -462,7 +515,7 @@ def summarise(arguments: argparse.Namespace, data: Data, times: dict[str, list[f
     embedded = model.get_input_embeddings().weight.numel()
     least = 2 + 3 * counts.added / (counts.base - embedded)
     return {
-        "settings": {key: str(value) for key, value in vars(arguments).items() if value not in (None, False)},
+        "settings": settings_of(arguments),
         "data": {
             "source": data.packed.source,
             "tokens": data.tokens,
@@ -480,6 +533,10 @@ def summarise(arguments: argparse.Namespace, data: Data, times: dict[str, list[f
             "c_bound": ratio(times["ours"], [least * value for value in times["forward"]]),
         },
     }
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
+    return {key: str(value) for key, value in vars(arguments).items() if value not in (None, False)}
 
 
 def ratio(one: list[float], other: list[float]) -> dict[str, float]:

@@ -115,6 +115,18 @@ def test_training_gives_every_ratio_with_its_facts(start, tmp_path):
     assert told["provenance"]["versions"]["torch"]
 
 
+def test_a_profile_of_a_training_step_has_the_rate_of_each_product(start, tmp_path):
+    out = tmp_path / "profile.json"
+    printed = start("training", "--shape", "tiny", "--rows", "2", "--profile", "--json", out)
+    told = json.loads(out.read_text(encoding="utf-8"))
+    assert sum(told["share"].values()) == pytest.approx(1, abs=0.2)
+    assert min(told["share"][kind] for kind in ("matrix products", "attention", "norms", "optimiser")) > 0
+    shapes = {(each["rows"], each["in"], each["out"]) for each in told["products"]}
+    assert {(512, 32, 3 * 32), (512, 32, 40), (512, 40, 32), (512, 4 * 32, 32)} <= shapes
+    assert all(each["gflops"] > 0 for each in told["products"])
+    assert "under the profiler" in printed
+
+
 def test_inference_gives_the_multiply_adds_beside_the_times(start, tmp_path):
     out = tmp_path / "inference.json"
     start("inference", "--shapes", "tiny", "--seconds", "0.1", "--json", out)
