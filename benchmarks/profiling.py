@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS = {
     "matrix products": ("linear", "addmm", "aten::mm"),
@@ -20,31 +22,48 @@ OTHERS, BETWEEN = "other operators", "between operators"
 PRODUCTS = ("mkldnn::_linear_pointwise", "aten::addmm", "aten::mm")
 
 
-def profiler(*, shapes: bool = False) -> torch.profiler.profile:
-    """Return a profiler of the CPU, which is to be entered and left, or started and stopped."""
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=shapes)
+def profiler() -> torch.profiler.profile:
+    """Return a profiler of the CPU.
+
+    Without shapes: the memory that these take makes the heap grow, and a training step of 3.9 s takes 5.3 s.
+    """
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
 
 
 def seconds_by_kind(run: torch.profiler.profile, seconds: float) -> dict[str, float]:
-    """Return the seconds of each kind of operator, of other operators, and between operators, of ``seconds`` in all."""
+    """Return the seconds of each kind of operator that ran, of others, and between operators, of ``seconds`` in all."""
     found = dict.fromkeys((*KINDS, OTHERS), 0.0)
     for event in run.key_averages():
         matching = (kind for kind, names in KINDS.items() if any(name in event.key for name in names))
         found[next(matching, OTHERS)] += event.self_cpu_time_total / 1e6
-    return {**found, BETWEEN: max(0.0, seconds - sum(found.values()))}
+    between = max(0.0, seconds - sum(found.values()))
+    return {**{kind: taken for kind, taken in found.items() if taken}, BETWEEN: between}
 
 
-def products_by_shape(run: torch.profiler.profile) -> list[dict[str, Any]]:
-    """Return the seconds and the rate of each shape of matrix product, the longest first; a profile with shapes."""
-    found: dict[tuple[int, int, int], list[float]] = {}
-    for event in run.key_averages(group_by_input_shape=True):
-        if event.key in PRODUCTS:
-            left, right = [shape for shape in event.input_shapes if len(shape) > 1][:2]
-            rows, inputs = math.prod(left[:-1]), left[-1]
-            of_shape = found.setdefault((rows, inputs, math.prod(right) // inputs), [0.0, 0.0])
-            of_shape[0] += event.self_cpu_time_total / 1e6
-            of_shape[1] += event.count * 2 * rows * math.prod(right)
-    return [
-        {"rows": rows, "in": inputs, "out": outputs, "seconds": seconds, "gflops": operations / seconds / 1e9}
-        for (rows, inputs, outputs), (seconds, operations) in sorted(found.items(), key=lambda item: -item[1][0])
-    ]
+class ProductTimes(TorchDispatchMode):
+    """Times every matrix product on this thread's clock, by its shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[tuple[int, int, int], list[float]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator; of a product note the seconds and the operations."""
+        if func.name() not in PRODUCTS and func.name().rpartition(".")[0] not in PRODUCTS:
+            return func(*args, **(kwargs or {}))
+        begin = time.thread_time()
+        result = func(*args, **(kwargs or {}))
+        seconds = time.thread_time() - begin
+        left, right = [value.shape for value in args if isinstance(value, torch.Tensor) and value.dim() > 1][:2]
+        rows, inputs, outputs = math.prod(left[:-1]), left[-1], math.prod(right) // left[-1]
+        of_shape = self.found.setdefault((rows, inputs, outputs), [0.0, 0.0])
+        of_shape[0] += seconds
+        of_shape[1] += 2 * rows * inputs * outputs
+        return result
+
+    def by_shape(self) -> list[dict[str, Any]]:
+        """Return the seconds and the rate of each shape, the longest first."""
+        return [
+            {"rows": rows, "in": inputs, "out": outputs, "seconds": seconds, "gflops": operations / seconds / 1e9}
+            for (rows, inputs, outputs), (seconds, operations) in sorted(self.found.items(), key=lambda i: -i[1][0])
+        ]

@@ -18,7 +18,7 @@ Printed: (a) tokens a second of ours over published, and its peak memory above w
 with A added, P body and H head parameters. Medians over rounds of the ratio within a round, smallest and largest in
 brackets. On CPUs each variant has a process of its own, as hfpatch changes how much freed memory a process keeps, and
 the clock is the process's CPU time, which others on the machine disturb least (``--clock wall``).
-With ``--profile`` alone: one of ours' steps by kind of operator, and the rate of each shape of matrix product.
+With ``--profile`` alone: a step of ours by kind of operator, and one by shape of matrix product, with its rate.
 Without ``--text``, random tokens with lengths like those of WikiText-103's paragraphs stand in.
 """
 
@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from profiling import products_by_shape, profiler, seconds_by_kind
+from profiling import ProductTimes, profiler, seconds_by_kind
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -91,7 +91,6 @@ MEASURED = ("published", "ours", "lora")
 BLOCK = 512
 PUBLISHED_ROWS = 4
 PARAGRAPHS = 2000
-PROFILED = 3  # the step that is profiled
 PRINTED = 12  # shapes of products
 STEP = "step took"  # begins the line of a step among what the libraries print
 
@@ -132,7 +131,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="the base's dtype")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="wall" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write everything to this file")
-    parser.add_argument("--profile", action="store_true", help="only profile one of ours' steps, on the CPU")
+    parser.add_argument("--profile", action="store_true", help="only profile two of ours' steps, on the CPU")
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory, in processes of their own")
     parser.add_argument("--memory-of", choices=MEASURED, help=argparse.SUPPRESS)
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
@@ -450,46 +449,52 @@ def run_hfpatch(
         run_training(model, run, resume=False)
 
 
-class ProfileStep(TrainerCallback):
-    """Profiles the third step: those before warm up."""
+class ProfileSteps(TrainerCallback):
+    """Profiles the third step by kind of operator, as those before warm up, and the fourth by shape of product."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock, self.step, self.seconds, self.run = clock, 0, 0.0, profiler(shapes=True)
+        self.clock, self.step, self.seconds = clock, 0, 0.0
+        self.run, self.products = profiler(), ProductTimes()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Start the profiler before the third step."""
+        """Start what looks at the step."""
         self.step += 1
-        if self.step == PROFILED:
+        if self.step == 3:
             self.run.start()
             self.seconds = -self.clock()
+        elif self.step == 4:
+            self.products.__enter__()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Stop it after that."""
-        if self.step == PROFILED:
+        """Stop it."""
+        if self.step == 3:
             self.seconds += self.clock()
             self.run.stop()
+        elif self.step == 4:
+            self.products.__exit__(None, None, None)
 
 
 def profile_step(arguments: argparse.Namespace, data: Data, clock: Clock) -> None:
     """Print, and write, where the time of one of ours' steps goes; hfpatch's last step also writes a checkpoint."""
-    callback = ProfileStep(clock_of(arguments))
-    run_variant("ours", make_model(arguments, method_of("ours")), arguments, data, PROFILED + 1, callback)
-    kinds, products = seconds_by_kind(callback.run, callback.seconds), products_by_shape(callback.run)
+    callback = ProfileSteps(clock_of(arguments))
+    run_variant("ours", make_model(arguments, method_of("ours")), arguments, data, 5, callback)
+    kinds, products = seconds_by_kind(callback.run, callback.seconds), callback.products.by_shape()
     report = {
         "settings": settings_of(arguments),
         "tokens": data.tokens,
         "seconds": callback.seconds,
         "share": {kind: seconds / callback.seconds for kind, seconds in kinds.items()},
+        "gflops": sum(each["gflops"] * each["seconds"] for each in products)
+        / sum(each["seconds"] for each in products),
         "products": products,
         "provenance": provenance(clock),
     }
-    print(f"{callback.seconds:.3f} s under the profiler")
+    print(f"{callback.seconds:.3f} s under the profiler, products at {report['gflops']:.0f} GFLOP/s")
     for kind, share in report["share"].items():
         print(f"  {kind:<24}{share:>6.1%}")
     for each in products[:PRINTED]:
-        print(
-            f"  {each['rows']} x {each['in']} -> {each['out']}: {each['seconds']:.3f} s, {each['gflops']:.0f} GFLOP/s"
-        )
+        shape = f"{each['rows']} x {each['in']} -> {each['out']}"
+        print(f"  {shape:<24}{each['seconds']:>9.3f} s {each['gflops']:>6.0f} GFLOP/s")
     if arguments.json:
         write_json(arguments.json, report)
 
