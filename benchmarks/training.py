@@ -479,13 +479,13 @@ def profile_step(arguments: argparse.Namespace, data: Data, clock: Clock) -> Non
     callback = ProfileSteps(clock_of(arguments))
     run_variant("ours", make_model(arguments, method_of("ours")), arguments, data, 5, callback)
     kinds, products = seconds_by_kind(callback.run, callback.seconds), callback.products.by_shape()
+    in_products = sum(each["seconds"] for each in products)
     report = {
         "settings": settings_of(arguments),
         "tokens": data.tokens,
         "seconds": callback.seconds,
         "share": {kind: seconds / callback.seconds for kind, seconds in kinds.items()},
-        "gflops": sum(each["gflops"] * each["seconds"] for each in products)
-        / sum(each["seconds"] for each in products),
+        "gflops": sum(each["gflops"] * each["seconds"] for each in products) / in_products,
         "products": products,
         "provenance": provenance(clock),
     }
