@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from statistics import fmean
 
 from hfpatch.recipes.controls import Control, controls_of
 from hfpatch.reporting.comparison.measures import HELD_OUT, Measure, measures
@@ -113,10 +113,14 @@ def _held_out(results: ComparisonResults, method: str, control: str) -> Gains | 
     if base is None or len(seeds) < 2:
         return None
     m, c = ([base - each[seed] for seed in sorted(seeds)] for each in losses)
-    n, (m_mean, c_mean) = len(seeds), (fmean(m), fmean(c))
-    covariance = math.fsum((x - m_mean) * (y - c_mean) for x, y in zip(m, c, strict=True)) / (n - 1) / n
-    quantile = _T[n - 2] if n - 2 < len(_T) else _Z
-    return Gains(m_mean, c_mean, variance(m) / n, variance(c) / n, covariance, quantile)
+    quantile = _T[len(seeds) - 2] if len(seeds) - 2 < len(_T) else _Z
+    of_method, of_control = _covariance_of_means(m, m), _covariance_of_means(c, c)
+    return Gains(fmean(m), fmean(c), of_method, of_control, _covariance_of_means(m, c), quantile)
+
+
+def _covariance_of_means(one: Sequence[float], other: Sequence[float]) -> float:
+    n, one_mean, other_mean = len(one), fmean(one), fmean(other)
+    return math.fsum((x - one_mean) * (y - other_mean) for x, y in zip(one, other, strict=True)) / (n - 1) / n
 
 
 def _estimate(results: ComparisonResults, made: Comparison | None) -> tuple[float, float]:
