@@ -15,7 +15,8 @@ from hfpatch.results.folder import refuse_a_run
 from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate_base
 from hfpatch.surgery.card import base_licence, export_card, shown_base
-from hfpatch.surgery.folder import CONFIG, MANIFEST, load_patch
+from hfpatch.surgery.folder import CONFIG, load_patch
+from hfpatch.surgery.manifest import MANIFEST, read_manifest
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"
@@ -89,9 +90,9 @@ def export_patch(
 
 def _named_base(patch: Path) -> str:
     """Return the base that a patch or an adapter was made for."""
+    name: Any
     if (patch / MANIFEST).is_file():
-        base = read_json(patch / MANIFEST).get("base")
-        name, file = (base.get("name") if isinstance(base, dict) else None), MANIFEST
+        name, file = read_manifest(patch / MANIFEST).base.name, MANIFEST
     elif (patch / CONFIG).is_file():
         name, file = read_json(patch / CONFIG).get("base_model_name_or_path"), CONFIG
     elif not patch.exists():

@@ -12,9 +12,10 @@ from hfpatch.reporting.document import Cell
 from hfpatch.reporting.facts import protocol_facts
 from hfpatch.reporting.numbers import NOTHING, count, documents_text, part_text, score
 from hfpatch.results.schema import ComparisonResults
-from hfpatch.support.files import read_json, write_text
+from hfpatch.support.files import write_text
 from hfpatch.support.markdown import block, escape, table
 from hfpatch.surgery.card import TAGS, Measured, base_licence, front, hub_id, patch_card, shown_base
+from hfpatch.surgery.manifest import MANIFEST, read_manifest
 
 _HEADINGS = ("task", "metric", "n", "base", "this patch", "difference over all seeds", "verdict")
 
@@ -28,13 +29,13 @@ def write_patch_cards(run_dir: Path, results: ComparisonResults) -> list[Path]:
     for name, method in results.methods.items():
         for seed in method.runs:
             folder = run_dir / "runs" / name / f"seed-{seed}" / "patch"
-            if "/" in name or not (folder / "patch.json").is_file():
+            if "/" in name or not (folder / MANIFEST).is_file():
                 continue
             try:
-                manifest = read_json(folder / "patch.json")
-                card = patch_card(manifest["base"], manifest["adapters"], _measured(results, name, seed))
-            except (HfpatchError, KeyError, TypeError):
+                manifest = read_manifest(folder / MANIFEST)
+            except HfpatchError:
                 continue
+            card = patch_card(manifest.base, manifest.adapters, _measured(results, name, seed))
             path = folder / "README.md"
             if not path.is_file() or path.read_bytes() != card.encode("utf-8"):
                 write_text(path, card)

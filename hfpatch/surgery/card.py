@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.support.markdown import block, escape, table
+from hfpatch.surgery.manifest import Adapter, Base
 
 TAGS = ["hfpatch"]
 _METHODS = {
@@ -52,24 +53,23 @@ class Measured:
     notes: Sequence[str] = ()
 
 
-def patch_card(base: Mapping[str, Any], adapters: Sequence[Mapping[str, str]], measured: Measured | None = None) -> str:
+def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | None = None) -> str:
     """Return the card of a patch: base, method, data, results, how to load it and the base's licence.
 
     Args:
-        base: ``name``, ``class``, ``model_type`` and ``fingerprint`` of the base.
-        adapters: ``name``, ``method``, ``sha256`` and, of other packages, ``module`` of every adapter, in their order.
+        base: the model that the patch was made for.
+        adapters: the parts of the stack, in their order.
         measured: what was measured; None where nothing was yet.
     """
-    name = shown_base(str(base["name"] or base["class"]))
-    licence = base_licence(str(base["name"] or ""))
-    fingerprint = base.get("fingerprint", "not recorded")
+    name = shown_base(base.name or base.class_name)
+    licence = base_licence(base.name)
     facts = [
-        ("Model", f"{name} ({base['class']})"),
-        ("Fingerprint", str(fingerprint["exact"] if isinstance(fingerprint, Mapping) else fingerprint)),
+        ("Model", f"{name} ({base.class_name})"),
+        ("Fingerprint", base.fingerprint.exact),
         ("Licence", licence or "not stated where this patch was made"),
     ]
     parts = [
-        [f"`{a['name']}`", escape(_METHODS.get(a["method"], a["method"])), f"`{a['sha256'][:16]}`"] for a in adapters
+        [f"`{part.name}`", escape(_METHODS.get(part.method, part.method)), f"`{part.sha256[:16]}`"] for part in adapters
     ]
     results = "None yet: `hfpatch eval --model BASE --patch FOLDER --tasks TASKS` measures it."
     if measured is not None and measured.results:
@@ -79,13 +79,13 @@ def patch_card(base: Mapping[str, Any], adapters: Sequence[Mapping[str, str]], m
     sections = [
         front({"library_name": "peft", "base_model": hub_id(name), "license": licence, "tags": TAGS}),
         f"# {escape(measured.title) + ' on' if measured else 'Patch for'} {escape(name)}",
-        f"A stack of adapters for a frozen {escape(str(base['model_type']))} model, made with hfpatch.",
+        f"A stack of adapters for a frozen {escape(base.model_type)} model, made with hfpatch.",
         f"## Base\n\n{_list(facts)}",
         f"## Method\n\n{table(['adapter', 'method', 'SHA-256 of its tensors'], parts, numbers=[False] * 3)}",
         *([_list(measured.method)] if measured else []),
         f"## Data\n\n{_list(measured.data) if measured else 'Not recorded with this patch.'}",
         f"## Results\n\n{results}",
-        f"## How to load it\n\n{_how_to_load(name, sorted({a['module'] for a in adapters if 'module' in a}))}",
+        f"## How to load it\n\n{_how_to_load(name, sorted({part.module for part in adapters if part.module}))}",
         f"## Licence\n\n{_licence(licence)}",
     ]
     return "\n\n".join(sections) + "\n"

@@ -13,7 +13,6 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,10 +31,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.results.folder import refuse_a_run
+from hfpatch.results.folder import printable, refuse_a_run
 from hfpatch.support.files import atomic_directory, read_json, sha256_file, write_json, write_text
 from hfpatch.surgery.bases import bytes_of, difference, fingerprint
 from hfpatch.surgery.card import patch_card
+from hfpatch.surgery.manifest import FORMAT, MANIFEST, Adapter, Base, Fingerprint, Manifest, read_manifest
 from hfpatch.surgery.patch import activate, patch, stack, unpatch
 from hfpatch.tuners.adapters import (
     active_adapters,
@@ -52,12 +52,10 @@ Model = TypeVar("Model", bound=nn.Module)
 KNOWN: dict[Any, Any] = PEFT_TYPE_TO_CONFIG_MAPPING  # by peft_type
 _Identity = tuple[tuple[int, ...], torch.dtype, str]
 
-MANIFEST = "patch.json"
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 CARD = "README.md"
-FORMAT = 2
 PEFT_PREFIX = "base_model.model."
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}  # of torch; no part of a tensor's name
 
@@ -100,19 +98,14 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
     Raises:
         HfpatchError: if something trained is not in the files.
     """
-    base = {
-        "name": model.name_or_path,
-        "model_type": model.config.model_type,
-        "class": type(model).__name__,
-        "fingerprint": fingerprint(model),
-    }
+    identity = {"name": model.name_or_path, "model_type": model.config.model_type, "class": type(model).__name__}
+    base = Base(**printable(identity), fingerprint=Fingerprint(**fingerprint(model)))
     adapters, written = [], Counter[_Identity]()
     for name, config in stack(model).items():
         part = folder / name
         written.update(_write_tensors(_state(model, name), part, directory))
-        entry = {"name": name, "method": method_name(config), "sha256": sha256_file(part / TENSORS)}
-        if module := home_of(config):
-            entry["module"] = module
+        sha256 = sha256_file(part / TENSORS)
+        entry = Adapter(name=name, method=method_name(config), sha256=sha256, module=home_of(config) or None)
         saved = copy.deepcopy(config)
         saved.inference_mode = True
         for key, value in vars(saved).items():
@@ -122,8 +115,8 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
         write_text(part / CARD, patch_card(base, [entry]))
         adapters.append(entry)
     _require_all_saved(model, written, directory)
-    manifest = {"format": FORMAT, "base": base, "active": active_adapters(model), "adapters": adapters}
-    write_json(folder / MANIFEST, manifest)
+    manifest = Manifest(format=FORMAT, base=base, active=active_adapters(model), adapters=adapters)
+    write_json(folder / MANIFEST, manifest.model_dump(by_alias=True, exclude_none=True))
     write_text(folder / CARD, patch_card(base, adapters))
 
 
@@ -154,50 +147,26 @@ def load_patch(
     directory = Path(directory)
     if has_adapters(model):
         raise HfpatchError("the model has adapters already; call hfpatch.unpatch(model) first")
-    saved = _read_manifest(directory)
-    configs = {
-        name: _read_config(folder, saved.entries.get(name, {}).get("module")) for name, folder in saved.folders.items()
-    }
-    for name, entry in saved.entries.items():
-        method = entry["method"]
-        if (found := method_name(configs[name])) != method:
-            raise HfpatchError(f"{directory / name}: contains a {found} adapter where {MANIFEST} says {method}")
-    hashes = {name: entry["sha256"] for name, entry in saved.entries.items()}
-    tensors = {name: _read_tensors(folder, hashes.get(name)) for name, folder in saved.folders.items()}
-    if saved.base is not None and not allow_other_base and (why := difference(saved.base["fingerprint"], model)):
-        made_for = saved.base.get("name") or saved.base.get("class")
-        raise HfpatchError(
-            f"{directory}: made for another base, {made_for!r} ({why}); load that one, or allow another: "
-            "allow_other_base=True, or --allow-other-base of the commands"
-        )
+    manifest = _manifest_of(directory)
+    if manifest is None:
+        folders = {"default": directory}
+        configs, tensors = {"default": _read_config(directory)}, {"default": _read_tensors(directory)}
+    else:
+        folders = {part.name: directory / part.name for part in manifest.adapters}
+        configs = {part.name: _read_part(directory, part) for part in manifest.adapters}
+        tensors = {part.name: _read_tensors(folders[part.name], part.sha256) for part in manifest.adapters}
+        if not allow_other_base:
+            _require_base(model, manifest.base, directory)
     patch(model, list(configs.values()), names=list(configs))
     try:
-        for name, folder in saved.folders.items():
+        for name, folder in folders.items():
             _fill(model, name, tensors[name], folder)
     except HfpatchError:
         unpatch(model)
         raise
-    activate(model, saved.active, trainable=trainable, upcast=False)
+    activate(model, manifest.active if manifest is not None else None, trainable=trainable, upcast=False)
     model.eval()
     return model
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """What a folder contains, as its manifest says.
-
-    Args:
-        folders: folder of each part by adapter name, in the order of the stack.
-        base: fingerprint and names of the base; None where only PEFT wrote the folder.
-        active: the active adapters in their order; None makes all of them active.
-        entries: ``method`` of each part, ``sha256`` of its tensors and ``module``, by adapter name; empty where only
-            PEFT wrote it.
-    """
-
-    folders: dict[str, Path]
-    base: dict[str, Any] | None = None
-    active: list[str] | None = None
-    entries: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def _require_replaceable(directory: Path) -> None:
@@ -206,8 +175,8 @@ def _require_replaceable(directory: Path) -> None:
         return
     if not (directory / MANIFEST).is_file():
         raise HfpatchError(f"{directory}: contains files that are not of a patch; name another folder")
-    names = _read_manifest(directory).folders
-    ours = {Path(MANIFEST), Path(CARD), *(Path(name) / file for name in names for file in (CONFIG, TENSORS, CARD))}
+    names = [Path(part.name) for part in read_manifest(directory / MANIFEST).adapters]
+    ours = {Path(MANIFEST), Path(CARD), *(name / file for name in names for file in (CONFIG, TENSORS, CARD))}
     others = [path for path in sorted(directory.rglob("*")) if path.is_symlink() or not path.is_dir()]
     if foreign := [path for path in others if path.relative_to(directory) not in ours]:
         raise HfpatchError(
@@ -287,37 +256,32 @@ def _file_keys(model: nn.Module, name: str) -> Callable[[str], str]:
     return file_key
 
 
-def _read_manifest(directory: Path) -> _Saved:
+def _manifest_of(directory: Path) -> Manifest | None:
+    """Return what ``patch.json`` says; None for the folder of a single adapter that PEFT wrote."""
     if (directory / CONFIG).is_file():
-        return _Saved({"default": directory})
-    path = directory / MANIFEST
-    if not path.is_file():
+        return None
+    if not (directory / MANIFEST).is_file():
         refuse_a_run(directory)
         raise HfpatchError(f"{directory}: no patch here ({MANIFEST} or {CONFIG} is missing)")
-    manifest = read_json(path)
-    try:
-        if manifest["format"] != FORMAT:
-            raise HfpatchError(
-                f"{path}: format {manifest['format']!r} is not {FORMAT}, which this version of hfpatch reads; load the "
-                "parts by their own folders"
-            )
-        entries = {str(a["name"]): _entry(a) for a in manifest["adapters"]}
-        base, active = dict(manifest["base"]), list(manifest["active"])
-        base["fingerprint"]["exact"], base["fingerprint"]["dtypes"]  # what is compared must be there
-    except (KeyError, TypeError, AttributeError) as error:
-        raise HfpatchError(f"{path}: not a patch manifest (no {error})") from error
-    if not entries or not set(active) <= entries.keys():
-        raise HfpatchError(f"{path}: not a patch manifest (adapters {list(entries)}, active {active})")
-    return _Saved({name: directory / name for name in entries}, base, active, entries)
+    return read_manifest(directory / MANIFEST)
 
 
-def _entry(adapter: dict[str, Any]) -> dict[str, str]:
-    """Return what the manifest says of an adapter; ``module`` defines a method that is none of hfpatch's."""
-    needed = {key: str(adapter[key]) for key in ("method", "sha256")}
-    return needed | ({"module": str(adapter["module"])} if "module" in adapter else {})
+def _read_part(directory: Path, part: Adapter) -> PeftConfig:
+    config = _read_config(directory / part.name, part.module)
+    if (found := method_name(config)) != part.method:
+        raise HfpatchError(f"{directory / part.name}: contains a {found} adapter where {MANIFEST} says {part.method}")
+    return config
 
 
-def _read_config(folder: Path, module: str | None) -> PeftConfig:
+def _require_base(model: nn.Module, base: Base, directory: Path) -> None:
+    if why := difference(base.fingerprint.model_dump(), model):
+        raise HfpatchError(
+            f"{directory}: made for another base, {base.name or base.class_name!r} ({why}); load that one, or allow "
+            "another: allow_other_base=True, or --allow-other-base of the commands"
+        )
+
+
+def _read_config(folder: Path, module: str | None = None) -> PeftConfig:
     if not (folder / CONFIG).is_file():
         raise HfpatchError(f"{folder / CONFIG}: missing; the adapter folder is incomplete")
     kind = read_json(folder / CONFIG).get("peft_type")
@@ -331,7 +295,7 @@ def _read_config(folder: Path, module: str | None) -> PeftConfig:
             )
     try:
         config: PeftConfig = PeftConfig.from_pretrained(str(folder))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration ({error})") from error
     if config.peft_type is None:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration (no peft_type)")

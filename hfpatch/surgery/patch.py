@@ -37,6 +37,7 @@ from hfpatch.tuners.model import unreached_layers
 Model = TypeVar("Model", bound=nn.Module)
 
 _HEADINGS = ("layer", "added parameters")
+_OF_WRONG_VALUES = (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError)  # in PEFT
 _TRAINABLE_BEFORE = "_hfpatch_trainable_before"  # on the model, so that a copy of it can be unpatched too
 
 
@@ -78,9 +79,9 @@ def patch(
     if any(isinstance(part, MethodConfig) for part in configs):
         find_sites(model)  # an unknown architecture is refused before PEFT records the adapter
     configs = [with_python_values(copy.deepcopy(part)) for part in configs]
-    require_fitting(model, configs)
     setattr(model, _TRAINABLE_BEFORE, {name for name, p in model.named_parameters() if p.requires_grad})
     try:
+        require_fitting(model, configs)
         for name, part in zip(names, configs, strict=True):
             _inject(model, part, name, seed)
         require_distinct_names(model, names)
@@ -88,7 +89,7 @@ def patch(
         require_sound(model)
     except BaseException as error:
         unpatch(model)
-        if isinstance(error, ValueError | TypeError | NotImplementedError):
+        if isinstance(error, _OF_WRONG_VALUES):
             raise HfpatchError(" ".join(str(error).split())) from error
         raise
     keep_mode(model)

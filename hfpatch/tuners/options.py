@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import types
 import typing
 from typing import Any, Literal
@@ -79,4 +79,6 @@ def _described(kind: Any) -> str:
 def _fits(value: Any, kind: type) -> bool:
     if kind is not bool and isinstance(value, bool):
         return False
-    return isinstance(value, int | float) and math.isfinite(value) if kind is float else isinstance(value, kind)
+    if kind is float:
+        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return isinstance(value, kind)

@@ -2,14 +2,20 @@ import json
 
 from hfpatch.reporting import write_report
 from hfpatch.reporting.cards import run_card
+from hfpatch.surgery.manifest import FORMAT
 
 
 def patch_of(run_dir, method, seed):
     folder = run_dir / "runs" / method / f"seed-{seed}" / "patch"
     folder.mkdir(parents=True, exist_ok=True)
-    base = {"name": "EleutherAI/pythia-160m", "class": "X", "model_type": "gpt_neox", "fingerprint": "f"}
-    adapters = [{"name": "lora", "method": "lora", "sha256": "a" * 64}]
-    (folder / "patch.json").write_text(json.dumps({"base": base, "adapters": adapters}))
+    base = {"name": "EleutherAI/pythia-160m", "class": "X", "model_type": "gpt_neox"}
+    manifest = {
+        "format": FORMAT,
+        "base": base | {"fingerprint": {"dtypes": ["float32"], "exact": "f"}},
+        "active": ["lora"],
+        "adapters": [{"name": "lora", "method": "lora", "sha256": "a" * 64}],
+    }
+    (folder / "patch.json").write_text(json.dumps(manifest))
     (folder / "README.md").write_text("old")
     return folder
 

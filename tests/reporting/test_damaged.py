@@ -1,10 +1,10 @@
 """Results in which one value is another: they are read and reported, or refused in one line."""
 
-import copy
 import json
 from itertools import cycle, islice
 
 import pytest
+from damage import WRONG, damaged, places
 from reporting.conftest import example
 from reporting.evaluation_example import evaluation
 from reporting.study_example import study
@@ -14,32 +14,7 @@ from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.report import document_of
 from hfpatch.results import load_results
 
-MISSING = object()
-WRONG = (MISSING, None, -1, 1e308, 10**400, float("nan"), "x", [], {"x": 1}, True, 0.5)
 EACH = 3  # of the wrong values, for each place; all of them in turn
-
-
-def places(value, path=()):
-    """Yield the path of each value but the whole, of a list's only those of its first item."""
-    if path:
-        yield path
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from places(item, (*path, key))
-    elif isinstance(value, list) and value:
-        yield from places(value[0], (*path, 0))
-
-
-def damaged(raw, path, wrong):
-    whole = copy.deepcopy(raw)
-    inside = whole
-    for key in path[:-1]:
-        inside = inside[key]
-    if wrong is MISSING:
-        del inside[path[-1]]
-    else:
-        inside[path[-1]] = wrong
-    return whole
 
 
 @pytest.mark.parametrize("raw", [example(), study(), evaluation().to_json()], ids=["comparison", "study", "evaluation"])

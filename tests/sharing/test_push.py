@@ -20,6 +20,9 @@ from hfpatch.__main__ import main
 from hfpatch.recipes.strict import write_yaml
 from hfpatch.reporting import write_report
 from hfpatch.sharing.contents import contents
+from hfpatch.surgery.manifest import FORMAT
+
+FINGERPRINT = {"dtypes": ["float32"], "exact": "f"}
 
 
 def patch_folder(folder):
@@ -30,8 +33,9 @@ def patch_folder(folder):
     (folder / "patch.json").write_text(
         json.dumps(
             {
-                "format": 1,
-                "base": {"name": base, "class": "GPT2LMHeadModel", "model_type": "gpt2", "fingerprint": "f"},
+                "format": FORMAT,
+                "base": {"name": base, "class": "GPT2LMHeadModel", "model_type": "gpt2", "fingerprint": FINGERPRINT},
+                "active": ["lora"],
                 "adapters": [{"name": "lora", "method": "lora", "sha256": "a" * 64}],
             }
         )

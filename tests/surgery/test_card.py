@@ -5,12 +5,14 @@ from reporting.conftest import HOSTILE
 
 from hfpatch.surgery.bases import locate_base
 from hfpatch.surgery.card import Measured, base_licence, export_card, front, hub_id, patch_card, shown_base
+from hfpatch.surgery.manifest import Adapter, Base, Fingerprint
 
-ADAPTERS = [{"name": "lora", "method": "lora", "sha256": "a" * 64}]
+ADAPTERS = [Adapter(name="lora", method="lora", sha256="a" * 64)]
 
 
 def base(name):
-    return {"name": name, "class": "GPT2LMHeadModel", "model_type": "gpt2", "fingerprint": "f" * 64}
+    fingerprint = Fingerprint(dtypes=["float32"], exact="f" * 32)
+    return Base(**{"name": name, "class": "GPT2LMHeadModel"}, model_type="gpt2", fingerprint=fingerprint)
 
 
 def header(card):

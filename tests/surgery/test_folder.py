@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import warnings
+from itertools import cycle, islice
 
 import pytest
 import safetensors.torch
 import torch
+from damage import WRONG, damaged, places
 from families import FEW, logits_of, make_model, make_tokens, perturb
 from peft import IA3Config, LoraConfig, PeftModel
 
@@ -16,6 +18,8 @@ from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.patch import stack
 
+EACH = 2  # of the wrong values, for each place; all of them in turn
+PARTS = ("pre_projection", "lora", "nonlinear_query")
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -336,6 +340,45 @@ def test_a_part_that_is_missing_as_a_whole(folder):
 def test_a_config_that_is_none(folder, text):
     (folder / "pre_projection" / CONFIG).write_text(text)
     refused(folder, rf"pre_projection/{CONFIG}: ")
+
+
+@pytest.mark.parametrize("file", ["patch.json", *(f"{part}/{CONFIG}" for part in PARTS)])
+def test_one_wrong_value_is_loaded_or_refused_in_one_line(folder, file):
+    raw, model, values, messages = json.loads((folder / file).read_text()), make_model("llama"), cycle(WRONG), []
+    for path in places(raw):
+        for wrong in islice(values, EACH):
+            (folder / file).write_text(json.dumps(damaged(raw, path, wrong)))
+            try:
+                hfpatch.unpatch(hfpatch.load_patch(model, folder))
+            except HfpatchError as error:
+                messages.append(str(error))
+            except Exception as error:
+                raise AssertionError(f"{path} is {wrong!r}") from error
+            assert not stack(model)
+    assert len(messages) > 10
+    assert not [message for message in messages if "\n" in message]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "line"),
+    [
+        ("patch.json", {"base": "x"}, 'patch.json: not a patch manifest: base is "x"; must be a mapping'),
+        ("patch.json", {"active": [[]]}, r"patch.json: not a patch manifest: active.0 is \[\]; must be a string"),
+        (f"lora/{CONFIG}", {"alpha_pattern": None}, "object has no attribute 'keys'"),
+        (f"lora/{CONFIG}", {"exclude_modules": True}, "'bool' is not iterable"),
+        (f"lora/{CONFIG}", {"monteclora_config": {"x": 1}}, "not an adapter configuration"),
+        (f"pre_projection/{CONFIG}", {"dropout": 10**400}, "dropout=.* must be a finite number"),
+    ],
+)
+def test_a_wrong_value_is_named(folder, file, change, line):
+    edit(folder / file, **change)
+    refused(folder, line)
+
+
+def test_a_base_whose_folder_is_not_called_in_utf8(tmp_path):
+    model = patched()
+    model.config._name_or_path = model.name_or_path = "models/\udc80"
+    hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"))
 
 
 def test_an_unknown_option_in_a_config_is_not_ignored_silently(folder):
