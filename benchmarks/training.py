@@ -28,17 +28,19 @@ import argparse
 import ctypes
 import gc
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +93,14 @@ MEASURED = ("published", "ours", "lora")
 BLOCK = 512
 PUBLISHED_ROWS = 4
 PARAGRAPHS = 2000
+IMPORTED = ["transformers.trainer", "transformers.models.gpt_neox.modeling_gpt_neox", "hfpatch.training.loop"]
 PRINTED = 12  # shapes of products
-STEP = "step took"  # begins the line of a step among what the libraries print
 
 
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     clock, data = Clock(), make_data(arguments)
-    if arguments.variant:
-        run_when_told(arguments, data)
-        return
     if arguments.memory_of:
         print(json.dumps({"extra_bytes": extra_memory(arguments, data)}))
         return
@@ -134,7 +133,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="only profile two of ours' steps, on the CPU")
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory, in processes of their own")
     parser.add_argument("--memory-of", choices=MEASURED, help=argparse.SUPPRESS)
-    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -248,20 +246,22 @@ class TakeTurns(TrainerCallback):
 
 
 class StepWhenTold(TrainerCallback):
-    """Does a step for each line that comes in, and prints how long it took."""
+    """Does a step for each word that comes in, and answers how long it took."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock, self.began = clock, 0.0
+    def __init__(self, clock: Callable[[], float], others: Connection) -> None:
+        self.clock, self.others, self.began = clock, others, 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Wait for a line and start the clock."""
-        if not sys.stdin.readline():
-            raise SystemExit("the benchmark has ended")
+        """Wait for a word and start the clock."""
+        try:
+            self.others.recv()
+        except EOFError:
+            raise SystemExit("the benchmark has ended") from None
         self.began = self.clock()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Print the seconds since."""
-        print(STEP, self.clock() - self.began, flush=True)
+        """Answer the seconds since."""
+        self.others.send(self.clock() - self.began)
 
 
 class MeasureMemory(TrainerCallback):
@@ -299,7 +299,7 @@ def wait_for_device() -> None:
 def measure(arguments: argparse.Namespace, data: Data) -> dict[str, list[float]]:
     """Return the seconds of every variant in every round that counts."""
     if not torch.cuda.is_available():
-        return tell_processes(arguments)
+        return tell_processes(arguments, data)
     models = {name: make_model(arguments, method_of(name)) for name in VARIANTS}
 
     def run(name: str, callback: TrainerCallback) -> None:
@@ -316,33 +316,42 @@ def clock_of(arguments: argparse.Namespace) -> Callable[[], float]:
     return time.process_time if arguments.clock == "cpu" else time.perf_counter
 
 
-def tell_processes(arguments: argparse.Namespace) -> dict[str, list[float]]:
-    """Let a process for each variant do one step each in turn; return the seconds of all steps but the ends."""
+def tell_processes(arguments: argparse.Namespace, data: Data) -> dict[str, list[float]]:
+    """Let a process for each variant do one step each in turn; return the seconds of all steps but the ends.
+
+    The processes are forked from one that has imported the libraries.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
     with ExitStack() as stack:
-        processes = {}
+        told = {}
         for name in VARIANTS:
-            command = [sys.executable, *sys.argv, "--variant", name]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-            processes[name] = stack.enter_context(subprocess.Popen(command, **pipes))
-            stack.callback(processes[name].stdin.close)  # which ends one that waits for a line
+            told[name], others = context.Pipe()
+            process = context.Process(target=run_when_told, args=(name, arguments, data, others))
+            process.start()
+            others.close()
+            stack.callback(process.join)
+        for connection in told.values():
+            stack.enter_context(connection)  # closing it ends one that waits for a word
         for _ in range(steps_of(arguments)):
-            for name, process in processes.items():
-                with suppress(BrokenPipeError):  # of one that has ended, which reading says
-                    process.stdin.write(b"\n")
-                seconds[name].append(read_step(name, process.stdout))
+            for name, connection in told.items():
+                seconds[name].append(step_of(name, connection))
     return {name: taken[1:-1] for name, taken in seconds.items()}
 
 
-def read_step(name: str, lines: Iterable[bytes]) -> float:
-    for line in map(bytes.decode, lines):
-        if line.startswith(STEP):
-            return float(line.removeprefix(STEP))
-    raise SystemExit(f"{name}: failed; its traceback stands above")
+def step_of(name: str, told: Connection) -> float:
+    try:
+        told.send("step")
+        return float(told.recv())
+    except (EOFError, OSError):
+        raise SystemExit(f"{name}: its process has ended; what it says stands above") from None
 
 
-def run_when_told(arguments: argparse.Namespace, data: Data) -> None:
-    name, callback = arguments.variant, StepWhenTold(clock_of(arguments))
+def run_when_told(name: str, arguments: argparse.Namespace, data: Data, others: Connection) -> None:
+    sys.stdout = sys.stderr  # what the libraries print is no result
+    torch.set_num_threads(arguments.threads)
+    callback = StepWhenTold(clock_of(arguments), others)
     run_variant(name, make_model(arguments, method_of(name)), arguments, data, steps_of(arguments), callback)
 
 
