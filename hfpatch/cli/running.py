@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import typer
@@ -25,11 +26,16 @@ def print_report(folder: Path) -> None:
 
 @contextmanager
 def interruptible(advice: str) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into one line that says how to continue."""
-    from hfpatch.training.interruption import Terminated
+    """Turn Ctrl-C and SIGTERM into one line that says how to continue.
 
+    Under a launcher SIGTERM acts as before outside of a training: a process that waits for others cannot answer it.
+    """
+    from hfpatch.training.interruption import Terminated, leaving_in_order
+
+    alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
     try:
-        yield
+        with leaving_in_order() if alone else nullcontext():
+            yield
     except KeyboardInterrupt:
         if may_speak():
             print(f"hfpatch: interrupted; {advice}", file=sys.stderr)

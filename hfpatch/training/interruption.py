@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import FrameType, TracebackType
 from typing import Any
@@ -17,15 +18,33 @@ _GRACE_S = 300.0
 
 
 class Terminated(SystemExit):
-    """A run was asked to end and has saved a checkpoint; the exit code is 143, as for any program ended by SIGTERM.
+    """A run was asked to end; the exit code is 143, as for any program ended by SIGTERM.
 
     Attributes:
-        step: the optimiser steps done and saved; None where workers did them.
+        step: the optimiser steps done and saved; None where workers did them, or nothing was trained just then.
     """
 
     def __init__(self, step: int | None) -> None:
         super().__init__(128 + signal.SIGTERM)
         self.step = step
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Answer SIGTERM by `Terminated`, so that locks are released on the way out; a training answers by itself."""
+    raise Terminated(None)
+
+
+@contextmanager
+def leaving_in_order() -> Iterator[None]:
+    """Let `leave` answer SIGTERM for as long as this lasts; outside the main thread it changes nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @cache

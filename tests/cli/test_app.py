@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ from hfpatch.cli.table import TableProgress
 from hfpatch.promises import PROMISES
 from hfpatch.results import load_results
 from hfpatch.runs import Progress
+from hfpatch.runs.locks import hold
 from hfpatch.support import ranks
 from hfpatch.training.interruption import Terminated
 from hfpatch.training.records import StepRecord
@@ -320,6 +322,22 @@ def test_sigterm_says_what_is_saved_and_exits_as_any_ended_program(capsys, tmp_p
     (line,) = capsys.readouterr().err.splitlines()
     assert "SIGTERM after step 7, which is saved" in line
     assert f"--resume continues in {tmp_path / 'out'}" in line
+
+
+def test_sigterm_outside_of_a_training_is_one_line_too(capsys, tmp_path, recipe, monkeypatch):
+    def evaluate(*_: object, **__: object) -> None:
+        with hold(tmp_path / "out", ["lora@seed-0"]):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("hfpatch.runs.comparison.compare", evaluate)
+    assert main(["compare", str(recipe), "--out", str(tmp_path / "out")]) == 128 + 15
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hfpatch: ended by SIGTERM; ")
+    assert f"--resume continues in {tmp_path / 'out'}" in line
+    assert not (tmp_path / "out" / ".locks").exists()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.slow

@@ -21,10 +21,10 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, locks, pretrain_study
-from hfpatch.runs.engines import parallel, scored
+from hfpatch.runs.engines import parallel, scored, worker
 from hfpatch.runs.engines.scored import Scored, ScoredFile
 from hfpatch.runs.engines.settings import EngineSettings
-from hfpatch.runs.engines.worker import Place
+from hfpatch.runs.engines.worker import Job, Place
 from hfpatch.support.files import read_json
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
@@ -305,6 +305,28 @@ def test_a_run_goes_on_from_its_checkpoint_whoever_ends(study, straight_study, t
     assert [path.name for path in (out / ".locks").iterdir()] == ["two@seed-0"]  # the driver's; the worker left none
     pretrain_study(study, out, resume=True)
     assert_equal(out, straight_study)
+
+
+def test_a_worker_that_is_asked_to_end_outside_of_training_gives_its_locks_back(study, tmp_path):
+    job = Job(recipe=study, out=tmp_path, part=None, holder=locks.new_holder(), folder=tmp_path)
+    pid = os.fork()
+    if pid == 0:
+        code = 3
+        try:
+            worker.begin(job, {})
+            with locks.hold(tmp_path, ["one@seed-0"]):
+                (tmp_path / "begun").touch()
+                time.sleep(60)
+        except SystemExit as end:
+            code = end.code
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 143
+    assert not (tmp_path / ".locks").exists()
 
 
 @pytest.fixture(scope="module")

@@ -226,9 +226,10 @@ def begin(job: Job, environment: dict[str, str | None]) -> None:
         else:
             os.environ[name] = value
     from hfpatch.support.quiet import quiet_libraries
-    from hfpatch.training.interruption import end_with_parent
+    from hfpatch.training.interruption import end_with_parent, leave
 
     quiet_libraries()
+    signal.signal(signal.SIGTERM, leave)
     end_with_parent("driver")
     _worker = UnitWorker(job)
 
