@@ -173,7 +173,7 @@ def _renew(held: list[Path], holder: Holder, ended: threading.Event) -> None:
                     _take(path, holder, deadline=0.0)
                 elif other.get("token") == holder["token"]:
                     os.utime(path)
-                elif _is_lent(other, holder):
+                elif not other or _is_lent(other, holder):  # just being written, or lent
                     continue
                 else:
                     taken = f"the lock on {_locked(path)} was taken over by {_describe(other)}"

@@ -81,7 +81,8 @@ def _watch(gone: Callable[[], bool], name: str) -> None:
 class SigtermWatch:
     """Notes the first SIGTERM for as long as it is entered; the second one acts as it did before.
 
-    Outside the main thread, where Python allows no handler, it notes nothing.
+    So does the first one, at the end, if no exception has come of it: it may arrive after the last look at ``asked``.
+    Outside the main thread, where Python allows no handler, nothing is noted.
     """
 
     def __init__(self) -> None:
@@ -97,6 +98,8 @@ class SigtermWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._restore()
+        if self.asked and kind is None:
+            signal.raise_signal(signal.SIGTERM)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True

@@ -176,6 +176,17 @@ def tokens(out):
     return {path.name: json.loads(path.read_text()).get("token") for path in (out / FOLDER).iterdir()}
 
 
+def test_a_lock_that_another_process_is_just_writing_is_looked_at_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "RENEW_S", 0.02)
+    with hold(tmp_path, [LOCK]):
+        path = tmp_path / FOLDER / LOCK
+        content = path.read_bytes()
+        path.write_bytes(b"")
+        time.sleep(0.2)  # is not interrupted
+        path.write_bytes(content)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_worker_borrows_a_lock_and_gives_it_back(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "RENEW_S", 0.02)
     driver = new_holder()
@@ -188,7 +199,8 @@ def test_a_worker_borrows_a_lock_and_gives_it_back(tmp_path, monkeypatch):
                 pass  # one worker at a time
         assert tokens(tmp_path) == dict.fromkeys([LOCK, "skip@seed-0"], driver["token"])
         dead = {**ELSEWHERE, "token": "dead", "lender": driver}
-        (tmp_path / FOLDER / LOCK).write_text(json.dumps(dead))
+        (tmp_path / FOLDER / "new").write_text(json.dumps(dead))
+        (tmp_path / FOLDER / "new").replace(tmp_path / FOLDER / LOCK)
         take_back(tmp_path, "skip@seed-0", driver)  # is not lent
         take_back(tmp_path, LOCK, driver)
         assert tokens(tmp_path) == dict.fromkeys([LOCK, "skip@seed-0"], driver["token"])

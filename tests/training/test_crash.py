@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import forked
@@ -15,7 +16,7 @@ from training_blocks import make_blocks
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import TrainingSettings
-from hfpatch.training.interruption import SigtermWatch, Terminated
+from hfpatch.training.interruption import SigtermWatch, Terminated, leaving_in_order
 from hfpatch.training.probe import train_probe
 
 TESTS = Path(__file__).parent.parent
@@ -86,6 +87,34 @@ def test_sigterm_finishes_the_step_saves_and_leaves(patched, tmp_path):
     assert [line["loss"] for line in lines(tmp_path / "broken")] == [
         line["loss"] for line in lines(tmp_path / "straight")
     ]
+
+
+def test_sigterm_in_the_last_step_is_not_forgotten(patched, tmp_path):
+    whole, resumed = patched(), patched()
+
+    def on_step(record):
+        if record.step == STEPS:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Terminated), leaving_in_order():
+        run(whole, tmp_path, on_step=on_step)
+    run(resumed, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"))
+    assert same(trainables(whole), trainables(resumed))
+
+
+@pytest.mark.parametrize("error", [None, HfpatchError("other")])
+def test_a_sigterm_that_nobody_answered_acts_as_before_in_the_end(error):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+    try:
+        with suppress(HfpatchError), SigtermWatch():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert seen == []
+            if error:
+                raise error
+        assert seen == ([] if error else [1])
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_second_sigterm_acts_as_before():
