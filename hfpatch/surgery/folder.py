@@ -98,7 +98,7 @@ def write_patch(model: Any, folder: Path, directory: Path) -> None:
     Raises:
         HfpatchError: if something trained is not in the files.
     """
-    identity = {"name": model.name_or_path, "model_type": model.config.model_type, "class": type(model).__name__}
+    identity = {"name": model.name_or_path or "", "model_type": model.config.model_type, "class": type(model).__name__}
     base = Base(**printable(identity), fingerprint=Fingerprint(**fingerprint(model)))
     adapters, written = [], Counter[_Identity]()
     for name, config in stack(model).items():

@@ -375,9 +375,10 @@ def test_a_wrong_value_is_named(folder, file, change, line):
     refused(folder, line)
 
 
-def test_a_base_whose_folder_is_not_called_in_utf8(tmp_path):
+@pytest.mark.parametrize("name", ["models/\udc80", None])
+def test_a_base_without_a_name_or_with_one_that_is_not_utf8(tmp_path, name):
     model = patched()
-    model.config._name_or_path = model.name_or_path = "models/\udc80"
+    model.config._name_or_path = model.name_or_path = name
     hfpatch.load_patch(make_model("llama"), hfpatch.save_patch(model, tmp_path / "p"))
 
 
