@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,12 +54,12 @@ def test_the_files_pass_as_they_are(name, tmp_path, monkeypatch, capsys):
         runpy.run_path(f"test_{name}.py")["test_formula"]()
 
 
-@pytest.mark.skipif(shutil.which("ruff") is None, reason="ruff is not installed")
 def test_the_files_are_clean():
+    pytest.importorskip("ruff")
     for name, places in MADE.items():
         assert main(["new-method", name, *places]) == 0
     for command in (["check"], ["format", "--check"]):
-        ruff = ["ruff", *command, "--config", str(CONFIG), "--no-cache", "."]
+        ruff = [sys.executable, "-m", "ruff", *command, "--config", str(CONFIG), "--no-cache", "."]
         done = subprocess.run(ruff, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         assert done.returncode == 0, done.stdout + done.stderr
 
