@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import typer
 
-from hfpatch.support.ranks import may_speak
+from hfpatch.support.ranks import may_speak, runs_alone
+from hfpatch.support.signals import sigterm_answered_by
 
 RESUME = "the same command with --resume continues in {}"
 
@@ -30,11 +30,10 @@ def interruptible(advice: str) -> Iterator[None]:
 
     Under a launcher SIGTERM acts as before outside of a training: a process that waits for others cannot answer it.
     """
-    from hfpatch.training.interruption import Terminated, leaving_in_order
+    from hfpatch.training.interruption import Terminated, leave
 
-    alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
     try:
-        with leaving_in_order() if alone else nullcontext():
+        with sigterm_answered_by(leave) if runs_alone() else nullcontext():
             yield
     except KeyboardInterrupt:
         if may_speak():

@@ -27,7 +27,7 @@ Values = dict[str, Any]
 def _identified(model: Values) -> Values:
     for key in ("name", "sha256"):
         if not isinstance(model.get(key), str):
-            raise ValueError(f"must name a model: {key} is {model.get(key)!r}, not text")
+            raise ValueError(f"{key} must be a string that names the model, not {model.get(key)!r}")
     return model
 
 

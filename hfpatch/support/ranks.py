@@ -9,17 +9,16 @@ end silently.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar, cast
 
 from hfpatch.errors import HfpatchError
+from hfpatch.support.signals import sigterm_answered_by
 
 T = TypeVar("T")
 
@@ -127,20 +126,12 @@ def join_ranks(index: int, count: int, *, split: bool = False) -> Ranks:
     return Ranks(index, count, split, torch.distributed.new_group(backend="gloo", timeout=_LONGEST_WAIT))
 
 
-@contextmanager
-def ended_together(ranks: Ranks) -> Iterator[None]:
+def ended_together(ranks: Ranks) -> AbstractContextManager[None]:
     """Turn the SIGTERM by which a launcher ends the ranks that are left into an error of one line.
 
     It changes nothing where there is one process, nor outside the main thread.
     """
-    if ranks.count == 1 or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _raise_lost)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return nullcontext() if ranks.count == 1 else sigterm_answered_by(_raise_lost)
 
 
 def _raise_lost(*_: Any) -> NoReturn:
@@ -154,13 +145,18 @@ def _lost() -> HfpatchError:
     )
 
 
+def runs_alone() -> bool:
+    """Return whether no launcher has started other processes beside this one."""
+    return int(os.environ.get("WORLD_SIZE") or 1) == 1
+
+
 def may_speak() -> bool:
     """Return whether this process is the one that says why a run fails: the first of its ranks to ask.
 
     Where the ranks have not met yet, all fail alike: the first one speaks, and the others wait until the launcher ends
     them, since it would end the first rank as soon as one of them is gone.
     """
-    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+    if runs_alone():
         return True
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():

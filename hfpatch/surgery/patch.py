@@ -30,14 +30,13 @@ from hfpatch.tuners.adapters import (
     remove_adapters,
     upcast_adapters,
 )
-from hfpatch.tuners.checks import require_distinct_names, require_fitting, require_sound
+from hfpatch.tuners.checks import refusing_wrong_values, require_distinct_names, require_fitting, require_sound
 from hfpatch.tuners.config import MethodConfig, drawn_as, method_name, with_python_values
 from hfpatch.tuners.model import unreached_layers
 
 Model = TypeVar("Model", bound=nn.Module)
 
 _HEADINGS = ("layer", "added parameters")
-_OF_WRONG_VALUES = (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError)  # in PEFT
 _TRAINABLE_BEFORE = "_hfpatch_trainable_before"  # on the model, so that a copy of it can be unpatched too
 
 
@@ -89,7 +88,7 @@ def patch(
         require_sound(model)
     except BaseException as error:
         unpatch(model)
-        if isinstance(error, _OF_WRONG_VALUES):
+        if isinstance(error, ValueError | TypeError | NotImplementedError):
             raise HfpatchError(" ".join(str(error).split())) from error
         raise
     keep_mode(model)
@@ -213,7 +212,8 @@ def _inject(model: nn.Module, config: PeftConfig, name: str, seed: int | None) -
         model.peft_config = {n: c for n, c in before.items() if c.peft_type == config.peft_type}  # type: ignore[assignment]
         config.base_model_name_or_path = model.name_or_path  # type: ignore[assignment]
         model._hf_peft_config_loaded = True  # type: ignore[assignment]
-        inject_adapter_in_model(config, model, name)  # add_adapter would then deactivate the other adapters
+        with refusing_wrong_values(config):
+            inject_adapter_in_model(config, model, name)  # add_adapter would then deactivate the other adapters
         model.peft_config = {**before, name: config}  # type: ignore[assignment]
 
 

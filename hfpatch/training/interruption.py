@@ -7,8 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from types import FrameType, TracebackType
 from typing import Any
@@ -32,19 +31,6 @@ class Terminated(SystemExit):
 def leave(number: int, frame: FrameType | None) -> None:
     """Answer SIGTERM by `Terminated`, so that locks are released on the way out; a training answers by itself."""
     raise Terminated(None)
-
-
-@contextmanager
-def leaving_in_order() -> Iterator[None]:
-    """Let `leave` answer SIGTERM for as long as this lasts; outside the main thread it changes nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @cache

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -12,11 +13,11 @@ from peft import PEFT_TYPE_TO_TUNER_MAPPING, PeftConfig
 from peft.tuners.tuners_utils import check_target_module_exists
 from torch import Tensor, nn
 
-from hfpatch.errors import HfpatchError
+from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sites import AttentionSite, features, find_sites, require_matrix, submodule
 from hfpatch.tuners.acting import PROJECTED
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
-from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.config import MethodConfig, method_name
 from hfpatch.tuners.layer import MethodLayer, layers_at, stepping_aside
 
 _MUST_STAY = "which a patch must leave as they are"
@@ -39,8 +40,29 @@ def require_fitting(model: nn.Module, configs: Sequence[PeftConfig]) -> None:
     for config in configs:
         require_injectable(config, alone=len(configs) == 1)
         if not isinstance(config, MethodConfig):  # these check themselves against each layer
-            _require_matches(model, config)
-            _require_matrices(model, config)
+            with refusing_wrong_values(config):
+                _require_matches(model, config)
+                _require_matrices(model, config)
+
+
+@contextmanager
+def refusing_wrong_values(config: PeftConfig) -> Iterator[None]:
+    """Say in one line that PEFT does not work with a value of its configuration, whose types it does not check.
+
+    Errors of hfpatch's own methods, which check theirs, pass as they are.
+
+    Raises:
+        HfpatchError: in place of the error of Python that follows from such a value.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, TypeError) as error:
+        if isinstance(config, MethodConfig):
+            raise
+        raise HfpatchError(
+            f"{method_name(config)}: PEFT cannot use this configuration ({type(error).__name__}: {first_line(error)}); "
+            "check the types of its values"
+        ) from error
 
 
 def require_untouched_base(configs: Iterable[PeftConfig]) -> None:

@@ -37,8 +37,8 @@ def test_one_wrong_value_is_reported_or_refused_in_one_line(raw, tmp_path):
     ("path", "wrong", "line"),
     [
         (("variants",), {}, "variants"),
-        (("model", "name"), None, "model: must name a model: name is None, not text"),
-        (("model", "sha256"), 3, "model: must name a model: sha256 is 3, not text"),
+        (("model", "name"), None, "model: name must be a string that names the model, not None"),
+        (("model", "sha256"), 3, "model: sha256 must be a string that names the model, not 3"),
         (("variants", "base", "scores", "cloze", "n"), -1, "variants.base.scores.cloze.n is -1"),
         (("variants", "base", "scores", "cloze", "n"), 10**400, "variants.base.scores.cloze.n is null"),
         (("variants", "base", "scores", "cloze", "chance"), 2, "variants.base.scores.cloze.chance is 2"),

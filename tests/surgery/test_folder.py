@@ -364,8 +364,12 @@ def test_one_wrong_value_is_loaded_or_refused_in_one_line(folder, file):
     [
         ("patch.json", {"base": "x"}, 'patch.json: not a patch manifest: base is "x"; must be a mapping'),
         ("patch.json", {"active": [[]]}, r"patch.json: not a patch manifest: active.0 is \[\]; must be a string"),
-        (f"lora/{CONFIG}", {"alpha_pattern": None}, "object has no attribute 'keys'"),
-        (f"lora/{CONFIG}", {"exclude_modules": True}, "'bool' is not iterable"),
+        (
+            f"lora/{CONFIG}",
+            {"alpha_pattern": None},
+            "lora: PEFT cannot use this configuration .*'keys'.*; check the types",
+        ),
+        (f"lora/{CONFIG}", {"exclude_modules": True}, r"lora: PEFT cannot use this configuration \(TypeError"),
         (f"lora/{CONFIG}", {"monteclora_config": {"x": 1}}, "not an adapter configuration"),
         (f"pre_projection/{CONFIG}", {"dropout": 10**400}, "dropout=.* must be a finite number"),
     ],

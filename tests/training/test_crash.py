@@ -16,7 +16,8 @@ from training_blocks import make_blocks
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import TrainingSettings
-from hfpatch.training.interruption import SigtermWatch, Terminated, leaving_in_order
+from hfpatch.support.signals import sigterm_answered_by
+from hfpatch.training.interruption import SigtermWatch, Terminated, leave
 from hfpatch.training.probe import train_probe
 
 TESTS = Path(__file__).parent.parent
@@ -96,7 +97,7 @@ def test_sigterm_in_the_last_step_is_not_forgotten(patched, tmp_path):
         if record.step == STEPS:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Terminated), leaving_in_order():
+    with pytest.raises(Terminated), sigterm_answered_by(leave):
         run(whole, tmp_path, on_step=on_step)
     run(resumed, tmp_path, resume=True, on_step=lambda record: pytest.fail("trained again"))
     assert same(trainables(whole), trainables(resumed))
