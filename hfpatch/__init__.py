@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hfpatch.surgery.budget import match_lora_rank
     from hfpatch.surgery.fold import fold
     from hfpatch.surgery.folder import load_patch, save_patch
+    from hfpatch.surgery.matching import sized
     from hfpatch.surgery.patch import patch, patch_summary, unpatch
     from hfpatch.tuners import MethodConfig, MethodSite, method
 
@@ -61,6 +62,7 @@ _HOMES = {
     "patch_summary": "surgery.patch",
     "register_family": "sites",
     "save_patch": "surgery.folder",
+    "sized": "surgery.matching",
     "unpatch": "surgery.patch",
 }
 
@@ -92,6 +94,7 @@ __all__ = [
     "patch_summary",
     "register_family",
     "save_patch",
+    "sized",
     "unpatch",
 ]
 

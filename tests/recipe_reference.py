@@ -40,6 +40,7 @@ JSON_TYPES = {
     "str": "string",
     "Literal": "string",
     "None": "null",
+    "dict": "object",
 }
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 PART = {
@@ -117,7 +118,7 @@ def rows_of(options):
     """Return key, JSON types, help and default of each option."""
     for key, option in options.items():
         types = [name.split("[")[0].strip() for name in option.type.split("|")]
-        names = ["array" if name in ("list", "tuple") else JSON_TYPES[name] for name in types]
+        names = ["array" if name in ("list", "tuple", "set") else JSON_TYPES[name] for name in types]
         default = list(option.default) if isinstance(option.default, tuple) else option.default
         yield key, names, option.metadata["help"], default
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from gguf_models import write_gguf
 from own_methods import forgotten
 from typer.testing import CliRunner
 
@@ -32,6 +33,7 @@ from hfpatch.tuners import plugins as methods
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NOT_HERE = re.compile(r"#.*(needs the hub|minutes)")
 
 
@@ -101,6 +103,8 @@ def test_every_block_runs(page, tmp_path, monkeypatch):
     monkeypatch.setattr(family, "_FAMILIES", dict(family._FAMILIES))  # what a page declares is forgotten after it
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     modules = set(sys.modules)
+    if GGUF in text_of(page):  # which its reader has; a small one does as well
+        write_gguf(tmp_path / GGUF, "llama", "Q4_1")
     with forgotten():
         run_blocks(page)
     for name in [name for name in set(sys.modules) - modules if (tmp_path / f"{name}.py").exists()]:
@@ -156,7 +160,7 @@ def test_every_recipe_is_in_the_table_of_recipes():
 def test_blocks_that_only_a_hub_can_run_are_few():
     commands = [line for page in PAGES for lang, block in FENCE.findall(text_of(page)) for line in block.splitlines() if lang == "bash"]  # noqa: E501  # fmt: skip
     assert len([line for line in commands if not NOT_HERE.search(line)]) >= 10
-    assert len([line for line in commands if NOT_HERE.search(line)]) <= 6
+    assert len([line for line in commands if NOT_HERE.search(line)]) <= 7
 
 
 @pytest.mark.parametrize("page", PAGES)

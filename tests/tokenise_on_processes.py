@@ -18,8 +18,7 @@ from hfpatch.training.processes import start_processes
 def run(text: str, tokenizer: str, out: Path) -> None:
     """Load the text in both ways, the first process of the machine before the others."""
     state, calls = start_processes(), []
-    for name in ("tokenize", "write_token_file"):
-        setattr(load, name, noting(getattr(load, name), calls))
+    load.write_token_file = noting(load.write_token_file, calls)
     found = {}
     for layout in ("packed", "stream"):
         settings = DataSettings(source=text, layout=layout, block_size=8)

@@ -12,6 +12,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, QueryTemperatureConfig
 from hfpatch.nn import MixedProjection
 from hfpatch.sites import AttentionSite, features, find_sites, submodule, unwrapped
+from hfpatch.sites.heads import query_and_key_norms
 from hfpatch.support.modes import evaluating
 from hfpatch.tuners.layer import method_layer
 
@@ -71,6 +72,36 @@ def layer_weights(site: AttentionSite, *, patched: bool) -> HeadWeights:
     if len(query) % len(key):
         raise HfpatchError(f"layer {site.layer}: {len(query)} query heads do not share {len(key)} key heads evenly")
     return HeadWeights(site.layer, query, key)
+
+
+def norm_gains(site: AttentionSite) -> tuple[Tensor, Tensor] | None:
+    """Return the gains of the norms that queries and keys pass between their projections and RoPE (Qwen 3, Gemma 3).
+
+    With q = g_Q ⊙ (x W_Q) / ‖x W_Q‖ (up to a constant) and k likewise, the logit is x W_Q diag(g_Q) R diag(g_K) W_Kᵀ yᵀ
+    but for a positive factor of each query and one of each key.
+
+    Returns:
+        fp64 of ``(1 or heads, 1, head size)`` and ``(1 or key heads, 1, head size)``; None where there are no such
+        norms, or they do more than divide by a size and multiply by a gain.
+    """
+    norms = query_and_key_norms(site.attention)
+    gains = [_gain(norm) for norm in norms or ()]
+    if not gains or any(gain is None for gain in gains):
+        return None
+    query, key = (gain.reshape(-1, 1, head_size(site)) for gain in gains if gain is not None)
+    return query, key
+
+
+@torch.no_grad()
+def _gain(norm: nn.Module) -> Tensor | None:
+    """Return g of a norm x -> g ⊙ x / rms(x), fp64; None for another (LayerNorm, one with a bias, one a head)."""
+    parameters = list(norm.parameters())
+    if len(parameters) != 1:
+        return None
+    ones = 1e3 * torch.ones_like(parameters[0])  # of a size beside which eps is nothing
+    gain, opposite = (norm(x).detach().cpu().double() for x in (ones, -ones))
+    same = gain.shape == ones.shape and torch.equal(gain, -opposite)
+    return gain if same and bool(gain.abs().sum() > 0) else None
 
 
 def split_heads(matrix: Tensor, size: int) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.analysis.ablation import Ablations
+from hfpatch.analysis.attention import HeadAttention
 from hfpatch.analysis.gradients import GradientNorm
 from hfpatch.analysis.linearised import Linearised
 from hfpatch.analysis.movement import Movement, RunRecord
@@ -47,6 +48,8 @@ class Inspection:
         text: what was measured on, or None.
         relations: the Q-K relation of every head of the base.
         relations_patched: the same with the patch, its linear approximation where the query is not linear.
+        attention: what every head of the base attends to, on the text.
+        attention_patched: the same with the patch.
         gauge: the largest relative change of the relations under a random change of gauge.
         skip_norms: of the content skips.
         skip_sizes: relative to the attention's output, on the text.
@@ -68,6 +71,8 @@ class Inspection:
     text: Text | None = None
     relations: list[HeadRelation] = field(default_factory=list)
     relations_patched: list[HeadRelation] = field(default_factory=list)
+    attention: list[HeadAttention] = field(default_factory=list)
+    attention_patched: list[HeadAttention] = field(default_factory=list)
     gauge: float | None = None
     skip_norms: list[SkipNorm] = field(default_factory=list)
     skip_sizes: list[SkipSize] = field(default_factory=list)

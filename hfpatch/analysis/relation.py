@@ -3,6 +3,8 @@
 The logit of a query at x and a key at y is x B yᵀ (up to the softmax's scale): the head sees W_Q and W_K through B
 alone, so the pair (W_Q A, W_K A⁻ᵀ) is the same head for every invertible A (the gauge). With RoPE the logit at the
 relative offset Δ = i − j is x B(Δ) yᵀ with B(Δ) = W_Q R(Δ) W_Kᵀ; the gauge is then the A that commute with every R(Δ).
+Where queries and keys are normed in between (Qwen 3, Gemma 3), B(Δ) = W_Q diag(g_Q) R(Δ) diag(g_K) W_Kᵀ has the norms'
+gains, and the logit is x B(Δ) yᵀ but for a positive factor of each query and of each key, which B cannot have.
 
 B = S + N with S = (B + Bᵀ)/2 symmetric ("tokens like each other attend to each other", or avoid each other where an
 eigenvalue is negative) and N = (B − Bᵀ)/2 antisymmetric (direction: x looks at y as y does not look at x).
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hfpatch.analysis.heads import HeadWeights
+from hfpatch.analysis.heads import HeadWeights, norm_gains
 from hfpatch.analysis.rotary import Rotary, rotary_of
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import find_sites
@@ -95,6 +97,9 @@ def head_relations(
     found = []
     for layer in weights:
         rotary = rotary_of(model, sites[layer.layer], layer.query.shape[-1])
+        gains = norm_gains(sites[layer.layer])
+        if gains is not None:
+            layer = HeadWeights(layer.layer, layer.query * gains[0], layer.key * gains[1])
         span = _in_span(layer.query, layer.key_by_query_head)
         rotations = {0: None} if rotary is None else {offset: rotary.matrix(offset) for offset in sorted(set(offsets))}
         by_offset = {offset: _relations(*span, rotation) for offset, rotation in rotations.items()}

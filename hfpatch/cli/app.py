@@ -25,7 +25,17 @@ from hfpatch.cli import (
     spellings,
 )
 from hfpatch.cli.help import Group
-from hfpatch.cli.options import AsJson, DataDir, Out, Overrides, RecipeArgument, Resume, model_settings, with_data_dir
+from hfpatch.cli.options import (
+    AsJson,
+    DataDir,
+    Out,
+    Overrides,
+    RecipeArgument,
+    Resume,
+    TrustCode,
+    model_settings,
+    with_options,
+)
 from hfpatch.cli.quiet import quiet_libraries
 from hfpatch.cli.running import RESUME, interruptible, print_report
 from hfpatch.support.lazy import collection_paused
@@ -48,6 +58,9 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     data_dir: DataDir = None,
+    model: options.BaseModel = None,
+    gguf_file: options.GgufFile = None,
+    trust_code: TrustCode = False,
     jobs: engines.Jobs = None,
     ray: engines.Ray = None,
     gpus_per_run: engines.GpusPerRun = None,
@@ -66,7 +79,9 @@ def compare(
     from hfpatch.runs.engines.settings import EngineSettings
 
     engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run, launch_config)
-    loaded = load_recipe(recipe, with_data_dir(overrides, data_dir))
+    loaded = load_recipe(
+        recipe, with_options(overrides, data_dir, model=model, gguf_file=gguf_file), trust_code=trust_code
+    )
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
     with collection_paused():
@@ -91,6 +106,9 @@ def train(
     out: Out = None,
     resume: Resume = False,
     data_dir: DataDir = None,
+    model: options.BaseModel = None,
+    gguf_file: options.GgufFile = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Train one method of a recipe, for each of its seeds, and save its patches.
 
@@ -101,7 +119,9 @@ def train(
     """
     from hfpatch.recipes.comparison import load_recipe
 
-    loaded = load_recipe(recipe, with_data_dir(overrides, data_dir))
+    loaded = load_recipe(
+        recipe, with_options(overrides, data_dir, model=model, gguf_file=gguf_file), trust_code=trust_code
+    )
     folder = out or Path("runs") / loaded.name
     quiet_libraries()
     with collection_paused():
@@ -155,6 +175,7 @@ def check(
     config_only: Annotated[
         bool, typer.Option(help="Check a tiny random twin of the model's config.json, without its weights.")
     ] = False,
+    gguf_file: options.GgufFile = None,
     revision: options.Revision = None,
     dtype: options.DtypeOption = "float32",
     trust_remote_code: options.TrustRemoteCode = False,
@@ -172,7 +193,7 @@ def check(
     if given and method is None:
         raise HfpatchError(f"{given[0]}: options belong to a method; name it, as in --method pre_projection")
     part = None if method is None else {**dict(read_override(option) for option in given or []), "type": method}
-    base = model_settings(model, revision, dtype, trust_remote_code)
+    base = model_settings(model, revision, dtype, trust_remote_code, gguf_file=gguf_file)
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress
@@ -205,6 +226,7 @@ def inspect(
     as_html: Annotated[bool, typer.Option("--html", help="Write a page with figures.")] = False,
     out: Annotated[Path, typer.Option(help="The file of the page.")] = Path("inspection.html"),
     data_dir: DataDir = None,
+    gguf_file: options.GgufFile = None,
     revision: options.Revision = None,
     dtype: options.DtypeOption = "float32",
     trust_remote_code: options.TrustRemoteCode = False,
@@ -213,7 +235,7 @@ def inspect(
 
     Example: hfpatch inspect tinyworld/gpt-neox --patch runs/quickstart/runs/pre_projection/seed-0/patch --html
     """
-    base = model_settings(model, revision, dtype, trust_remote_code)
+    base = model_settings(model, revision, dtype, trust_remote_code, gguf_file=gguf_file)
     quiet_libraries()
     from hfpatch.runs import inspect as run_inspect
 

@@ -25,8 +25,8 @@ class EvalOptions:
         typer.Option(
             "--model",
             "-M",
-            help="A hub id, a local folder, or tinyworld/gpt-neox; ID@REVISION for a hub revision. Repeated: whole "
-            "models are compared pairwise. As in lm-eval, hf with --model-args pretrained=ID.",
+            help="A hub id, a local folder, a GGUF file, or tinyworld/gpt-neox; ID@REVISION for a hub revision. "
+            "Repeated: whole models are compared pairwise. As in lm-eval, hf with --model-args pretrained=ID.",
         ),
     ] = None
     tasks: Annotated[
@@ -113,6 +113,7 @@ class EvalOptions:
     ] = False
     allow_other_base: options.AllowOtherBase = False
     data_dir: options.DataDir = None
+    gguf_file: options.GgufFile = None
     revision: options.Revision = None
     dtype: Annotated[
         str | None,

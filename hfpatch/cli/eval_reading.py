@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _KINDS = ("hf", "hf-auto", "huggingface", "hfpatch")  # lm-eval's names of its models for transformers
 _OPTIONS = (
     *("revision", "dtype", "trust_remote_code", "max_length", "token_budget", "batch_size", "device", "device_map"),
-    "allow_other_base",
+    *("allow_other_base", "gguf_file"),
 )
 _MODEL = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "attn_implementation")
-_NAMES = ("pretrained", "peft", "patch", "revision", "device", "batch_size")
+_NAMES = ("pretrained", "peft", "patch", "revision", "device", "batch_size", "gguf_file")
 _OTHERS = ("pretrained", "peft", "patch", "parallelize")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
@@ -86,6 +86,8 @@ def read_models(given: EvalOptions, more: dict[str, Any]) -> list[ModelSettings]
             f"{'--patch' if given.patch else '--baseline'}: goes with one --model, not with {len(named)}; compare "
             "patches with their base and whole models with each other in two commands"
         )
+    if given.gguf_file is not None and len(named) > 1:
+        raise HfpatchError(f"--gguf-file {given.gguf_file}: name the file of each model as --model ORG/REPO/FILE.gguf")
     for text in named:
         name, at, own = (text, "", "") if Path(text).exists() else text.partition("@")
         if at and not own:
@@ -93,7 +95,9 @@ def read_models(given: EvalOptions, more: dict[str, Any]) -> list[ModelSettings]
         if revision is not None and (own or len(named) > 1):
             raise HfpatchError(f"--revision {revision}: write the revision of each model as --model {name}@{revision}")
         dtype = given.dtype or "float32"
-        models.append(model_settings(name, own or revision, dtype, given.trust_remote_code, **more))
+        models.append(
+            model_settings(name, own or revision, dtype, given.trust_remote_code, gguf_file=given.gguf_file, **more)
+        )
     return models
 
 

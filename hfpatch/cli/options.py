@@ -29,7 +29,9 @@ def of_hfpatch_itself(
 
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or a name such as quickstart.")]
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, or tinyworld/gpt-neox.")]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A hub id, a local folder, a GGUF file, or tinyworld/gpt-neox.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as training.steps=60.")
 ]
@@ -37,6 +39,12 @@ Out = Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe nam
 Resume = Annotated[bool, typer.Option("--resume", help="Skip what is complete and continue the rest.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[Path | None, typer.Option(help="A folder that holds local copies of hub data sets.")]
+GgufFile = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The GGUF file in the model's hub repository or folder.")
+]
+BaseModel = Annotated[
+    str | None, typer.Option("--model", help="Another base than the recipe's: a hub id, a local folder or a GGUF file.")
+]
 Revision = Annotated[str | None, typer.Option(help="The model's hub revision.")]
 DtypeOption = Annotated[str, typer.Option(help="The dtype to load the model in: float32, bfloat16 or float16.")]
 
@@ -44,14 +52,22 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the modelling code that the model brings along; read it first.")
 ]
 
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run code outside the installed packages that the recipe names; read it first."),
+]
+
 AllowOtherBase = Annotated[
     bool, typer.Option("--allow-other-base", help="Take a patch whose base had other weights than the model.")
 ]
 
 
-def with_data_dir(overrides: list[str] | None, data_dir: Path | None) -> list[str]:
-    """Return the overrides of a recipe, with ``--data-dir`` as one of them."""
-    return [*(overrides or []), *([f"data_dir={json.dumps(str(data_dir))}"] if data_dir else [])]
+def with_options(
+    overrides: list[str] | None, data_dir: Path | None, *, model: str | None = None, gguf_file: str | None = None
+) -> list[str]:
+    """Return the overrides of a recipe, with ``--data-dir``, ``--model`` and ``--gguf-file`` among them."""
+    given = {"data_dir": data_dir, "model.name": model, "model.gguf_file": gguf_file}
+    return [*(overrides or []), *(f"{key}={json.dumps(str(value))}" for key, value in given.items() if value)]
 
 
 def model_settings(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hfpatch.cli import engines
-from hfpatch.cli.options import DataDir, Out, Overrides, RecipeArgument, Resume, with_data_dir
+from hfpatch.cli.options import DataDir, Out, Overrides, RecipeArgument, Resume, TrustCode, with_options
 from hfpatch.cli.quiet import quiet_libraries
 from hfpatch.cli.running import RESUME, interruptible, print_report
 from hfpatch.support.lazy import collection_paused
@@ -25,6 +25,7 @@ def pretrain(
     out: Out = None,
     resume: Resume = False,
     data_dir: DataDir = None,
+    trust_code: TrustCode = False,
     variant: Annotated[
         str | None, typer.Option(help="Of a study, train this variant's runs alone; a later call reports.")
     ] = None,
@@ -49,7 +50,7 @@ def pretrain(
     from hfpatch.runs.engines.settings import EngineSettings
 
     engine = EngineSettings(jobs, ray, gpus_per_run, cpus_per_run, processes_per_run, launch_config)
-    loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
+    loaded = load_pretrain_or_study(recipe, with_options(overrides, data_dir), trust_code=trust_code)
     folder = out or Path("runs") / loaded.name
     if not isinstance(loaded, PretrainRecipe):
         _study(loaded, folder, engine, resume=resume, variant=variant, dry_run=dry_run)
@@ -105,6 +106,7 @@ def tokenize(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The token file, NAME.bin; <recipe name>.bin if not given.")] = None,
     data_dir: DataDir = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Tokenise a pretraining recipe's text into a token file, which data.source can then name.
 
@@ -115,7 +117,7 @@ def tokenize(
     """
     from hfpatch.recipes.pretraining import load_pretrain_or_study
 
-    loaded = load_pretrain_or_study(recipe, with_data_dir(overrides, data_dir))
+    loaded = load_pretrain_or_study(recipe, with_options(overrides, data_dir), trust_code=trust_code)
     quiet_libraries()
     from hfpatch.cli.progress import TokensSoFar
     from hfpatch.runs import tokenize as run_tokenize

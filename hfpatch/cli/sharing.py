@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hfpatch.cli.options import AllowOtherBase
+from hfpatch.cli.options import AllowOtherBase, GgufFile
 from hfpatch.cli.quiet import quiet_libraries
+from hfpatch.errors import HfpatchError
 
 
 def push(
@@ -37,6 +38,7 @@ def export(
     patch: Annotated[Path, typer.Argument(metavar="DIR", help="A folder written by save_patch, or a PEFT adapter.")],
     out: Annotated[Path | None, typer.Option(help="The folder to write; DIR-standalone if not given.")] = None,
     model: Annotated[str | None, typer.Option(help="The base; the one that the patch names if not given.")] = None,
+    gguf_file: GgufFile = None,
     revision: Annotated[str | None, typer.Option(help="The base's hub revision.")] = None,
     dtype: Annotated[str, typer.Option(help="The dtype of the base: float32, bfloat16 or float16.")] = "float32",
     allow_other_base: AllowOtherBase = False,
@@ -47,13 +49,15 @@ def export(
 
     Example: hfpatch export runs/quickstart/runs/pre_projection/seed-0/patch --out my-model
     """
+    if gguf_file is not None and model is None:
+        raise HfpatchError(f"--gguf-file {gguf_file}: goes with --model, the repository or folder that it is in")
     quiet_libraries()
     from hfpatch.export import export_patch
 
     written = export_patch(
         patch,
         out or patch.with_name(f"{patch.name}-standalone"),
-        model=model,
+        model=f"{model}/{gguf_file}" if model and gguf_file else model,
         revision=revision,
         dtype=dtype,
         allow_other_base=allow_other_base,

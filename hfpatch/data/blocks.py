@@ -17,7 +17,7 @@ import torch
 
 from hfpatch.data.joining import JoinedRows, Part
 from hfpatch.data.packing import Integers, pack, split_pieces
-from hfpatch.data.tokenizer import TokenArray, TokenStream
+from hfpatch.data.tokenizer import TokenArray, TokenStream, gather
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings, Layout
 from hfpatch.support.files import clear_about_writing
@@ -48,6 +48,8 @@ class TokenBlocks:
         sha256: hash of the rows and their pieces; of a stream, of all its tokens and of the rows' places in it.
         learned: (blocks, block_size) which tokens are predicted, but for the first of each piece; None if all are.
         parts: the sources that the rows are from, one after the other; none if there is one.
+        owners: (blocks, block_size) int32, the document that each token is from, -1 where there is none; None if that
+            is not known, as of text to train on.
     """
 
     rows: TokenArray | JoinedRows
@@ -60,6 +62,7 @@ class TokenBlocks:
     sha256: str
     learned: Mask | JoinedRows | None = None
     parts: tuple[Part, ...] = ()
+    owners: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,8 +97,10 @@ class TokenBlocks:
         rows, sizes = self.rows[indices], np.concatenate(pieces)
         offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
         learned = None if self.learned is None else self.learned[indices]
+        owners = None if self.owners is None else self.owners[indices]
         sha256 = _hash_arrays(rows, sizes, offsets, *_given(learned))
-        return replace(self, rows=rows, sizes=sizes, offsets=offsets, learned=learned, sha256=sha256, parts=())
+        new = {"rows": rows, "sizes": sizes, "offsets": offsets, "learned": learned, "owners": owners}
+        return replace(self, **new, sha256=sha256, parts=())  # type: ignore[arg-type]
 
     @property
     def block_size(self) -> int:
@@ -156,6 +161,8 @@ def blocks_from_stream(
     pad_token_id: int,
     revision: str | None = None,
     file: Path | None = None,
+    with_owners: bool = False,
+    sha256: str | None = None,
 ) -> TokenBlocks:
     """Lay out documents in rows: packed by best fit, one truncated document per row, or cut from one stream.
 
@@ -166,26 +173,26 @@ def blocks_from_stream(
         revision: the hub revision that the documents are from.
         file: write the rows there, a few thousand at a time, and map them; None holds them in memory. The rows of a
             stream are a view of its tokens.
+        with_owners: keep which document each token is from.
+        sha256: hash of all tokens of the stream, if it is known.
 
     Raises:
         HfpatchError: if a stream is shorter than a block, or the file cannot be written.
     """
-    size = settings.block_size
+    size, owners = settings.block_size, None
+    places = "".join(f"[{start}:{stop}]" for start, stop in stream.ranges())
+    if with_owners:
+        stream = stream.compact()
+        owners = np.repeat(np.arange(len(stream.lengths), dtype=np.int32), stream.lengths)
     if settings.layout == "stream":
-        return cut_blocks(
-            stream.tokens,
-            size,
-            documents=len(stream.lengths),
-            source=settings.source,
-            revision=revision,
-            sha256=_hash_arrays(stream.tokens),
-        )
+        identity = f"{sha256 or _hash_arrays(stream.tokens)} {places}"
+        return _cut_blocks(stream, settings, revision, identity, owners)
     if stream.learned is not None:
-        pieces = _truncated_to_learn(stream, stream.learned, size, settings.source)
+        pieces = _pieces_to_learn(stream, size, settings.source)
     elif settings.layout == "packed":
-        pieces = split_pieces(stream.lengths, size)
+        pieces = split_pieces(stream.begins, stream.lengths, size)
     else:
-        pieces = _truncated(stream.lengths, size)
+        pieces = _truncated(stream, size)
     offsets = np.arange(len(pieces) + 1, dtype=np.int64)
     if settings.layout == "packed":
         order, offsets = pack(pieces[:, 1], size)
@@ -195,6 +202,8 @@ def blocks_from_stream(
     if stream.learned is not None:
         mask_file = file and file.with_suffix(".learned")
         learned = _lay_out(stream.learned, pieces, offsets, size, False, mask_file)
+    if owners is not None:
+        owners = _lay_out(owners, pieces, offsets, size, -1, None)
     sizes = pieces[:, 1].astype(np.int32)
     return TokenBlocks(
         rows=rows,
@@ -206,25 +215,32 @@ def blocks_from_stream(
         revision=revision,
         sha256=_hash_arrays(rows, sizes, offsets, *_given(learned)),
         learned=learned,
+        owners=owners,
     )
 
 
-def _truncated(lengths: Integers, size: int) -> Integers:
+def has_something_to_learn(stream: TokenStream, size: int) -> Mask:
+    """Return (documents,) which have a token that is learned among the first ``size``; the very first is not."""
+    if stream.learned is None:
+        return stream.lengths > 1
+    counts = np.concatenate([[0], np.cumsum(stream.learned, dtype=np.int64)])
+    starts, lengths = _truncated(stream, size).T
+    found: Mask = counts[starts + lengths] > counts[starts + 1]
+    return found
+
+
+def _truncated(stream: TokenStream, size: int) -> Integers:
     """Return (documents, 2) the start and the length of each document's first ``size`` tokens."""
-    starts = np.cumsum(lengths) - lengths
-    return np.stack([starts, np.minimum(lengths, size)], axis=1)
+    return np.stack([stream.begins, np.minimum(stream.lengths, size)], axis=1)
 
 
-def _truncated_to_learn(stream: TokenStream, learned: Mask, size: int, source: str) -> Integers:
+def _pieces_to_learn(stream: TokenStream, size: int, source: str) -> Integers:
     """Return `_truncated` without the examples that keep nothing to learn; a warning says how many are cut, or out.
 
     Raises:
         HfpatchError: if none is left.
     """
-    pieces = _truncated(stream.lengths, size)
-    counts = np.concatenate([[0], np.cumsum(learned, dtype=np.int64)])
-    starts, lengths = pieces.T
-    kept = counts[starts + lengths] > counts[starts + 1]  # the first token is not predicted
+    kept = has_something_to_learn(stream, size)
     if not kept.any():
         raise HfpatchError(
             f"{source}: no example has a token to learn among its first {size} (data.block_size); use longer blocks"
@@ -236,7 +252,7 @@ def _truncated_to_learn(stream: TokenStream, learned: Mask, size: int, source: s
             f"tokens; {out} have none to learn and are left out",
             stacklevel=2,
         )
-    chosen: Integers = pieces[kept]
+    chosen: Integers = _truncated(stream, size)[kept]
     return chosen
 
 
@@ -264,39 +280,51 @@ def _lay_out(
     return np.memmap(file, dtype=tokens.dtype, mode="r", shape=(len(offsets) - 1, size))
 
 
-def cut_blocks(
-    tokens: TokenArray, block_size: int, *, documents: int, source: str, revision: str | None, sha256: str
+def _cut_blocks(
+    stream: TokenStream,
+    settings: DataSettings,
+    revision: str | None,
+    identity: str,
+    owners: npt.NDArray[np.int32] | None,
 ) -> TokenBlocks:
-    """Cut a stream of tokens into consecutive rows; a rest shorter than a row is left out.
+    """Cut documents one after the other into consecutive rows; a rest shorter than a row is left out.
 
-    Nothing is copied: the rows are a view of ``tokens``.
+    The rows are a view of the tokens up to the first document that is not in the stream, and a copy from there.
 
     Args:
-        tokens: (total,) documents one after the other.
-        block_size: tokens in a row.
-        documents: how many documents they are.
-        source: their source.
+        stream: the documents.
+        settings: block size and source.
         revision: the hub revision, or None.
-        sha256: hash of ``tokens``.
+        identity: hash of all tokens, and where the documents are among them.
+        owners: the document of each token of a stream whose documents follow one another, or None.
 
     Raises:
         HfpatchError: if there are fewer tokens than one row has.
     """
-    count = len(tokens) // block_size
+    size, total, ranges = settings.block_size, int(stream.lengths.sum()), stream.ranges()
+    count = total // size
     if count == 0:
         raise HfpatchError(
-            f"{source}: the {len(tokens)} tokens of {documents} documents do not fill one block (data.block_size is "
-            f"{block_size}); use more text or a smaller data.block_size"
+            f"{settings.source}: the {total} tokens of {len(stream.lengths)} documents do not fill one block "
+            f"(data.block_size is {size}); use more text or a smaller data.block_size"
         )
+    start, stop = ranges[0]
+    cut = start + (stop - start) // size * size
+    rows: list[TokenArray] = [stream.tokens[start:cut].reshape(-1, size)]
+    if len(ranges) > 1:
+        rest = gather(stream.tokens, [(cut, stop), *ranges[1:]])
+        rows.append(rest[: len(rest) // size * size].reshape(-1, size))
+    rows = [part for part in rows if len(part)]
     return TokenBlocks(
-        rows=tokens[: count * block_size].reshape(count, block_size),
-        sizes=np.broadcast_to(np.int32(block_size), count),
+        rows=rows[0] if len(rows) == 1 else JoinedRows(rows),
+        sizes=np.broadcast_to(np.int32(size), count),
         offsets=np.arange(count + 1, dtype=np.int64),
         layout="stream",
-        documents=documents,
-        source=source,
+        documents=len(stream.lengths),
+        source=settings.source,
         revision=revision,
-        sha256=hashlib.sha256(f"{sha256} in blocks of {block_size}".encode()).hexdigest(),
+        sha256=hashlib.sha256(f"{identity} in blocks of {size}".encode()).hexdigest(),
+        owners=None if owners is None else owners[: count * size].reshape(count, size),
     )
 
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from jinja2 import Environment, meta
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from hfpatch.data.copies import LONG, Digester, Digests
 from hfpatch.data.rows import ASSISTANT
-from hfpatch.data.tokenizer import TokenStream, batches, check_ids, end_of_text, token_dtype
+from hfpatch.data.tokenizer import TokenArray, TokenStream, batches, check_ids, end_of_text, token_dtype
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
-from hfpatch.support.files import clear_about_writing
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 Messages: TypeAlias = list[dict[str, Any]]
 
 
@@ -30,11 +34,21 @@ class Example(NamedTuple):
         text: all of it.
         learned: the first character and the one after the last of each stretch that is learned.
         templated: whether a chat template wrote it, special tokens and ends of turns included.
+        says: what each message, or the prompt and the completion, says, and whether it is learned.
     """
 
     text: str
     learned: list[tuple[int, int]]
     templated: bool
+    says: list[tuple[str, bool]]
+
+
+class Encoded(NamedTuple):
+    """An example as token ids, which of them are learned, and its digests."""
+
+    ids: list[int]
+    learned: list[bool]
+    digests: list[tuple[int, bool]]
 
 
 class Completions:
@@ -67,41 +81,67 @@ class Completions:
         self.tokenizer = tokenizer
         self.eos = end_of_text(tokenizer, append=settings.append_eos) if settings.format != "messages" else None
         self._template = chat_template(tokenizer, settings)
+        self._digester = Digester(tokenizer)
 
-    def encode(self, documents: list[str]) -> list[tuple[list[int], list[bool]]]:
-        """Return the token ids of examples, and which of them are learned."""
+    def encode(self, documents: list[str]) -> list[Encoded]:
+        """Return examples as token ids."""
         examples = [self.example(json.loads(document)) for document in documents]
-        found = []
+        found: list[Encoded | None] = [None] * len(examples)
         for templated in (False, True):
             chosen = [place for place, example in enumerate(examples) if example.templated == templated]
             texts = [examples[place].text for place in chosen]
             options = {"add_special_tokens": not templated, "return_offsets_mapping": True, "verbose": False}
             encoded: Any = self.tokenizer(texts, **options) if texts else {"input_ids": [], "offset_mapping": []}
             for place, ids, offsets in zip(chosen, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-                found.append((place, *self._with_end(ids, _learned(offsets, examples[place].learned), templated)))
-        return [(ids, mask) for _, ids, mask in sorted(found, key=lambda each: each[0])]
+                ids, mask = self._with_end(ids, _learned(offsets, examples[place].learned), templated)
+                found[place] = Encoded(ids, mask, self._digests(examples[place], ids))
+        return [each for each in found if each is not None]
+
+    def _digests(self, example: Example, ids: list[int]) -> list[tuple[int, bool]]:
+        """Return the digests of an example: of all of it, of each reply with what it answers, of what is said.
+
+        A learned text of `LONG` characters counts as a document, whatever it answers.
+        """
+        text = self._digester.text
+        found = self._digester.document(example.text, ids)
+        found += [(text(example.text[:end]), True) for _, end in example.learned]
+        return found + [(text(said), learned and len(said) >= LONG) for said, learned in example.says]
 
     def example(self, value: dict[str, Any]) -> Example:
         """Return ``messages``, or ``prompt`` and ``completion``, as text."""
+        given = {"tools": value.get("tools"), **value.get("chat_template_kwargs", {})}
         if "messages" in value:
-            return self._conversation(value["messages"], first=0)
+            return self._conversation(value["messages"], 0, given)
         prompt, completion = value["prompt"], value["completion"]
         if isinstance(prompt, str):
             text = prompt + completion
-            return Example(text, [(len(prompt), len(text))], templated=False)
-        return self._conversation(prompt + completion, first=len(prompt))
+            return Example(text, [(len(prompt), len(text))], False, [(prompt, False), (completion, True)])
+        return self._conversation(prompt + completion, len(prompt), given)
 
-    def _conversation(self, messages: Messages, first: int) -> Example:
-        """Return a conversation whose assistant's turns from message ``first`` on are learned."""
-        text, marked = self._render(messages, marks=True)
+    def unread(self, columns: Iterable[str]) -> list[str]:
+        """Return which columns the chat template would use."""
+        if self._template is None:
+            return []
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", self._template))
+        wanted = meta.find_undeclared_variables(parsed)
+        return sorted(wanted.intersection(columns) - {"messages"})
+
+    def _conversation(self, messages: Messages, first: int, given: dict[str, Any]) -> Example:
+        """Return a conversation whose assistant's turns from message ``first`` on are learned.
+
+        The template is ``given`` the tools and other values of the example.
+        """
+        render = partial(self._render, given)
+        text, marked = render(messages, marks=True)
         places = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT and place >= first]
+        says = [(str(message.get("content", "")), place in places) for place, message in enumerate(messages)]
         if marked:
-            begin = len(self._render(messages[:first])[0]) if first else 0
-            return Example(text, [pair for pair in marked if pair[0] >= begin], templated=True)
+            begin = len(render(messages[:first])[0]) if first else 0
+            return Example(text, [pair for pair in marked if pair[0] >= begin], True, says)
         turns = []
         for place in places:
-            before = self._render(messages[:place], reply=True)[0] if place else ""
-            after = self._render(messages[: place + 1])[0]
+            before = render(messages[:place], reply=True)[0] if place else ""
+            after = render(messages[: place + 1])[0]
             if not (after.startswith(before) and text.startswith(after)):
                 raise HfpatchError(
                     f"the chat template writes message {place + 1} of a conversation otherwise once others follow, or "
@@ -109,10 +149,10 @@ class Completions:
                     f"replies as data.chat_template (the conversation begins {_short(messages)})"
                 )
             turns.append((len(before), len(after)))
-        return Example(text, turns, templated=True)
+        return Example(text, turns, True, says)
 
     def _render(
-        self, messages: Messages, *, reply: bool = False, marks: bool = False
+        self, given: dict[str, Any], messages: Messages, *, reply: bool = False, marks: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return a conversation as text, with the header of a reply; and what ``{% generation %}`` marks in it."""
         if self._template is None:
@@ -127,7 +167,7 @@ class Completions:
                 chat_template=self._template,
                 add_generation_prompt=reply,
                 return_assistant_tokens_mask=marks,
-                **self.tokenizer.special_tokens_map,
+                **{**self.tokenizer.special_tokens_map, **given},
             )
         except Exception as error:  # a template may raise anything
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -164,35 +204,45 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, settings: DataSettings) ->
 
 
 def tokenize_completions(
-    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, folder: Path, settings: DataSettings
-) -> TokenStream:
-    """Tokenize examples like :func:`hfpatch.data.tokenizer.tokenize`, with which tokens are learned beside them.
+    documents: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DataSettings,
+    unread: AbstractSet[str] = frozenset(),
+) -> Iterator[TokenStream]:
+    """Tokenize examples in parts like :func:`hfpatch.data.tokenizer.tokenize_in_parts`, with which tokens are learned.
 
     Args:
         documents: examples as JSON, see :mod:`hfpatch.data.rows`.
         tokenizer: the tokenizer.
-        folder: where the ids and the mask are written, to be mapped.
         settings: see :class:`Completions`.
+        unread: the columns of their source that are not in them; those that the chat template would use are named in a
+            warning.
 
     Raises:
         HfpatchError: as :class:`Completions`, or if a conversation does not suit the template, or nothing is left.
     """
-    completions, dtype = Completions(tokenizer, settings), token_dtype(tokenizer)
-    ids_file, mask_file = folder / "tokens.bin", folder / "learned.bin"
-    lengths: list[int] = []
-    largest = 0
-    with clear_about_writing(ids_file), ids_file.open("wb") as to_ids, mask_file.open("wb") as to_mask:
-        for ids, mask in chain.from_iterable(map(completions.encode, batches(documents))):
-            if len(ids) > 1:
-                largest = max(largest, *ids)
-                to_ids.write(np.asarray(ids, dtype).data)
-                to_mask.write(np.asarray(mask, bool).data)
-                lengths.append(len(ids))
-    if not lengths:
+    completions, dtype, found = Completions(tokenizer, settings), token_dtype(tokenizer), False
+    for batch in batches(documents):
+        kept = [example for example in completions.encode(batch) if len(example.ids) > 1]
+        ids = list(chain.from_iterable(example.ids for example in kept))
+        check_ids(max(ids, default=0), tokenizer)
+        found = found or bool(kept)
+        tokens: TokenArray = np.empty(len(ids), dtype)
+        tokens[:] = ids
+        yield TokenStream(
+            tokens,
+            np.asarray([len(example.ids) for example in kept], np.int64),
+            np.asarray(list(chain.from_iterable(example.learned for example in kept)), np.bool_),
+            digests=Digests.of([example.digests for example in kept]),
+        )
+    if not found:
         raise HfpatchError("no example has two tokens, so there is nothing to predict; choose another data.source")
-    check_ids(largest, tokenizer)
-    tokens = np.memmap(ids_file, dtype=dtype, mode="r")
-    return TokenStream(tokens, np.asarray(lengths, np.int64), np.memmap(mask_file, dtype=bool, mode="r"))
+    if names := completions.unread(unread):
+        warnings.warn(
+            f"{settings.source}: the chat template uses {', '.join(map(repr, names))}, and the column is not read; "
+            "a template is given a row's messages, tools and chat_template_kwargs",
+            stacklevel=2,
+        )
 
 
 def _learned(offsets: list[tuple[int, int]], stretches: list[tuple[int, int]]) -> list[bool]:

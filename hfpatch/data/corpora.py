@@ -5,15 +5,15 @@ from __future__ import annotations
 import glob
 import hashlib
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from hfpatch.data.readers import SUFFIXES, is_readable, read_documents
+from hfpatch.data.readers import SUFFIXES, is_readable, read_rows
 from hfpatch.data.rows import Rows
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
@@ -36,12 +36,14 @@ class Corpus:
         compute_digest: returns a hash that changes when the documents do, if necessary by reading them.
         revision: the hub revision that was read, or None.
         cacheable: whether caching is worthwhile, and the digest is known without reading all documents.
+        unread: the columns that were found and are not read; known once the documents have been read.
     """
 
     read: Callable[[], Iterator[str]]
     compute_digest: Callable[[], str]
     revision: str | None = None
     cacheable: bool = True
+    unread: AbstractSet[str] = frozenset()
 
     @cached_property
     def digest(self) -> str:
@@ -103,15 +105,6 @@ def filtered_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
         )
 
 
-def training_documents(corpus: Corpus, settings: DataSettings) -> Iterator[str]:
-    """Yield `filtered_documents` without the last ``held_out``; only so many are in memory."""
-    waiting: deque[str] = deque()
-    for text in filtered_documents(corpus, settings):
-        waiting.append(text)
-        if len(waiting) > (settings.held_out or 0):
-            yield waiting.popleft()
-
-
 def documents(settings: DataSettings, *, data_dir: Path | None = None) -> Iterator[str]:
     """Yield the filtered documents of ``settings``, see :func:`open_corpus`."""
     return filtered_documents(open_corpus(settings, data_dir), settings)
@@ -165,25 +158,26 @@ def _own_slice(settings: DataSettings) -> SplitPart:
 
 def _local(files: list[Path], settings: DataSettings, part: SplitPart) -> Corpus:
     rows = Rows.of(settings)
+    name = str(files[0]) if len(files) == 1 else settings.source
 
-    def read() -> Iterator[str]:
+    def every_row() -> Iterator[tuple[str, dict[str, Any]]]:
         for file in files:
-            yield from read_documents(file, rows)
-
-    return _sliced(Corpus(read, compute_digest=lambda: _digest(sha256_file(file) for file in files)), part)
-
-
-def _sliced(corpus: Corpus, part: SplitPart) -> Corpus:
-    """Return a part of a corpus. Percentages are of its documents, which are counted for it."""
-    if part.is_whole:
-        return corpus
-    relative = any(bound and ("%" in bound or "-" in bound) for bound in (part.start, part.stop))
+            yield from read_rows(file, rows)
 
     def read() -> Iterator[str]:
-        total = sum(1 for _ in corpus.read()) if relative else _FAR
-        return islice(corpus.read(), *part.bounds(total))
+        if part.is_whole:
+            return rows.documents(every_row(), name)
+        total = sum(1 for _ in every_row()) if part.is_relative else _FAR
+        return rows.documents(islice(every_row(), *part.bounds(total)), name)
 
-    return replace(corpus, read=read, compute_digest=lambda: _digest([corpus.digest, f"{part.start}:{part.stop}"]))
+    digest = partial(_digest_slice, lambda: _digest(sha256_file(file) for file in files), part)
+    return Corpus(read, digest, unread=rows.unread)
+
+
+def _digest_slice(of_whole: Callable[[], str], part: SplitPart) -> str:
+    """Return the digest of a slice of rows, by that of all of them."""
+    rounding = " remainder dropped" if part.drops_remainder else ""
+    return of_whole() if part.is_whole else _digest([of_whole(), f"{part.start}:{part.stop}{rounding}"])
 
 
 def _saved(path: Path, settings: DataSettings) -> Corpus:
@@ -205,8 +199,11 @@ def _saved(path: Path, settings: DataSettings) -> Corpus:
         table = found[part.name]
     else:
         table = found
-    read = partial(_table_documents, table, Rows.of(settings), str(path))
-    return _sliced(Corpus(read, lambda: _digest(read())), part)
+    rows = Rows.of(settings)
+    if not part.is_whole:
+        table = table.select(range(*part.bounds(len(table))))
+    read = partial(_table_documents, table, rows, str(path))
+    return Corpus(read, lambda: _digest(read()), unread=rows.unread)
 
 
 def _table_documents(table: Any, rows: Rows, name: str) -> Iterator[str]:
@@ -217,11 +214,10 @@ def _table_documents(table: Any, rows: Rows, name: str) -> Iterator[str]:
 
     def numbered() -> Iterator[tuple[str, Any]]:
         nonlocal number
-        for number, row in enumerate(table.select_columns(list(rows.columns)) if table.column_names else table):
+        for number, row in enumerate(table.select_columns(columns) if columns else table):
             yield f"{name}, row {number}", row
 
-    if table.column_names:
-        rows.check_columns(name, table.column_names)
+    columns = rows.select_columns(name, table.column_names) if table.column_names else None
     try:
         yield from rows.documents(numbered(), name)
     except (DatasetsError, OSError) as error:
@@ -237,7 +233,7 @@ def _mirror_stem(settings: DataSettings, data_dir: Path, part: SplitPart) -> Pat
 def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
     dataset, name, rows = _load_from_hub(settings, data_dir), f"data set {settings.source}", Rows.of(settings)
     if dataset.column_names is not None:  # a stream may not know them before it is read
-        rows.check_columns(name, dataset.column_names)
+        rows.select_columns(name, dataset.column_names)
     read = partial(_table_documents, dataset, rows, name)
     commit = _commit(settings, dataset)
     return Corpus(
@@ -245,6 +241,7 @@ def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
         lambda: commit or _digest(read()),
         revision=commit or settings.revision,
         cacheable=commit is not None or not settings.streaming,
+        unread=rows.unread,
     )
 
 

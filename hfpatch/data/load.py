@@ -6,25 +6,36 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
-from hfpatch.data.completions import chat_template, tokenize_completions
-from hfpatch.data.corpora import Corpus, filtered_documents, open_corpus
-from hfpatch.data.mixture import join_blocks, tuning_texts
-from hfpatch.data.token_file import TokenFile, none_left, open_token_file, write_token_file
-from hfpatch.data.tokenizer import TokenStream, hash_tokenizer, tokenize
-from hfpatch.data.tuning import TuningText, choose_documents, put_last
+from hfpatch.data.blocks import TokenBlocks, blocks_from_stream, has_something_to_learn
+from hfpatch.data.completions import chat_template
+from hfpatch.data.copies import Digester, Digests, Flags
+from hfpatch.data.corpora import filtered_documents, open_corpus
+from hfpatch.data.deciding import (
+    NONE,
+    NOTHING,
+    Candidates,
+    Chosen,
+    TaskDocument,
+    choose_documents,
+    copies_of_tasks,
+    digest_tasks,
+)
+from hfpatch.data.mixture import join_blocks
+from hfpatch.data.token_file import TokenFile, open_token_file, write_token_file
+from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.recipes.data import DataSettings
+from hfpatch.recipes.data import DataSettings, split_by_weight
 from hfpatch.support.cache import is_writable
 from hfpatch.support.files import (
     atomic_directory,
@@ -36,20 +47,31 @@ from hfpatch.support.files import (
     write_manifest,
 )
 
-_CACHE_FORMAT = 4
-_STREAM = "tokens.bin"
-_OPTIONAL = "learned"
-_ARRAYS = ("rows", "sizes", "offsets", _OPTIONAL)
+_CACHE_FORMAT = 6
+_TOKENS = "tokens.bin"
+_OPTIONAL = ("learned", "owners")
+_ARRAYS = ("rows", "sizes", "offsets", *_OPTIONAL)
 _SCALARS = ("layout", "documents", "source", "revision", "sha256")
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Blocks to train on, those to measure the loss on if the settings hold documents out, and those of tuning."""
+    """Blocks to train on, those to measure the loss on if the settings hold documents out, and those of tuning.
+
+    ``cautions`` say what the tasks have of the training text, a sentence each.
+    """
 
     train: TokenBlocks
     held_out: TokenBlocks | None = None
     tuning: TokenBlocks | None = None
+    cautions: tuple[str, ...] = ()
+
+
+class _Text(NamedTuple):
+    """A text as tokens, and the folder in which blocks of it are cached."""
+
+    file: TokenFile
+    cache_dir: Path | None
 
 
 def load_blocks(
@@ -63,96 +85,165 @@ def load_blocks(
     return load_splits(settings, tokenizer, data_dir=data_dir, cache_dir=cache_dir).train
 
 
-def load_evaluation(
-    settings: DataSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    data_dir: Path | None = None,
-    cache_dir: Path | None = None,
-) -> TokenBlocks:
-    """Return the blocks to measure the loss on: the held-out documents if ``settings`` hold some out, else all.
-
-    So an evaluation section may use the text that is trained on, with another layout or block size; see
-    :func:`hfpatch.recipes.data.overlap_mistake` and `load_splits`.
-    """
-    splits = load_splits(settings, tokenizer, data_dir=data_dir, cache_dir=cache_dir)
-    return splits.held_out or splits.train
-
-
 def load_splits(
     settings: DataSettings,
     tokenizer: PreTrainedTokenizerBase,
     *,
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
-    tuning: TuningText | None = None,
+    tuning: int = 0,
+    tasks: Mapping[str, Sequence[TaskDocument]] | None = None,
+    evaluation: DataSettings | None = None,
 ) -> Splits:
     """Read and tokenize the text of ``settings``, or map a token file, and lay it out in blocks.
 
-    Documents are read a few at a time and written to a file that is then mapped.
+    Documents are read a few at a time and written to a file that is then mapped. What is held out or taken for tuning
+    says nothing that is trained on, see :func:`hfpatch.data.deciding.choose_documents`.
 
     Args:
         settings: the recipe's data section.
         tokenizer: the base model's tokenizer.
         data_dir: local copies of hub data sets, see :func:`hfpatch.data.corpora.open_corpus`.
-        cache_dir: cache the blocks (of a stream, its tokens) here, under the hash of settings, tokenizer and text, and
-            map them into memory on the next call. The embedded language is not cached: it is generated quickly.
-        tuning: which documents are taken away for tuning; None takes none.
+        cache_dir: cache the tokens and the blocks here, under the hash of settings, tokenizer and text, and map them
+            into memory on the next call. The embedded language is not cached: it is generated quickly.
+        tuning: how many documents are taken away for tuning.
+        tasks: the documents of the evaluation tasks, by task. What they say is not trained on, and not for tuning; a
+            warning says how many documents that are, see :func:`hfpatch.data.deciding.digest_tasks`.
+        evaluation: the text to measure the loss on in the place of what ``settings`` hold out: what it holds out, or
+            else all of it. It may be the text that is trained on, with another layout or block size; see
+            :func:`hfpatch.recipes.data.overlap_mistake`. Documents that are trained on are left out, with a warning.
 
     Raises:
-        HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents for
-            tuning, or the token file is damaged or was made with another tokenizer.
+        HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents that
+            can decide, or all of a source is in the tasks, or the token file is damaged or was made with another
+            tokenizer.
     """
+    load = {"tokenizer": tokenizer, "data_dir": data_dir, "cache_dir": cache_dir}
     parts = settings.parts()
-    wanted = tuning_texts(settings, tuning, data_dir) if tuning is not None else [None] * len(parts)
-    found = [
-        _load_part(part, tokenizer, data_dir=data_dir, cache_dir=cache_dir, tuning=taken)
-        for part, taken in zip(parts, wanted, strict=True)
-    ]
-    return _join(found, settings.weights) if settings.mixture else found[0]
+    texts = [_load_text(part, **load) for part in parts]
+    shares = split_by_weight(tuning, settings.weights)
+    with_ids, cautions = any(part.is_token_file for part in parts), list[str]()
+    told = digest_tasks(tasks or {}, Digester(tokenizer), with_ids=with_ids)
+    known = [_in_tasks(*each, told.copies, cautions) for each in zip(texts, parts, strict=True)]
+    candidates = [_candidates(*each) for each in zip(texts, parts, known, shares, strict=True)]
+    chosen = choose_documents(candidates, told.values)
+    for caution in cautions:
+        warnings.warn(caution, stacklevel=2)
+    found = [_lay_out(*each, tokenizer) for each in zip(texts, parts, chosen, strict=True)]
+    splits = _join(found, settings.weights) if settings.mixture else found[0]
+    if evaluation is not None:
+        text = _load_text(evaluation, **load)
+        places = _untrained(text, evaluation, texts, chosen)
+        splits |= _lay_out(text, evaluation, Chosen(train=NONE, held_out=places), tokenizer)
+    return Splits(**splits, cautions=tuple(cautions))
 
 
-def _join(splits: Sequence[Splits], weights: Sequence[float]) -> Splits:
+def _candidates(text: _Text, settings: DataSettings, tasks: Flags, tuning: int = 0) -> Candidates:
+    usable = has_something_to_learn(text.file.stream, settings.block_size)
+    return Candidates(settings.source, text.file.digests, usable, tasks, settings.held_out or 0, tuning)
+
+
+def _in_tasks(text: _Text, settings: DataSettings, tasks: Mapping[str, Digests], cautions: list[str]) -> Flags:
+    """Return which documents of a source say what tasks say; add a sentence about them to ``cautions``."""
+    count = len(text.file)
+    found, counts = copies_of_tasks(text.file.digests, count, tasks) if tasks else (np.zeros(count, np.bool_), {})
+    if counts:
+        those = ", ".join(f"{name} {number}" for name, number in counts.items())
+        cautions.append(
+            f"data: {found.sum()} of {count} documents of {settings.source} are in the tasks, too ({those}), and are "
+            "not trained on"
+        )
+    if tasks and settings.is_token_file and count == 1:
+        cautions.append(
+            f"data: {settings.source} has no end-of-text token between documents, so whether the tasks' documents are "
+            "in it is not known"
+        )
+    return found
+
+
+def _untrained(
+    text: _Text, settings: DataSettings, trained: Sequence[_Text], chosen: Sequence[Chosen]
+) -> npt.NDArray[np.int64]:
+    """Return the places of the documents to evaluate on: those whose text is not trained on."""
+    own = choose_documents([_candidates(text, settings, np.zeros(len(text.file), np.bool_))], NOTHING)[0]
+    places = own.held_out if settings.held_out else own.train
+    digests = [each.file.digests.take(part.train) for each, part in zip(trained, chosen, strict=True)]
+    known = text.file.digests.among(Digests.join(digests, [len(each.file) for each in trained]), len(text.file))[places]
+    what = f"of {settings.source} are in the training text, too"
+    if known.all():
+        raise HfpatchError(f"evaluation_data: all {len(places)} documents {what}; evaluate on another text")
+    if known.any():
+        warnings.warn(
+            f"evaluation_data: {known.sum()} of {len(places)} documents {what}, and are not evaluated on", stacklevel=3
+        )
+    return places[~known]
+
+
+def _join(splits: Sequence[Mapping[str, TokenBlocks]], weights: Sequence[float]) -> dict[str, TokenBlocks]:
     """Return the splits of a mixture; a source with a small weight may hold nothing out."""
     joined: dict[str, TokenBlocks] = {}
-    for name in ("train", "held_out", "tuning"):
-        found = [(getattr(each, name), weight) for each, weight in zip(splits, weights, strict=True)]
-        given = [(blocks, weight) for blocks, weight in found if blocks is not None]
+    for name in vars(Chosen(NONE)):
+        given = [(each[name], weight) for each, weight in zip(splits, weights, strict=True) if name in each]
         if given:
             joined[name] = join_blocks(*zip(*given, strict=True))
-    return Splits(**joined)
+    return joined
 
 
-def _load_part(
-    settings: DataSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    data_dir: Path | None,
-    cache_dir: Path | None,
-    tuning: TuningText | None,
-) -> Splits:
-    """Return the splits of one source, see `load_splits`."""
+def _load_text(
+    settings: DataSettings, tokenizer: PreTrainedTokenizerBase, data_dir: Path | None, cache_dir: Path | None
+) -> _Text:
+    """Map the text's token file: the source itself, or one in the cache, written there if necessary.
+
+    Without a cache the file is removed while it is mapped, which leaves it readable.
+    """
+
+    def write(folder: Path) -> None:
+        texts = filtered_documents(corpus, settings)
+        file, revision = folder / _TOKENS, corpus.revision
+        write_token_file(file, texts, tokenizer, settings, revision=revision, unread=corpus.unread)
+
     if settings.is_token_file:
-        return Splits(**open_token_file(Path(settings.source), tokenizer).cut_splits(settings))
+        return _Text(open_token_file(Path(settings.source), tokenizer), None)
     corpus = open_corpus(settings, data_dir)
     if cache_dir is not None:
         remove_leftovers(cache_dir)
-    usable = cache_dir is not None and corpus.cacheable and is_writable(cache_dir, "the tokens")
-    if settings.layout == "stream":
-        stream = _load_stream(corpus, settings, tokenizer, cache_dir if usable else None, tuning)
-        return Splits(**stream.cut_splits(settings, tuning.documents if tuning else 0))
-    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
-    if cache_dir is None or not usable:
+    if cache_dir is None or not (corpus.cacheable and is_writable(cache_dir, "the tokens")):
         with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            return _build(corpus, settings, tokenizer, pad, Path(temporary), tuning)
-    chosen = {**settings.model_dump(mode="json"), "pad": pad}
+            write(Path(temporary))
+            return _Text(open_token_file(Path(temporary) / _TOKENS, tokenizer), None)
+    chosen = settings.describe_text()
     if settings.format != "text":
         chosen["chat_template"] = chat_template(tokenizer, settings)
-    folder = cache_dir / _cache_key(corpus, chosen, tokenizer, tuning)
+    folder = cache_dir / _key(corpus.digest, corpus.revision, hash_tokenizer(tokenizer), chosen)
+    if (cached := _cached_tokens(folder, tokenizer)) is not None:
+        return _Text(cached, cache_dir)
+    try:
+        with atomic_directory(folder) as temporary_folder:
+            write(temporary_folder)
+    except HfpatchError:
+        if (cached := _cached_tokens(folder, tokenizer)) is None:
+            raise
+        return _Text(cached, cache_dir)  # another run was faster
+    return _Text(open_token_file(folder / _TOKENS, tokenizer), cache_dir)
+
+
+def _lay_out(
+    text: _Text, settings: DataSettings, chosen: Chosen, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, TokenBlocks]:
+    """Return the chosen documents of a text in blocks, from the cache or written there if necessary."""
+    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+    if settings.layout == "stream":
+        return _build(text.file, settings, chosen, pad, None)
+    if text.cache_dir is None:
+        with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+            return _build(text.file, settings, chosen, pad, Path(temporary))
+    places = [hashlib.sha256(each.tobytes()).hexdigest() for each in vars(chosen).values()]
+    layout = [settings.layout, settings.block_size, pad]
+    folder = text.cache_dir / _key(text.file.info.model_dump(mode="json"), layout, places)
     if folder.is_dir() and (cached := _read_cache(folder)) is not None:
         return cached
     with _scratch(folder) as scratch:
-        built = _build(corpus, settings, tokenizer, pad, scratch, tuning)
+        built = _build(text.file, settings, chosen, pad, scratch)
         try:
             _write_cache(folder, built)
         except HfpatchError as error:  # the cache is optional
@@ -173,82 +264,28 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 
 def _build(
-    corpus: Corpus,
-    settings: DataSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    pad: int,
-    folder: Path,
-    tuning: TuningText | None,
-) -> Splits:
-    """Tokenize and lay out, with files in ``folder`` that may be removed afterwards: mapped files stay readable."""
-    texts = _texts(corpus, settings, tuning)
-    if settings.format == "text":
-        stream = tokenize(texts, tokenizer, folder / "tokens.bin", append_eos=settings.append_eos)
-    else:
-        stream = tokenize_completions(texts, tokenizer, folder, settings)
-    last = {"held_out": settings.held_out or 0, "tuning": tuning.documents if tuning else 0}
-    kept = len(stream.lengths) - sum(last.values())
-    if kept < 1:
-        raise HfpatchError(none_left(last["held_out"], len(stream.lengths)))
-    blocks, first, begin = {}, 0, 0
-    for name, documents in {"train": kept, **last}.items():
-        if not documents:
-            continue
-        lengths = stream.lengths[first : first + documents]
-        end = begin + int(lengths.sum())
-        learned = None if stream.learned is None else stream.learned[begin:end]
-        part, file = TokenStream(stream.tokens[begin:end], lengths, learned), folder / f"rows-{name}.bin"
-        blocks[name] = blocks_from_stream(part, settings, pad_token_id=pad, revision=corpus.revision, file=file)
-        first, begin = first + documents, end
-    return Splits(**blocks)
+    file: TokenFile, settings: DataSettings, chosen: Chosen, pad: int, folder: Path | None
+) -> dict[str, TokenBlocks]:
+    """Lay out documents, with files in ``folder`` that may be removed afterwards: mapped files stay readable."""
+    named = settings.model_copy(update={"source": file.info.source})
+    blocks: dict[str, TokenBlocks] = {}
+    for name, places in vars(chosen).items():
+        if len(places):
+            blocks[name] = blocks_from_stream(
+                file.stream.take(places),
+                named,
+                pad_token_id=pad,
+                revision=file.info.revision,
+                file=folder and folder / f"rows-{name}.bin",
+                with_owners=name == "held_out",
+                sha256=f"{file.info.dtype} {file.info.sha256}",
+            )
+    return blocks
 
 
-def _texts(corpus: Corpus, settings: DataSettings, tuning: TuningText | None) -> Iterator[str]:
-    """Yield the documents: those to train on, those held out, those of tuning."""
-    texts = filtered_documents(corpus, settings)
-    if tuning is None:
-        return texts
-    chosen = choose_documents(filtered_documents(corpus, settings), tuning, held_out=settings.held_out or 0)
-    return put_last(texts, chosen)
-
-
-def _load_stream(
-    corpus: Corpus,
-    settings: DataSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    cache_dir: Path | None,
-    tuning: TuningText | None,
-) -> TokenFile:
-    """Return the text's token file from the cache, written there if necessary.
-
-    Without a cache the file is removed while it is mapped, which leaves it readable.
-    """
-
-    def write(folder: Path) -> None:
-        texts = _texts(corpus, settings, tuning)
-        write_token_file(folder / _STREAM, texts, tokenizer, settings, revision=corpus.revision)
-
-    if cache_dir is None:
-        with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            write(Path(temporary))
-            return open_token_file(Path(temporary) / _STREAM, tokenizer)
-    chosen = settings.describe_text() | ({"held_out": settings.held_out} if tuning else {})
-    folder = cache_dir / _cache_key(corpus, chosen, tokenizer, tuning)
-    if (cached := _cached_stream(folder, tokenizer)) is not None:
-        return cached
+def _cached_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile | None:
     try:
-        with atomic_directory(folder) as temporary_folder:
-            write(temporary_folder)
-    except HfpatchError:
-        if (cached := _cached_stream(folder, tokenizer)) is None:
-            raise
-        return cached  # another run was faster
-    return open_token_file(folder / _STREAM, tokenizer)
-
-
-def _cached_stream(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile | None:
-    try:
-        return open_token_file(folder / _STREAM, tokenizer) if folder.is_dir() else None
+        return open_token_file(folder / _TOKENS, tokenizer) if folder.is_dir() else None
     except HfpatchError as error:
         _warn_of_damage(folder, error)
         return None
@@ -258,19 +295,13 @@ def _warn_of_damage(folder: Path, error: Exception) -> None:
     warnings.warn(f"{folder}: the cached tokens cannot be read ({error}) and are made again", stacklevel=2)
 
 
-def _cache_key(
-    corpus: Corpus, chosen: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tuning: TuningText | None
-) -> str:
-    parts = [_CACHE_FORMAT, corpus.digest, corpus.revision, hash_tokenizer(tokenizer), chosen]
-    parts += [tuning.to_json()] if tuning else []
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+def _key(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps([_CACHE_FORMAT, *parts], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _write_cache(folder: Path, splits: Splits) -> None:
+def _write_cache(folder: Path, splits: Mapping[str, TokenBlocks]) -> None:
     with atomic_directory(folder) as temporary:
-        for split, blocks in vars(splits).items():
-            if blocks is None:
-                continue
+        for split, blocks in splits.items():
             (temporary / split).mkdir()
             for name in _ARRAYS:
                 if (array := getattr(blocks, name)) is not None:
@@ -279,17 +310,17 @@ def _write_cache(folder: Path, splits: Splits) -> None:
         write_manifest(temporary)
 
 
-def _read_cache(folder: Path) -> Splits | None:
+def _read_cache(folder: Path) -> dict[str, TokenBlocks] | None:
     """Map what `_write_cache` wrote, after comparing all files with their hashes; None if they are damaged."""
     try:
         check_manifest(folder)
-        splits = {}
+        splits: dict[str, TokenBlocks] = {}
         for path in filter(Path.is_dir, folder.iterdir()):
             files = [path / f"{name}.npy" for name in _ARRAYS]
-            there = [file for file in files if file.stem != _OPTIONAL or file.is_file()]
+            there = [file for file in files if file.stem not in _OPTIONAL or file.is_file()]
             arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in there}
             splits[path.name] = TokenBlocks(**arrays, **read_json(path / "blocks.json"))
-        return Splits(**splits)
+        return splits
     except (HfpatchError, ValueError, TypeError, OSError, EOFError) as error:
         _warn_of_damage(folder, error)
         return None

@@ -1,19 +1,15 @@
-"""Mixtures: the blocks of several sources as one, and which documents of each are taken for tuning."""
+"""Mixtures: the blocks of several sources as one."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.corpora import documents
 from hfpatch.data.joining import JoinedRows, Part
-from hfpatch.data.tuning import TuningText, digest_text
-from hfpatch.recipes.data import DataSettings, split_by_weight
+from hfpatch.data.tokenizer import TokenArray
 
 
 def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> TokenBlocks:
@@ -28,12 +24,18 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
     learned = None
     if any(each.learned is not None for each in blocks):
         learned = JoinedRows([_mask(each) for each in blocks])
+    owners = None
+    known = [each.owners for each in blocks if each.owners is not None]
+    if len(known) == len(blocks):
+        firsts = np.cumsum([0, *(int(own.max()) + 1 for own in known[:-1])])
+        moved = [np.where(own < 0, own, own + first) for own, first in zip(known, firsts, strict=True)]
+        owners = np.concatenate(moved).astype(np.int32)
     parts = tuple(
         Part(each.source, each.revision, each.sha256, weight, each.documents, len(each), each.tokens)
         for each, weight in zip(blocks, weights, strict=True)
     )
     return TokenBlocks(
-        rows=JoinedRows([np.asarray(each.rows) for each in blocks]),
+        rows=JoinedRows([array for each in blocks for array in _arrays(each.rows)]),
         sizes=np.concatenate([each.sizes for each in blocks]),
         offsets=np.concatenate([[0], *(each.offsets[1:] + at for each, at in zip(blocks, starts, strict=True))]),
         layout=blocks[0].layout,
@@ -43,20 +45,12 @@ def join_blocks(blocks: Sequence[TokenBlocks], weights: Sequence[float]) -> Toke
         sha256=hashlib.sha256(" + ".join(part.sha256 for part in parts).encode()).hexdigest(),
         learned=learned,
         parts=parts,
+        owners=owners,
     )
 
 
-def tuning_texts(settings: DataSettings, tuning: TuningText, data_dir: Path | None = None) -> list[TuningText | None]:
-    """Return which documents tuning takes from each source: its share by weight, and none that another source has."""
-    parts = settings.parts()
-    if len(parts) == 1:
-        return [replace(tuning, format=settings.format)]
-    digests = [frozenset(map(digest_text, documents(part, data_dir=data_dir))) for part in parts]
-    found: list[TuningText | None] = []
-    for place, (part, share) in enumerate(zip(parts, split_by_weight(tuning.documents, settings.weights), strict=True)):
-        others = frozenset().union(*digests[:place], *digests[place + 1 :])
-        found.append(TuningText(share, tuning.excluded | others, part.format) if share else None)
-    return found
+def _arrays(rows: TokenArray | JoinedRows) -> list[TokenArray]:
+    return list(rows.arrays) if isinstance(rows, JoinedRows) else [rows]
 
 
 def _mask(blocks: TokenBlocks) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:

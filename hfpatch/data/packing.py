@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hfpatch.support.modes import evaluating
 
@@ -20,13 +24,21 @@ _SHORT = 5
 _SHORTEST_ROW = 12
 _SHARE_OF_LEAK = {torch.float32: 1e-3, torch.float64: 1e-3}
 _SHARE_OF_LEAK_LOW_PRECISION = 0.1
+_TIMES_NOISE = 4  # up to that, what a text's batch changes may be all that packing changes
+_INT8 = "Int8Params"
+_CROSSING = "attention crosses from one to the next"
+_HIDDEN = (
+    "a text's features depend on what else is in its batch, as with quantised inputs, and that hides whether attention "
+    "crosses from one to the next"
+)
 
 
-def split_pieces(lengths: Integers, block_size: int) -> Integers:
+def split_pieces(begins: Integers, lengths: Integers, block_size: int) -> Integers:
     """Cut documents into pieces of at most ``block_size`` tokens.
 
     Args:
-        lengths: (documents,) tokens of each document in a flat array of all of them.
+        begins: (documents,) where each begins in a flat array of tokens.
+        lengths: (documents,) tokens of each.
         block_size: the longest piece.
 
     Returns:
@@ -36,7 +48,7 @@ def split_pieces(lengths: Integers, block_size: int) -> Integers:
     counts = -(-lengths // block_size)
     documents = np.repeat(np.arange(len(lengths)), counts)
     rank = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = (np.cumsum(lengths) - lengths)[documents] + rank * block_size
+    starts = begins[documents] + rank * block_size
     sizes = np.minimum(lengths[documents] - rank * block_size, block_size)
     kept = sizes > 1
     return np.stack([starts[kept], sizes[kept]], axis=1)
@@ -78,7 +90,7 @@ def pack(sizes: Integers, block_size: int) -> tuple[Integers, Integers]:
 
 
 @torch.no_grad()
-def packing_is_exact(model: PreTrainedModel, block_size: int) -> bool:
+def packing_obstacle(model: PreTrainedModel, block_size: int) -> str | None:
     """Run the model to test whether each document has the same features in a packed row as alone.
 
     Two rows of two random documents, a long one with a short one and two halves, go through the model alone, packed
@@ -87,20 +99,29 @@ def packing_is_exact(model: PreTrainedModel, block_size: int) -> bool:
     difference except rounding. Models that take no position ids (BLOOM) or use them for the embedding only fail, as do
     those whose rotary frequencies depend on the longest document of a batch (longrope).
 
+    LLM.int8 rounds a layer's input by columns that it chooses over the whole batch, so that a text has other features
+    in another batch. For the test such layers are computed with their dequantised weights and inputs as they are. If a
+    text depends on its batch all the same, as much as documents depend on being packed, nothing can be said about
+    attention.
+
     Args:
         model: a causal language model.
         block_size: tokens of a row, as they are trained on.
+
+    Returns:
+        Why the model cannot be trained on packed rows, or None if it can.
     """
     try:
-        with evaluating(model):
-            return _leaks_nothing(model, max(_SHORTEST_ROW, block_size))
+        with evaluating(model), _inputs_unrounded(model):
+            return _obstacle(model, max(_SHORTEST_ROW, block_size))
     except (TypeError, ValueError):
-        return False
+        return _CROSSING
 
 
-def _leaks_nothing(model: PreTrainedModel, size: int) -> bool:
+def _obstacle(model: PreTrainedModel, size: int) -> str | None:
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randint(model.config.get_text_config().vocab_size, (2, size), generator=generator).to(model.device)
+    words = model.config.get_text_config().vocab_size
+    rows, others = torch.randint(words, (2, 2, size), generator=generator).to(model.device)
     splits = [[size - _SHORT, _SHORT], [size // 2, size - size // 2]]
     documents = [torch.split(row[None], lengths, dim=1) for row, lengths in zip(rows, splits, strict=True)]
     alone = torch.cat([torch.cat([_features(model, part, None) for part in parts], dim=1) for parts in documents])
@@ -109,7 +130,33 @@ def _leaks_nothing(model: PreTrainedModel, size: int) -> bool:
     packed = (_features(model, rows, restart.to(model.device)) - alone).abs().max()
     leaked = (_features(model, rows, running.to(model.device)) - alone).abs().max()
     share = _SHARE_OF_LEAK.get(model.dtype, _SHARE_OF_LEAK_LOW_PRECISION)
-    return bool(packed <= share * leaked)
+    if packed <= share * leaked:
+        return None
+    longest = documents[0][0]
+    accompanied = _features(model, torch.cat([longest, others[:1, : longest.shape[1]]]), None)[0]
+    noise = (accompanied - alone[0, : longest.shape[1]]).abs().max()
+    return _HIDDEN if packed <= _TIMES_NOISE * noise else _CROSSING
+
+
+@contextmanager
+def _inputs_unrounded(model: PreTrainedModel) -> Iterator[None]:
+    """Let 8-bit layers of bitsandbytes multiply their inputs as they are, in place of rounding them to 8 bits."""
+    modules: list[Any] = [each for each in model.modules() if type(each._parameters.get("weight")).__name__ == _INT8]
+    changed = [module for module in modules if "forward" not in vars(module)]
+    for module in changed:
+        module.forward = partial(_by_dequantised_weight, module)
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+
+
+def _by_dequantised_weight(module: Any, x: Tensor) -> Tensor:
+    from transformers.integrations.bitsandbytes import dequantize_bnb_weight
+
+    weight = dequantize_bnb_weight(module.weight, module.state).to(x.dtype)
+    return F.linear(x, weight, None if module.bias is None else module.bias.to(x.dtype))
 
 
 def _features(model: PreTrainedModel, ids: Tensor, position_ids: Tensor | None) -> Tensor:

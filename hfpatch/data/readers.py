@@ -44,7 +44,16 @@ def is_readable(path: Path) -> bool:
 
 
 def read_documents(path: Path, rows: Rows) -> Iterator[str]:
-    """Yield the documents of one file, in order; of all but .json one is in memory at a time.
+    """Yield the documents of one file, see `read_rows`; rows without one are left out, with a warning.
+
+    Raises:
+        HfpatchError: as `read_rows`, or if a column is missing or has only nulls.
+    """
+    yield from rows.documents(read_rows(path, rows), str(path))
+
+
+def read_rows(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place, for messages, and the value of each row of a file; of all but .json one is in memory at a time.
 
     Each line of .jsonl, each object of the list that a .json contains, each row of .csv, whose first one has the names,
     and each row of .parquet is a document. A .txt file is split at lines with nothing but a separator such as
@@ -52,11 +61,10 @@ def read_documents(path: Path, rows: Rows) -> Iterator[str]:
 
     Args:
         path: the file.
-        rows: what a row is; rows without a document are left out, with a warning.
+        rows: what a row is.
 
     Raises:
-        HfpatchError: if the file is empty, not UTF-8, not of its format, lacks a column or has only nulls; the message
-            has the line.
+        HfpatchError: if the file is empty, not UTF-8, or not of its format; the message has the line.
     """
     if path.stat().st_size == 0:
         raise HfpatchError(f"{path}: the file is empty")
@@ -64,13 +72,11 @@ def read_documents(path: Path, rows: Rows) -> Iterator[str]:
     if kind == ".txt":
         if rows.format != "text":
             raise HfpatchError(f"{path}: a .txt file has no columns; data.format={rows.format} needs .jsonl or another")
-        yield from _read_text(path)
-        return
-    if kind == ".parquet":
-        found = _read_parquet(path, rows)
+        yield from ((str(path), {rows.columns[0]: text}) for text in _read_text(path))
+    elif kind == ".parquet":
+        yield from _read_parquet(path, rows)
     else:
-        found = {".jsonl": read_json_lines, ".json": _read_json, ".csv": _read_csv}[kind](path)
-    yield from rows.documents(found, str(path))
+        yield from {".jsonl": read_json_lines, ".json": _read_json, ".csv": _read_csv}[kind](path)
 
 
 def _lines(path: Path, *, blank: bool = False) -> Iterator[tuple[int, str]]:
@@ -164,9 +170,9 @@ def _read_parquet(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]
         file = parquet.ParquetFile(path)
     except (ArrowException, OSError) as error:
         raise HfpatchError(f"{path}: not a parquet file ({error})") from error
-    rows.check_columns(str(path), file.schema_arrow.names)
+    columns = rows.select_columns(str(path), file.schema_arrow.names)
     try:
-        for batch in file.iter_batches(columns=list(rows.columns)):
+        for batch in file.iter_batches(columns=columns):
             yield from ((str(path), row) for row in batch.to_pylist())
     except (ArrowException, OSError) as error:
         raise HfpatchError(f"{path}: cannot be read ({error})") from error

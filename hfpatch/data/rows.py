@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.sources import COLUMNS, Format, TextSource
 
 ASSISTANT = "assistant"
+FOR_TEMPLATE = ("tools", "chat_template_kwargs")
+"""The columns that go to the chat template beside the messages where a row has them, as in TRL."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,12 @@ class Rows:
     Attributes:
         format: what a row is.
         columns: the columns that are read, in the order of :data:`hfpatch.recipes.sources.COLUMNS`.
+        unread: the other columns that were found.
     """
 
     format: Format = "text"
     columns: tuple[str, ...] = ("text",)
+    unread: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
     def of(cls, settings: TextSource) -> Rows:
@@ -61,11 +65,11 @@ class Rows:
             key = COLUMNS[self.format][0]
             raise HfpatchError(f"{source}: column {self._left_out()} in every row; set data.{key}")
 
-    def check_columns(self, place: str, found: Iterable[str]) -> None:
-        """Refuse a table that lacks a column.
+    def select_columns(self, place: str, found: Iterable[str]) -> list[str]:
+        """Return which columns of a table are read.
 
         Raises:
-            HfpatchError: naming it, with the columns that exist.
+            HfpatchError: if one is missing, naming it, with the columns that exist.
         """
         there = list(found)
         for key, name in zip(COLUMNS[self.format], self.columns, strict=True):
@@ -77,13 +81,17 @@ class Rows:
                     f"{place}: no column {name!r}{nearest(name, there)}; the columns are: {listed}; "
                     f"set data.{key}{meant}"
                 )
+        optional = FOR_TEMPLATE if self.format != "text" else ()
+        read = [name for name in there if name in self.columns or name in optional]
+        self.unread.update(set(there).difference(read))
+        return read
 
     def _left_out(self) -> str:
         names = " or ".join(map(repr, self.columns))
         return f"{names} is null" + (" or has no assistant's message" if self.format == "messages" else "")
 
     def _document(self, row: dict[str, Any], place: str) -> str | None:
-        self.check_columns(place, row)
+        self.select_columns(place, row)
         values = [row[name] for name in self.columns]
         if any(value is None for value in values):
             return None
@@ -93,10 +101,11 @@ class Rows:
             messages = _messages(values[0], place, self.columns[0])
             if not any(message["role"] == ASSISTANT for message in messages):
                 return None
-            return _as_json({"messages": messages}, place)
+            return _as_json({"messages": messages, **_for_template(row, place)}, place)
         read = _text if isinstance(values[0], str) else _messages
         prompt, completion = (read(value, place, name) for value, name in zip(values, self.columns, strict=True))
-        return _as_json({"prompt": prompt, "completion": completion}, place)
+        given = {} if read is _text else _for_template(row, place)
+        return _as_json({"prompt": prompt, "completion": completion, **given}, place)
 
 
 def contents(document: str, format_: Format) -> list[str]:
@@ -116,13 +125,13 @@ def _text(value: object, place: str, column: str) -> str:
 
 
 def _messages(value: object, place: str, column: str) -> list[dict[str, Any]]:
-    """Return the messages of a conversation without their nulls, which tables add where rows differ."""
+    """Return the messages of a conversation without their nulls."""
     if not isinstance(value, list) or not value:
         kind = "empty" if value == [] else type(value).__name__
         raise HfpatchError(f"{place}: column {column!r} is {kind}, not a list of messages")
     found = []
     for number, message in enumerate(value):
-        kept = {key: each for key, each in message.items() if each is not None} if isinstance(message, dict) else {}
+        kept = _without_nulls(message) if isinstance(message, dict) else {}
         missing = [key for key in ("role", "content") if key not in kept]
         if "tool_calls" in kept:  # which may be all that a message says
             missing = [key for key in missing if key != "content"]
@@ -134,6 +143,30 @@ def _messages(value: object, place: str, column: str) -> list[dict[str, Any]]:
             )
         found.append(kept)
     return found
+
+
+def _for_template(row: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return the ``tools``, a list of JSON schemas or JSON of one, and ``chat_template_kwargs`` of a row, if any."""
+    found: dict[str, Any] = {}
+    for name, kind in zip(FOR_TEMPLATE, (list, dict), strict=True):
+        value = row.get(name)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise HfpatchError(f"{place}: column {name!r} is not valid JSON ({error})") from error
+        if value is not None and not isinstance(value, kind):
+            raise HfpatchError(f"{place}: column {name!r} is {type(value).__name__}, not a {kind.__name__}")
+        if value:
+            found[name] = _without_nulls(value)
+    return found
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the nulls of its objects, which tables add where rows differ."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _as_json(value: dict[str, Any], place: str) -> str:

@@ -1,29 +1,46 @@
-"""Token files: one stream of token ids on disk, and a sidecar that describes them.
+"""Token files: one stream of token ids on disk, and two files that describe it.
 
 ``NAME.bin`` has only the ids, documents one after the other, as little-endian uint16 or uint32, like nanoGPT's
-train.bin. ``NAME.json`` beside it is a :class:`TokenFileInfo`.
+train.bin. ``NAME.json`` beside it is a :class:`TokenFileInfo`, ``NAME.safetensors`` has the ``lengths`` of the
+documents and their digests, see :mod:`hfpatch.data.copies`. Where a part of each document is learned, ``NAME.learned``
+has a byte for each id, 1 or 0.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
+from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from hfpatch.data.blocks import TokenBlocks, cut_blocks
-from hfpatch.data.tokenizer import TokenArray, hash_tokenizer, largest_id, token_dtype, tokenize_in_parts
+from hfpatch.data.completions import tokenize_completions
+from hfpatch.data.copies import Digester, Digests
+from hfpatch.data.tokenizer import (
+    Integers,
+    TokenArray,
+    TokenStream,
+    hash_tokenizer,
+    largest_id,
+    token_dtype,
+    tokenize_in_parts,
+)
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.sources import TOKEN_FILE
 from hfpatch.recipes.strict import Section, validate
 from hfpatch.support.files import atomic_file, read_json, sha256_file, write_json
 
+DOCUMENTS = ".safetensors"
+LEARNED = ".learned"
 _CHUNK_TOKENS = 1 << 22
 
 
@@ -39,8 +56,7 @@ class TokenFileInfo(Section):
     vocabulary_size: PositiveInt
     """One more than the largest id of the tokenizer's vocabulary; every id is below it."""
     end_of_text: NonNegativeInt | None
-    """The id at the end of every document, or None. Text that contains it counts as several documents when the last
-    ones are held out."""
+    """The id at the end of every document, or None."""
     tokenizer_sha256: str
     """The tokenizer, see :func:`hfpatch.data.tokenizer.hash_tokenizer`."""
     source: str
@@ -53,6 +69,10 @@ class TokenFileInfo(Section):
     """The hub data set's revision."""
     sha256: str
     """Hash of the ids, as ``sha256sum NAME.bin`` gives it."""
+    documents_sha256: str
+    """Hash of ``NAME.safetensors``."""
+    learned_sha256: str | None = None
+    """Hash of ``NAME.learned``, if there is one."""
 
     @property
     def bytes(self) -> int:
@@ -65,73 +85,18 @@ class TokenFile:
     """A token file mapped into memory.
 
     Attributes:
-        tokens: (total,) token ids.
+        stream: the documents.
+        digests: what each says.
         info: its sidecar.
     """
 
-    tokens: TokenArray
+    stream: TokenStream
+    digests: Digests
     info: TokenFileInfo
 
-    def cut(self, settings: DataSettings) -> list[TokenBlocks]:
-        """Cut the stream into blocks to train on and, if ``settings`` hold documents out, blocks of the last ones.
-
-        Raises:
-            HfpatchError: if all documents are held out, or a part is shorter than a block.
-        """
-        return list(self.cut_splits(settings).values())
-
-    def cut_splits(self, settings: DataSettings, tuning: int = 0) -> dict[str, TokenBlocks]:
-        """Cut the stream as `cut` does into parts by name, the last ``tuning`` documents being another one.
-
-        Raises:
-            HfpatchError: as `cut`.
-        """
-        held_out, total = settings.held_out or 0, len(self.tokens)
-        last = self._find_start_of_last(tuning) if tuning else total
-        cut = self._find_start_of_last(held_out + tuning) if held_out else last
-        parts = {
-            "train": (0, cut, self.info.documents - held_out - tuning),
-            "held_out": (cut, last, held_out),
-            "tuning": (last, total, tuning),
-        }
-        return {
-            name: cut_blocks(
-                self.tokens[start:stop],
-                settings.block_size,
-                documents=documents,
-                source=self.info.source,
-                revision=self.info.revision,
-                sha256=f"{self.info.dtype} {self.info.sha256} [{start}:{stop}]",
-            )
-            for name, (start, stop, documents) in parts.items()
-            if name == "train" or documents
-        }
-
-    def _find_start_of_last(self, documents: int) -> int:
-        """Return where the last so many documents start: after the end-of-text of the one before them."""
-        if self.info.end_of_text is None:
-            raise HfpatchError(
-                f"data.held_out: the documents of {self.info.source} have no end-of-text between them, so the last "
-                "ones cannot be found; tokenize them with data.append_eos on, or set evaluation_data"
-            )
-        if documents >= self.info.documents:
-            raise HfpatchError(none_left(documents, self.info.documents))
-        wanted = documents + 1
-        for stop in range(len(self.tokens), 0, -_CHUNK_TOKENS):
-            start = max(0, stop - _CHUNK_TOKENS)
-            ends = np.flatnonzero(self.tokens[start:stop] == self.info.end_of_text)
-            if len(ends) >= wanted:
-                return start + int(ends[-wanted]) + 1
-            wanted -= len(ends)
-        raise HfpatchError(none_left(documents, self.info.documents))
-
-
-def none_left(held_out: int, documents: int) -> str:
-    """Return the error message if every document is held out."""
-    return (
-        f"data.held_out is {held_out} and there are {documents} documents, so none is left to train on; "
-        "hold fewer out or take more documents"
-    )
+    def __len__(self) -> int:
+        """How many documents there are."""
+        return len(self.stream.lengths)
 
 
 def write_token_file(
@@ -141,51 +106,67 @@ def write_token_file(
     settings: DataSettings,
     *,
     revision: str | None = None,
+    unread: AbstractSet[str] = frozenset(),
     on_part: Callable[[int, int], None] | None = None,
 ) -> TokenFileInfo:
     """Tokenize documents into a token file, a few million characters at a time.
 
-    The file is written atomically, then its sidecar.
+    The file is written atomically, then what describes it.
 
     Args:
-        path: the file, ``NAME.bin``; neither it nor its sidecar may exist.
+        path: the file, ``NAME.bin``; neither it nor what describes it may exist.
         documents: the text.
         tokenizer: the tokenizer.
-        settings: whether documents end with an end-of-text token, and their source.
+        settings: what a document is, whether it ends with an end-of-text token, and their source.
         revision: the hub revision they are from.
+        unread: the columns of the source that are not read.
         on_part: called from time to time with how many documents and tokens are written.
 
     Raises:
         HfpatchError: if there is such a file, it cannot be written, or there is nothing to predict.
     """
     check_free(path)
+    if settings.format == "text":
+        parts = tokenize_in_parts(documents, tokenizer, append_eos=settings.append_eos)
+    else:
+        parts = tokenize_completions(documents, tokenizer, settings, unread)
     digest, tokens, count = hashlib.sha256(), 0, 0
-    with atomic_file(path) as temporary, temporary.open("wb") as stream:
-        for part in tokenize_in_parts(documents, tokenizer, append_eos=settings.append_eos):
+    lengths, digests, learned = [], [], None
+    with ExitStack() as files:
+        stream = files.enter_context(files.enter_context(atomic_file(path)).open("wb"))
+        if settings.format != "text":
+            learned = files.enter_context(files.enter_context(atomic_file(path.with_suffix(LEARNED))).open("wb"))
+        for part in parts:
             ids = part.tokens.tobytes()
             stream.write(ids)
             digest.update(ids)
+            if learned is not None and part.learned is not None:
+                learned.write(part.learned.tobytes())
+            lengths.append(part.lengths)
+            digests.append(part.digests or Digests.of([]))
             tokens, count = tokens + len(part.tokens), count + len(part.lengths)
             if on_part is not None:
                 on_part(count, tokens)
-    return _write_sidecar(
+    return _write_descriptions(
         path,
         tokenizer,
+        np.concatenate(lengths),
+        Digests.join(digests, list(map(len, lengths))),
         tokens=tokens,
-        documents=count,
         end_of_text=tokenizer.eos_token_id if settings.append_eos else None,
         **settings.model_dump(include={"source", "config", "split"}),
         revision=revision,
         sha256=digest.hexdigest(),
+        learned_sha256=None if learned is None else sha256_file(path.with_suffix(LEARNED)),
     )
 
 
 def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFileInfo:
-    """Write the sidecar of a file from another tool, after reading all of it.
+    """Describe a file from another tool, after reading all of it.
 
     It must contain what :func:`write_token_file` would write with this tokenizer: uint16 ids if the vocabulary allows
-    it, else uint32, and an end-of-text after each document. That the ids are in the vocabulary is checked; that they
-    are of this tokenizer cannot be.
+    it, else uint32, and an end-of-text after each document, by which documents are told apart. That the ids are in the
+    vocabulary is checked; that they are of this tokenizer cannot be.
 
     Raises:
         HfpatchError: if there is already a sidecar, or the file is missing, empty, or no such file.
@@ -205,23 +186,49 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
         raise HfpatchError(
             f"{path}: every second {dtype.name} in it is 0, so its ids are wider; write them as {dtype.name}"
         )
-    ends = 0 if end is None else sum(int(np.count_nonzero(chunk == end)) for chunk in chunks)
-    return _write_sidecar(
+    ends = [] if end is None else [np.flatnonzero(chunk == end) + n * _CHUNK_TOKENS for n, chunk in enumerate(chunks)]
+    lengths = _documents_between(np.concatenate(ends) if ends else np.empty(0, np.int64), len(tokens))
+    digester, bounds = Digester(tokenizer), np.cumsum([0, *lengths]).tolist()
+    digests = [digester.tokens(tokens[start:stop]) for start, stop in pairwise(bounds)]
+    return _write_descriptions(
         path,
         tokenizer,
+        lengths,
+        Digests.of(digests),
         tokens=len(tokens),
-        documents=max(ends, 1),
-        end_of_text=end if ends else None,
+        end_of_text=end if len(lengths) > 1 or tokens[-1] == end else None,
         source=path.name,
         sha256=sha256_file(path),
     )
 
 
-def _write_sidecar(path: Path, tokenizer: PreTrainedTokenizerBase, **facts: Any) -> TokenFileInfo:
+def _documents_between(ends: Integers, total: int) -> Integers:
+    """Return the lengths of documents that end with one id, by the places of that id.
+
+    A document has two tokens at least; so where the id comes twice, as with a tokenizer that begins documents with the
+    same one, the second begins the next document.
+    """
+    fresh = np.ones(len(ends), np.bool_)
+    fresh[1:] = ends[1:] != ends[:-1] + 1
+    runs = np.flatnonzero(fresh)
+    rank = np.arange(len(ends)) - np.repeat(runs, np.diff([*runs, len(ends)]))
+    if len(ends) and ends[0] == 0:  # nothing is before it that it could end
+        rank[: runs[1] if len(runs) > 1 else len(ends)] += 1
+    last = ends[rank % 2 == 0] + 1
+    return np.diff([0, *last, *([total] if not len(last) or last[-1] < total else [])]).astype(np.int64)
+
+
+def _write_descriptions(
+    path: Path, tokenizer: PreTrainedTokenizerBase, lengths: Integers, digests: Digests, **facts: Any
+) -> TokenFileInfo:
+    with atomic_file(path.with_suffix(DOCUMENTS)) as temporary:
+        save_file({"lengths": lengths, **vars(digests)}, temporary)
     facts |= {
+        "documents": len(lengths),
         "dtype": token_dtype(tokenizer).name,
         "vocabulary_size": largest_id(tokenizer) + 1,
         "tokenizer_sha256": hash_tokenizer(tokenizer),
+        "documents_sha256": sha256_file(path.with_suffix(DOCUMENTS)),
     }
     info = TokenFileInfo.model_validate(facts)
     write_json(sidecar(path), info.model_dump(mode="json"))
@@ -259,7 +266,22 @@ def open_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFile
             f"{path}: has other ids than {sidecar(path).name} describes (sha256 {info.sha256[:12]} there, {found[:12]} "
             "in the file); restore the file, or make it again (hfpatch tokenize)"
         )
-    return TokenFile(_map(path, np.dtype(info.dtype).newbyteorder("<")), info)
+    for file, expected in (
+        (path.with_suffix(DOCUMENTS), info.documents_sha256),
+        (path.with_suffix(LEARNED), info.learned_sha256),
+    ):
+        if expected is not None and (not file.is_file() or sha256_file(file) != expected):
+            raise HfpatchError(
+                f"{file}: is missing, or not the one that {sidecar(path).name} describes; restore it beside "
+                f"{path.name}, or make both again (hfpatch tokenize)"
+            )
+    arrays = load_file(path.with_suffix(DOCUMENTS))
+    lengths = arrays.pop("lengths")
+    learned = None
+    if info.learned_sha256 is not None:
+        learned = np.memmap(path.with_suffix(LEARNED), dtype=np.bool_, mode="r")
+    tokens = _map(path, np.dtype(info.dtype).newbyteorder("<"))
+    return TokenFile(TokenStream(tokens, lengths, learned), Digests(**arrays), info)
 
 
 def sidecar(path: Path) -> Path:
@@ -275,7 +297,7 @@ def check_free(path: Path) -> None:
     """
     if path.suffix != TOKEN_FILE:
         raise HfpatchError(f"{path}: the name of a token file must end with {TOKEN_FILE}")
-    for file in (path, sidecar(path)):
+    for file in (path, sidecar(path), path.with_suffix(DOCUMENTS)):
         if file.exists():
             raise HfpatchError(f"{file}: exists already; delete it or choose another name")
 

@@ -4,79 +4,106 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from hfpatch.data.copies import Digester, Digests
 from hfpatch.errors import HfpatchError
-from hfpatch.support.files import clear_about_writing
+from hfpatch.support.files import hash_values
 
 TokenArray: TypeAlias = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+Integers: TypeAlias = npt.NDArray[np.int64]
 END_OF_TEXT = "<|endoftext|>"
 _BATCH_CHARACTERS = 4_000_000
 
 
 @dataclass(frozen=True)
 class TokenStream:
-    """Documents one after the other.
+    """Documents in one array of token ids.
 
     Attributes:
         tokens: (total,) token ids, uint16 if the vocabulary allows it, else uint32.
         lengths: (documents,) int64, tokens of each document.
         learned: (total,) which tokens the loss counts; None if it counts all.
+        starts: (documents,) int64, where each begins; None if they follow one another.
+        digests: what each says; None if that is not known.
     """
 
     tokens: TokenArray
-    lengths: npt.NDArray[np.int64]
+    lengths: Integers
     learned: npt.NDArray[np.bool_] | None = None
+    starts: Integers | None = None
+    digests: Digests | None = None
+
+    @property
+    def begins(self) -> Integers:
+        """Where each document begins: (documents,) int64."""
+        return np.cumsum(self.lengths) - self.lengths if self.starts is None else self.starts
+
+    def take(self, places: Integers) -> TokenStream:
+        """Return the documents at these places, in their order; no token is copied."""
+        return replace(self, lengths=self.lengths[places], starts=self.begins[places], digests=None)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return where the documents are: stretches of documents that follow one another."""
+        begins = self.begins
+        ends = begins + self.lengths
+        breaks = np.flatnonzero(begins[1:] != ends[:-1])
+        return list(zip(begins[[0, *breaks + 1]].tolist(), ends[[*breaks, -1]].tolist(), strict=True))
+
+    def compact(self) -> TokenStream:
+        """Return the documents one after the other: a view where they are, else a copy."""
+        ranges = self.ranges()
+        learned = None if self.learned is None else gather(self.learned, ranges)
+        return TokenStream(gather(self.tokens, ranges), self.lengths, learned)
 
 
-def tokenize(
-    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, file: Path, *, append_eos: bool
-) -> TokenStream:
-    """Tokenize documents with the tokenizer's own special tokens and an end-of-text token at the end of each.
-
-    Documents of fewer than two tokens have nothing to predict and are left out. The ids are written to ``file`` as they
-    come and mapped; memory use is a few million characters, and eight bytes per document.
-
-    Raises:
-        HfpatchError: if an end-of-text token is wanted and the tokenizer has none, nothing is left, or the file cannot
-            be written.
-    """
-    lengths = []
-    with clear_about_writing(file), file.open("wb") as stream:
-        for part in tokenize_in_parts(documents, tokenizer, append_eos=append_eos):
-            stream.write(part.tokens.data)
-            lengths.append(part.lengths)
-    return TokenStream(np.memmap(file, dtype=token_dtype(tokenizer), mode="r"), np.concatenate(lengths))
+def gather(array: npt.NDArray[Any], ranges: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:
+    """Return stretches of an array one after the other; of one stretch a view."""
+    if len(ranges) == 1:
+        return array[slice(*ranges[0])]
+    return np.concatenate([array[:0], *(array[start:stop] for start, stop in ranges)])
 
 
 def tokenize_in_parts(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, append_eos: bool
 ) -> Iterator[TokenStream]:
-    """Yield the stream of :func:`tokenize` in parts of a few million characters; only one is in memory at a time."""
+    """Tokenize documents with the tokenizer's own special tokens and an end-of-text token at the end of each.
+
+    Documents of fewer than two tokens have nothing to predict and are left out. A part is of a few million characters;
+    only one is in memory at a time.
+
+    Raises:
+        HfpatchError: if an end-of-text token is wanted and the tokenizer has none, or nothing is left.
+    """
     eos, dtype, found = end_of_text(tokenizer, append=append_eos), token_dtype(tokenizer), False
+    digester = Digester(tokenizer)
     for batch in batches(documents):
         rows = _encode(batch, tokenizer)
         for row in rows:
             if eos is not None and (not row or row[-1] != eos):
                 row.append(eos)
-        rows = [row for row in rows if len(row) > 1]
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+        kept = [(text, row) for text, row in zip(batch, rows, strict=True) if len(row) > 1]
+        lengths = np.fromiter((len(row) for _, row in kept), np.int64, len(kept))
+        ids = np.fromiter(chain.from_iterable(row for _, row in kept), np.int64, int(lengths.sum()))
         if len(ids):
             check_ids(int(ids.max()), tokenizer)
-        found = found or len(rows) > 0
+        found = found or len(kept) > 0
         tokens: TokenArray = np.empty(len(ids), dtype)
         tokens[:] = ids
-        yield TokenStream(tokens, lengths)
+        bounds = np.cumsum([0, *lengths]).tolist()
+        digests = [
+            digester.document(text, tokens[start:stop])
+            for (text, _), start, stop in zip(kept, bounds, bounds[1:], strict=False)
+        ]
+        yield TokenStream(tokens, lengths, digests=Digests.of(digests))
     if not found:
         raise HfpatchError("no document has two tokens, so there is nothing to predict; choose another data.source")
 
@@ -127,6 +154,11 @@ def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
         rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
     special = {name: token for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
     return hashlib.sha256(json.dumps([rules, special], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def identify_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the SHA-256 of a tokenizer and its chat template, or templates: of all that turns messages into ids."""
+    return hash_values([hash_tokenizer(tokenizer), getattr(tokenizer, "chat_template", None)])
 
 
 def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:

@@ -21,14 +21,17 @@ import torch
 from torch import nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.scorer import Score, TokenRequest
+from hfpatch.evaluation.scorer import Findings, Score, TokenRequest
 from hfpatch.nn.matmul import choose_library
-from hfpatch.support.files import hash_values, sha256_file
+from hfpatch.support.files import hash_values, read_json, sha256_file, write_json
 from hfpatch.support.provenance import installed_versions
 from hfpatch.surgery.bases import hash_tensors, hash_weights
+from hfpatch.surgery.code import hash_model_code
 from hfpatch.surgery.peft_registration import peft_is_imported
 
 FORMAT = 1
+COMPUTING = ("nn", "sites", "tuners", "methods", "models", "surgery", "evaluation/scorer", "evaluation/model.py")
+"""What of hfpatch computes log-likelihoods of given tokens; the caption of a report is none of them."""
 _TRAINING_ATTRIBUTES = ("training", "gradient_checkpointing")
 _REDUCED_PRECISION = (
     "allow_fp16_reduced_precision_reduction",
@@ -131,8 +134,48 @@ class ScoreCache:
 
 def open_cache(folder: Path, task: str, key: Mapping[str, Any], *, optional: bool = False, rank: int = 0) -> ScoreCache:
     """Return the cache of a model's scores on a task, in a folder that may hold those of other models."""
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return ScoreCache(folder / f"{task.replace('/', '-')}-{name}.jsonl", key, optional=optional, rank=rank)
+    name = f"{task.replace('/', '-')}-{_hash_key(key)}.jsonl"
+    return ScoreCache(folder / name, key, optional=optional, rank=rank)
+
+
+def read_findings(folder: Path, key: Mapping[str, Any]) -> Findings:
+    """Return what trials have found about a model, as `keep_findings` wrote it; nothing where that cannot be read."""
+    try:
+        kept = read_json(_findings_file(folder, key))
+        if kept["key"] == key:
+            return Findings.of(kept)
+    except (HfpatchError, KeyError, TypeError):
+        pass
+    return Findings()
+
+
+def keep_findings(folder: Path, key: Mapping[str, Any], findings: Findings, *, optional: bool = False) -> None:
+    """Keep what trials have found about a model beside its answers.
+
+    Args:
+        folder: of the answers.
+        key: the description of the model, see `model_key`.
+        findings: what was found; a file that has it already is left as it is.
+        optional: do without the file if it cannot be written.
+
+    Raises:
+        HfpatchError: if the file cannot be written and is not optional.
+    """
+    if findings.to_json() == read_findings(folder, key).to_json():
+        return
+    try:
+        write_json(_findings_file(folder, key), {"key": key, **findings.to_json()})
+    except HfpatchError:  # the answers' own file has warned of it
+        if not optional:
+            raise
+
+
+def _findings_file(folder: Path, key: Mapping[str, Any]) -> Path:
+    return folder / f"trials-{_hash_key(key)}.json"
+
+
+def _hash_key(key: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _digest(request: TokenRequest) -> str:
@@ -144,9 +187,9 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
     """Return everything that a model's log-likelihoods of given tokens depend on.
 
     That is the parameters; the buffers, saved with the model (a router's bias) or not (rotary frequencies, VeRA's
-    projections); the classes of the modules and their numeric attributes (a scale, an epsilon); the configuration,
-    the adapters; and how products are computed. Hooks and methods replaced by hand on a model in memory are not
-    detected; do not cache scores of such a model.
+    projections); the classes of the modules, their code and their numeric attributes (a scale, an epsilon); the
+    configuration, the adapters; and what it is computed with. Hooks and methods replaced by hand on a single module of
+    a model in memory are not detected; do not cache scores of such a model.
 
     Args:
         model: a causal language model, with adapters or without.
@@ -157,7 +200,16 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
         "adapters_sha256": _hash_adapters(model),
         "buffers_sha256": _hash_tensors(dict(model.named_buffers())),
         "modules_sha256": _hash_modules(model),
+        "modules_code": hash_model_code(model),
         "config_sha256": hashlib.sha256(model.config.to_json_string(use_diff=False).encode()).hexdigest(),
+        **computed_with(model),
+        "code_sha256": code_hash(COMPUTING),
+    }
+
+
+def computed_with(model: Any) -> dict[str, Any]:
+    """Return what a model's scores are computed with, see :data:`hfpatch.results.identity.COMPUTED_WITH`."""
+    return {
         "class": type(model).__name__,
         "dtype": str(model.dtype),
         "attention": str(model.config._attn_implementation),
@@ -167,15 +219,16 @@ def model_key(model: Any, base_sha256: str | None = None) -> dict[str, Any]:
         "matmul": choose_library(model),
         "precision": _precision(),
         "versions": installed_versions(),
-        "code_sha256": code_hash(),
+        "code_sha256": code_hash((*COMPUTING, "data", "evaluation", "training")),
     }
 
 
 @cache
-def code_hash() -> str:
-    """Return the SHA-256 of hfpatch's own source files."""
+def code_hash(parts: tuple[str, ...]) -> str:
+    """Return the SHA-256 of sources of hfpatch: files and packages below its own."""
     package = Path(__file__).parents[1]
-    files = sorted(package.rglob("*.py"))
+    places = [package / part for part in parts]
+    files = sorted({file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))})
     listing = "\n".join(f"{file.relative_to(package).as_posix()} {sha256_file(file)}" for file in files)
     return hashlib.sha256(listing.encode()).hexdigest()
 
@@ -210,7 +263,7 @@ def _hash_modules(model: nn.Module) -> str:
     for path, module in model.named_modules():
         names = [name for name in vars(module) if not name.startswith("_") and name not in _TRAINING_ATTRIBUTES]
         numbers = {name: vars(module)[name] for name in names if _is_numeric(vars(module)[name])}
-        listing.append((path, type(module).__qualname__, numbers))
+        listing.append((path, type(module).__module__, type(module).__qualname__, numbers))
     return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hfpatch.results.held_out import NATS_PER_TOKEN
 from hfpatch.results.low_noise import GOLD_PROBABILITY, MARGIN
 
 Array = NDArray[np.float64]
@@ -77,12 +78,14 @@ _RATIOS = {
     "lm_eval.api.metrics.weighted_perplexity": Metric(exponential=True, factor=-1.0, weighted=True),
     "lm_eval.api.metrics.bits_per_byte": Metric(factor=-1.0 / math.log(2.0), weighted=True),
     "hfpatch.evaluation.paper_tasks.exponential_mean": Metric(exponential=True),
+    NATS_PER_TOKEN: Metric(factor=-1.0, weighted=True),
 }
 """The aggregations that are ratios of sums, by module and name."""
 _OWN = {
     "paragraph_perplexity": "hfpatch.evaluation.paper_tasks.exponential_mean",
     GOLD_PROBABILITY: _MEAN,
     MARGIN: _MEAN,
+    NATS_PER_TOKEN: NATS_PER_TOKEN,
 }
 """hfpatch's metrics that lm-eval does not know."""
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from lm_eval.models.huggingface import HFLM
@@ -19,9 +18,11 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.asked import Prompts
 from hfpatch.evaluation.generation import SharedGeneration
-from hfpatch.evaluation.scorer import Score, Scorer, TokenRequest
+from hfpatch.evaluation.scorer import Findings, Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
+from hfpatch.evaluation.windows import check_positions, long_windows, say_once
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.sites import input_device
 from hfpatch.support.heap import keep_freed_memory
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_POSITIONS = re.compile(r"pos|wpe")
-_OFFSETS = 8  # extra rows at the start of some tables
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
@@ -62,7 +61,8 @@ class HfpatchLM(HFLM):
     arguments ``batch_size`` and ``max_batch_size`` only affect text generation: scoring uses ``token_budget``.
 
     Args:
-        pretrained: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``, or a model.
+        pretrained: a model, or what `hfpatch.surgery.bases.load_base` takes as name.
+        backend: ``default`` or ``causal``, as ``HFLM`` takes it.
         patch: a folder that `hfpatch.save_patch` wrote; it is applied to the model.
         allow_other_base: accept a patch whose base had other weights.
         device: the device that an id or folder is loaded to; None uses a GPU if there is one.
@@ -71,6 +71,8 @@ class HfpatchLM(HFLM):
 
     Attributes:
         score_cache: a cache that scores are read from and added to as they come; None is no cache.
+        prompts: the hashes of what was asked so far; another one may take its place at any time.
+        findings: what trials have found about the model, and what they are going to find.
         reused: how many scores came from the cache so far.
         on_scored: called during scoring with the number of requests scored so far and of all; where ranks share them,
             with those of this rank.
@@ -84,6 +86,7 @@ class HfpatchLM(HFLM):
     def __init__(
         self,
         pretrained: str | PreTrainedModel,
+        backend: Literal["default", "causal", "seq2seq"] = "default",
         *,
         patch: str | Path | None = None,
         allow_other_base: bool = False,
@@ -94,16 +97,18 @@ class HfpatchLM(HFLM):
         softmax_dtype = options.pop("softmax_dtype", None)
         if softmax_dtype not in (None, "float32", torch.float32):
             raise HfpatchError(f"softmax_dtype is {softmax_dtype}; hfpatch scores in float32 only: leave it out")
-        if options.get("backend") == "seq2seq":
+        if backend == "seq2seq":
             raise HfpatchError("backend is seq2seq; hfpatch scores causal language models only")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if isinstance(pretrained, str):
-            from hfpatch.surgery.bases import locate_base
+            from hfpatch.surgery.bases import locate
 
-            pretrained = locate_base(pretrained)
+            named = options.pop("gguf_file", None)
+            pretrained, file = locate(f"{pretrained}/{named}" if named else pretrained, options.get("revision"))
+            options |= {} if file is None else {"gguf_file": str(file)}
         elif not pretrained.config.is_encoder_decoder:  # for BART and others lm-eval decides by the type, not the class
-            options.setdefault("backend", "causal")
-        super().__init__(pretrained, device=device, softmax_dtype="float32", **options)
+            backend = "causal" if backend == "default" else backend
+        super().__init__(pretrained, backend, device=device, softmax_dtype="float32", **options)
         if self.backend != "causal":
             raise HfpatchError(f"{type(self.model).__name__} is no causal language model; hfpatch scores only those")
         self._device = input_device(self.model)
@@ -114,6 +119,8 @@ class HfpatchLM(HFLM):
 
             load_patch(self.model, Path(patch), allow_other_base=allow_other_base)
         self.score_cache: ScoreCache | None = None
+        self.prompts = Prompts()
+        self.findings = Findings()
         self.reused = 0
         self.on_scored: Callable[[int, int], None] | None = None
         self.ranks = Ranks()
@@ -122,14 +129,24 @@ class HfpatchLM(HFLM):
         self._encoded: dict[str, list[int]] = {}
         self._probed: tuple[list[torch.nn.Module], Scorer] | None = None
 
+    def _create_model(self, pretrained: str, *arguments: Any, gguf_file: str | None = None, **options: Any) -> None:
+        from hfpatch.surgery.gguf_files import as_plain, gguf_loading
+
+        options |= gguf_loading() if gguf_file else {}
+        super()._create_model(pretrained, *arguments, gguf_file=gguf_file, **options)
+        if gguf_file:
+            as_plain(self._model.get_base_model() if hasattr(self._model, "get_base_model") else self._model)
+
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return ``(log-likelihood, is greedy)`` of each continuation."""
+        self.prompts.add_texts(requests)
         with _named_errors(requests), self._encoded_together([request.args for request in requests]):
             scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return scores
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each whole text, in windows of the longest row, each token predicted once."""
+        self.prompts.add_texts(requests)
         owners: list[int] = []
         windows: list[tuple[list[int], list[int]]] = []
         longest = self.max_length
@@ -142,6 +159,8 @@ class HfpatchLM(HFLM):
             )
             windows += [make_disjoint_window(window) for window in made]
             owners += [index] * (len(windows) - len(owners))
+        if self._max_length is None and (cost := long_windows(self.model, [len(w[1]) for w in windows], longest)):
+            say_once(f"{requests[0].task_name}: {cost}")
         with _named_errors([requests[index] for index in owners]):
             scores = self._loglikelihood_tokens([(None, *window) for window in windows])
         sums = [0.0] * len(requests)
@@ -156,6 +175,7 @@ class HfpatchLM(HFLM):
 
         A request's arguments are ``(context, continuation)``; tokens are split between the two as in `loglikelihood`.
         """
+        self.prompts.add_texts(requests)
         with self._encoded_together([request.args for request in requests]):
             encoded = [(request.args, *self._encode_pair(*request.args)) for request in requests]
         return self._score_tokens(requests, encoded)
@@ -166,6 +186,7 @@ class HfpatchLM(HFLM):
         A request's arguments are ``(text, tokens)``: the text is truncated to so many tokens, or to the model's longest
         row if that is shorter. No token is added before the first one, which is given and not predicted.
         """
+        self.prompts.add_texts(requests)
         encoded, sizes, most = [], [], self.max_length
         for request in requests:
             text, longest = request.args
@@ -182,6 +203,7 @@ class HfpatchLM(HFLM):
 
         HFLM goes through all batches twice there: to generate this rank's, and to read what all ranks have generated.
         """
+        self._note_generation(requests)
         if not self.ranks.shares:
             alone: list[str] = super().generate_until(requests, disable_tqdm)
             return alone
@@ -193,6 +215,11 @@ class HfpatchLM(HFLM):
         finally:
             self._generated = None
         return texts
+
+    def _note_generation(self, requests: list[Any]) -> None:
+        """Note contexts that are generated from, and the length at which they are truncated."""
+        self.prompts.add_texts(requests)
+        self.prompts.add_tokens([self.max_length, *self.tok_encode(request.args[0])] for request in requests)
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options: Any) -> torch.Tensor:
         generate = partial(super()._model_generate, context, max_length, stop, **options)
@@ -303,7 +330,9 @@ class HfpatchLM(HFLM):
             limits = BatchLimits.for_device(self.device)
             if self._token_budget is not None:
                 limits = replace(limits, tokens=self._token_budget)
-            self._probed = (modules, Scorer(self.model, self.max_length, limits))
+            if self._probed is not None:
+                self.findings = Findings()
+            self._probed = (modules, Scorer(self.model, self.max_length, limits, findings=self.findings))
         return self._probed[1]
 
     def _cut(self, requests: Sequence[Encoded]) -> list[TokenRequest]:
@@ -328,7 +357,9 @@ class HfpatchLM(HFLM):
                 "%s of %s requests have more than %s tokens; their contexts are truncated from the left, as in lm-eval",
                 long, len(requests), longest,
             )  # fmt: skip
-        return [TokenRequest.cut(context, targets, longest) for _, context, targets in requests]
+        cut = [TokenRequest.cut(context, targets, longest) for _, context, targets in requests]
+        self.prompts.add_tokens((len(each.targets), *each.tokens, each.targets[-1]) for each in cut)
+        return cut
 
 
 @torch.no_grad()
@@ -357,24 +388,6 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
     elif isinstance(output, dict | list | tuple):
         for value in output.values() if isinstance(output, dict) else output:
             yield from _tensors(value)
-
-
-def check_positions(model: Any, max_length: int | None) -> None:
-    """Check that rows are no longer than the model's table of position embeddings; rotary positions have none.
-
-    Raises:
-        HfpatchError: with the longest row.
-    """
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if max_length is None or longest is None or max_length <= longest:
-        return
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    tables = (tensor for name, tensor in tensors if _POSITIONS.search(name) and tensor.dim() == 2)
-    if any(longest <= len(table) < longest + _OFFSETS for table in tables):
-        raise HfpatchError(
-            f"max_length is {max_length}, but {type(model).__name__} has only {longest} position embeddings; "
-            f"use a max_length of at most {longest}"
-        )
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from lm_eval.utils import handle_non_serializable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation.cache import model_key, open_cache
+from hfpatch.evaluation.asked import Prompts, hash_task
+from hfpatch.evaluation.cache import keep_findings, model_key, open_cache, read_findings
 from hfpatch.evaluation.chance import chance
 from hfpatch.evaluation.clusters import Groups, cluster_of, clustered_error, count_groups, grouped
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
@@ -45,6 +46,7 @@ def evaluate(
     settings: EvaluationSettings,
     data_dir: Path | None = None,
     selection: Selection | None = None,
+    scored: Mapping[str, TaskResult] | None = None,
     log: SampleLog | None = None,
     records_dir: Path | None = None,
     answers_dir: Path | None = None,
@@ -62,6 +64,7 @@ def evaluate(
         settings: which tasks, and how.
         data_dir: a folder with local copies of hub data; None takes the hub.
         selection: the tasks, if they are loaded already.
+        scored: results that are there already, with their records in ``records_dir``; they come first in the results.
         log: where what lm-eval logs is written too.
         records_dir: where ``<task>.jsonl`` goes as soon as a task is scored, one line a document: ``doc_id``,
             ``doc_hash``, ``target``, ``doc``, the ``cluster`` it belongs to where the task's documents come in groups,
@@ -90,18 +93,27 @@ def evaluate(
     with evaluating(model), quiet(), templates_compiled_once(), ended_together(ranks):
         scorer = HfpatchLM(model, **scorer_options(tokenizer, settings))
         chosen = selection or select(settings, data_dir)
+        if taken := sorted({*(scored or ())} & {*chosen.tasks}):
+            raise HfpatchError(
+                f"task {taken[0]}: results have the loss on the documents of data.held_out by this name; give the task "
+                "another one, or leave out data.held_out"
+            )
         seed_everything(settings.seed)
         scorer.ranks = ranks
         key = ranks.same(model_key(model, base_sha256)) if answers_dir is not None else {}
-        results = {}
+        if answers_dir is not None:
+            scorer.findings = ranks.same(read_findings(answers_dir, key))
+        results = dict(scored or {})
         for name in chosen.tasks:
             if on_task is not None:
                 on_task(name)
             if answers_dir is not None:
                 scorer.score_cache = open_cache(answers_dir, name, key, optional=answers_optional, rank=ranks.index)
-            scorer.reused = 0
+            scorer.reused, scorer.prompts = 0, Prompts()
             scorer.on_scored = partial(on_scored, name) if on_scored is not None else None
             results[name] = _score(scorer, name, chosen, settings, records_dir, log)
+            if answers_dir is not None and ranks.is_first:
+                keep_findings(answers_dir, key, scorer.findings, optional=answers_optional)
         if records_dir is not None:
             write_values(records_dir, results)
         if log is not None:
@@ -204,6 +216,8 @@ def _score(
         num_fewshot=task.get_config("num_fewshot") or 0,
         data_sha256=hash_documents(record["doc_hash"] for record in records),
         version=str(task.VERSION),
+        task_sha256=hash_task(task, settings.seed),
+        **scorer.prompts.to_json(),
         clusters=None if groups is None else Clusters(column=str(cluster), groups=count_groups(groups)),
         chance=chance(task, output["samples"][name], primary),
         reused=scorer.reused,

@@ -13,19 +13,23 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hfpatch.evaluation.asked import hash_task
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.metrics import metric_named, ratio_error
 from hfpatch.evaluation.model import Encoded, HfpatchLM
 from hfpatch.evaluation.run import evaluate, primary_aggregations, run_task, scorer_options
-from hfpatch.evaluation.selection import select
+from hfpatch.evaluation.selection import Selection, select
+from hfpatch.evaluation.windows import long_windows, row_operations
 from hfpatch.recipes.evaluation import EvaluationSettings
-from hfpatch.results.records import read_lines
+from hfpatch.results.records import hash_documents, read_lines
 from hfpatch.results.schema import TaskResult
 
 _SAMPLE_TOKENS = {"cpu": 1 << 14}  # of the base's sample of each task
 _SAMPLE_TOKENS_ELSEWHERE = 1 << 18
 _BATCHES = 4  # that are timed
-_FEWEST, _MOST = 20, 400  # documents of a sample
+_FEWEST, _MOST = 20, 400  # documents of a sample, where there is time
+_ENOUGH = 8  # documents, below which nothing is said of how they vary
+_FIRST = 1 / 8  # of a batch, that is timed first
 
 
 @dataclass
@@ -34,23 +38,42 @@ class TaskRequests:
 
     Attributes:
         documents: its documents.
+        identity: what its scores are of, see :data:`hfpatch.results.identity.OF_TASK`.
         encoded: its log-likelihood requests, a document's together.
         generated: texts to generate.
+        windows: what is said of windows of whole texts that are as long as the model's longest row.
     """
 
     documents: int
+    identity: dict[str, str]
     encoded: list[Encoded] = field(default_factory=list)
     generated: int = 0
+    windows: str = ""
 
     @property
     def tokens(self) -> int:
         """Tokens of contexts and continuations, each request by itself."""
         return count_tokens(self.encoded)
 
-    def first(self, tokens: int) -> list[Encoded]:
-        """Return the first requests that have so many tokens together; at least one."""
-        sizes = np.cumsum([count_tokens([request]) for request in self.encoded])
-        return self.encoded[: int(np.searchsorted(sizes, tokens)) + 1]
+    def first(self, tokens: int, longest: int) -> list[Encoded]:
+        """Return the first requests that have so many tokens together, in whole documents; rows are cut to longest."""
+        sizes = np.cumsum([count_tokens([_cut(request, longest)]) for request in self.encoded])
+        each = max(1, len(self.encoded) // max(1, self.documents))
+        number = -(-(int(np.searchsorted(sizes, tokens)) + 1) // each) * each
+        return [_cut(request, longest) for request in self.encoded[:number]]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """How long requests take.
+
+    Attributes:
+        seconds: of all, in proportion to the operations of those that were scored.
+        tokens: that were scored for it.
+    """
+
+    seconds: float
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -82,6 +105,7 @@ class _Collector(HfpatchLM):
         super().__init__(*arguments, **options)
         self.encoded: list[Encoded] = []
         self.generated = 0
+        self._max_length = self.max_length  # long windows are then nothing to warn of
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Encoded], disable_tqdm: bool = False, override_bs: int | None = None
@@ -91,6 +115,7 @@ class _Collector(HfpatchLM):
         return [(0.0, False)] * len(requests)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        self._note_generation(requests)
         self.generated += len(requests)
         return [""] * len(requests)
 
@@ -115,53 +140,87 @@ def collect_requests(
         for name, task in chosen.tasks.items():
             collector = _Collector(model, **options)
             samples = run_task(collector, name, task, settings, chosen.limits[name])["samples"][name]
-            documents = len({sample["doc_id"] for sample in samples})
-            found[name] = TaskRequests(documents, collector.encoded, collector.generated)
+            hashes = {sample["doc_id"]: sample["doc_hash"] for sample in samples}
+            identity = {
+                "data_sha256": hash_documents(hashes[number] for number in sorted(hashes)),
+                "task_sha256": hash_task(task, settings.seed),
+                **collector.prompts.to_json(),
+            }
+            found[name] = TaskRequests(len(hashes), identity, collector.encoded, collector.generated)
+            if settings.max_length is None and task.OUTPUT_TYPE == "loglikelihood_rolling":
+                lengths = [len(targets) for _, _, targets in collector.encoded]
+                found[name].windows = long_windows(model, lengths, collector.max_length)
     return found
 
 
-def time_batch(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings, asked: TaskRequests
-) -> float:
-    """Return the seconds that all requests of a task take, in proportion to those of a few batches.
-
-    They are scored once before that, in which the scorer finds out how the model may be run.
-    """
-    if not asked.encoded:
-        return 0.0
+def scorer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EvaluationSettings) -> HfpatchLM:
+    """Return what scores requests on a model as it is now."""
     with quiet():
-        scorer = HfpatchLM(model, **scorer_options(tokenizer, settings))
-        chosen = asked.first(_BATCHES * scorer._scorer().limits.tokens)
-        for _ in range(2):
+        return HfpatchLM(model, **scorer_options(tokenizer, settings))
+
+
+def time_requests(scorer: HfpatchLM, asked: Sequence[TaskRequests], seconds: float) -> Timed:
+    """Time requests of tasks together: more and more of them, as long as the seconds last; the last number counts.
+
+    Before that some are scored once, in which the scorer finds out how the model may be run; as all of them are, for
+    which trials cost little.
+    """
+    asked = [each for each in asked if each.encoded]
+    if not asked:
+        return Timed(0.0, 0)
+    with quiet():
+        scorer._scorer().weigh_trials = False
+        limits = scorer._scorer().limits
+        tokens, begun, cold = max(1, int(limits.tokens * _FIRST)), time.perf_counter(), True
+        while True:
+            chosen = [request for each in asked for request in each.first(tokens // len(asked), tokens)]
             start = time.perf_counter()
             scorer._loglikelihood_tokens(chosen)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            seconds = time.perf_counter() - start
-    return seconds * asked.tokens / count_tokens(chosen)
+            end = time.perf_counter()
+            if not cold and (tokens >= _BATCHES * limits.tokens or end - begun + 2 * (end - start) > seconds):
+                break
+            tokens, cold = tokens if cold else 2 * tokens, False
+
+    def operations(requests: Sequence[Encoded]) -> float:
+        rows = [len(context) + len(targets) for _, context, targets in requests]
+        model, overhead = scorer.model, -(-sum(rows) // limits.tokens) * limits.overhead
+        return float(row_operations(model, rows).sum() + overhead * row_operations(model, 1))
+
+    everything = [request for each in asked for request in each.encoded]
+    return Timed((end - start) * operations(everything) / operations(chosen), count_tokens(chosen))
+
+
+def documents_within(asked: TaskRequests, each_s: float, seconds: float, device: str) -> int:
+    """Return how many documents of a task show how they vary, as far as there is time; 0 if that is too few."""
+    size = max(1, asked.tokens // asked.documents)
+    wanted = max(_FEWEST, min(_MOST, _SAMPLE_TOKENS.get(device, _SAMPLE_TOKENS_ELSEWHERE) // size))
+    number = min(asked.documents, wanted, int(seconds / each_s) if each_s else wanted)
+    return number if number >= min(_ENOUGH, asked.documents) else 0
 
 
 def base_spread(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     settings: EvaluationSettings,
-    data_dir: Path | None,
-    asked: dict[str, TaskRequests],
-) -> dict[str, Spread]:
-    """Return how the first documents of each task vary under the model; tasks that generate text are left out."""
-    budget = _SAMPLE_TOKENS.get(model.device.type, _SAMPLE_TOKENS_ELSEWHERE)
-    spreads, chosen = {}, select(settings, data_dir)
-    for name, each in asked.items():
-        if each.generated or not each.encoded:
-            continue
-        size = max(1, each.tokens // each.documents)
-        limit = min(each.documents, max(_FEWEST, min(_MOST, budget // size)))
-        one = chosen.only(name, limit)
-        with tempfile.TemporaryDirectory() as folder:
-            result = evaluate(model, tokenizer, settings=settings, selection=one, records_dir=Path(folder))[name]
-            values = [record[result.primary] for record in read_lines(Path(folder) / f"{name}.jsonl")]
-        spreads[name] = _spread(result, values, one.tasks)
-    return spreads
+    one: Selection,
+) -> Spread:
+    """Return how the documents of the one task that is selected vary under the model."""
+    (name,) = one.tasks
+    with tempfile.TemporaryDirectory() as folder:
+        result = evaluate(model, tokenizer, settings=settings, selection=one, records_dir=Path(folder))[name]
+        values = [record[result.primary] for record in read_lines(Path(folder) / f"{name}.jsonl")]
+    return _spread(result, values, one.tasks)
+
+
+def _cut(request: Encoded, tokens: int) -> Encoded:
+    """Return a request of at most so many tokens: the last of its context, the first of its continuation."""
+    texts, context, targets = request
+    if len(context) + len(targets) <= tokens:
+        return request
+    kept = targets[: max(1, tokens - 1)]
+    return texts, context[-max(1, tokens - len(kept)) :], kept
 
 
 def _spread(result: TaskResult, values: list[Any], tasks: Mapping[str, Any]) -> Spread:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,12 @@ class Named:
     Attributes:
         tasks: lm-eval's task objects by name.
         groups: lm-eval's groups by name, with those in them.
+        settings: by task what lm-eval's ``simple_evaluate`` changes in a task that it gets, as it is asked for.
     """
 
     tasks: dict[str, Any]
     groups: dict[str, Any]
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def load_tasks(
@@ -53,7 +56,8 @@ def load_tasks(
     Args:
         names: lm-eval's tasks, groups and tags, patterns of them such as ``arc_*``, and hfpatch's own (``eval/``).
         data_dir: a folder with local copies of hub data; tasks that ``eval/local`` does not know use the hub.
-        num_fewshot: examples before each question; None takes each task's number. A task that fixes it at 0 keeps 0.
+        num_fewshot: examples before each question; None takes each task's number, and leaves one that has none to
+            lm-eval, whose ``simple_evaluate`` then takes its own ``num_fewshot``. A task that fixes it at 0 keeps 0.
         include_path: a folder with more task files in lm-eval's format, which replace others of the same name.
             Code that a task file names there is run.
         gen_kwargs: arguments of text generation that replace those of the tasks.
@@ -87,7 +91,9 @@ def load_named(
         files = [data_dir / file for task in used for file in local[task].data_files.values()] if data_dir else []
         options = json.dumps(dict(gen_kwargs or {}), sort_keys=True)
         found = _load(name, data_dir if used else None, tuple(used), num_fewshot, added, options, file_stamp(files))
-        for task in found.tasks.values():
+        for task_name, task in found.tasks.items():
+            for key, value in found.settings[task_name].items():
+                task.set_config(key, copy.deepcopy(value))
             task.set_fewshot_seed(fewshot_seed)
     return found
 
@@ -127,13 +133,12 @@ def _load(
     found = _build(name, index, {task: local_overrides(known[task], data_dir) for task in local if data_dir})
     for task_name, task in found.tasks.items():
         _check_metrics(task, _where(task_name, index.get(task_name)))
-        fixed = task.get_config("num_fewshot")
-        if num_fewshot is not None and fixed != 0:
+        if num_fewshot is not None and task.get_config("num_fewshot") != 0:
             task.set_config("num_fewshot", num_fewshot)
-        elif fixed is None:
-            task.set_config("num_fewshot", 0)
         if generation and task.OUTPUT_TYPE == "generate_until":
             task.set_config("generation_kwargs", generation, update=True)
+        kept = {key: task.get_config(key) for key in ("num_fewshot", "generation_kwargs")}
+        found.settings[task_name] = copy.deepcopy(kept)
         _process_once(task)
     return found
 

@@ -5,16 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hfpatch.data.deciding import TaskDocument
+from hfpatch.evaluation.harness import quiet, templates_compiled_once
 
-def task_texts(tasks: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every text of every document that tasks evaluate, whatever the field and however deep it is.
+
+def task_documents(tasks: Mapping[str, Any]) -> dict[str, list[TaskDocument]]:
+    """Return every document that tasks evaluate, whatever the limit, by task.
 
     Args:
         tasks: lm-eval's tasks, as `load_tasks` returns them.
     """
-    for task in tasks.values():
-        for document in task.eval_docs:
-            yield from _texts(document)
+    with quiet(), templates_compiled_once():
+        return {
+            name: [TaskDocument(_read(task, each), list(_texts(each))) for each in task.eval_docs]
+            for name, task in tasks.items()
+        }
+
+
+def _read(task: Any, document: Mapping[str, Any]) -> list[str]:
+    """Return what a model reads of a document, no examples before it: the prompt with each answer."""
+    try:
+        prompt = task.doc_to_text(document)
+        if task.OUTPUT_TYPE == "generate_until":
+            answers = task.doc_to_target(document)
+            between = task.config.target_delimiter
+            return [f"{prompt}{between}{each}" for each in (answers if isinstance(answers, list) else [answers])]
+        if getattr(task, "multiple_input", False):
+            prompt = task.doc_to_choice(document)
+        made = task.construct_requests(document, prompt)
+    except Exception:  # templates can raise anything; the evaluation names a document that it cannot score
+        return []
+    requests = made if isinstance(made, list) else [made]
+    given = [[each for each in request.arguments if isinstance(each, str)] for request in requests]
+    return ["".join(each) for each in given if each[0]]  # no answer without its prompt, as acc_mutual_info asks for
 
 
 def _texts(value: Any) -> Iterator[str]:

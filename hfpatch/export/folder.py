@@ -13,7 +13,7 @@ from hfpatch.export.write import write_model
 from hfpatch.models import take_apart
 from hfpatch.results.folder import refuse_a_run
 from hfpatch.support.files import atomic_directory, read_json, write_text
-from hfpatch.surgery.bases import load_base, locate_base
+from hfpatch.surgery.bases import load_base, locate
 from hfpatch.surgery.card import base_licence, export_card, shown_base
 from hfpatch.surgery.folder import CONFIG, load_patch
 from hfpatch.surgery.manifest import MANIFEST, read_manifest
@@ -76,7 +76,7 @@ def export_patch(
             f"{name}: was pretrained with another query path and has its own modelling file; only patches of "
             "stock models can be exported (save_patch and load_patch work on it)"
         )
-    tokenizer, generation = _beside(patch, locate_base(name), revision)
+    tokenizer, generation = _beside(patch, name, revision)
     load_patch(base.model, patch, allow_other_base=allow_other_base)
     with atomic_directory(out) as folder:
         written = write_model(base.model, folder)
@@ -108,9 +108,10 @@ def _named_base(patch: Path) -> str:
 def _beside(patch: Path, base: str, revision: str | None) -> tuple[Any, Any]:
     """Return tokenizer and generation settings: those beside the adapter, else the base's tokenizer and None."""
     own = any((patch / file).is_file() for file in _TOKENIZER)
-    source, revision = (str(patch), None) if own else (base, revision)
+    source, gguf = (str(patch), None) if own else locate(base, revision)
+    options = {"revision": None if own else revision, **({} if gguf is None else {"gguf_file": str(gguf)})}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
         generation = GenerationConfig.from_pretrained(str(patch)) if (patch / _GENERATION).is_file() else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = first_line(error)

@@ -6,8 +6,10 @@ what a module receives, ``(batch, seq, hidden)``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import HookedModule
+from hfpatch.sites.family import NO_WEIGHTS
 from hfpatch.tuners.acting import PLACES, ActingModule, MethodSite
 
 
@@ -207,12 +210,39 @@ MADE: dict[str, Callable[..., HookedModule]] = {
 }
 
 
+class HookedConfig:
+    """A configuration of a stock model with the description of a patch, ``hfpatch``.
+
+    In a file it has the model type of the base, by which transformers finds the tokenizer without this code, and names
+    weights that are none, so that the base's own class refuses to load without the patch.
+    """
+
+    model_type = ""
+    hfpatch_base_type = ""
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return what a file says, with the model type of this class and without those weights."""
+        stock: Any = super()
+        values, others = stock.get_config_dict(*args, **kwargs)
+        values = {key: value for key, value in values.items() if key != "transformers_weights"}
+        return {**values, "model_type": cls.model_type}, others
+
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """Write the file."""
+        this: Any = self
+        values = json.loads(this.to_json_string(use_diff=use_diff))
+        values |= {"model_type": self.hfpatch_base_type, "transformers_weights": NO_WEIGHTS}
+        Path(json_file_path).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
 class Hooked:
     """A model with the parts of a patch: every item of ``config.hfpatch`` is a child of the module ``host``.
 
     An item acts on the modules ``at``. Those that are listed in ``around`` are put into an :class:`Around`.
     """
 
+    config_class: Any = HookedConfig
     hfpatch_prefix = ""  # of the items' paths, where the model is a part of the one that was patched
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:

@@ -19,10 +19,11 @@ _ABOUT = """\
 a {stock} with a patch in its attention branches, in plain torch. Methods: arXiv 2604.10791, 2603.13381, 2106.09685.
 The licence below covers this file. The weights of the base keep their own licence: see README.md."""
 _CONFIG = '''\
-class Hfpatch{config}({config}):
+class Hfpatch{config}(HookedConfig, {config}):
     """Configuration of the base with the description of its patch, ``hfpatch``."""
 
     model_type = "{prefix}{model_type}"
+    hfpatch_base_type = "{model_type}"
 '''
 _MODEL = '''
 
@@ -46,7 +47,7 @@ def modelling_source(
 ) -> str:
     """Return the file: licence and source, the runtime, and subclasses of the stock classes.
 
-    The model type is the export's own, so that it cannot be loaded by mistake without its patch.
+    The model type is the export's own, and its configuration keeps it from being loaded without its patch.
 
     Args:
         model: the base; its class and that of its part without a head, where it has one, get a subclass each.

@@ -56,6 +56,10 @@ class CanonConfig(MethodConfig):
         """Return the places."""
         return ("entered",) if self.at == "input" else ("query", "key", "value")
 
+    def unmergeable(self) -> str | None:
+        """Return why the weights of the base cannot hold it, if so."""
+        return "it adds earlier positions" if self.width > 1 else None
+
     def steps_back(self) -> int:
         """Return how many earlier positions are read."""
         return self.width - 1

@@ -63,6 +63,10 @@ class LoReFTConfig(MethodConfig):
         """Return where it acts."""
         return (ENDS[self.at],)
 
+    def unmergeable(self) -> str | None:
+        """Return why the weights of the base cannot hold it, if so."""
+        return "there is no matrix behind the block (at='branch' there is)" if self.at == "stream" else None
+
     def left(self, parts: Parts, branch: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the edited branch ``(batch, seq, hidden)``."""
         return self.edited(parts, branch)

@@ -80,6 +80,12 @@ class NonlinearLoraConfig(MethodConfig):
         """Return the targets."""
         return self.targets
 
+    def unmergeable(self) -> str | None:
+        """Return why the weights of the base cannot hold it, if so."""
+        if self.activation != "identity":
+            return f"activation={self.activation!r} is not linear (activation='identity' is)"
+        return None
+
     def query(self, parts: Parts, q: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the changed query ``(batch, seq, out)``."""
         return q + self.change("query", parts, x)

@@ -98,6 +98,17 @@ class NonlinearQueryConfig(MethodConfig):
         """Return the targets."""
         return self.targets
 
+    def unmergeable(self) -> str | None:
+        """Return why the weights of the base cannot hold it, if so."""
+        norms = [name for name in ("input_norm", "output_norm") if getattr(self, name) != "none"]
+        if norms:
+            return (
+                f"{norms[0]}={getattr(self, norms[0])!r} divides by the size of the input (without norms it is linear)"
+            )
+        if self.activation != "identity":
+            return f"activation={self.activation!r} is not linear (activation='identity' is)"
+        return None
+
     def query(self, parts: Parts, q: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the anchored query ``(batch, seq, out)``."""
         return self.anchored("query", parts, q, x)

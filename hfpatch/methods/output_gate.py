@@ -35,6 +35,10 @@ class OutputGateConfig(MethodConfig):
         nn.init.zeros_(gate.weight)
         return nn.ModuleDict({"gate": gate})
 
+    def unmergeable(self) -> str | None:
+        """Return why the weights of the base cannot hold it, if so."""
+        return "the gate depends on the input"
+
     def refusal(self, site: AttentionSite) -> str | None:
         """Return why there are no heads to gate one by one, if so."""
         unknown = self.per_head and site.heads is None

@@ -58,6 +58,16 @@ class ParallelAdapterConfig(MethodConfig):
         """Return where it acts."""
         return (ENDS[self.at],)
 
+    def unmergeable(self) -> str | None:
+        """Return why the weights of the base cannot hold it, if so."""
+        if self.activation != "identity":
+            return f"activation={self.activation!r} is not linear (activation='identity' is)"
+        return (
+            "no matrix of the block leads past the attention"
+            if self.at == "branch"
+            else "no matrix is behind the block"
+        )
+
     def left(self, parts: Parts, branch: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the branch ``(batch, seq, hidden)`` with the adapter of x beside it."""
         return branch + self.adapter(parts, x)

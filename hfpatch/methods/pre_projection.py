@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
@@ -15,7 +14,6 @@ from hfpatch.nn.skip import add_skip
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.acting import MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig
-from hfpatch.tuners.layer import MethodLayer
 from hfpatch.tuners.registration import method
 
 
@@ -92,10 +90,15 @@ class PreProjectionConfig(MethodConfig):
         """Return why the site takes no pre-projection, which also the skip alone belongs to."""
         return site.refusals.get("pre_projection")
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether x~ is a matrix product of x."""
-        return self.expansion == 0 or (self.activation == "identity" and not self.gated)
+    def unmergeable(self) -> str | None:
+        """Return why the weights of the base cannot hold it, if so."""
+        if self.content_skip:
+            return "no matrix of the block leads from x~ to the residual stream, as the content skip does"
+        if self.gated:
+            return "the gate depends on the input"
+        if self.activation != "identity":
+            return f"activation={self.activation!r} is not linear (activation='identity' is)"
+        return None
 
     def _check_expansion(self) -> None:
         if self.expansion:
@@ -111,16 +114,3 @@ class PreProjectionConfig(MethodConfig):
                 raise HfpatchError(
                     f"{name}={getattr(self, name)} has no effect with expansion=0; leave one of them out"
                 )
-
-
-@torch.no_grad()
-def linear_map(layer: MethodLayer) -> Tensor:
-    """Return the M of x~ = x M (row vectors) of a layer's working adapters, fp64 ``(hidden, hidden)``.
-
-    One adapter, which must be linear, has M = 1 + W_up W_down.
-    """
-    result = torch.eye(layer.site.hidden_size, dtype=torch.float64, device=layer.device())
-    for _, parts, _ in layer.acting("entered"):
-        up, down = (parts[name].weight.double() for name in ("up", "down"))
-        result = result + (result @ up.T) @ down.T
-    return result

@@ -25,6 +25,10 @@ class QueryTemperatureConfig(MethodConfig):
         """Return τ."""
         return nn.ModuleDict({"query": QueryTemperature(heads=site.head_count)})
 
+    def unmergeable(self) -> str | None:
+        """Return why the weights of the base cannot hold it, if so."""
+        return None
+
     def heads(self, parts: Parts, q: Tensor, site: MethodSite) -> Tensor:
         """Return the scaled query ``(batch, seq, heads, size)``."""
         return scale_heads(q, parts["query"].weight, q.dim() - 2)

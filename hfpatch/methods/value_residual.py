@@ -52,6 +52,10 @@ class ValueResidualConfig(MethodConfig):
             )
         return columns // site.mixed_size
 
+    def unmergeable(self) -> str | None:
+        """Return why the weights of the base cannot hold it, if so."""
+        return "it adds the value of another layer"
+
     def value(self, parts: Parts, v: Tensor, x: Tensor, site: MethodSite) -> Tensor:
         """Return the mixed value ``(batch, seq, heads·size)``; the first layer's goes on as it is."""
         if site.is_first:

@@ -16,7 +16,7 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import PreProjectionConfig
-from hfpatch.promises import behaviour, interface, residual, site, temperature
+from hfpatch.promises import behaviour, catalogue, interface, residual, site, temperature
 from hfpatch.promises.common import Test, changed_by, example_tokens
 from hfpatch.support.modes import evaluating
 from hfpatch.support.notebook import html_table
@@ -44,6 +44,7 @@ PROMISES: list[tuple[str, Test]] = [
     ("save and load", behaviour.save_and_load),
     ("init independent of the rest", behaviour.init_independent),
     ("fp32 trainables", behaviour.full_precision),
+    ("what every PEFT tuner promises", catalogue.peft_calls),
 ]
 
 

@@ -32,7 +32,8 @@ from hfpatch.recipes.strict import (
 from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
 from hfpatch.recipes.tuning import TuningSettings, Values, trial_training, tuning_mistake, tuning_seed
 
-_PLACES = ("trust_remote_code", "device_map")
+PLACES = ("trust_remote_code", "device_map")
+"""Options of loading that decide no number."""
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -42,7 +43,10 @@ class ModelSettings(Section):
     """The base model, which is never trained."""
 
     name: PathText = "tinyworld/gpt-neox"
-    """A hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``."""
+    """A hub id, a local folder, a GGUF file, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``."""
+    gguf_file: str | None = None
+    """A GGUF file of the hub repository or the folder ``name``, dequantised as it is loaded: the same as
+    ``name: ORG/REPO/FILE.gguf``."""
     revision: str | None = None
     """The hub revision; None takes the newest and records which one it was."""
     dtype: Dtype = "float32"
@@ -67,10 +71,15 @@ class ModelSettings(Section):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> ModelSettings:
-        for mistake in (_bits_mistake(self), _device_mistake(self.device_map)):
+        for mistake in (_bits_mistake(self), _gguf_mistake(self), _device_mistake(self.device_map)):
             if mistake:
                 raise ValueError(mistake)
         return self
+
+    @property
+    def full_name(self) -> str:
+        """The name, with the GGUF file where there is one."""
+        return f"{self.name}/{self.gguf_file}" if self.gguf_file else self.name
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -85,7 +94,7 @@ class ModelSettings(Section):
     def identity(self) -> dict[str, Any]:
         """What makes two models the same one: not where they are computed, nor by whose code."""
         own = self.model_dump(mode="json", include={"name", "revision", "dtype"})
-        return own | {key: value for key, value in self.describe().items() if key not in _PLACES}
+        return own | {key: value for key, value in self.describe().items() if key not in PLACES}
 
 
 def _bits_mistake(model: ModelSettings) -> str | None:
@@ -94,6 +103,16 @@ def _bits_mistake(model: ModelSettings) -> str | None:
     changed = [key for key in model.describe() if key.startswith("bnb_4bit_")]
     if changed and not model.load_in_4bit:
         return f"model.{changed[0]} is of 4-bit bases; set model.load_in_4bit, or leave it out"
+    return None
+
+
+def _gguf_mistake(model: ModelSettings) -> str | None:
+    if model.gguf_file is not None and not model.gguf_file.endswith(".gguf"):
+        return f"model.gguf_file is {model.gguf_file!r}, which is no .gguf file"
+    if model.gguf_file is not None and model.name.endswith(".gguf"):
+        return f"model.name {model.name} is a GGUF file already; leave model.gguf_file out"
+    if model.full_name.endswith(".gguf") and (model.load_in_8bit or model.load_in_4bit):
+        return "model.load_in_8bit and model.load_in_4bit: a GGUF file is dequantised; leave them out"
     return None
 
 
@@ -170,20 +189,35 @@ class Recipe(Section):
         """Return the recipe of one trial of tuning.
 
         Raises:
-            ValueError: if the recipe has no tuning.
+            ValueError: if the recipe has no tuning, or the trial's values contradict each other.
         """
         if self.tuning is None:
             raise ValueError(f"{self.name} has no tuning")
         recipe = self.tuned(method, values)
-        return recipe.model_copy(update={"training": trial_training(recipe.training, self.tuning)})
+        training = trial_training(recipe.training, self.tuning).model_dump(mode="json")
+        changed = {**recipe.model_dump(mode="json"), "training": training}
+        return Recipe.model_validate_json(json.dumps(changed), strict=True)
+
+    def trial_mistake(self) -> str | None:
+        """Return what is wrong with a trial of tuning, or with a final run at its values, each as the run it is."""
+        trained = {name: self.methods[name] for name in self.trained}
+        runs = [(name, values) for name in trained if self.tuning for values in self.tuning.combinations(name, trained)]
+        for where, recipe_of in (("tuning.grid: ", self.tuned), ("tuning, in a trial: ", self.trial)):
+            for name, values in runs:
+                try:
+                    recipe_of(name, values)
+                except ValidationError as error:
+                    return f"{where}{explain(error, Recipe)}"
+        return None
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> Recipe:
     """Read a recipe and apply dotted overrides to it.
 
     Args:
         path: a YAML file, or the bare name of a recipe that comes with hfpatch, such as ``quickstart``.
         overrides: ``key=value`` each, the value read as YAML: ``training.steps=60``, ``training.seeds=[0]``.
+        trust_code: take a recipe that names code outside the installed packages; see `hfpatch.recipes.code`.
 
     Returns:
         The recipe, complete and free of contradictions. The keys inside a method's parts are checked by
@@ -192,7 +226,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         HfpatchError: for each mistake a recipe can hold, naming the file, the key and what is allowed.
     """
-    recipe = load_as(path, overrides, Recipe)
+    recipe = load_as(path, overrides, Recipe, trust_code=trust_code)
     for override in overrides if recipe.tuning is not None else ():
         if read_override(override)[0] == "training.lr":
             raise HfpatchError(
@@ -207,15 +241,7 @@ def _tuning_mistake(recipe: Recipe) -> str | None:
     if recipe.tuning is None:
         return None
     trained = {name: recipe.methods[name] for name in recipe.trained}
-    if mistake := tuning_mistake(recipe.tuning, recipe.training, recipe.data, trained):
-        return mistake
-    for name in trained:
-        for values in recipe.tuning.combinations(name, trained):
-            try:
-                recipe.tuned(name, values)
-            except ValidationError as error:
-                return f"tuning.grid: {explain(error, Recipe)}"
-    return None
+    return tuning_mistake(recipe.tuning, recipe.training, recipe.data, trained) or recipe.trial_mistake()
 
 
 def _lists_mistake(recipe: Recipe) -> str | None:

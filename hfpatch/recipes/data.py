@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, ValidationError, model_validator
 
 from hfpatch.recipes.sources import TextSource, WeightedSource, may_overlap
 from hfpatch.recipes.strict import PathText, explain
@@ -35,9 +35,9 @@ class DataSettings(TextSource):
     layout: Layout = "packed"
     """``packed`` fills each block with several documents, attention kept inside each; ``padded`` pads one document
     a block; ``stream`` cuts blocks from one stream of all documents, wherever they end, attention crossing them."""
-    held_out: PositiveInt | None = None
-    """Keep the last so many of the documents out of training and measure the loss on them; None keeps none. Of a
-    mixture each source gives its share by weight."""
+    held_out: Annotated[NonNegativeInt | None, AfterValidator(lambda count: count or None)] = None
+    """Keep the last so many of the documents that occur once out of training and measure the loss on them; None or 0
+    keeps none. Of a mixture each source gives its share by weight."""
     append_eos: bool = True
     """End each document with the tokenizer's end-of-text token, unless the tokenizer did so itself. Conversations end
     as the chat template says."""
@@ -48,8 +48,6 @@ class DataSettings(TextSource):
             raise ValueError(mistake)
         if self.streaming and self.max_documents is None and self.layout != "stream":
             raise ValueError("data.streaming reads as far as it is needed; say how far with data.max_documents")
-        if self.layout == "stream" and self.held_out and not self.append_eos:
-            raise ValueError("data.held_out finds a stream's documents by their end-of-text; leave data.append_eos on")
         if mistake := self._token_file_mistake():
             raise ValueError(mistake)
         if self.format != "text" and self.layout == "stream":

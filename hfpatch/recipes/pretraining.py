@@ -146,16 +146,20 @@ class StudyRecipe(_Pretraining):
         return PretrainRecipe.model_validate_json(json.dumps(values), strict=True)
 
 
-def load_pretrain_recipe(path: Path | str, overrides: Sequence[str] = ()) -> PretrainRecipe:
+def load_pretrain_recipe(
+    path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False
+) -> PretrainRecipe:
     """Read the pretraining recipe of one model; otherwise as `hfpatch.recipes.comparison.load_recipe`."""
-    return load_as(path, overrides, PretrainRecipe)
+    return load_as(path, overrides, PretrainRecipe, trust_code=trust_code)
 
 
-def load_pretrain_or_study(path: Path | str, overrides: Sequence[str] = ()) -> PretrainRecipe | StudyRecipe:
+def load_pretrain_or_study(
+    path: Path | str, overrides: Sequence[str] = (), *, trust_code: bool = False
+) -> PretrainRecipe | StudyRecipe:
     """Read a pretraining recipe: a study if it has ``variants``, else one model."""
     if "variants" in read_yaml(find_recipe(Path(path))):
-        return load_as(path, overrides, StudyRecipe)
-    return load_pretrain_recipe(path, overrides)
+        return load_as(path, overrides, StudyRecipe, trust_code=trust_code)
+    return load_pretrain_recipe(path, overrides, trust_code=trust_code)
 
 
 def point_name(point: Point) -> str:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
+from hfpatch.errors import HfpatchError
 from hfpatch.recipes.strict import PathText, Section
 
 Format: TypeAlias = Literal["text", "messages", "prompt_completion"]
@@ -19,29 +20,51 @@ COLUMNS: dict[Format, tuple[str, ...]] = {
 """The settings that name the columns of each format."""
 
 _SPLIT = re.compile(
-    r"(?P<name>[^\[\]()+]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?(\((closest|pct1_dropremainder)\))?"
+    r"(?P<name>[^\[\]()+]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?(\((?P<rounding>closest|pct1_dropremainder)\))?"
 )
 
 
 class SplitPart(NamedTuple):
-    """A split or a slice of it, ``train[10%:20%]``; a bound is a number of documents or, with ``%``, of hundredths."""
+    """A split or a slice of it, ``train[10%:20%]``; a bound is a number of rows or, with ``%``, of hundredths.
+
+    Hundredths are rounded to the nearest row, or with ``drops_remainder`` (``(pct1_dropremainder)``) are that many
+    times the whole rows of one.
+    """
 
     name: str
     start: str | None
     stop: str | None
+    drops_remainder: bool = False
 
     @property
     def is_whole(self) -> bool:
         """Whether it is all of the split."""
         return self.start is None and self.stop is None
 
+    @property
+    def is_relative(self) -> bool:
+        """Whether the number of rows decides where it is."""
+        return any(bound and ("%" in bound or "-" in bound) for bound in (self.start, self.stop))
+
     def bounds(self, total: int) -> tuple[int, int]:
-        """Return the first document and the one after the last of ``total``, rounded as `datasets` does."""
-        start, stop = (
-            default if bound is None else _place(bound, total)
-            for bound, default in ((self.start, 0), (self.stop, total))
-        )
+        """Return the first row and the one after the last of ``total``, rounded as `datasets` does.
+
+        Raises:
+            HfpatchError: if there are fewer than 100 rows to drop the remainder of.
+        """
+        if self.drops_remainder and total < 100 and "%" in f"{self.start}{self.stop}":
+            raise HfpatchError(
+                f"data.split: {self.name} has {total} rows, and (pct1_dropremainder) needs 100; leave it out"
+            )
+        start = 0 if self.start is None else self._place(self.start, total)
+        stop = total if self.stop is None else self._place(self.stop, total)
         return start, max(start, stop)
+
+    def _place(self, bound: str, total: int) -> int:
+        place = int(bound.rstrip("%"))
+        if bound.endswith("%"):
+            place = place * (total // 100) if self.drops_remainder else round(place * total / 100)
+        return min(max(place + total if place < 0 else place, 0), total)
 
 
 class TextSource(Section):
@@ -114,7 +137,7 @@ def split_parts(split: str) -> list[SplitPart]:
         match = _SPLIT.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"data.split is {split!r}; write a name or a slice of it, such as train[:1%]")
-        part = SplitPart(match["name"], match["start"], match["stop"])
+        part = SplitPart(match["name"], match["start"], match["stop"], match["rounding"] == "pct1_dropremainder")
         if part.start and part.stop and part.start.endswith("%") != part.stop.endswith("%"):
             raise ValueError(f"data.split is {split!r}; both bounds must be numbers or both percentages")
         for bound in (part.start, part.stop):
@@ -138,10 +161,6 @@ def _ends_before(first: SplitPart, second: SplitPart) -> bool:
     stop, start = first.stop, second.start
     if stop is None or start is None or "-" in stop + start or stop.endswith("%") != start.endswith("%"):
         return False
+    if stop.endswith("%") and first.drops_remainder != second.drops_remainder:  # 33 % are not one place
+        return False
     return int(stop.rstrip("%")) <= int(start.rstrip("%"))
-
-
-def _place(bound: str, total: int) -> int:
-    number = int(bound.rstrip("%"))
-    place = round(number * total / 100) if bound.endswith("%") else number
-    return min(max(place + total if place < 0 else place, 0), total)

@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes.code import refuse_code
 from hfpatch.support.resources import recipes_dir
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -123,14 +124,18 @@ for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
-def load_as(path: Path | str, overrides: Sequence[str], model: type[Model]) -> Model:
-    """Read a recipe of the kind that ``model`` describes; otherwise as `load_recipe`."""
+def load_as(path: Path | str, overrides: Sequence[str], model: type[Model], *, trust_code: bool) -> Model:
+    """Read a recipe of the kind that ``model`` describes; otherwise as `hfpatch.recipes.comparison.load_recipe`."""
     file = find_recipe(Path(path))
     values = read_yaml(file)
     if overrides:
         values = apply_overrides(values, overrides, model)
     source = f"{file} with {' '.join(overrides)}" if overrides else str(file)
-    return validate(values, model, source)
+    recipe = validate(values, model, source)
+    if not trust_code:
+        said = [read_override(override)[0] for override in overrides]
+        refuse_code(recipe.model_dump(mode="json"), said, str(file))
+    return recipe
 
 
 def find_recipe(path: Path) -> Path:

@@ -68,14 +68,14 @@ class LoopSettings(Section):
     """Peak learning rates of single tensor groups (pre_projection, skip, query, lora, other) where they differ from
     ``lr``; a group that a method does not have is no mistake."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """The decay after warm-up (constant: none; wsd: none until the last ``decay_steps``, linear there). With
-    ``transformers``' own formulas, so the first of several warm-up steps has a learning rate of zero."""
+    """The decay after warm-up (constant: none; wsd: none until the last ``decay_steps``, linear there), with the
+    formulas of ``transformers``."""
     decay_steps: PositiveInt | None = None
     """Steps of wsd's decay at the end; None takes a tenth of the steps."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The floor of cosine and wsd, as a share of the peak."""
     warmup_steps: NonNegativeInt
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up: of w, the first has 1 / (w + 1) of the peak, and the step after the last the peak."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay; never applied to norms and biases."""
     betas: tuple[_Rate, _Rate]
@@ -125,7 +125,7 @@ class TrainingSettings(LoopSettings):
     lr: PositiveFloat = 1e-5
     """Peak learning rate."""
     warmup_steps: NonNegativeInt = 50
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up: of w, the first has 1 / (w + 1) of the peak, and the step after the last the peak."""
     betas: tuple[_Rate, _Rate] = (0.9, 0.999)
     """AdamW's decay rates."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
@@ -153,7 +153,7 @@ class PretrainSettings(LoopSettings):
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """The floor of the cosine schedule, as a share of the peak."""
     warmup_steps: NonNegativeInt = 100
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up: of w, the first has 1 / (w + 1) of the peak, and the step after the last the peak."""
     lr_scaling: Literal["none", "width"] = "none"
     """``width``: learning rates are multiplied by 4d / (inner width of the MLP), one over the width as the fan-in of
     its second matrix asks for, so that widths differ in nothing but the width; 1 for GPT-2's own 4d. metrics.jsonl

@@ -22,7 +22,7 @@ Edge: TypeAlias = Literal["lowest", "highest"]
 
 _FIRST_SEED = 1000
 _NEAR = 1.01
-_SAME_FOR_ALL = ("steps", "batch_size", "seeds", "evaluate_every", "patience", "keep_best", "on_bad_loss")
+_SAME_FOR_ALL = ("steps", "epochs", "batch_size", "seeds", "evaluate_every", "patience", "keep_best", "on_bad_loss")
 _BY_GROUP = ("learning_rates", "trainable_dtypes")
 _WORD = re.compile(r"[A-Za-z0-9_.+-]*")
 
@@ -99,7 +99,8 @@ def trial_training(training: TrainingSettings, tuning: TuningSettings) -> Traini
     """Return the settings of a trial: its own steps, one measurement at the end, no trackers, divergence a result."""
     stops = training.on_bad_loss == "stop"
     changes: dict[str, Any] = {"evaluate_every": None, "patience": None, "keep_best": False, "report_to": ()}
-    changes |= {"steps": tuning.steps or training.steps, "epochs": None}
+    if tuning.steps is not None:
+        changes |= {"steps": tuning.steps, "epochs": None}
     changes |= {"on_bad_loss": "record" if stops else training.on_bad_loss}
     return training.model_copy(update=changes)
 
@@ -113,8 +114,6 @@ def tuning_mistake(
     """Return what contradicts the rest of the recipe, or None; ``methods`` are those that are trained."""
     if tokens := [part.source for part in data.parts() if part.is_token_file]:
         return f"tuning takes documents away from a text, and data.source {tokens[0]} contains tokens; use the text"
-    if data.layout == "stream" and not data.append_eos:
-        return "tuning.held_out finds a stream's documents by their end-of-text; leave data.append_eos on"
     taken = tuning.held_out + (data.held_out or 0)
     if data.max_documents is not None and taken >= data.max_documents:
         also = f" with data.held_out ({data.held_out})" if data.held_out else ""

@@ -9,7 +9,7 @@ from typing import Any
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.comparison.low_noise import what_they_see
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
-from hfpatch.reporting.facts import digest, evaluation_text, provenance_facts, settings_text
+from hfpatch.reporting.facts import digest, evaluation_text, gguf_text, provenance_facts, settings_text
 from hfpatch.reporting.floor import evaluated_verdict
 from hfpatch.reporting.numbers import (
     NOTHING,
@@ -110,8 +110,9 @@ def _protocol(results: EvaluationResults) -> Iterator[Fact]:
 
 def _model_text(model: Mapping[str, Any]) -> str:
     tokenizer = f", tokenizer SHA-256 {digest(model['tokenizer_sha256'])}" if "tokenizer_sha256" in model else ""
-    others = {key: value for key, value in model.items() if key != "name" and "sha256" not in key}
-    return f"{model['name']}, {settings_text(others)}, SHA-256 {digest(model['sha256'])}{tokenizer}"
+    others = {key: value for key, value in model.items() if key not in ("name", "gguf") and "sha256" not in key}
+    gguf = f", {gguf_text(model['gguf'])}" if "gguf" in model else ""
+    return f"{model['name']}, {settings_text(others)}{gguf}, SHA-256 {digest(model['sha256'])}{tokenizer}"
 
 
 def _scores(results: EvaluationResults, place: int, variant: EvaluatedVariant) -> Table:

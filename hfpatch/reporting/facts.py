@@ -25,6 +25,7 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
         _text(model.get("model_type")),
         f"{count(parameters)} parameters" if isinstance(parameters, int) else "",
         _text(model.get("dtype")),
+        gguf_text(model.get("gguf") or {}),
         settings_text(model.get("loading") or {}),
         _labelled("SHA-256", digest(model.get("sha256"))),
     )
@@ -38,6 +39,11 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
         version, documents = _labelled("version", task.version), _labelled("data SHA-256", digest(task.data_sha256))
         facts.append((f"Task {name}", _joined(version, documents)))
     return [(label, value) for label, value in facts if value]
+
+
+def gguf_text(gguf: Mapping[str, Any]) -> str:
+    """Return what results say of the GGUF file that a model was loaded from."""
+    return f"{gguf['weights']} (SHA-256 of {gguf['file']} {digest(gguf['file_sha256'])})" if gguf else ""
 
 
 def environment_facts(results: ComparisonResults) -> list[Fact]:

@@ -38,9 +38,10 @@ def forecast_document(found: Forecast) -> Document:
 
 def _headline(found: Forecast) -> str:
     device = found.provenance.get("device", "this machine")
+    bound = "at most" if found.whole_steps else "or more, as only parts of steps were run"
     return (
         f"{found.name} on {found.model['name']}: about {duration(found.seconds)} on {device}, and "
-        f"{memory(found.memory_bytes)} of memory at most."
+        f"{memory(found.memory_bytes)} of memory {bound}."
     )
 
 
@@ -96,7 +97,7 @@ def _kinds(found: Forecast) -> Table:
         )
         for kind, each in found.kinds.items()
     )
-    caption = "One optimiser step; one evaluation on all tasks, in proportion to the measured batches; peak memory."
+    caption = "One optimiser step; one evaluation on all tasks; each in proportion to what was run of it. Peak memory."
     return _table("kinds", "Measured", headings, rows, caption=caption)
 
 

@@ -11,10 +11,15 @@ from hfpatch.reporting.evaluation import evaluation_sections
 from hfpatch.reporting.facts import settings_text
 from hfpatch.reporting.numbers import count, listed
 from hfpatch.reporting.score_tables import score_table_of
+from hfpatch.results.identity import (
+    FREE_SETTINGS,
+    OF_BASE,
+    OF_TASK,
+    base_identity,
+    computed_differently,
+    task_identity,
+)
 from hfpatch.results.schema import EvaluationResults
-
-_FREE = {"tasks", "batch_size", "token_budget", "allow_unknown_base"}
-"""Settings in which evaluations may differ without any effect on a score that they share."""
 
 
 def joint_evaluation_document(sources: Mapping[str, EvaluationResults]) -> Document:
@@ -48,23 +53,58 @@ def _tasks(results: EvaluationResults) -> Iterator[str]:
 
 def _differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
     """Yield what is not the same in all evaluations: models, settings that change scores, and documents."""
-    settings = {title: {k: v for k, v in each.settings.items() if k not in _FREE} for title, each in sources.items()}
-    for key in dict.fromkeys(key for each in settings.values() for key in each):
-        values = {title: each.get(key) for title, each in settings.items()}
-        if len(set(map(repr, values.values()))) > 1:
-            shown = (f"{title} {settings_text({key: value}) or f'{key} not set'}" for title, value in values.items())
-            yield f"Settings differ: {', '.join(shown)}."
+    yield from settings_differing({title: each.settings for title, each in sources.items()})
     models: dict[tuple[Any, ...], list[str]] = {}
     for title, each in sources.items():
         models.setdefault((each.model.get("name"), each.model.get("sha256"), each.model.get("dtype")), []).append(title)
     if len(models) > 1:
         named = (f"{listed(titles)} {model[0]} in {model[2]}" for model, titles in models.items())
         yield f"The models differ: {'; '.join(named)}."
-    documents: dict[str, set[str]] = {}
+    yield from _bases_differing(sources)
+    yield from _tasks_differing(sources)
+    computed = {title: each.provenance.get("computed_with") for title, each in sources.items()}
+    yield from computed_differently({title: values for title, values in computed.items() if isinstance(values, dict)})
+
+
+def settings_differing(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the settings that change scores and are not the same in all evaluations, by what these are called."""
+    kept = {title: {k: v for k, v in each.items() if k not in FREE_SETTINGS} for title, each in settings.items()}
+    for key in dict.fromkeys(key for each in kept.values() for key in each):
+        values = {title: each.get(key) for title, each in kept.items()}
+        if len(set(map(repr, values.values()))) > 1:
+            shown = (f"{title} {settings_text({key: value}) or f'{key} not set'}" for title, value in values.items())
+            yield f"Settings differ: {', '.join(shown)}."
+
+
+def _bases_differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
+    """Yield in what else models of the same weights differ."""
+    by_weights: dict[Any, dict[str, dict[str, Any]]] = {}
+    for title, each in sources.items():
+        for label, variant in each.variants.items():
+            model = variant.model or each.model
+            name = title if variant.model is None else f"{title}: {label}"
+            by_weights.setdefault(model.get("sha256"), {})[name] = base_identity(model)
+    for known in by_weights.values():
+        for key, what in {**OF_BASE, "loading": "way of loading"}.items():
+            values = {name: each.get(key) for name, each in known.items()}
+            if len(set(map(repr, values.values()))) > 1:
+                how = "not recorded in all of them" if None in values.values() else "not the same"
+                yield f"The {what} of {listed(list(values))} is {how}; their weights are the same."
+
+
+def _tasks_differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:
+    """Yield the tasks that are not the same in all evaluations."""
+    found: dict[tuple[str, str], set[str | None]] = {}
     for each in sources.values():
         for variant in each.variants.values():
             for task, score in variant.scores.items():
-                documents.setdefault(task, set()).add(score.data_sha256)
-    for task, hashes in documents.items():
-        if len(hashes) > 1:
+                for name, value in task_identity(score).items():
+                    found.setdefault((task, name), set()).add(value)
+    for (task, name), hashes in found.items():
+        if len(hashes) == 1 or name == "tokens_sha256":  # other models have other tokens
+            continue
+        if name == "data_sha256":
             yield f"{task} was scored on {len(hashes)} different sets of documents, which have lines of their own."
+        else:
+            how = "are not recorded in all of them" if None in hashes else f"are {len(hashes)} different ones"
+            yield f"{task}: its {OF_TASK[name]} {how}, which have lines of their own."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from hfpatch.results.held_out import NATS_PER_TOKEN
 from hfpatch.results.low_noise import GOLD_PROBABILITY
 from hfpatch.results.schema import Clusters
 
@@ -33,7 +34,7 @@ def scale_of(metric: str, higher_is_better: bool) -> Scale:
     """Return the unit in which differences of ``metric`` are reported."""
     if metric.split(",")[0].split("_")[0] in _SHARES or metric in _SHARES:
         return Scale.POINTS
-    return Scale.RAW if higher_is_better else Scale.RELATIVE
+    return Scale.RAW if higher_is_better or metric == NATS_PER_TOKEN else Scale.RELATIVE
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from hfpatch.reporting.document import Column, Row, Table
 from hfpatch.reporting.numbers import NOTHING, count, decimal, significant
-from hfpatch.results.schema import EvaluatedVariant, EvaluationResults
+from hfpatch.results.identity import task_identity
+from hfpatch.results.schema import EvaluatedVariant, EvaluationResults, TaskResult
 
 _HEADINGS = (("task", False), ("version", False), ("n-shot", True), ("metric", False), ("n", True))
 
 
 @dataclass(frozen=True)
 class _Line:
-    """What scores must have in common to share a line; ``data`` is the hash of the documents."""
+    """What scores must have in common to share a line; ``data`` is what they are of, documents, prompts and task."""
 
     task: str
     version: str
@@ -42,13 +43,13 @@ def score_table_of(sources: Mapping[str, EvaluationResults]) -> Table:
     if len(sources) > 1:
         caption += (
             " Scores share a line where they are of the same documents, the same version of the task and as many "
-            "examples; nothing was tested across evaluations."
+            "examples, asked with the same prompts; nothing was tested across evaluations."
         )
-    return _table(variants, caption)
+    return _table(variants, caption, strict=len(sources) > 1)
 
 
-def _table(variants: Mapping[str, EvaluatedVariant], caption: str) -> Table:
-    cells = {label: dict(_lines(variant)) for label, variant in variants.items()}
+def _table(variants: Mapping[str, EvaluatedVariant], caption: str, *, strict: bool) -> Table:
+    cells = {label: dict(_lines(variant, strict=strict)) for label, variant in variants.items()}
     found = dict.fromkeys(line for each in cells.values() for line in each)
     groups = {group for variant in variants.values() for group in variant.groups or ()}
     rows = [
@@ -80,16 +81,28 @@ def _ordered(lines: Sequence[_Line]) -> list[_Line]:
     return sorted(lines, key=lambda line: tasks.index(line.task))
 
 
-def _lines(variant: EvaluatedVariant) -> Iterator[tuple[_Line, str]]:
-    """Yield what a variant has in each line: the groups first, then the tasks."""
+def _lines(variant: EvaluatedVariant, *, strict: bool) -> Iterator[tuple[_Line, str]]:
+    """Yield what a variant has in each line: the groups first, then the tasks.
+
+    Where scores are of several evaluations (``strict``), the prompts count; within one they are as they were asked for,
+    such as in the template of each model.
+    """
+    data_of = {name: _data(score) if strict else score.data_sha256 for name, score in variant.scores.items()}
     for name, group in (variant.groups or {}).items():
         for metric, value in group.metrics.items():
-            data = " ".join(score.data_sha256 for score in variant.scores.values())
+            data = " ".join(data_of.values())
             yield _Line(name, group.version, "", metric, group.n, data), _text(value, group.stderr.get(metric))
     for name, score in variant.scores.items():
         for metric, value in score.metrics.items():
-            line = _Line(name, score.version, str(score.num_fewshot), metric, score.n, score.data_sha256)
+            line = _Line(name, score.version, str(score.num_fewshot), metric, score.n, data_of[name])
             yield line, _text(value, score.stderr.get(metric))
+
+
+def _data(score: TaskResult) -> str:
+    identity = task_identity(score)
+    return " ".join(
+        str(identity[name]) for name in identity if name != "tokens_sha256"
+    )  # other models have other tokens
 
 
 def _text(value: float, stderr: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
 from hfpatch.results.tuning import Tuning
 
@@ -48,8 +49,14 @@ class LayerSeries(Part):
 
 
 class Run(Part):
-    """One method with one seed; ``train`` is None where nothing is trained."""
+    """One method with one seed; ``train`` is None where nothing is trained.
 
+    ``computed_with`` is what its scores were computed with, see :data:`hfpatch.results.identity.COMPUTED_WITH`.
+    """
+
+    written_if_set = frozenset({"computed_with"})
+
+    computed_with: Values | None = None
     commit: str | None = None
     train: TrainResult | None = None
     evaluation: dict[str, TaskResult] = Field(default_factory=dict)
@@ -58,6 +65,13 @@ class Run(Part):
     def diverged_step(self) -> int | None:
         """The step at which the run diverged, or None."""
         return None if self.train is None else self.train.diverged_step
+
+    @property
+    def held_out_loss(self) -> float | None:
+        """The loss on held-out text in nats per token, or None."""
+        if HELD_OUT in self.evaluation:
+            return self.evaluation[HELD_OUT].metrics.get(NATS_PER_TOKEN)
+        return None if self.train is None or self.diverged_step is not None else self.train.final_eval_loss
 
 
 class Parameters(Part):
@@ -123,9 +137,11 @@ class Method(Part):
 
     @property
     def held_out_losses(self) -> dict[int, float]:
-        """By seed, the loss on held-out text at the end of a training that did not diverge, in nats per token."""
-        trained = {seed: run.train for seed, run in self.runs.items() if run.train is not None}
-        losses = {seed: each.final_eval_loss for seed, each in trained.items() if each.diverged_step is None}
+        """By seed, the loss on held-out text, in nats per token, of a run that did not diverge.
+
+        It is that of the patch that was saved; in results of older versions, that at the end of training.
+        """
+        losses = {seed: run.held_out_loss for seed, run in self.runs.items()}
         return {seed: loss for seed, loss in losses.items() if loss is not None}
 
     @property
@@ -143,12 +159,15 @@ class Method(Part):
 class Task(Part):
     """What a task measures."""
 
-    written_if_set = frozenset({"clusters"})
+    written_if_set = frozenset({"clusters", "prompts_sha256", "tokens_sha256", "task_sha256"})
 
     primary: str
     higher_is_better: bool
     n: int
     data_sha256: str | None = None
+    prompts_sha256: str | None = None
+    tokens_sha256: str | None = None
+    task_sha256: str | None = None
     version: str | int | float | None = None
     clusters: Clusters | None = None
 

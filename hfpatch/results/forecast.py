@@ -17,18 +17,20 @@ class PlannedMethod(Part):
 
 
 class MeasuredKind(Part):
-    """What one step and one batch of a kind of method took on this machine.
+    """What parts of a step and of the tasks took on this machine with a kind of method.
 
     Attributes:
         method: the method that was measured, the largest of its kind.
         step_s: seconds of an optimiser step; None for the base, which is not trained.
-        training_memory_bytes: the peak during that step.
-        evaluation_s: seconds of each task's evaluation, in proportion to the measured batch.
+        step_share: the share of the step's blocks that was run to measure it.
+        training_memory_bytes: the peak while it was.
+        evaluation_s: seconds of each task's evaluation, in proportion to the part that was scored.
         evaluation_memory_bytes: the peak during those batches.
     """
 
     method: str
     step_s: float | None = None
+    step_share: float | None = None
     training_memory_bytes: int | None = None
     evaluation_s: dict[str, float] = Field(default_factory=dict)
     evaluation_memory_bytes: int | None = None
@@ -61,6 +63,7 @@ class PlannedTask(Part):
         requests: log-likelihoods that are asked for.
         tokens: of their contexts and continuations.
         generated: texts to generate, whose time is not estimated.
+        timed: tokens that the base was timed on.
         sampled: documents that the base was scored on.
         score: the base's score on them.
         sd: the standard deviation of a document's score under the base.
@@ -73,6 +76,7 @@ class PlannedTask(Part):
     requests: int
     tokens: int
     generated: int = 0
+    timed: int = 0
     sampled: int = 0
     score: float | None = None
     sd: float | None = None
@@ -125,6 +129,11 @@ class Forecast(Part):
     def seconds(self) -> float:
         """The estimated time of everything."""
         return sum(work.seconds for work in self.work.values())
+
+    @property
+    def whole_steps(self) -> bool:
+        """Whether every kind's step was run with all its blocks."""
+        return all(kind.step_share in (None, 1.0) for kind in self.kinds.values())
 
     @property
     def memory_bytes(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfpatch.errors import HfpatchError
 from hfpatch.results.comparison import ComparisonResults
+from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.parts import Comparison, GroupResult, TaskResult, TrainResult
 from hfpatch.results.schema import EvaluatedVariant, EvaluationResults
 from hfpatch.results.study import StudyResults
@@ -87,7 +88,7 @@ def _scores_of_methods(results: ComparisonResults) -> Iterator[Record]:
         for seed, run in sorted(method.runs.items()):
             own = {"method": name, "seed": seed, "trainable": method.trainable}
             yield from ({**own, **score} for each in run.evaluation.values() for score in _scores(each))
-            if seed in method.held_out_losses:
+            if seed in method.held_out_losses and HELD_OUT not in run.evaluation:
                 yield {**own, "metric": "held_out_loss", "value": method.held_out_losses[seed], "primary": False}
 
 
@@ -190,7 +191,7 @@ def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> 
         case ComparisonResults():
             for name, method in results.methods.items():
                 losses = method.held_out_losses.values()
-                held_out = {"held-out loss": fmean(losses)} if losses else {}
+                held_out = {"held-out loss": fmean(losses)} if losses and HELD_OUT not in results.tasks else {}
                 scores = dict(_of_tasks(results, name))
                 yield {"method": name, "trainable": method.trainable, **held_out, **scores}
         case StudyResults():

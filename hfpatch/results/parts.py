@@ -47,19 +47,26 @@ def _or_null(value: float | None) -> float | None:
 
 Numbers = Annotated[dict[str, float], BeforeValidator(_numbers)]
 """Names and numbers; what is not a number is left out (lm-eval writes "N/A" for a standard error that is not known)."""
-Low = Annotated[
-    float, BeforeValidator(lambda end: -math.inf if end is None else end), PlainSerializer(_or_null, float | None)
-]
-High = Annotated[
-    float, BeforeValidator(lambda end: math.inf if end is None else end), PlainSerializer(_or_null, float | None)
-]
+
+# Each reads what it writes as the value that it had: JSON has no number that is not finite.
+
+
+def _or(other: float) -> BeforeValidator:
+    """Take ``other`` for null and for every number that is not finite."""
+    return BeforeValidator(lambda value: other if value is None or _is_endless(value) else value)
+
+
+def _is_endless(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+Low = Annotated[float, _or(-math.inf), PlainSerializer(_or_null, float | None)]
+High = Annotated[float, _or(math.inf), PlainSerializer(_or_null, float | None)]
 """The ends of an interval; null in the file where it is unbounded, as with too few documents."""
-Number = Annotated[
-    float, BeforeValidator(lambda value: math.nan if value is None else value), PlainSerializer(_or_null, float | None)
-]
+Number = Annotated[float, _or(math.nan), PlainSerializer(_or_null, float | None)]
 """A measured value, NaN where it was not finite."""
-Measured = Annotated[float | None, PlainSerializer(_or_null, float | None)]
-"""A value that is None where it was not measured."""
+Measured = Annotated[float | None, AfterValidator(_or_null)]
+"""A value that is None where it was not measured, or was not finite."""
 
 
 class Part(BaseModel):
@@ -148,6 +155,10 @@ class TaskResult(Part):
         higher_is_better: the direction of the primary metric.
         num_fewshot: examples before each question.
         data_sha256: hash of the scored documents, in order.
+        prompts_sha256: hash of what the model was asked, in order, as text; None where an older version did not say.
+            Likewise what follows.
+        tokens_sha256: hash of the token ids of that, as they were computed.
+        task_sha256: hash of what turns answers into scores: the task's configuration and code.
         version: the task definition's version.
         clusters: the groups that the documents come in; None where they are taken as independent.
         chance: the primary metric of guessing, where a task of several choices has one; else None.
@@ -155,7 +166,7 @@ class TaskResult(Part):
             was obtained and is neither written nor compared: a resumed run ends with equal results.
     """
 
-    written_if_set = frozenset({"clusters", "chance"})
+    written_if_set = frozenset({"clusters", "chance", "prompts_sha256", "tokens_sha256", "task_sha256"})
 
     task: str
     n: Annotated[int, Field(ge=0)]
@@ -165,6 +176,9 @@ class TaskResult(Part):
     higher_is_better: bool
     num_fewshot: int
     data_sha256: str
+    prompts_sha256: str | None = None
+    tokens_sha256: str | None = None
+    task_sha256: str | None = None
     version: str
     clusters: Clusters | None = None
     chance: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -47,13 +47,18 @@ class Loss(Part):
 
 
 class Improvement(Part):
-    """The share of the baseline's loss by which a variant's is lower, paired by seed, with its 95 % interval."""
+    """The share of the baseline's loss by which a variant's is lower, paired by seed, with its 95 % interval.
+
+    ``choices`` says how many times as many points the one was chosen from as the other, rounded up; the interval and
+    ``p`` are corrected for it, ``p_holm`` for the number of variants too.
+    """
 
     mean: float
     low: float | None = None
     high: float | None = None
     p: float | None = None
     p_holm: float | None = None
+    choices: Annotated[int, Field(gt=0)] = 1
 
 
 class Row(Part):
@@ -185,6 +190,16 @@ class StudyResults(Part):
         return {
             key: value for key, value in first.items() if all(key in other and other[key] == value for other in others)
         }
+
+    def tried(self, variant: str) -> list[Point]:
+        """Return the points of a variant that a seed has run at, whether it diverged there or not."""
+        return [row.point for row in self.rows if row.variant == variant and len(row.missing) < len(self.seeds)]
+
+    @cached_property
+    def tried_counts(self) -> dict[str, int]:
+        """How many points each variant was tried at, of those that were."""
+        counts = {name: len(self.tried(name)) for name in self.variants}
+        return {name: count for name, count in counts.items() if count}
 
     def runs_of(self, row: Row) -> list[StudyRun]:
         """The runs behind a row, by seed."""

@@ -43,15 +43,21 @@ class Choice(Part):
 
     Attributes:
         values: those of its trial of the lowest loss.
-        loss: that loss; None where all its trials diverged.
+        loss: that loss; None where all its trials diverged, so that the method is not tuned.
         trials: how many trials it had.
-        edge: whether the rate is the lowest or the highest that was tried, so that a better one may lie beyond.
+        edge: whether the rate is the lowest or the highest that was tried, so that a better one may lie beyond; None
+            where all diverged.
     """
 
     values: Values
     loss: Measured = None
     trials: int
     edge: Literal["lowest", "highest"] | None = None
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether a trial came to its end, so that there is a best one."""
+        return self.loss is not None
 
 
 class Tuning(Part):
@@ -79,7 +85,12 @@ class Tuning(Part):
         """Return the trials of a method."""
         return [trial for trial in self.trials if trial.method == method]
 
+    def rates_of(self, method: str) -> list[float]:
+        """Return the learning rates that a method was tried at, ascending; without its trials those of all."""
+        rates = {trial.rate for trial in self.of(method) if trial.rate is not None}
+        return sorted(rates) or self.learning_rates
+
     def is_chosen(self, trial: Trial) -> bool:
-        """Whether its method's final runs are trained with a trial's values."""
+        """Whether a trial is its method's best, at whose values the final runs are trained."""
         choice = self.chosen.get(trial.method)
-        return choice is not None and choice.values == trial.values
+        return choice is not None and choice.is_tuned and choice.values == trial.values

@@ -9,6 +9,7 @@ from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.controls import controls_of
 from hfpatch.reporting.floor import floor_cautions
+from hfpatch.results.identity import computed_differently
 from hfpatch.results.schema import ComparisonResults, Method
 
 UNMATCHED = 0.01
@@ -44,7 +45,7 @@ def form_of(parts: list[dict[str, Any]]) -> str | None:
 def known_score_surprises(recipe: Recipe, scores: Mapping[str, TaskResult]) -> list[str]:
     """Return one sentence for each score of the base that lies outside what is published."""
     model, plain = recipe.model, recipe.evaluation.plain
-    return check_known_scores(model.name, model.revision, model.dtype, scores, plain=plain)
+    return check_known_scores(model.full_name, model.revision, model.dtype, scores, plain=plain)
 
 
 def scores_of(result: Mapping[str, Any]) -> dict[str, TaskResult]:
@@ -56,7 +57,7 @@ def _base(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
     for run in results.methods[recipe.baseline].runs.values():
         yield from known_score_surprises(recipe, run.evaluation)
         model, plain = recipe.model, recipe.evaluation.plain
-        if unknown := unknown_base(model.name, model.revision, model.dtype, run.evaluation, plain=plain):
+        if unknown := unknown_base(model.full_name, model.revision, model.dtype, run.evaluation, plain=plain):
             yield unknown
         yield from floor_cautions(run.evaluation)
 
@@ -68,14 +69,14 @@ def _tuning(results: ComparisonResults) -> Iterator[str]:
         yield from filter(None, [rates_sentence(results)])
         return
     for name, choice in results.tuning.chosen.items():
-        if choice.loss is None:
-            yield f"{name}: all {choice.trials} trials of tuning diverged; its runs take the lowest rate."
+        if not choice.is_tuned:
+            yield f"{name}: all {choice.trials} trials of tuning diverged; its runs take the lowest rate, untuned."
         elif choice.edge is not None:
             rate = f"{choice.values.get('lr'):g}"
             beyond = "lower" if choice.edge == "lowest" else "higher"
             yield (
                 f"{name}: its best learning rate, {rate}, is the {choice.edge} of the "
-                f"{len(results.tuning.learning_rates)} that were tried, so a {beyond} one may be better."
+                f"{len(results.tuning.rates_of(name))} that were tried, so a {beyond} one may be better."
             )
 
 
@@ -170,3 +171,7 @@ def _settings(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
     commits |= {trial.commit or "unknown" for trial in results.tuning.trials} if results.tuning else set()
     if len(commits) > 1:
         yield f"The runs were made with several commits of hfpatch: {', '.join(sorted(commits))}."
+    computed = {
+        f"{name}, seed {seed}": run.computed_with for name, each in methods.items() for seed, run in each.runs.items()
+    }
+    yield from computed_differently({name: values for name, values in computed.items() if values})

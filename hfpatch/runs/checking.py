@@ -68,9 +68,9 @@ def check(
         except HfpatchError as error:  # there is no recipe whose key the message could name
             raise HfpatchError(str(error).removeprefix("methods.checked[0]").lstrip(".: ")) from error
     if config_only:
-        name, loaded = f"a tiny random twin of {model.name}", _twin(model)
+        name, loaded = f"a tiny random twin of {model.full_name}", _twin(model)
     else:
-        name, loaded = model.name, load_model(model).model
+        name, loaded = model.full_name, load_model(model).model
     reports: list[CheckReport] = []
     refused: dict[str, str] = {}
     for each in parts:
@@ -89,7 +89,7 @@ def check(
 
 
 def _twin(model: ModelSettings) -> Any:
-    config = load_config(model.name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    config = load_config(model.full_name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     if hasattr(config, "hfpatch"):
         raise HfpatchError(f"{model.name}: is an export, whose parts have their sizes; leave --config-only out")
     return twin(config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.corpora import open_corpus, training_documents
-from hfpatch.data.load import load_evaluation, load_splits
+from hfpatch.data.corpora import open_corpus
+from hfpatch.data.deciding import tokenizer_documents
+from hfpatch.data.load import load_splits
 from hfpatch.data.plan import draw_evaluation
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
@@ -51,9 +51,14 @@ def load_corpus(recipe: PretrainRecipe | StudyRecipe) -> Corpus:
     check_data_dir(recipe.data_dir)
     with start_processes().local_main_process_first():
         tokenizer = recipe_tokenizer(recipe)
-        load = {"tokenizer": tokenizer, "data_dir": recipe.data_dir, "cache_dir": cache_folder("tokens")}
-        splits = load_splits(recipe.data, **load)
-        evaluation = load_evaluation(recipe.evaluation_data, **load) if recipe.evaluation_data else splits.held_out
+        splits = load_splits(
+            recipe.data,
+            tokenizer,
+            data_dir=recipe.data_dir,
+            cache_dir=cache_folder("tokens"),
+            evaluation=recipe.evaluation_data,
+        )
+    evaluation = splits.held_out
     if evaluation is not None and recipe.evaluation_blocks is not None:
         evaluation = draw_evaluation(evaluation, recipe.evaluation_blocks)
     return Corpus(tokenizer, splits.train, evaluation)
@@ -85,21 +90,16 @@ def recipe_tokenizer(recipe: PretrainRecipe | StudyRecipe) -> PreTrainedTokenize
 def _trained_tokenizer(data: DataSettings, data_dir: Path | None, size: int) -> PreTrainedTokenizerBase:
     """Train a tokenizer on what models are trained on, or take from the cache one that was trained on the same text."""
     corpora = [(open_corpus(part, data_dir), part) for part in data.parts()]
-
-    def texts() -> Iterator[str]:
-        for corpus, part in corpora:
-            yield from training_documents(corpus, part)
-
     if not all(corpus.cacheable for corpus, _ in corpora):
-        return train_tokenizer(texts(), size)
-    text: list[Any] = []
+        return train_tokenizer(tokenizer_documents(corpora), size)
+    text: list[Any] = ["without what is held out, and its copies"]
     for corpus, part in corpora:
         text += [corpus.digest, corpus.revision, part.max_documents, part.min_characters]
         text += [part.text_column, part.held_out, part.config, part.split]
     text.append(size)
     kept = cache_folder("tokens") / f"tokenizer-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:32]}"
     if not kept.is_dir():
-        trained = train_tokenizer(texts(), size)
+        trained = train_tokenizer(tokenizer_documents(corpora), size)
         try:
             with atomic_directory(kept) as temporary:
                 trained.save_pretrained(temporary)

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
-from hfpatch.data.plan import draw_plans
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.power import ASSUMED, Differences
-from hfpatch.evaluation.sizing import Spread, TaskRequests, base_spread, collect_requests, time_batch
+from hfpatch.evaluation.sizing import (
+    Spread,
+    TaskRequests,
+    Timed,
+)
 from hfpatch.evaluation.stats import ALPHA, POWER
 from hfpatch.nn.matmul import pinned_library
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.comparison import read_match
 from hfpatch.results.forecast import Detectable, Forecast, MeasuredKind, PlannedMethod, PlannedTask, Work
+from hfpatch.runs.measuring import FORWARD, SECONDS, Measured, kind_of, measure
 from hfpatch.runs.plan import Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.support.provenance import Clock, provenance
-from hfpatch.surgery.methods import Method
-from hfpatch.surgery.patch import patch, unpatch
-from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory
-from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_processes
-from hfpatch.training.records import StepRecord
-from hfpatch.tuners.config import method_name
-
-BASE = "base"
-_SHORT_STEP = 2.0  # seconds, below which a first step is mostly start-up
-_REPEATS = 4
-_FORWARD = 1 / 3  # of a step's time for each token
 
 
-def forecast(recipe: Recipe, *, effect: float | None = None, progress: Progress | None = None) -> Forecast:
+def forecast(
+    recipe: Recipe, *, effect: float | None = None, seconds: float = SECONDS, progress: Progress | None = None
+) -> Forecast:
     """Plan a comparison: what will be run, how long it takes here, and what differences it could show.
 
-    One optimiser step and one batch of each task are run for each kind of method, and the base is scored on some
-    documents of each task. Nothing is kept but caches.
+    As much of an optimiser step and of each task as there is time for is run for each kind of method, and the base is
+    scored on some documents of each task. Nothing is kept but caches.
 
     Args:
         recipe: the comparison.
         effect: a difference (of accuracies, of the logarithms of perplexities) to find the documents and seeds for.
+        seconds: about how long to measure, beside loading; a first batch and a block of each kind are always run.
         progress: shown what is measured.
 
     Raises:
@@ -58,137 +50,60 @@ def forecast(recipe: Recipe, *, effect: float | None = None, progress: Progress 
     units = plan_comparison(recipe, Path("runs") / recipe.name).units
     setup = set_up(recipe)
     with pinned_library(setup.matmul):
-        listener.evaluating(BASE, "requests")
-        given = (setup.base.model, setup.base.tokenizer, recipe.evaluation, recipe.data_dir)
-        asked = collect_requests(*given)
-        spreads = base_spread(*given, asked)
-        kinds = {kind: _measure(setup, kind, name, asked, listener) for kind, name in _largest(setup).items()}
+        measured = measure(setup, seconds, listener, spread=True)
+    asked, spreads, kinds = measured.asked, measured.spreads, measured.kinds
     others = [name for name in recipe.methods if name != recipe.baseline]
     comparisons = len(others) * sum(spread.sd is not None for spread in spreads.values())
     base = setup.base
     return Forecast(
         name=recipe.name,
-        model={"name": base.name, "revision": base.revision, "sha256": base.sha256, "dtype": recipe.model.dtype}
-        | {"parameters": setup.sizes[recipe.baseline].base},
+        model={**base.facts, "dtype": recipe.model.dtype, "parameters": setup.sizes[recipe.baseline].base},
         seeds=list(recipe.training.seeds),
         methods={name: _method(setup, name) for name in others},
         kinds=kinds,
         tasks={
-            name: _task(each, spreads.get(name), len(recipe.training.seeds), comparisons, effect)
+            name: _task(each, measured.timed[name], spreads.get(name), len(recipe.training.seeds), comparisons, effect)
             for name, each in asked.items()
         },
         work=_work(setup, units, kinds, asked),
         comparisons=comparisons,
         effect=effect,
-        assumptions=_assumptions(setup, spreads.values()),
-        warnings=_warnings(asked, spreads),
+        assumptions=[measured.words, *_assumptions(setup, spreads.values())],
+        warnings=[*(f"{caution}." for caution in setup.cautions), *_warnings(measured)],
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
 
 
-def measured_seconds(recipe: Recipe, units: Sequence[Unit], progress: Progress) -> list[float]:
-    """Return about how long trainings and evaluations take here, from a step and a batch of each kind of method.
+def measured_seconds(recipe: Recipe, units: Sequence[Unit], progress: Progress) -> tuple[list[float], str]:
+    """Return about how long trainings and evaluations take here, and what that was measured on.
 
     Raises:
         HfpatchError: if the recipe cannot be run.
     """
     setup = set_up(recipe)
     with pinned_library(setup.matmul):
-        asked = collect_requests(setup.base.model, setup.base.tokenizer, recipe.evaluation, recipe.data_dir)
-        kinds = {kind: _measure(setup, kind, name, asked, progress) for kind, name in _largest(setup).items()}
-    return [_work_of(setup, unit, kinds, asked).seconds for unit in units]
-
-
-def _kind(method: Method) -> str:
-    """Return the kind of a method, whose members take about the same time a parameter."""
-    parts = [
-        method_name(config) + (" (DoRA)" if getattr(config, "use_dora", False) else "") for config in method.configs
-    ]
-    return " + ".join(parts) or BASE
-
-
-def _largest(setup: ComparisonSetup) -> dict[str, str]:
-    """Return the method of each kind that has the most parameters."""
-    chosen: dict[str, str] = {}
-    for name, method in setup.methods.items():
-        kind = _kind(method)
-        if kind not in chosen or setup.sizes[name].trainable > setup.sizes[chosen[kind]].trainable:
-            chosen[kind] = name
-    return chosen
+        found = measure(setup, SECONDS, progress, spread=False)
+    return [_work_of(setup, unit, found.kinds, found.asked).seconds for unit in units], found.words
 
 
 def _method(setup: ComparisonSetup, name: str) -> PlannedMethod:
     match = setup.methods[name].match
     return PlannedMethod(
-        kind=_kind(setup.methods[name]),
+        kind=kind_of(setup.methods[name]),
         trainable=setup.sizes[name].trainable,
         match=read_match(match.to_json()) if match else None,
     )
 
 
-def _measure(
-    setup: ComparisonSetup, kind: str, name: str, asked: Mapping[str, TaskRequests], listener: Progress
-) -> MeasuredKind:
-    """Return the times and the memory of a kind of method, measured on one of its methods."""
-    evaluation = setup.recipe.evaluation
-    with _patched(setup, name) as model:
-        model.eval()
-        reset_peak_memory()
-        seconds = {}
-        for task, each in asked.items():
-            listener.evaluating(kind, f"a batch of {task}")
-            seconds[task] = time_batch(model, setup.base.tokenizer, evaluation, each)
-        scored = {"evaluation_s": seconds, "evaluation_memory_bytes": peak_memory_bytes()}
-        if kind == BASE:
-            return MeasuredKind(method=name, **scored)
-        listener.evaluating(kind, "a training step")
-        step, memory = _take_steps(setup, model, 1)
-        if step < _SHORT_STEP or setup.recipe.training.compile:
-            step, memory = _take_steps(setup, model, _REPEATS)
-        return MeasuredKind(method=name, step_s=step, training_memory_bytes=memory, **scored)
-
-
-@contextmanager
-def _patched(setup: ComparisonSetup, name: str) -> Iterator[PreTrainedModel]:
-    """Yield the base with a new patch in it, and take it out again."""
-    model, configs = setup.base.model, setup.methods[name].configs
-    if configs:
-        patch(model, configs, seed=setup.recipe.training.seeds[0])
-    try:
-        yield model
-    finally:
-        if configs:
-            unpatch(model)
-
-
-def _take_steps(setup: ComparisonSetup, model: PreTrainedModel, steps: int) -> tuple[float, int]:
-    """Return the seconds of the last of several optimiser steps, and their peak memory."""
-    training, records = setup.recipe.training, list[StepRecord]()
-    changed = {"steps": steps, "warmup_steps": 0, "save_every": None, "evaluate_every": None, "report_to": ()}
-    settings = training.model_copy(update={**changed, "patience": None, "keep_best": False})
-    seed = training.seeds[0]
-    plan = draw_plans(settings, setup.blocks, [seed])[seed]
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = train_probe(
-            model,
-            settings=settings,
-            blocks=setup.blocks,
-            plan=plan,
-            seed=seed,
-            run_dir=Path(folder) / "run",
-            on_step=records.append,
-        )
-    return records[-1].seconds, outcome.peak_memory_bytes
-
-
 def _task(
-    asked: TaskRequests, spread: Spread | None, seeds: int, comparisons: int, effect: float | None
+    asked: TaskRequests, timed: Timed, spread: Spread | None, seeds: int, comparisons: int, effect: float | None
 ) -> PlannedTask:
     size = {
         "documents": asked.documents,
         "requests": len(asked.encoded),
         "tokens": asked.tokens,
         "generated": asked.generated,
+        "timed": timed.tokens,
     }
     if spread is None:
         return PlannedTask(metric=None, **size)
@@ -243,13 +158,13 @@ def _work_of(
     setup: ComparisonSetup, unit: Unit, kinds: Mapping[str, MeasuredKind], asked: Mapping[str, TaskRequests]
 ) -> Work:
     """Return what one unit takes, which trains or evaluates something."""
-    kind = kinds[_kind(setup.methods[unit.run.variant])]
+    kind = kinds[kind_of(setup.methods[unit.run.variant])]
     if unit.action == "evaluate":
         return Work(
             units=1,
             requests=sum(len(each.encoded) for each in asked.values()),
             tokens=sum(each.tokens for each in asked.values()),
-            seconds=sum(kind.evaluation_s.values()),
+            seconds=sum(kind.evaluation_s.values()) + (kind.step_s or 0.0) * _held_out_steps(setup, unit, 1),
         )
     steps = _steps(setup.recipe, unit)
     return Work(
@@ -267,20 +182,20 @@ def _steps(recipe: Recipe, unit: Unit) -> int:
 
 
 def _held_out_steps(setup: ComparisonSetup, unit: Unit, steps: int) -> float:
-    """Return how many steps take as long as measuring the loss on held-out text does."""
+    """Return how many steps take as long as measuring the loss on held-out text does, so often as ``steps`` ask."""
     held_out = setup.measured_on(unit.run)
     if held_out is None:
         return 0.0
     every = None if unit.action == "tune" else setup.recipe.training.evaluate_every
     times = 1 + ((steps - 1) // every if every else 0)
-    return times * len(held_out) / setup.recipe.training.batch_size * _FORWARD
+    return times * len(held_out) / setup.recipe.training.batch_size * FORWARD
 
 
 def _assumptions(setup: ComparisonSetup, spreads: Iterable[Spread]) -> list[str]:
     kinds = {spread.accuracy for spread in spreads if spread.sd is not None}
     said = [
-        "Times are those of the measured step and batches in proportion; loading, hashing and saving are left out. "
-        "A method is taken to be as fast as the largest of its kind.",
+        "Loading, hashing and saving are left out. A method is taken to be as fast as the largest of its kind, and to "
+        "be slower or faster than the base by the same factor on all tasks.",
     ]
     if setup.held_out is not None:
         said.append("The loss on held-out text takes a third of a step's time for each token.")
@@ -306,11 +221,18 @@ def _assumed(change: str, accuracy: bool) -> str:
     )
 
 
-def _warnings(asked: Mapping[str, TaskRequests], spreads: Mapping[str, Spread]) -> list[str]:
+def _warnings(measured: Measured) -> list[str]:
     said = []
-    for name, each in asked.items():
+    for name, each in measured.asked.items():
+        spread, timed = measured.spreads.get(name), measured.timed[name]
+        said += [f"{name}: {each.windows}."] if each.windows else []
         if each.generated:
             said.append(f"{name} generates {each.generated:,} texts, whose time is not estimated.")
-        elif spreads[name].sd is None:
-            said.append(f"{name}: what differences of {spreads[name].metric} it can show is not known: it is no mean.")
+        elif spread is None:
+            said.append(
+                f"{name}: what differences it can show is not known: a document takes "
+                f"{timed.seconds / each.documents:.2g} s here; --seconds gives more time for measuring."
+            )
+        elif spread.sd is None:
+            said.append(f"{name}: what differences of {spread.metric} it can show is not known: it is no mean.")
     return said

@@ -36,7 +36,8 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     Raises:
         HfpatchError: if the recipe in the folder cannot be read.
     """
-    old: AnyRecipe = (load_recipe if isinstance(recipe, Recipe) else load_pretrain_or_study)(out / "recipe.yaml")
+    load = load_recipe if isinstance(recipe, Recipe) else load_pretrain_or_study
+    old: AnyRecipe = load(out / "recipe.yaml", trust_code=True)  # to compare with; what it names is not run
     there, here = (flatten(each.model_dump(mode="json")) for each in (old, recipe))
     unrun = [name for name in {**_parts(old), **_parts(recipe)} if not (out / "runs" / name).exists()]
     added: Changes = {}

@@ -16,15 +16,19 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.plan import PLAN, BatchPlan, read_plans, write_plans
-from hfpatch.data.tokenizer import hash_tokenizer
+from hfpatch.data.tokenizer import identify_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import MatmulLibrary
 from hfpatch.recipes.training import NOT_IDENTITY, LoopSettings
+from hfpatch.results.identity import OF_BASE, OF_TASK, facts_of_base
+from hfpatch.support.code import hash_code
 from hfpatch.support.files import hash_values, read_json, write_json, write_text
 from hfpatch.surgery.bases import Base, hash_tensors
+from hfpatch.surgery.code import hash_model_code
 from hfpatch.training.checkpoint import stored_origins
 
 if TYPE_CHECKING:
+    from hfpatch.recipes.comparison import ModelSettings
     from hfpatch.surgery.methods import Method
 
 Identity: TypeAlias = dict[str, str | None]
@@ -33,51 +37,63 @@ Identity: TypeAlias = dict[str, str | None]
 FILE = "identity.json"
 MATMUL = "matmul"
 NAMES = {
-    "base_weights": "base weights",
-    "base_buffers": "base buffers",
-    "base_config": "base configuration",
-    "tokenizer": "tokenizer",
+    **OF_BASE,
     "text": "training text",
     "evaluation_text": "evaluation text",
     "tuning_text": "text of tuning",
     "plan": "batch plan",
-    "method": "method settings",
+    "method": "settings or code of the method",
     "architecture": "architecture",
     "training": "training settings",
 }
 """What each hash of an identity is of; if several differ, an error names the first of them."""
 
 _OUTCOMES = ("training.json", "result.json")
-_CONFIG_WITHOUT = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
+_CONFIG_WITHOUT = {"_name_or_path", "_from_model_config", "transformers_version", "dtype", "torch_dtype"}
 _METHOD_WITHOUT = {"base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 
 
 def identify_base(base: Base) -> Identity:
-    """Return the hashes of a base's parameters, of its persistent buffers and of its configuration."""
+    """Return the hashes of a base's parameters, persistent buffers, configuration and modules' code."""
     model: nn.Module = base.model
     parameters, tensors = dict(model.named_parameters(remove_duplicate=False)), model.state_dict()
-    config = base.model.config.to_diff_dict()
+    configs = [base.model.config, *filter(None, [getattr(model, "generation_config", None)])]
+    settings = [{k: v for k, v in each.to_diff_dict().items() if k not in _CONFIG_WITHOUT} for each in configs]
     return {
         "base_weights": base.sha256,
         "base_buffers": hash_tensors({name: value for name, value in tensors.items() if name not in parameters}),
-        "base_config": hash_values({key: value for key, value in config.items() if key not in _CONFIG_WITHOUT}),
+        "base_config": hash_values(settings),
+        "base_code": hash_model_code(model),
+    }
+
+
+def describe_base(base: Base, settings: ModelSettings) -> dict[str, Any]:
+    """Return the facts about an evaluated base that results have: what it is called, and its identity."""
+    loading = settings.describe()
+    return {
+        **base.facts,
+        "dtype": settings.dtype,
+        "model_type": base.model.config.model_type,
+        **({"loading": loading} if loading else {}),
+        "identity": facts_of_base({**identify_base(base), "tokenizer": identify_tokenizer(base.tokenizer)}),
     }
 
 
 def identify_data(tokenizer: PreTrainedTokenizerBase, text: TokenBlocks, evaluation: TokenBlocks | None) -> Identity:
     """Return the hashes of a tokenizer and of the token blocks: their content, whatever file they are from."""
     return {
-        "tokenizer": hash_tokenizer(tokenizer),
+        "tokenizer": identify_tokenizer(tokenizer),
         "text": text.sha256,
         "evaluation_text": evaluation.sha256 if evaluation else None,
     }
 
 
 def identify_method(method: Method) -> Identity:
-    """Return the hash of a method's settings, every default and the solved rank included."""
+    """Return the hash of a method's settings, every default and the solved rank included, and of its code."""
     configs = [config.to_dict() for config in method.configs]
     kept = [{key: value for key, value in config.items() if key not in _METHOD_WITHOUT} for config in configs]
-    return {"method": hash_values(kept)}
+    code = hash_code(method.classes)
+    return {"method": hash_values([kept, code])}
 
 
 def identify_training(settings: LoopSettings, plan: BatchPlan) -> Identity:
@@ -121,6 +137,38 @@ def check_run(folder: Path, identity: Identity) -> None:
         _check(path, stored, identity)
 
 
+def check_seeds(method: Path, identity: Identity) -> None:
+    """Refuse to train a method with one seed if it was trained with others in another way, as code may be changed.
+
+    Raises:
+        HfpatchError: as `check_shared`.
+    """
+    for path in sorted(method.glob("seed-*/training.json")):
+        _check(
+            path, read_json(path).get("identity"), {**read_json(path).get("identity", {}), **_of_all_seeds(identity)}
+        )
+
+
+def check_scores(result: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse scores that are not of the documents, prompts and task definitions that evaluations have now.
+
+    Args:
+        result: the outcome of a run; it need not exist, or have scores.
+        found: by task what is scored now, see :func:`hfpatch.results.identity.task_identity`.
+
+    Raises:
+        HfpatchError: naming the file, the task and what differs.
+    """
+    stored = read_json(result).get("evaluation", {}) if result.is_file() else {}
+    for task, now in found.items():
+        for name in [key for key in OF_TASK if task in stored and stored[task].get(key) != now.get(key)]:
+            raise HfpatchError(
+                f"{result}: its scores on {task} are of other {OF_TASK[name]} "
+                f"{_shown(stored[task], now, name)}; "
+                "restore what they were made with, or choose another --out"
+            )
+
+
 def stored_library(out: Path) -> MatmulLibrary | None:
     """Return the library for matrix products that the runs of a folder were started with; None if there is none yet."""
     stored: Any = read_json(out / FILE).get(MATMUL) if (out / FILE).is_file() else None
@@ -150,10 +198,17 @@ def _check(path: Path, stored: Any, identity: Identity) -> None:
             "so it cannot be resumed; choose another --out"
         )
     for key, name in NAMES.items():
-        old, new = stored.get(key), identity.get(key)
-        if old != new:
-            there, now = (str(each)[:12] if each else "none" for each in (old, new))
+        if stored.get(key) != identity.get(key):
             raise HfpatchError(
-                f"{path}: does not match the current {name} (sha256 {there} there, {now} now); restore what it was "
-                "made with, or choose another --out"
+                f"{path}: does not match the current {name} {_shown(stored, identity, key)}; restore what it was made "
+                "with, or choose another --out"
             )
+
+
+def _shown(stored: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:
+    there, here = (str(each.get(name) or "none")[:12] for each in (stored, now))
+    return f"(sha256 {there} there, {here} now)"
+
+
+def _of_all_seeds(identity: Identity) -> Identity:
+    return {name: value for name, value in identity.items() if name not in ("plan", "training")}

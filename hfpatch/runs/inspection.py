@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from torch import nn
 
 from hfpatch.analysis.ablation import ablate_layers, document_losses
+from hfpatch.analysis.attention import HeadAttention, head_attention
 from hfpatch.analysis.gradients import gradient_norms
-from hfpatch.analysis.heads import each_layers_weights
+from hfpatch.analysis.heads import each_layers_weights, norm_gains
 from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import Linearised, is_nonlinear, linearise
 from hfpatch.analysis.movement import initial_tensors, movement, patch_tensors, read_run
@@ -25,6 +26,7 @@ from hfpatch.models.paths import query_paths_with_f
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.data import DataSettings
 from hfpatch.sites import find_sites, survey
+from hfpatch.sites.heads import normed
 from hfpatch.surgery.bases import TINYWORLD, Base, load_model
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import patch_summary, stack
@@ -69,13 +71,13 @@ def inspect(
     notes = [f"Block {layer} is no attention branch: {why}." for layer, why in seen.skipped.items()]
     # first: a patch that does not fit is refused at once
     found: dict[str, Any] = {} if patch is None else _moved(base, patch, allow_other_base, notes)
-    found |= _of_the_base(base, notes)
+    found |= _of_the_base(base, notes) | {"attention": _attention(base, rows, notes)}
     if reparametrisation:
         ids = batches_of(rows[:2] or [list(range(3, 19))])[0]["input_ids"]
         found["reparametrisation"] = _try(notes, "Reparametrisation", lambda: reparametrise(base.model, ids))
     if patch is not None:
         load_patch(base.model, patch, allow_other_base=allow_other_base)
-        found |= _of_the_patch(base, rows, notes)
+        found |= _of_the_patch(base, rows, notes) | {"attention_patched": _attention(base, rows, notes)}
     elif query_paths_with_f(base.model):
         found |= _of_own_queries(base, rows, notes)
     base.model.eval()
@@ -119,7 +121,19 @@ def _of_the_base(base: Base, notes: list[str]) -> dict[str, Any]:
             deviations.append(gauge_deviation(base.model, layer))
         return found
 
-    return {"relations": _try(notes, "Q-K relation", relations), "gauge": max(deviations, default=None)}
+    found = _try(notes, "Q-K relation", relations)
+    behind = [site for site in find_sites(base.model) if normed(site.attention)]
+    if found and behind:
+        folded = all(norm_gains(site) is not None for site in behind)
+        rest = "the division by their size" if folded else "the norms (B stands before them)"
+        gains = "; the norms' gains are: B = W_Q diag(g_Q) R(Δ) diag(g_K) W_Kᵀ" if folded else ""
+        notes.append(f"Q-K relation: queries and keys are normed behind W_Q and W_K, and {rest} is not in B{gains}.")
+    return {"relations": found, "gauge": max(deviations, default=None)}
+
+
+def _attention(base: Base, rows: list[list[int]], notes: list[str]) -> list[HeadAttention]:
+    batches = batches_of(rows, pad=int(base.tokenizer.pad_token_id or 0)) if rows else []
+    return _try(notes, "Attention on the text", lambda: head_attention(base.model, batches)) if rows else []
 
 
 def _moved(base: Base, patch: Path, allow_other_base: bool, notes: list[str]) -> dict[str, Any]:

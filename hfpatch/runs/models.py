@@ -16,6 +16,7 @@ from hfpatch.data.tokenizer import hash_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import HfpatchLM
 from hfpatch.evaluation import evaluate as run_tasks
+from hfpatch.evaluation.cache import computed_with
 from hfpatch.evaluation.harness import quiet
 from hfpatch.evaluation.paper_tasks import counts_tokens
 from hfpatch.evaluation.prompting import template_arguments
@@ -24,7 +25,7 @@ from hfpatch.nn.matmul import choose_library
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.schema import EvaluatedVariant, EvaluationResults
-from hfpatch.runs.identity import identify_base
+from hfpatch.runs.identity import describe_base
 from hfpatch.runs.placing import load_placed, ranks_of
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.scoring import (
@@ -101,7 +102,7 @@ def evaluate_models(
     with ExitStack() as stack:
         records = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for label, model in named.items():
-            name = f"{model.name}@{model.revision}" if model.revision else None
+            name = f"{model.full_name}@{model.revision}" if model.revision else None
             log = log_of(output, model, name=name) if log_samples and output is not None else None
             variant = _score(memory.load(model), label, listener, records_dir=records / label, log=log, **given)
             variants[label] = variant.model_copy(update={"model": described[label]})
@@ -153,8 +154,8 @@ def _label(models: Sequence[ModelSettings]) -> dict[str, ModelSettings]:
     """
     parts = []
     for model in models:
-        folder = Path(model.name)
-        *place, last = folder.absolute().parts[1:] if folder.is_dir() else model.name.split("/")
+        path = Path(model.full_name)
+        *place, last = path.absolute().parts[1:] if path.exists() else model.full_name.split("/")
         ending = f"@{model.revision.replace('/', '-')}" if model.revision else ""
         parts.append((*place, f"{last}{ending}"))
         if parts[-1] in parts[:-1]:
@@ -165,6 +166,7 @@ def _label(models: Sequence[ModelSettings]) -> dict[str, ModelSettings]:
 
 def _describe(base: Base, model: ModelSettings, settings: EvaluationSettings) -> dict[str, Any]:
     """Return what results and checks say of a model, after checking that it can be scored."""
+    chat = bool(settings.apply_chat_template)  # else its template writes no prompt
     try:
         with quiet():
             template_arguments(base.tokenizer, settings.apply_chat_template)
@@ -172,25 +174,27 @@ def _describe(base: Base, model: ModelSettings, settings: EvaluationSettings) ->
     except HfpatchError as error:
         raise HfpatchError(f"--model {model.name}: {error}") from error
     return {
-        **{"name": base.name, "revision": base.revision, "sha256": base.sha256, "dtype": model.dtype},
-        "model_type": base.model.config.model_type,
+        **(known := describe_base(base, model)),
         "parameters": sum(map(count_values, base.model.parameters())),
         "max_length": scorer.max_length,
         "tokenizer_sha256": (tokenizer := hash_tokenizer(base.tokenizer)),
-        "identity_sha256": hash_values({**identify_base(base), "tokenizer": tokenizer}),
+        "identity_sha256": hash_values(
+            [base.sha256, {**known["identity"], **({} if chat else {"tokenizer": tokenizer})}]
+        ),
         "matmul": choose_library(base.model),
+        "computed_with": computed_with(base.model),
     }
 
 
 def _check_different(described: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse two names of one model, which share weights, configuration and tokenizer."""
+    """Refuse two names of one model: of weights, configuration, code and tokenizer, with the chat template if used."""
     first: dict[str, str] = {}
     for label, values in described.items():
         other = first.setdefault(values["identity_sha256"], label)
         if other != label:
             raise HfpatchError(
-                f"--model {values['name']}: {label} is the same model as {other} (weights, configuration and "
-                "tokenizer); leave one of them out"
+                f"--model {values['name']}: {label} is the same model as {other} (weights, configuration, code "
+                "and tokenizer); leave one of them out"
             )
 
 

@@ -67,6 +67,10 @@ class PretrainingSetup(Generic[AnyPretraining]):
         training = identify_training(recipe.training, self.plans[run.seed])
         return {**self.corpus.identity, "architecture": hash_values(recipe.architecture), **training}
 
+    def identify_scores(self) -> dict[str, dict[str, str]]:
+        """Return nothing: no task is scored."""
+        return {}
+
 
 StudySetup: TypeAlias = PretrainingSetup[StudyRecipe]
 

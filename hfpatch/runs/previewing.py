@@ -22,8 +22,6 @@ from hfpatch.runs.plan import Plan, PlannedRun, Unit, plan_comparison, plan_pret
 from hfpatch.runs.progress import Progress
 from hfpatch.training.records import MetricsFile
 
-MEASURED = "one step and one batch of each kind of method, measured on this machine"
-
 
 @dataclass(frozen=True)
 class Step:
@@ -97,7 +95,7 @@ def preview(
     """Plan a comparison or a study as `compare` and `pretrain_study` do, and write nothing but caches.
 
     The times of trainings are those of finished runs in ``out``, where there are any. What is left of a comparison is
-    measured: one step and one batch of each kind of method. Of a study nothing else is known.
+    measured: a part of a step and of the tasks, of each kind of method. Of a study nothing else is known.
 
     Args:
         recipe: what would be run.
@@ -120,10 +118,10 @@ def preview(
     sources = [f"finished runs in {out}"] if finished else []
     open_units = [place for place, unit in enumerate(plan.units) if not unit.is_complete() and seconds[place] is None]
     if isinstance(recipe, Recipe) and open_units:
-        measured = measured_seconds(recipe, [plan.units[place] for place in open_units], progress or Progress())
+        measured, words = measured_seconds(recipe, [plan.units[place] for place in open_units], progress or Progress())
         for place, value in zip(open_units, measured, strict=True):
             seconds[place] = value
-        sources.append(MEASURED)
+        sources.append(words.rstrip("."))
     return Preview(_steps(plan, seconds), devices, "; ".join(sources) or None)
 
 

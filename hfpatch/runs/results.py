@@ -18,9 +18,11 @@ from hfpatch.evaluation.selection import select
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import is_lora, references
 from hfpatch.results.comparison import read_match
+from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
+from hfpatch.results.identity import facts_of_base
 from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task, Tuning
 from hfpatch.results.series import mean_curve, mean_series
-from hfpatch.runs.cautions import cautions, form_of
+from hfpatch.runs.cautions import cautions, form_of, scores_of
 from hfpatch.runs.folder import RunFolder, RunPaths
 from hfpatch.runs.plan import PlannedRun, planned_runs
 from hfpatch.runs.setup import ComparisonSetup
@@ -43,13 +45,12 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         complete=complete,
         provenance={**provenance(clock), "matmul": setup.matmul},
         model={
-            "name": setup.base.name,
-            "revision": setup.base.revision,
-            "sha256": setup.base.sha256,
+            **setup.base.facts,
             "dtype": setup.recipe.model.dtype,
             "model_type": setup.base.model.config.model_type,
             "parameters": setup.sizes[setup.recipe.baseline].base,
             **({"loading": loading} if (loading := setup.recipe.model.describe()) else {}),
+            "identity": facts_of_base(setup.shared),
         },
         data=setup.blocks.to_json() | held_out,
         plan={
@@ -65,14 +66,15 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         correction=CORRECTION,
     )
     warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
-    return results.model_copy(update={"warnings": warned})
+    of_data = [f"{caution}." for caution in setup.cautions]
+    return results.model_copy(update={"warnings": [*of_data, *warned]})
 
 
 def _base_loss(setup: ComparisonSetup, folder: RunFolder) -> dict[str, float]:
     """Return the base's nats per token on the held-out text as ``base_loss``, where its run has measured them."""
     path = folder.run(setup.recipe.baseline, 0).result
-    loss = read_json(path).get("held_out_loss") if path.is_file() else None
-    return {} if loss is None else {"base_loss": loss}
+    score = scores_of(read_json(path)).get(HELD_OUT) if path.is_file() else None
+    return {} if score is None else {"base_loss": score.metrics[NATS_PER_TOKEN]}
 
 
 def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Method:

@@ -14,6 +14,7 @@ from hfpatch import evaluation  # its comparisons, which import scipy, are loade
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import check_known_scores, unknown_base
 from hfpatch.evaluation import evaluate as run_tasks
+from hfpatch.evaluation.cache import computed_with
 from hfpatch.evaluation.sample_log import FOLDER, SampleLog
 from hfpatch.evaluation.selection import Selection, select
 from hfpatch.nn.matmul import choose_library, pinned_library
@@ -24,6 +25,7 @@ from hfpatch.reporting.floor import floor_cautions
 from hfpatch.results.folder import RESULTS
 from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, TaskResult
 from hfpatch.runs.folder import check_place
+from hfpatch.runs.identity import describe_base
 from hfpatch.runs.placing import load_placed, ranks_of
 from hfpatch.runs.progress import Progress
 from hfpatch.support.files import read_json, sha256_file, write_json
@@ -90,6 +92,7 @@ def evaluate(
         ranks.on_first(partial(begin_output, output, identity))
     given: dict[str, Any] = {"settings": settings, "selection": chosen, "ranks": ranks}
     given |= {"answers_dir": cache_dir if output is None else output / ANSWERS, "answers_optional": output is None}
+    described = describe_base(base, model)
     variants: dict[str, EvaluatedVariant] = {}
     warnings: list[str] = []
     library = ranks.same(choose_library(base.model))  # of all variants
@@ -106,18 +109,16 @@ def evaluate(
                 scores, compared = variants[label].scores, "the patches" if len(labels) > 1 else ""
                 check = partial(check_base, model, settings, scores, records / label, chosen.tasks, compared=compared)
                 warnings = ranks.on_first(check)
+        computed = computed_with(base.model)
         references = {label: [BASE] for label in variants if label != BASE} if BASE in variants else {}
         compared_by = ranks.on_first(partial(differences, records, variants, chosen.tasks, references, BASE))
     found = EvaluationResults(
-        model={
-            **{"name": base.name, "revision": base.revision, "sha256": base.sha256},
-            **{"dtype": model.dtype, "model_type": base.model.config.model_type},
-        },
+        model=described,
         settings=settings.model_dump(mode="json"),
         variants=variants,
         **compared_by,
         warnings=warnings,
-        provenance={**provenance(clock), "matmul": library},
+        provenance={**provenance(clock), "matmul": library, "computed_with": computed},
     )
     return ranks.on_first(partial(close_output, output, found))
 
@@ -184,9 +185,9 @@ def log_of(output: Path, model: ModelSettings, patch: Path | None = None, name: 
         patch: what it is patched with.
         name: another name, where several models would have the same.
     """
-    arguments = {"pretrained": model.name, "dtype": model.dtype, "revision": model.revision, "patch": patch}
+    arguments = {"pretrained": model.full_name, "dtype": model.dtype, "revision": model.revision, "patch": patch}
     known = {key: str(value) for key, value in arguments.items() if value is not None}
-    return SampleLog(output, name or (model.name if patch is None else str(patch)), known)
+    return SampleLog(output, name or (model.full_name if patch is None else str(patch)), known)
 
 
 @contextmanager
@@ -280,13 +281,13 @@ def check_base(
         HfpatchError: if something is to be compared with it and its scores are not known ones, unless the settings
             allow that, or a metric is one by which nothing can be compared.
     """
-    surprises = check_known_scores(model.name, model.revision, model.dtype, scores, plain=settings.plain)
+    surprises = check_known_scores(model.full_name, model.revision, model.dtype, scores, plain=settings.plain)
     if not compared:
         return surprises
     if surprises and not settings.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates {compared} anyway")
     evaluation.check_comparable(records, scores, evaluation.primary_aggregations(tasks, scores))
-    unknown = unknown_base(model.name, model.revision, model.dtype, scores, plain=settings.plain)
+    unknown = unknown_base(model.full_name, model.revision, model.dtype, scores, plain=settings.plain)
     return [*surprises, *([unknown] if unknown else []), *floor_cautions(scores, model.name)]
 
 

@@ -11,7 +11,7 @@ from hfpatch.data.plan import BatchPlan
 from hfpatch.nn.matmul import MatmulLibrary, pinned_library
 from hfpatch.runs.folder import check_folder, discard_failed_start
 from hfpatch.runs.growth import changes, reopen
-from hfpatch.runs.identity import Identity, check_run, check_shared, stored_library, write_shared
+from hfpatch.runs.identity import Identity, check_run, check_scores, check_shared, stored_library, write_shared
 from hfpatch.runs.locks import Holder, hold, hold_shared
 from hfpatch.runs.plan import Plan, PlannedRun
 from hfpatch.support.files import read_json
@@ -36,6 +36,9 @@ class Setup(Protocol):
 
     def identify(self, run: PlannedRun) -> Identity:
         """Return the identity of one run."""
+
+    def identify_scores(self) -> Mapping[str, Mapping[str, str]]:
+        """Return what scores are of, by task; takes as long as building all prompts."""
 
 
 AnySetup = TypeVar("AnySetup", bound=Setup)
@@ -81,11 +84,16 @@ def open_runs(
         setup = set_up()
         if state.is_main_process:
             plans = {} if plan.is_one_run else setup.plans  # the identity of a single run names its plan
+            scored = any(unit.action == "evaluate" for unit in plan.units) and any(
+                r.result.is_file() for r in plan.runs
+            )
+            scores = setup.identify_scores() if scored else {}
             with hold_shared(out):
                 check_folder(out, plan.recipe, resume=resume, part=plan.part)  # another process may have written it
                 check_shared(out, setup.shared, plans)
                 for run in plan.runs:
                     check_run(run.folder, setup.identify(run))
+                    check_scores(run.result, scores)
                 if (out / "recipe.yaml").is_file() and changes(out, plan.recipe)[0]:
                     reopen(out, plan.recipe, plans)
                 write_shared(out, plan.recipe.to_yaml(), setup.shared, plans, setup.matmul)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
+from hfpatch.data.documents import Documents, describe_documents
 from hfpatch.data.load import load_splits
 from hfpatch.data.plan import BatchPlan, draw_plans
-from hfpatch.data.tuning import TuningText, digest_all
 from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import MatmulLibrary, choose_library
@@ -49,6 +50,7 @@ class ComparisonSetup:
         matmul: the library for matrix products of all runs; None where the base is not on the CPU.
         tuning: the trials; none where the recipe does not tune.
         tuning_text: what the loss of the trials is measured on.
+        cautions: what the tasks have of the training text.
     """
 
     recipe: Recipe
@@ -62,6 +64,7 @@ class ComparisonSetup:
     matmul: MatmulLibrary | None
     tuning: Tuning = field(default_factory=Tuning)
     tuning_text: TokenBlocks | None = None
+    cautions: tuple[str, ...] = ()
 
     def recipe_of(self, run: PlannedRun) -> Recipe:
         """Return the recipe as one run is trained by it: a trial at its values, a final run at the chosen ones."""
@@ -88,6 +91,20 @@ class ComparisonSetup:
             return self.shared
         training = identify_training(self.recipe_of(run).training, self.plans[run.seed])
         return {**self.shared, **identify_method(method), **training}
+
+    @cached_property
+    def held_out_documents(self) -> Documents:
+        """What identifies the held-out documents."""
+        if self.held_out is None:
+            raise ValueError("nothing is held out")
+        return describe_documents(self.held_out, self.base.tokenizer)
+
+    def identify_scores(self) -> dict[str, dict[str, str]]:
+        """Return what scores of each task are of: the prompts of the bare base, which are those of all methods."""
+        from hfpatch.evaluation.sizing import collect_requests
+
+        asked = collect_requests(self.base.model, self.base.tokenizer, self.recipe.evaluation, self.recipe.data_dir)
+        return {task: each.identity for task, each in asked.items()}
 
     @contextmanager
     def patched(self, run: PlannedRun, put: Callable[[PreTrainedModel, Method], object]) -> Iterator[PreTrainedModel]:
@@ -121,10 +138,11 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
 
     Args:
         recipe: the recipe.
-        tuning: its trials; None for a recipe that does not tune.
+        tuning: its trials. Where they are of one method and there are none, as in `train` without tuning, the tasks are
+            not loaded: a text that says what they say is trained on then, and `compare` refuses such a folder.
 
     Raises:
-        HfpatchError: if the base or the data cannot be loaded, or a method does not fit the base.
+        HfpatchError: if the base, the data or the tasks cannot be loaded, or a method does not fit the base.
     """
     check_data_dir(recipe.data_dir)
     check_trackers(recipe.training.report_to)
@@ -141,17 +159,26 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
     sizes = {name: _measure(base, method) for name, method in methods.items()}
     _check_grid(recipe, base, sizes)
+    tasks = None
+    if tuning is None or tuning.part is None or recipe.tuning is not None:
+        from hfpatch.evaluation.selection import select
+        from hfpatch.evaluation.texts import task_documents
+
+        tasks = task_documents(select(recipe.evaluation, recipe.data_dir).tasks)
     with PartialState().local_main_process_first():  # the others find the tokens in the cache
         splits = load_splits(
             recipe.data,
             base.tokenizer,
             data_dir=recipe.data_dir,
             cache_dir=cache_folder("tokens"),
-            tuning=_tuning_text(recipe),
+            tuning=recipe.tuning.held_out if recipe.tuning is not None else 0,
+            tasks=tasks,
         )
     check_blocks(base.model, splits.train, splits.held_out)
     training = with_steps(recipe.training, len(splits.train))
     recipe = recipe.model_copy(update={"training": training})
+    if mistake := recipe.trial_mistake():  # the steps of epochs are known only now
+        raise HfpatchError(mistake)
     plans = draw_plans(recipe.training, splits.train, recipe.training.seeds)
     shared = of_base | identify_data(base.tokenizer, splits.train, splits.held_out)
     if recipe.tuning is not None and splits.tuning is not None:
@@ -171,18 +198,8 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
         matmul=choose_library(base.model),
         tuning=tuning or Tuning(),
         tuning_text=splits.tuning,
+        cautions=splits.cautions,
     )
-
-
-def _tuning_text(recipe: Recipe) -> TuningText | None:
-    """Return which documents tuning takes away from the training text: none that a task has."""
-    if recipe.tuning is None:
-        return None
-    from hfpatch.evaluation.selection import select  # lm-eval takes seconds to import, and not every run tunes
-    from hfpatch.evaluation.texts import task_texts
-
-    tasks = select(recipe.evaluation, recipe.data_dir).tasks
-    return TuningText(recipe.tuning.held_out, digest_all(task_texts(tasks)))
 
 
 def _check_grid(recipe: Recipe, base: Base, sizes: Mapping[str, PatchSummary]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hfpatch.data.tokenizer import hash_tokenizer
-from hfpatch.evaluation.stats import Estimate, holm, over_seeds
+from hfpatch.evaluation.stats import ALPHA, Estimate, holm, over_seeds
 from hfpatch.models.describe import describe_query
 from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pretraining import Point, StudyRecipe
@@ -32,8 +33,9 @@ def collect_study(setup: StudySetup) -> StudyResults:
 
         r_s = (L_baseline,s - L_s) / L_baseline,s,
 
-    whose mean over seeds has a 95 % interval and a p-value from Student's t. The p-values of the variants' best rows
-    are corrected for their number by Holm's method.
+    whose mean over seeds has a 95 % interval and a p-value from Student's t. Both are corrected for the points that a
+    variant was chosen from beyond those of the baseline, or the baseline beyond those of the variant (see
+    `improvement`). The p-values of the variants' best rows are then corrected for their number by Holm's method.
     """
     recipe, corpus = setup.recipe, setup.corpus
     planned = list(planned_runs(recipe, setup.out))
@@ -101,10 +103,12 @@ def _rows(recipe: StudyRecipe, runs: Sequence[StudyRun]) -> list[Row]:
             its = [run for run in runs if (run.variant, run.point) == (variant, point)]
             curves.append({run.seed: {step: loss for step, loss in run.evaluation if loss is not None} for run in its})
             rows.append(_row(variant, point, recipe.seeds, its, curves[-1]))
-    best = [_best([row for row in rows if row.variant == variant]) for variant in recipe.variants]
+    candidates = {name: _candidates([row for row in rows if row.variant == name]) for name in recipe.variants}
+    best = [_best(each) for each in candidates.values()]
     rows = [row.model_copy(update={"best": any(row is each for each in best)}) for row in rows]
     baseline = next((i for i, row in enumerate(rows) if row.best and row.variant == recipe.baseline), None)
-    return rows if baseline is None else _compared(rows, curves, baseline)
+    counts = {name: len(each) for name, each in candidates.items()}
+    return rows if baseline is None else _compared(rows, curves, baseline, counts)
 
 
 def _row(
@@ -128,18 +132,35 @@ def _row(
     )
 
 
+def _candidates(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows a variant's best is chosen among; of several, those that all seeds came to the end of."""
+    whole = [row for row in rows if len(rows) == 1 or not (row.diverged or row.missing)]
+    return [row for row in whole if row.loss is not None]
+
+
 def _best(rows: Sequence[Row]) -> Row | None:
-    """Return the row of lowest mean loss; where there is a choice, among those that all seeds came to the end of."""
-    if len(rows) > 1:
-        rows = [row for row in rows if not row.diverged and not row.missing]
+    """Return the row of lowest mean loss."""
     known = [(row.loss.mean, i) for i, row in enumerate(rows) if row.loss is not None]
     return rows[min(known)[1]] if known else None
 
 
-def _compared(rows: Sequence[Row], curves: Sequence[Mapping[int, Curve]], baseline: int) -> list[Row]:
-    """Return the rows with their improvement over row ``baseline``, the p-values of the best ones corrected."""
+def _compared(
+    rows: Sequence[Row], curves: Sequence[Mapping[int, Curve]], baseline: int, candidates: Mapping[str, int]
+) -> list[Row]:
+    """Return the rows with their improvement over row ``baseline``, the p-values of the best ones corrected.
+
+    Args:
+        rows: all rows.
+        curves: the curves of each.
+        baseline: the place of the baseline's best row.
+        candidates: how many points the best of each variant was chosen from.
+    """
     losses = [row.loss.values if row.loss is not None else {} for row in rows]
-    found = [improvement(losses[baseline], each) if i != baseline else None for i, each in enumerate(losses)]
+    pairs = [sorted((max(1, candidates[row.variant]), candidates[rows[baseline].variant])) for row in rows]
+    choices = [math.ceil(more / fewer) for fewer, more in pairs]
+    found = [
+        improvement(losses[baseline], each, choices[i]) if i != baseline else None for i, each in enumerate(losses)
+    ]
     p = {i: each.p for i, each in enumerate(found) if rows[i].best and each is not None and each.p is not None}
     p_holm = dict(zip(p, holm(list(p.values())), strict=True))
     compared = list(rows)
@@ -147,7 +168,7 @@ def _compared(rows: Sequence[Row], curves: Sequence[Mapping[int, Curve]], baseli
         if i != baseline:
             update = {
                 "improvement": each and each.model_copy(update={"p_holm": p_holm.get(i)}),
-                "improvement_by_step": _improvement_by_step(curves[baseline], curves[i]),
+                "improvement_by_step": _improvement_by_step(curves[baseline], curves[i], choices[i]),
             }
             compared[i] = rows[i].model_copy(update=update)
     return compared
@@ -158,32 +179,38 @@ def _common_steps(curves: Sequence[Curve]) -> list[int]:
     return sorted(set.intersection(*map(set, curves))) if curves else []
 
 
-def _improvement_by_step(baseline: Mapping[int, Curve], curves: Mapping[int, Curve]) -> list[AtStep]:
+def _improvement_by_step(baseline: Mapping[int, Curve], curves: Mapping[int, Curve], choices: int) -> list[AtStep]:
     shared = [seed for seed in curves if seed in baseline]
     found: list[AtStep] = []
     for step in _common_steps([each[seed] for each in (baseline, curves) for seed in shared]):
-        one = improvement({s: baseline[s][step] for s in shared}, {s: curves[s][step] for s in shared})
+        one = improvement({s: baseline[s][step] for s in shared}, {s: curves[s][step] for s in shared}, choices)
         found += [(step, one.mean, one.low, one.high)] if one else []
     return found
 
 
-def improvement(baseline: Mapping[int, float], losses: Mapping[int, float]) -> Improvement | None:
+def improvement(baseline: Mapping[int, float], losses: Mapping[int, float], choices: int = 1) -> Improvement | None:
     """Return the relative improvement over the baseline, paired by seed; None without a common seed.
+
+    The best of k points looks better than the best of m < k by chance alone. Divide the k into ⌈k/m⌉ groups of m at
+    most: with no true difference, the best of each group is as likely to be above the other side's best as below it,
+    so that by Bonferroni's inequality the level holds where p is multiplied by ⌈k/m⌉ and the interval widened alike.
 
     Args:
         baseline: the baseline's loss with each seed.
         losses: the other's.
+        choices: ⌈k/m⌉, k and m the larger and the smaller number of points that the two are the best of.
 
     Returns:
         The mean; its 95 % interval and p, which are None with one seed, or where seeds do not differ at all; no
-        corrected p.
+        p corrected over variants.
     """
     ratios = np.array([(baseline[seed] - losses[seed]) / baseline[seed] for seed in losses if seed in baseline])
     if len(ratios) == 0:
         return None
-    low = high = p = None
+    mean = float(ratios.mean())
     part = over_seeds(ratios, np.zeros(1), paired=True)
-    if part is not None and (part.error > 0 or ratios[0] == 0):
-        estimate = Estimate(float(ratios.mean()), (part,))
-        (low, high), p = estimate.interval, estimate.p
-    return Improvement(mean=float(ratios.mean()), low=low, high=high, p=p)
+    if part is None or (part.error == 0 and ratios[0] != 0):
+        return Improvement(mean=mean, choices=choices)
+    estimate = Estimate(mean, (part,))
+    reach, p = float(estimate.reach(ALPHA / choices)), min(1.0, choices * estimate.p)
+    return Improvement(mean=mean, low=mean - reach, high=mean + reach, p=p, choices=choices)

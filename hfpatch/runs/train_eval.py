@@ -9,22 +9,32 @@ import shutil
 import warnings
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from accelerate import PartialState
+from transformers import PreTrainedModel
 
+from hfpatch.data.blocks import TokenBlocks
 from hfpatch.errors import HfpatchError
+from hfpatch.nn.matmul import fast_matmul
+from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.identity import task_identity
 from hfpatch.results.series import patch_norms
-from hfpatch.runs.folder import RunPaths, diverged_step, summarise
+from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step, summarise
+from hfpatch.runs.identity import check_run, check_scores, check_seeds
 from hfpatch.runs.plan import PlannedRun, Unit
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.runs.tuning import Outcome, values_text
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
+from hfpatch.support.ranks import Ranks
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch
+from hfpatch.training.attention import attention_by_document
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_ranks
-from hfpatch.training.validation import mean_loss
+from hfpatch.training.validation import document_losses
 
 
 def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
@@ -73,6 +83,8 @@ def _train(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> None:
     """Train a method and save its patch, unless it diverged or is a trial; afterwards the base is as it was."""
     state, paths, settings = PartialState(), RunPaths(run.folder), setup.recipe_of(run).training
     identity = setup.identify(run)
+    if not run.point:
+        check_seeds(run.folder.parent, identity)
     progress.started(run.name, settings.steps)
     with setup.patched(run, lambda model, method: patch(model, method.configs, seed=run.seed)) as model:
         outcome = train_probe(
@@ -124,19 +136,30 @@ def _is_of_choice(setup: ComparisonSetup, run: PlannedRun) -> bool:
 def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> None:
     """Evaluate the bare base or a saved patch, and write the run's result; a run that diverged has no scores."""
     from hfpatch.evaluation import evaluate
+    from hfpatch.evaluation.cache import computed_with
+    from hfpatch.evaluation.held_out import held_out_result
 
     paths, recipe, ranks = RunPaths(run.folder), setup.recipe, start_ranks()
     trained = read_json(paths.training) if paths.training.is_file() else None
+    identity = setup.identify(run)
+    if trained is not None:
+        check_run(run.folder, identity)  # code may have changed since, in another process
     scores: dict[str, Any] = {}
-    held_out: dict[str, float] = {}
+    computed: dict[str, Any] = {}
     if diverged_step(trained) is None:
         with setup.patched(run, lambda model, _: load_patch(model, paths.patch)) as model:
             model.eval()
+            if setup.held_out is not None:
+                progress.evaluating(run.name, HELD_OUT)
+                losses = _losses_by_document(model, setup, setup.held_out, ranks)
+                records = paths.evaluations if ranks.is_first else None
+                scores[HELD_OUT] = held_out_result(losses, setup.held_out_documents, records)
             scores = evaluate(
                 model,
                 setup.base.tokenizer,
                 settings=recipe.evaluation,
                 data_dir=recipe.data_dir,
+                scored=scores,
                 records_dir=paths.evaluations,
                 answers_dir=paths.answers,
                 base_sha256=setup.base.sha256,
@@ -144,15 +167,14 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
                 on_scored=lambda task, done, total: progress.scored(run.name, task, done, total),
                 ranks=ranks,
             )
-            if trained is None and setup.held_out is not None:  # of a trained method, training measured it
-                size = recipe.training.micro_batch_size or recipe.training.batch_size
-                loss = mean_loss(model, setup.held_out, batch_size=size, autocast=recipe.training.autocast)
-                held_out = {"held_out_loss": loss}
+            computed = {"computed_with": computed_with(model)}
+            baseline = RunFolder(run.folder.parents[2]).run(setup.recipe.baseline, 0)
+            check_scores(baseline.result, {task: task_identity(score) for task, score in scores.items()})
     result = {
         "commit": checkout_state()[0],
-        "identity": setup.identify(run),
+        "identity": identity,
+        **computed,
         "train": trained and {key: value for key, value in trained.items() if key != "identity"},
-        **held_out,
         "evaluation": {task: score.to_json() for task, score in scores.items()},
         "layers": [series.to_json() for series in patch_norms(paths.patch)],
     }
@@ -160,6 +182,23 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
         write_json(paths.result, result)
         shutil.rmtree(paths.answers, ignore_errors=True)  # they are of use to an interrupted evaluation only
     PartialState().wait_for_everyone()
+
+
+def _losses_by_document(
+    model: PreTrainedModel, setup: ComparisonSetup, blocks: TokenBlocks, ranks: Ranks
+) -> npt.NDArray[np.float64]:
+    """Return nats and tokens (documents, 2) of each document, which the ranks measure together."""
+    training = setup.recipe.training
+    with attention_by_document(), fast_matmul(model, library=setup.matmul):
+        own = document_losses(
+            model,
+            blocks,
+            batch_size=training.micro_batch_size or training.batch_size,
+            autocast=training.autocast,
+            process=ranks.index if ranks.shares else 0,
+            processes=ranks.count if ranks.shares else 1,
+        )
+    return np.sum(ranks.everyone(own), axis=0) if ranks.shares else own
 
 
 def _check_baseline(setup: ComparisonSetup, run: PlannedRun) -> None:

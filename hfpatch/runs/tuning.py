@@ -129,13 +129,13 @@ def _is_needed(each: Round, known: Sequence[Outcome]) -> bool:
 
 
 def _at_edge(known: Sequence[Outcome], edge: Edge) -> list[str]:
-    """Return the methods whose best rate is the lowest, or highest, of all that were tried."""
-    if not known:
-        return []
-    limit = (min if edge == "lowest" else max)(outcome.rate for outcome in known)
-    methods = dict.fromkeys(outcome.run.variant for outcome in known)
-    best = {method: best_of(known, method) for method in methods}
-    return [method for method, outcome in best.items() if outcome is not None and outcome.rate == limit]
+    """Return the methods whose best rate is the lowest, or highest, of those that they were tried at."""
+    rates: dict[str, list[float]] = {}
+    for outcome in known:
+        rates.setdefault(outcome.run.variant, []).append(outcome.rate)
+    limits = {method: (min if edge == "lowest" else max)(tried) for method, tried in rates.items()}
+    best = {method: best_of(known, method) for method in rates}
+    return [method for method, outcome in best.items() if outcome is not None and outcome.rate == limits[method]]
 
 
 def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: BatchPlan) -> results.Tuning | None:
@@ -156,7 +156,7 @@ def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: Batc
                 values=dict(best.run.point),
                 loss=best.loss,
                 trials=sum(outcome.run.variant == method for outcome in outcomes),
-                edge=tuning.edge(method),
+                edge=tuning.edge(method) if math.isfinite(best.loss) else None,
             )
             for method in recipe.trained
             if (best := tuning.best(method)) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 from hfpatch.errors import HfpatchError, nearest
@@ -29,7 +30,8 @@ def contents(
     """Return what of a folder is shared.
 
     Of a run: recipe, plan, results, report, figures, training curves and patches, with a card; not the checkpoints,
-    and not the per-document records, which hold text of the data sets. Of a patch or an export: everything. Paths of
+    and not the per-document records, which hold text of the data sets. Of a patch or an export: everything. A link that
+    leads out of the folder is left out, with a warning. Paths of
     this machine in the report of a run, and that of a patch's base, are cut down to names. One method's patch has its
     scores beside it, as the hub reads them.
 
@@ -47,7 +49,7 @@ def contents(
     if method is not None or seed is not None:
         raise HfpatchError(f"{folder}: contains no run, so --method and --seed have no effect; leave them out")
     if any((folder / name).is_file() for name in _MARKERS):
-        return _tree(folder)
+        return _tree(folder, folder)
     refuse_a_run(folder)
     raise HfpatchError(f"{folder}: contains no finished run, patch or export; give a folder that hfpatch wrote")
 
@@ -57,17 +59,17 @@ def _run(folder: Path, method: str | None, seed: int | None, repo_id: str | None
         raise HfpatchError(f"--seed {seed}: is the seed of one method's patch; name the method with --method")
     results = load_comparison(folder)
     paths = paths_in(folder)
-    report = {name: without_paths(folder / name, paths) for name in _REPORT if (folder / name).is_file()}
-    figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if path.is_file()}
+    report = {name: without_paths(folder / name, paths) for name in _REPORT if _is_own(folder / name, folder)}
+    figures = {f"figures/{path.name}": path for path in sorted((folder / "figures").glob("*")) if _is_own(path, folder)}
     shared: Contents = {**report, **figures}
     if method is not None:
         patch = _patch(folder, list(results.methods), method, seed)
         scores = eval_results(results, method, _seed_of(patch), repo_id) if repo_id is not None else {}
-        return {**shared, **_tree(patch), **scores}
+        return {**shared, **_tree(patch, folder), **scores}
     for patch in sorted((folder / "runs").glob("*/seed-*/patch")):
         curve = patch.parent / "metrics.jsonl"
-        files = {f"patch/{name}": file for name, file in _tree(patch).items()}
-        files |= {"metrics.jsonl": curve} if curve.is_file() else {}
+        files = {f"patch/{name}": file for name, file in _tree(patch, folder).items()}
+        files |= {"metrics.jsonl": curve} if _is_own(curve, folder) else {}
         shared |= {f"{patch.parent.relative_to(folder).as_posix()}/{name}": file for name, file in files.items()}
     return {**shared, "README.md": cut_paths(run_card(results), paths).encode()}
 
@@ -91,9 +93,22 @@ def _seed_of(patch: Path) -> int:
     return int(patch.parent.name.removeprefix("seed-"))
 
 
-def _tree(folder: Path) -> Contents:
-    """Return every file below a folder but hidden ones and compiled code, which holds paths of this machine."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".pyc")
+def _is_own(path: Path, root: Path) -> bool:
+    """Return whether a path is a file that is inside ``root``, also where it is a link."""
+    if not path.is_file():
+        return False
+    own = path.resolve().is_relative_to(root.resolve())
+    if not own:
+        warnings.warn(f"{path}: leads out of {root}, so it is left out; put a copy in its place", stacklevel=2)
+    return own
+
+
+def _tree(folder: Path, root: Path) -> Contents:
+    """Return every file below a folder but hidden ones and compiled code, which holds paths of this machine.
+
+    Links that lead out of ``root``, the folder that is shared, are left out.
+    """
+    files = (path for path in sorted(folder.rglob("*")) if path.suffix != ".pyc" and _is_own(path, root))
     names = ((path, path.relative_to(folder)) for path in files)
     return {
         name.as_posix(): _without_path(path) for path, name in names if not any(p.startswith(".") for p in name.parts)

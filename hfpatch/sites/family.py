@@ -65,6 +65,9 @@ class Family:
 EXPORTED = "hfpatch_"
 """What precedes the stock model type in that of an export, which has its attention branches in the same places."""
 
+NO_WEIGHTS = "none without trust_remote_code=True"
+"""What the file of an export's configuration names as its weights; transformers refuses it in a line that shows it."""
+
 _FAMILIES: dict[str, Family] = {}
 _WITHOUT: dict[str, str] = {}  # model types that have no attention branch to change, with the reason
 

@@ -13,7 +13,13 @@ from hfpatch.sites.layouts import Projection
 from hfpatch.sites.modules import has_module, submodule
 
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "q_b_norm")
+KEY_NORMS = {"q_norm": "k_norm", "q_layernorm": "k_layernorm", "query_layernorm": "key_layernorm"}
 SHARED_NORM = "qk_norm"
+NORMED_AFTER_ROTATION = {  # attention classes that norm queries and keys behind RoPE
+    "HunYuanDenseV1Attention",
+    "HunYuanMoEV1Attention",
+    "NanoChatAttention",
+}
 NORMED_WITH_HEADS_FIRST = {  # attention classes whose query norm reads (batch, heads, seq, size)
     "ApertusAttention",
     "DeepseekV4Attention",
@@ -77,6 +83,21 @@ def query_heads(attention: nn.Module, config: Any, projections: Mapping[str, Pro
         return None
     norm = next((name for name in QUERY_NORMS if _acts(attention, name)), None)
     return QueryHeads(count, norm, type(attention).__name__ in NORMED_WITH_HEADS_FIRST)
+
+
+def query_and_key_norms(attention: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    """Return the norms between the projections of queries and keys and RoPE; None where not both have one there."""
+    for query, key in KEY_NORMS.items():
+        if _acts(attention, query) and _acts(attention, key):
+            if type(attention).__name__ in NORMED_AFTER_ROTATION:
+                return None
+            return submodule(attention, query, of=query), submodule(attention, key, of=key)
+    return None
+
+
+def normed(attention: nn.Module) -> bool:
+    """Return whether an attention module norms its queries or its keys."""
+    return any(_acts(attention, name) for name in (*QUERY_NORMS, *KEY_NORMS.values(), SHARED_NORM))
 
 
 def temperature_refusals(attention: nn.Module) -> dict[str, str]:

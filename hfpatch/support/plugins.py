@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import site
 import sys
+import sysconfig
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from hfpatch.errors import HfpatchError, nearest
 
@@ -43,7 +49,7 @@ def named_object(reference: str) -> Any:
     """
     module_name, _, name = reference.partition(":")
     here = str(Path.cwd())
-    if sys.path[:1] not in ([here], [""]):
+    if not is_installed(module_name) and sys.path[:1] not in ([here], [""]):
         sys.path.insert(0, here)  # it stays: the module may import its neighbours later
     importlib.invalidate_caches()
     try:
@@ -59,6 +65,59 @@ def named_object(reference: str) -> Any:
         own = [each for each, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
         raise HfpatchError(f"{reference}: {module.__file__} defines no {name!r}{nearest(name, own)}")
     return getattr(module, name)
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module of this name would come from an installed package; nothing of it is imported.
+
+    A module of the working directory comes first and is none. One that is nowhere counts as installed: no code of it
+    can run.
+    """
+    importlib.invalidate_caches()
+    with _working_directory_first():
+        try:
+            spec = importlib.util.find_spec(module.partition(".")[0])  # to look deeper would import the package
+        except ValueError:  # a module that is loaded and does not say from where
+            return False
+        if spec is None or spec.origin in ("built-in", "frozen"):
+            return True
+        places = [spec.origin] if spec.has_location and spec.origin else []
+        places += spec.submodule_search_locations or []  # of a package without a file everything on the path
+    return all(is_installed_path(Path(place)) for place in places)
+
+
+def is_installed_path(path: Path) -> bool:
+    """Return whether a file or folder belongs to Python, hfpatch or an installed package, also an editable one."""
+    return any(path.resolve().is_relative_to(folder) for folder in _installed_folders())
+
+
+@cache
+def _installed_folders() -> tuple[Path, ...]:
+    """Return Python's own folders, those of packages, and what these name as the place of an editable one."""
+    own = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    found = [Path(folder) for folder in own if folder]
+    lines = [line.strip() for folder in found for file in folder.glob("*.pth") for line in _lines(file)]
+    found += [Path(line) for line in lines if Path(line).is_absolute() and Path(line).is_dir()]
+    for each in distributions(path=own):
+        where = json.loads(each.read_text("direct_url.json") or "{}")  # PEP 610
+        if where.get("dir_info", {}).get("editable"):
+            found.append(Path(unquote(urlsplit(where["url"]).path)))
+    return (Path(__file__).resolve().parents[1], *(folder.resolve() for folder in dict.fromkeys(found)))
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+@contextmanager
+def _working_directory_first() -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def being_imported(module: str) -> bool:

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("hfpatch", "torch", "transformers", "peft", "accelerate", "lm_eval", "datasets", "tokenizers", "numpy")
+PACKAGES = ("hfpatch", "torch", "transformers", "peft", "accelerate", "lm_eval", "datasets", "tokenizers", "numpy")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def installed_versions() -> dict[str, str]:
     A loaded package says its own: torch names its build there (``+cpu``, ``+cu130``), the package index does not.
     """
     versions = {}
-    for name in _PACKAGES:
+    for name in PACKAGES:
         try:
             versions[name] = getattr(sys.modules.get(name), "__version__", None) or version(name)
         except PackageNotFoundError:

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_KERNELS = ("bitsandbytes", "torchao")
+"""Libraries that say at import which of their kernels this machine lacks."""
 
 
 def quiet_libraries() -> None:
     """Turn off the libraries' progress bars and advice, in this process and in those that it starts."""
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY"):
         os.environ.setdefault(name, "error")
-    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in ("bitsandbytes", "torchao"):  # say at import which of their kernels this machine lacks
+    for name in _KERNELS:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def quiet_kernels() -> Iterator[None]:
+    """Keep out what libraries say of their kernels while they are imported; a level that was set is kept."""
+    loggers = [logger for logger in map(logging.getLogger, _KERNELS) if logger.level == logging.NOTSET]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.setLevel(logging.NOTSET)

@@ -1,9 +1,10 @@
-"""The frozen base: a causal language model and its tokenizer, from the hub, a folder or tinyworld."""
+"""The frozen base: a causal language model and its tokenizer, from the hub, a folder, a GGUF file or tinyworld."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import re
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,14 +21,15 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.models import register_scratch
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.strict import Dtype
+from hfpatch.sites.family import NO_WEIGHTS
+from hfpatch.surgery.gguf_files import SUFFIX, GgufFile, as_plain, check_complete, find_gguf, gguf_loading, read_gguf
 from hfpatch.surgery.peft_registration import peft_is_imported
 from hfpatch.surgery.placement import tensor_parallel_plan
+from hfpatch.surgery.quantised import bits_config, keep_packing
 
 TINYWORLD = "tinyworld/"
+_SNAPSHOT = re.compile(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]")
 _HALVES = ("bfloat16", "float16")
-_REPACKS = "support_avx512bf16_for_cpu"
-"""A 4-bit layer of bitsandbytes with this set packs its weights again when it first computes without a gradient,
-with scales in bfloat16. It then computes other values, has none for gradients, and the base's weights have changed."""
 _PIECE = 1 << 18  # values that are rounded at once, so that the copy stays in the cache
 
 
@@ -36,12 +38,13 @@ class Base:
     """A loaded checkpoint.
 
     Args:
-        name: as the user gave it.
+        name: as the user gave it; of a GGUF file with the file.
         revision: the hub commit, where there is one.
         model: in evaluation mode.
         tokenizer: with a padding token.
         sha256: hash of the weights, see :func:`hash_weights`.
         placed: whether a device map or a quantiser has put it where it is.
+        gguf: the GGUF file that its weights were dequantised from.
     """
 
     name: str
@@ -50,11 +53,19 @@ class Base:
     tokenizer: Any
     sha256: str
     placed: bool = False
+    gguf: GgufFile | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What results say of a base: name, revision, hash of the weights, and the GGUF file where there is one."""
+        gguf = {} if self.gguf is None else {"gguf": self.gguf.facts}
+        return {"name": self.name, "revision": self.revision, "sha256": self.sha256, **gguf}
 
 
 def load_base(
     name: str,
     *,
+    gguf_file: str | None = None,
     revision: str | None = None,
     dtype: str = "float32",
     load_in_8bit: bool = False,
@@ -69,7 +80,9 @@ def load_base(
     """Load a causal language model and its tokenizer; no remote code is run unless ``trust_remote_code`` is set.
 
     Args:
-        name: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``.
+        name: a hub id, a local folder, ``tinyworld/gpt-neox`` or ``tinyworld/gpt2``; or a GGUF file, local or
+            ``ORG/REPO/FILE.gguf``, whose weights are dequantised.
+        gguf_file: the GGUF file in the hub repository or folder ``name``.
         revision: hub branch, tag or commit.
         dtype: float32, bfloat16 or float16; of a quantised base what its products are computed in.
         load_in_8bit: quantise the linear layers to 8 bits with bitsandbytes.
@@ -94,14 +107,19 @@ def load_base(
         )
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "device_map": device_map}
     if load_in_8bit or load_in_4bit:
-        options["quantization_config"] = _quantization(
+        options["quantization_config"] = bits_config(
             dtype, load_in_8bit=load_in_8bit, quant_type=bnb_4bit_quant_type, double=bnb_4bit_use_double_quant
         )
-    source = locate_base(name)
+    name = f"{name}/{gguf_file}" if gguf_file else name
+    source, file = locate(name, revision)
+    gguf = None if file is None else read_gguf(file)
+    if gguf is not None:
+        name = f"{name}/{gguf.path.name}" if Path(name).is_dir() else name
+        options |= {"gguf_file": str(file), **gguf_loading()}
     if tensor_parallel is not None:
         config = load_config(name, revision=revision, trust_remote_code=trust_remote_code)
         options["distributed_config"] = tensor_parallel_plan(config, tensor_parallel)
-    with _one_line_errors(f"model {name!r}"):
+    with _one_line_errors(f"model {name!r}", gguf=gguf is not None):
         register_scratch(source)
         model = AutoModelForCausalLM.from_pretrained(
             source,
@@ -110,20 +128,19 @@ def load_base(
             trust_remote_code=trust_remote_code,
             **{key: value for key, value in options.items() if value is not None},
         ).eval()
-        tokenizer = _tokenizer_of(source, revision, trust_remote_code=trust_remote_code)
-    for module in model.modules():
-        if hasattr(module, _REPACKS):
-            setattr(module, _REPACKS, False)
-    if not Path(source).is_dir():  # the hub's cache names a model's folder by its commit
-        config = try_to_load_from_cache(source, "config.json", revision=revision)
-        revision = Path(config).parent.name if isinstance(config, str) else revision
+        tokenizer = _tokenizer_of(source, file, revision, trust_remote_code=trust_remote_code)
+    if gguf is not None:
+        check_complete(as_plain(model), gguf)
+        model.name_or_path = name
+    keep_packing(model)
     return Base(
         name=name,
-        revision=revision,
+        revision=_commit(source, file, revision),
         model=model,
         tokenizer=tokenizer,
         sha256=hash_weights(model),
         placed=device_map is not None or tensor_parallel is not None or load_in_8bit or load_in_4bit,
+        gguf=gguf,
     )
 
 
@@ -156,15 +173,16 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
     """Load a tokenizer; one without a padding token takes its end-of-text token for it. No remote code is run.
 
     Args:
-        name: a hub id, a local folder with a tokenizer and perhaps no model, or a tinyworld name.
+        name: as :func:`load_base` takes it, or a local folder with a tokenizer and no model.
         revision: hub branch, tag or commit.
 
     Raises:
         HfpatchError: if it cannot be found or loaded.
     """
-    source = name if Path(name).is_dir() else locate_base(name)
-    with _one_line_errors(f"tokenizer {name!r}"):
-        return _tokenizer_of(source, revision)
+    alone = Path(name).is_dir() and find_gguf(name) is None
+    source, file = (name, None) if alone else locate(name, revision)
+    with _one_line_errors(f"tokenizer {name!r}", gguf=file is not None):
+        return _tokenizer_of(source, file, revision)
 
 
 def load_config(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -180,10 +198,15 @@ def load_config(name: str, *, revision: str | None = None, trust_remote_code: bo
     """
     from transformers import AutoConfig
 
-    source = name if Path(name).is_file() else locate_base(name)
-    with _one_line_errors(f"the configuration of {name!r}"):
+    is_json = Path(name).is_file() and not name.endswith(SUFFIX)
+    source, file = (name, None) if is_json else locate(name, revision)
+    options = {} if file is None else {"gguf_file": str(file)}
+    with _one_line_errors(f"the configuration of {name!r}", gguf=file is not None):
         register_scratch(source)
-        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code, **options)
+        if getattr(config, "transformers_weights", None) == NO_WEIGHTS:  # an export, read without its patch
+            raise ValueError(NO_WEIGHTS)
+        return config
 
 
 def locate_base(name: str) -> str:
@@ -315,48 +338,50 @@ def _digests(model: nn.Module, kinds: Sequence[str]) -> dict[str, str]:
     return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
-def _quantization(dtype: str, *, load_in_8bit: bool, quant_type: str, double: bool) -> Any:
-    """Return transformers' configuration of bitsandbytes.
+def locate(name: str, revision: str | None) -> tuple[str, Path | None]:
+    """Return what ``from_pretrained`` takes for a name, and the GGUF file that it is to read there, if it is one.
 
     Raises:
-        HfpatchError: if bitsandbytes is not installed.
+        HfpatchError: as :func:`locate_base`, or if there is no such file.
     """
-    from transformers import BitsAndBytesConfig
-
-    if importlib.util.find_spec("bitsandbytes") is None:
-        bits = 8 if load_in_8bit else 4
-        raise HfpatchError(f"model.load_in_{bits}bit needs bitsandbytes; pip install 'hfpatch[quantized]'")
-    if load_in_8bit:
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=quant_type,
-        bnb_4bit_use_double_quant=double,
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
-    )
+    file = find_gguf(name, revision)
+    return (locate_base(name), None) if file is None else (str(file.parent), file)
 
 
-def _tokenizer_of(source: str, revision: str | None, *, trust_remote_code: bool = False) -> Any:
+def _commit(source: str, file: Path | None, revision: str | None) -> str | None:
+    """Return the commit of a model in the hub's cache, which names the folder of each after it; else ``revision``."""
+    if file is None and not Path(source).is_dir():
+        config = try_to_load_from_cache(source, "config.json", revision=revision)
+        return Path(config).parent.name if isinstance(config, str) else revision
+    snapshot = _SNAPSHOT.search(str(file))
+    return snapshot[1] if snapshot else revision
+
+
+def _tokenizer_of(source: str, file: Path | None, revision: str | None, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+    options = {} if file is None else {"gguf_file": str(file)}
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code, **options)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 @contextmanager
-def _one_line_errors(what: str) -> Iterator[None]:
+def _one_line_errors(what: str, *, gguf: bool = False) -> Iterator[None]:
     """Turn what transformers raises while it loads something into one line."""
+    kinds: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError)
+    advice = "Check the id, the network and HF_HUB_OFFLINE, or give a local folder"
+    if gguf:
+        kinds = (*kinds, RuntimeError, IndexError, struct.error)
+        advice = "transformers cannot read this GGUF file; take the original model, or another conversion of it"
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
+    except kinds as error:
         if "trust_remote_code" in str(error):
             raise HfpatchError(
                 f"{what} brings its own code, which is not run unasked; read it, then give eval, inspect or check "
                 "--trust-remote-code (in a recipe: model.trust_remote_code=true)"
             ) from error
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise HfpatchError(
-            f"{what} cannot be loaded: {reason} Check the id, the network and HF_HUB_OFFLINE, or give a local folder"
-        ) from error
+        raise HfpatchError(f"{what} cannot be loaded: {reason} {advice}") from error

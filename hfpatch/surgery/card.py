@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.support.markdown import block, escape, table
+from hfpatch.surgery.gguf_files import SUFFIX
 from hfpatch.surgery.manifest import Adapter, Base
 
 TAGS = ["hfpatch"]
@@ -111,7 +112,7 @@ def export_card(base: str, model_class: str, licence: str | None) -> str:
 def shown_base(name: str) -> str:
     """Return a base's name as others may read it: a hub id as it is, of a local folder the last part alone."""
     path = Path(name)
-    if path.is_absolute() or name.startswith((".", "~")) or path.is_dir():
+    if path.is_absolute() or name.startswith((".", "~")) or path.exists():
         ours = path.parent.parts[-2:] == ("tinyworld", "checkpoints")
         return f"{_TINYWORLD}{path.name}" if ours else path.name
     return name
@@ -123,11 +124,12 @@ def base_licence(name: str) -> str | None:
         return "mit"  # it comes with hfpatch
     if not name:
         return None
-    card: Any = Path(name) / "README.md"
+    folder = Path(name).parent if name.endswith(SUFFIX) and Path(name).is_file() else Path(name)
+    card: Any = folder / "README.md"
     if not card.is_file():
         from huggingface_hub import try_to_load_from_cache
 
-        card = try_to_load_from_cache(name, "README.md") if _HUB_ID.fullmatch(name) else None
+        card = try_to_load_from_cache(found, "README.md") if (found := _repository(name)) else None
         if not isinstance(card, str):
             return None
     header = _FRONT.match(Path(card).read_text(encoding="utf-8", errors="replace"))
@@ -137,7 +139,14 @@ def base_licence(name: str) -> str | None:
 
 def hub_id(name: str) -> str | None:
     """Return the name if it is a repository on the hub, as a card may name as its base; else None."""
-    return name if _HUB_ID.fullmatch(name) and "/" in name and not name.startswith(_TINYWORLD) else None
+    name = _repository(name) or ""
+    return name if "/" in name and not name.startswith(_TINYWORLD) else None
+
+
+def _repository(name: str) -> str | None:
+    """Return the hub repository of a base, that of its GGUF file included; None where the name is none."""
+    repository = "/".join(name.split("/")[:2]) if name.endswith(SUFFIX) and name.count("/") > 1 else name
+    return repository if _HUB_ID.fullmatch(repository) and not repository.endswith(SUFFIX) else None
 
 
 def front(values: Mapping[str, Any]) -> str:
@@ -156,7 +165,7 @@ def _list(facts: Sequence[tuple[str, str]]) -> str:
 
 def _how_to_load(name: str, modules: Sequence[str]) -> str:
     home, model = "transformers import AutoModelForCausalLM", f"AutoModelForCausalLM.from_pretrained({name!r})"
-    if name.startswith(_TINYWORLD):
+    if name.startswith(_TINYWORLD) or name.endswith(SUFFIX):
         home, model = "hfpatch.surgery.bases import load_base", f"load_base({name!r}).model"
     imports = "\n".join(f"    import {module}" for module in ("hfpatch", *modules))
     both = " and ".join(f"`import {module}`" for module in ("hfpatch", *modules))

@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import re
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from hfpatch.errors import HfpatchError
-from hfpatch.recipes.sizes import Part, Size, Widths
-from hfpatch.sites import features, find_sites, unwrapped
-from hfpatch.surgery.budget import Trial
+from hfpatch.errors import HfpatchError, whole_number
+from hfpatch.recipes.sizes import NO_SIZE, SIZES, Part, Size, Widths
+from hfpatch.sites import count_values, features, find_sites, unwrapped
+from hfpatch.surgery.budget import Trial, count_added
 from hfpatch.surgery.patch import stack
-from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.adapters import base_parameters
+from hfpatch.tuners.config import MethodConfig, method_name
+from hfpatch.tuners.naming import chosen_modules
 
+_FAR = 0.1  # of a budget that no size comes near
 Count = Callable[[Any], int]
+Config = TypeVar("Config", bound=PeftConfig)
+
+
+def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfig | Sequence[PeftConfig]) -> Config:
+    """Return a configuration with the size whose parameter count on a model is nearest to a given one.
+
+    The size is what ``match`` in recipes solves for: ``expansion`` of a pre-projection, ``rank``, LoRA's ``r``, ... All
+    other options stay, LoRA's ``lora_alpha`` too. Nothing is injected into the model.
+
+    Args:
+        config: the configuration, of hfpatch or PEFT; it is not changed.
+        model: the base.
+        parameters: the number of parameters; a share of the base's, such as ``"1%"``; or the configuration or stack
+            whose number it is, such as ``LoraConfig(r=32)``.
+
+    Raises:
+        HfpatchError: if the method has no size, the number is not positive, or the method does not go into the model.
+    """
+    kind = method_name(config)
+    if kind not in SIZES:
+        raise HfpatchError(f"{kind} has no size to solve for: it {NO_SIZE.get(kind, 'cannot be injected')}")
+    size, given = SIZES[kind], copy.deepcopy(config)
+    if isinstance(given, MethodConfig):
+        given.target_modules = chosen_modules(config)
+    options = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+
+    def build(value: Any) -> Config:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return dataclasses.replace(copy.deepcopy(given), **{size.key: value})
+
+    budget = _budget(model, parameters)
+    value, count = match_size(model, size, options, build, budget=budget)
+    if abs(count - budget) > _FAR * budget:
+        warnings.warn(f"{kind}: {count:,} parameters, at {size.key}={value}, are nearest to {budget:,}", stacklevel=2)
+    return build(value)
+
+
+def _budget(model: nn.Module, parameters: int | str | PeftConfig | Sequence[PeftConfig]) -> int:
+    if isinstance(parameters, str):
+        share = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", parameters)
+        if share is None or not float(share[1]):
+            raise HfpatchError(f"parameters={parameters!r} must be a share of the base's above 0, such as '1%'")
+        return max(1, round(float(share[1]) / 100 * sum(map(count_values, base_parameters(model).values()))))
+    if isinstance(parameters, PeftConfig):
+        return count_added(model, [parameters])
+    if isinstance(parameters, list | tuple):
+        return count_added(model, parameters)
+    return whole_number("parameters", parameters, at_least=1)
 
 
 def match_size(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftConfig
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING, PeftConfig
 from torch import nn
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes.code import REFERENCE
 from hfpatch.recipes.comparison import match_mistake
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.surgery.budget import count_added
@@ -27,7 +27,6 @@ Part = Mapping[str, Any]
 Methods = Mapping[str, Sequence[Part]]
 
 LORA = "lora"
-_REFERENCE = re.compile(r"[\w.]+:\w+")
 _INTERNAL_KEYS = {"peft_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 
 
@@ -73,6 +72,12 @@ class Method:
     name: str
     configs: list[PeftConfig]
     match: Match | None = None
+
+    @property
+    def classes(self) -> list[type]:
+        """The classes that decide what it computes: of its configurations, and PEFT's tuners for them."""
+        tuners = [PEFT_TYPE_TO_TUNER_MAPPING.get(cast("Any", config.peft_type)) for config in self.configs]
+        return [*map(type, self.configs), *filter(None, tuners)]
 
 
 def validate_methods(methods: Methods) -> None:
@@ -159,7 +164,7 @@ def _known(where: str, part: Part) -> Part:
         )
     kind = part["type"]
     try:
-        if isinstance(kind, str) and _REFERENCE.fullmatch(kind):
+        if isinstance(kind, str) and REFERENCE.fullmatch(kind):
             return {**part, "type": named_method(kind).spec.name}
         require_loaded(str(kind))
     except HfpatchError as error:

@@ -168,10 +168,15 @@ class PatchSummary:
         return html_table("Patched model", _HEADINGS, self._rows, self._left_out)
 
     @property
+    def share(self) -> float:
+        """The added parameters as a share of the base's."""
+        return self.added / max(self.base, 1)
+
+    @property
     def _rows(self) -> list[tuple[str, str]]:
         rows = [(str(layer), f"{count:,}") for layer, count in self.per_layer.items()]
         rows += [("added", f"{self.added:,}"), ("trainable", f"{self.trainable:,}"), ("base", f"{self.base:,}")]
-        return [*rows, ("added / base", f"{self.added / max(self.base, 1):.2%}")]
+        return [*rows, ("added / base", f"{self.share:.2%}")]
 
     @property
     def _left_out(self) -> list[str]:

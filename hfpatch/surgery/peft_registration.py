@@ -69,6 +69,9 @@ class _RegisteringLoader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        self._loader.exec_module(module)
+        from hfpatch.support.quiet import quiet_kernels
+
+        with quiet_kernels():  # PEFT imports every library of quantised layers
+            self._loader.exec_module(module)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _PeftFinder)]
         importlib.import_module("hfpatch.methods")

@@ -17,7 +17,7 @@ _ACTIVE = "_hfpatch_loss_in_forward"
 
 
 @contextmanager
-def loss_in_forward(model: nn.Module) -> Iterator[None]:
+def loss_in_forward(model: nn.Module, *, by_token: bool = False) -> Iterator[None]:
     """Let ``model(..., labels=labels)`` return the summed loss as ``.loss`` and no logits, for as long as this lasts.
 
     Where the head is a plain linear layer whose output becomes the logits by a scale and a soft cap at most (see
@@ -26,6 +26,7 @@ def loss_in_forward(model: nn.Module) -> Iterator[None]:
 
     Args:
         model: a causal LM, or a PEFT model around one.
+        by_token: ``.loss`` is each position's loss (batch, seq) instead, without a gradient.
     """
     causal: Any = base_model(model)
     if hasattr(causal, _ACTIVE):  # within another such block
@@ -38,7 +39,9 @@ def loss_in_forward(model: nn.Module) -> Iterator[None]:
 
     def from_logits(*args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:
         outputs = stock(*args, **kwargs)
-        return outputs if labels is None else CausalLMOutput(loss=loss_from_logits(outputs.logits, labels))
+        if labels is None:
+            return outputs
+        return CausalLMOutput(loss=loss_from_logits(outputs.logits, labels, by_token=by_token))
 
     def from_hidden(*args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:
         if labels is None:
@@ -48,7 +51,7 @@ def loss_in_forward(model: nn.Module) -> Iterator[None]:
     def head_with_loss(hidden: Tensor, labels: Tensor | None = None) -> Any:
         if labels is None:
             return stock_head(hidden)
-        return loss_from_hidden(hidden, head.weight, head.bias, labels, tail=found.tail)
+        return loss_from_hidden(hidden, head.weight, head.bias, labels, tail=found.tail, by_token=by_token)
 
     setattr(causal, _ACTIVE, True)
     try:

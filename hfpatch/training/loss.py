@@ -24,18 +24,21 @@ def shifted(labels: Tensor) -> Tensor:
     return pad(labels, (0, 1), value=IGNORE)[:, 1:].flatten()
 
 
-def loss_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
+def loss_from_logits(logits: Tensor, labels: Tensor, *, by_token: bool = False) -> Tensor:
     """Return the sum over predicted tokens of their cross-entropies in nats.
 
     Args:
         logits: (batch, seq, vocab).
         labels: (batch, seq) token ids, unshifted; -100 is not predicted.
+        by_token: return each position's cross-entropy (batch, seq) instead, 0 where nothing is predicted.
     """
-    return cross_entropy(logits.flatten(0, 1).float(), shifted(labels), ignore_index=IGNORE, reduction="sum")
+    reduction = "none" if by_token else "sum"
+    loss = cross_entropy(logits.flatten(0, 1).float(), shifted(labels), ignore_index=IGNORE, reduction=reduction)
+    return loss.view(labels.shape) if by_token else loss
 
 
 def loss_from_hidden(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, tail: Tail = PLAIN
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, tail: Tail = PLAIN, by_token: bool = False
 ) -> Tensor:
     """Return what `loss_from_logits` would, with only a few rows' logits in memory at any time.
 
@@ -49,6 +52,7 @@ def loss_from_hidden(
         bias: (vocab,) or None.
         labels: (batch, seq) token ids, unshifted; -100 is not predicted.
         tail: what the model does between its head and its logits.
+        by_token: return each position's cross-entropy (batch, seq) instead, without a gradient.
     """
     targets = shifted(labels)
     kept = (targets != IGNORE).nonzero().squeeze(1)
@@ -57,7 +61,11 @@ def loss_from_hidden(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         rows, weight, bias = rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _summed_loss(rows, weight, bias, targets, tail)
+        if not by_token:
+            return _summed_loss(rows, weight, bias, targets, tail)
+        losses = torch.zeros(labels.numel(), dtype=torch.float32, device=hidden.device)
+        losses[kept] = _losses(rows, weight, bias, targets, tail)
+        return losses.view(labels.shape)
 
 
 def chunk_rows(vocabulary: int, device: torch.device) -> int:
@@ -69,8 +77,7 @@ def chunk_rows(vocabulary: int, device: torch.device) -> int:
 def _summed_loss(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, tail: Tail) -> Tensor:
     if len(rows) == 0:
         return (rows.sum() + 0.0 * weight.sum()).float()
-    if tail.scale != 1.0:
-        rows, bias = rows * tail.scale, None if bias is None else bias * tail.scale
+    rows, bias = _scaled(rows, bias, tail)
     size = chunk_rows(len(weight), rows.device)
     liger = _liger() if rows.is_cuda else None
     if liger is not None:
@@ -78,6 +85,22 @@ def _summed_loss(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
         return loss
     loss = ChunkedLoss.apply(rows, weight, bias, targets, tail.cap, size)  # type: ignore[no-untyped-call]
     return loss
+
+
+@torch.no_grad()
+def _losses(rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, tail: Tail) -> Tensor:
+    """Return each row's cross-entropy (rows,), computed as `ChunkedLoss` does."""
+    rows, bias = _scaled(rows, bias, tail)
+    compute, step = (_tiles, _TILE[0]) if rows.device.type == "cpu" else (_chunk, chunk_rows(len(weight), rows.device))
+    parts = [slice(start, start + step) for start in range(0, len(rows), step)]
+    found = [compute(rows[part], weight, bias, targets[part], tail.cap, [False] * 3)[0] for part in parts]
+    return torch.cat(found) if found else rows.new_zeros(0)
+
+
+def _scaled(rows: Tensor, bias: Tensor | None, tail: Tail) -> tuple[Tensor, Tensor | None]:
+    if tail.scale == 1.0:
+        return rows, bias
+    return rows * tail.scale, None if bias is None else bias * tail.scale
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -102,7 +125,7 @@ class ChunkedLoss(torch.autograd.Function):
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             loss, owed = compute(rows[part], weight, bias, targets[part], cap, [g is not None for g in gradients])
-            total += loss
+            total += loss.sum()
             places = [gradients[0] if gradients[0] is None else gradients[0][part], *gradients[1:]]
             for place, value in zip(places, owed, strict=True):
                 if place is not None and value is not None:
@@ -120,10 +143,10 @@ class ChunkedLoss(torch.autograd.Function):
 def _chunk(
     rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None, wanted: list[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return one chunk's loss and its gradients by rows, weight and bias where wanted.
+    """Return the losses (rows,) of one chunk and the gradients of their sum by rows, weight and bias where wanted.
 
     .. math::
-        loss = sum_i log(sum_v exp z_iv) - z_i,target      d loss / d z = softmax(z) - onehot(target)
+        loss_i = log(sum_v exp z_iv) - z_i,target      d loss_i / d z_i = softmax(z_i) - onehot(target)
 
     One buffer of (rows, vocab) goes from logits to their gradient: allocating another costs as much as filling it.
     """
@@ -136,7 +159,7 @@ def _chunk(
     scores, top = logits.gather(1, at), logits.amax(1, keepdim=True)
     shares = torch.softmax(logits, -1, out=logits if logits.device.type == "cpu" else None)
     logsumexp = top - shares.amax(1, keepdim=True).log()  # as the largest share is exp(top - logsumexp)
-    loss = (logsumexp - scores).sum()
+    loss = (logsumexp - scores).squeeze(1)
     if not any(wanted):
         return loss, [None] * len(wanted)
     by_logits = shares.scatter_add_(1, at, torch.full_like(scores, -1.0))
@@ -159,7 +182,7 @@ def _tiles(
 
     .. math::
         s_i = sum_v exp(z_iv - m_i)                        a_i = sum_v exp(z_iv - m_i) w_v
-        loss = sum_i m_i + log s_i - z_i,target            d loss / d x_i = a_i / s_i - w_target
+        loss_i = m_i + log s_i - z_i,target                d loss_i / d x_i = a_i / s_i - w_target
 
     Where m grows, s and a shrink in proportion. A soft cap multiplies each w by its derivative, 1 - tanh^2.
     """
@@ -188,7 +211,7 @@ def _tiles(
                 z *= by_cap
             mean.mul_(shrink).add_(linear(z.to(rows.dtype), part.t()))
         top = higher
-    loss = (top + total.log() - scores).sum()
+    loss = (top + total.log() - scores).squeeze(1)
     by_rows = (mean / total - slope * weight[targets]).to(rows.dtype) if wanted[0] else None
     return loss, [by_rows, None, None]
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from transformers import get_scheduler
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.training import Group, LoopSettings, by_group, group_of
-
-_SCHEDULERS = {
-    "cosine": "cosine_with_min_lr",
-    "linear": "linear",
-    "constant": "constant_with_warmup",
-}
 
 
 def trainable_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -59,34 +53,36 @@ def build_optimizer(model: torch.nn.Module, settings: LoopSettings) -> torch.opt
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, settings: LoopSettings, *, steps: int) -> LRScheduler:
-    """Build ``transformers``' own schedule, but for wsd, whose warm-up starts at ``min_lr_ratio`` there.
+    """Build the schedule of the learning rate.
 
     With w warm-up steps of n, d steps of decay and m = ``min_lr_ratio``, step s = 0 ... n-1 has lr times
 
-    s / w                                             for s < w
+    (s + 1) / (w + 1)                                 for s < w
     m + (1 - m) · (1 + cos(π (s - w) / (n - w))) / 2  cosine
     (n - s) / (n - w)                                 linear
     1                                                 constant
     1 for s < n - d, then m + (1 - m) · (n - s) / d   wsd
+
+    After warm-up these are the formulas of ``transformers``, whose first warm-up step has a rate of zero, and so trains
+    nothing; here every step trains, and step w is the first at the peak, as there.
     """
-    if settings.schedule == "wsd":
-        decay = min(settings.decay_steps or max(1, steps // 10), max(1, steps - settings.warmup_steps))
-        floor, warmup = settings.min_lr_ratio, settings.warmup_steps
+    warmup, floor = settings.warmup_steps, settings.min_lr_ratio
+    decay = min(settings.decay_steps or max(1, steps // 10), max(1, steps - warmup))
 
-        def wsd(step: int) -> float:
-            if step < warmup:
-                return step / warmup
-            return floor + (1 - floor) * min(1.0, max(0, steps - step) / decay)
+    def share(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        left = max(0, steps - step)
+        if settings.schedule == "constant":
+            return 1.0
+        if settings.schedule == "wsd":
+            return floor + (1 - floor) * min(1.0, left / decay)
+        left_of_decay = left / max(1, steps - warmup)
+        if settings.schedule == "linear":
+            return left_of_decay
+        return floor + (1 - floor) * (1 + math.cos(math.pi * (1 - left_of_decay))) / 2
 
-        return LambdaLR(optimizer, wsd)
-    scheduler: LRScheduler = get_scheduler(
-        _SCHEDULERS[settings.schedule],
-        optimizer,
-        num_warmup_steps=settings.warmup_steps,
-        num_training_steps=steps,
-        scheduler_specific_kwargs={"min_lr_rate": settings.min_lr_ratio} if settings.schedule == "cosine" else None,
-    )
-    return scheduler
+    return LambdaLR(optimizer, share)
 
 
 def current_lr(optimizer: torch.optim.Optimizer, settings: LoopSettings) -> float:

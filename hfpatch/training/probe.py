@@ -33,6 +33,7 @@ def train_probe(
     resume: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
     origin: Mapping[str, str | None] | None = None,
+    blocks_checked: bool = False,
 ) -> TrainResult:
     """Train what is not frozen in ``model``, in place, and leave everything else of it as it was.
 
@@ -52,6 +53,7 @@ def train_probe(
         on_step: called after each step, on the main process.
         origin: hashes of the base and of the method's settings, kept in every checkpoint; a run only resumes with the
             same ones. None takes the hash of what is frozen in ``model``.
+        blocks_checked: whether the model is known to take the blocks, of which packed ones are tried on it otherwise.
 
     Raises:
         HfpatchError: if nothing is trainable, plan and blocks do not fit, the folder holds a run and ``resume`` is
@@ -78,5 +80,6 @@ def train_probe(
         held_out=held_out,
         on_step=on_step,
         on_bad_loss=settings.on_bad_loss,
+        blocks_checked=blocks_checked,
     )
     return run_training(model, run, resume=resume)

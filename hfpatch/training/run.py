@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.packing import packing_is_exact
+from hfpatch.data.packing import packing_obstacle
 from hfpatch.data.plan import BatchPlan
 from hfpatch.errors import HfpatchError
 from hfpatch.models.paths import query_paths_with_f
@@ -42,6 +42,7 @@ class Run:
         on_bad_loss: what a loss or gradient that is not finite does: stop with an error, skip the update, or end the
             run and record it as diverged.
         diverged_above: with ``record``, the loss above which a run has diverged once warm-up is over, or None.
+        blocks_checked: whether the model is known to take the blocks.
         evaluate_at_start: whether to measure the loss of the held-out blocks before the first step too.
         diagnose_every: measure the query paths every so many steps, at the start and at the end; None never does.
         checkpoint: where it resumes from, or None.
@@ -60,6 +61,7 @@ class Run:
     measure_survival: bool = True
     on_bad_loss: Literal["stop", "skip", "record"] = "stop"
     diverged_above: float | None = None
+    blocks_checked: bool = False
     evaluate_at_start: bool = False
     diagnose_every: int | None = None
     checkpoint: Checkpoint | None = None
@@ -179,7 +181,8 @@ def check_run(model: PreTrainedModel, run: Run) -> None:
     if mistake := held_out_mistake(settings, measured=run.held_out is not None):
         raise HfpatchError(mistake)
     run.micro_batch(PartialState().num_processes)
-    check_blocks(model, run.blocks, run.held_out)
+    if not run.blocks_checked:
+        check_blocks(model, run.blocks, run.held_out)
     if settings.gradient_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
         reads = any(isinstance(each.path.f, HiddenProjection) for each in query_paths_with_f(model))
         why = "its query reads another block's MLP" if reads else f"{model.config.model_type} does not support it"
@@ -210,10 +213,10 @@ def check_blocks(model: PreTrainedModel, blocks: TokenBlocks, held_out: TokenBlo
     """
     check_context(model, blocks, held_out)
     several = len(blocks.sizes) > len(blocks)
-    if blocks.layout == "packed" and several and not packing_is_exact(model, blocks.block_size):
+    if blocks.layout == "packed" and several and (why := packing_obstacle(model, blocks.block_size)):
         raise HfpatchError(
-            f"{model.config.model_type} models cannot keep packed documents apart: attention crosses from one to the "
-            "next; set data.layout=padded"
+            f"{model.config.model_type}: this model cannot be trained on packed documents: {why}; "
+            "set data.layout=padded"
         )
 
 

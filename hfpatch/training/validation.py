@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -46,23 +48,75 @@ def mean_loss(
     """
     device = next(model.parameters()).device
     total, count = torch.zeros((), dtype=torch.float64), 0
-    stride = batch_size * processes
     with torch.no_grad(), evaluating(model), loss_in_forward(model):
-        for first in range(0, len(blocks), stride):
-            rows, predicted = _rows(blocks, first + process * batch_size, batch_size)
+        for start in _starts(blocks, batch_size, process, processes):
+            rows = _rows(blocks, start, batch_size)
             batch = {name: value.to(device) for name, value in collate(rows).items()}
             with autocast_context(autocast, device):
                 total += float(model(**batch, use_cache=False).loss)
-            count += predicted
+            count += sum(int((row["labels"] != IGNORE).sum()) for row in rows)
     sums = torch.tensor([float(total), count], dtype=torch.float64, device=device)
     found = add_up(sums) if add_up else sums
     return float(found[0] / found[1])
 
 
-def _rows(blocks: TokenBlocks, start: int, size: int) -> tuple[Rows, int]:
-    """Return up to ``size`` blocks and their predicted tokens; beyond the end one block that predicts nothing."""
+def document_losses(
+    model: nn.Module,
+    blocks: TokenBlocks,
+    *,
+    batch_size: int,
+    autocast: str | None = None,
+    process: int = 0,
+    processes: int = 1,
+) -> npt.NDArray[np.float64]:
+    """Return what this process adds to each document's loss; over all processes the ratio of the sums is `mean_loss`.
+
+    .. math::
+        loss_d = sum over the predicted tokens t of document d, in whichever rows they are, of -log p(t | row before t)
+
+    A token belongs to the document that it is from (``blocks.owners``), also where the row began with another one.
+
+    Args:
+        model: a causal LM, not wrapped; it is left in its mode.
+        blocks: blocks that know their documents.
+        batch_size: as of `mean_loss`, and so on.
+        autocast: the forward pass's autocast dtype.
+        process: this process's number.
+        processes: how many processes share the work.
+
+    Returns:
+        (documents, 2) nats and predicted tokens of each document.
+
+    Raises:
+        ValueError: if the blocks do not know their documents.
+    """
+    if blocks.owners is None:
+        raise ValueError("the blocks do not know their documents")
+    device = next(model.parameters()).device
+    sums = np.zeros((int(blocks.owners.max()) + 1, 2))
+    with torch.no_grad(), evaluating(model), loss_in_forward(model, by_token=True):
+        for start in _starts(blocks, batch_size, process, processes):
+            rows = _rows(blocks, start, batch_size)
+            batch = {name: value.to(device) for name, value in collate(rows).items()}
+            with autocast_context(autocast, device):
+                losses = model(**batch, use_cache=False).loss[:, :-1]  # (batch, seq - 1), at the place before the token
+            predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
+            owners = blocks.owners[start : start + len(rows), 1:]
+            if predicted.any():
+                values = losses.double().cpu().numpy()[predicted]
+                np.add.at(sums, owners[predicted], np.stack([values, np.ones_like(values)], axis=1))
+    return sums
+
+
+def _starts(blocks: TokenBlocks, size: int, process: int, processes: int) -> Iterator[int]:
+    """Yield the first block of each of a process's batches; all processes have equally many, some beyond the end."""
+    return (first + process * size for first in range(0, len(blocks), size * processes))
+
+
+def _rows(blocks: TokenBlocks, start: int, size: int) -> Rows:
+    """Return up to ``size`` blocks; beyond the end one that predicts nothing."""
     rows = [blocks[index] for index in range(start, min(start + size, len(blocks)))]
     if not rows:
         spare = blocks[0]
         rows = [{**spare, "labels": torch.full_like(spare["labels"], IGNORE)}]
-    return rows, sum(int((row["labels"] != IGNORE).sum()) for row in rows)
+    return rows

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from peft import PeftConfig, TaskType
+from peft import PeftConfig
 from torch import nn
 
+from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.acting import PLACES, MethodSite
 from hfpatch.tuners.card import describe_loading
@@ -62,13 +63,22 @@ class MethodConfig(PeftConfig):
     A method that mixes tokens says how far it looks back by :meth:`steps_back` and asks ``site.earlier(x, steps)``.
 
     Values are checked against the types of the fields, without conversion: ``"false"`` is text and no truth value.
-    numpy's numbers become Python's.
+    numpy's numbers become Python's. What PEFT's own configurations have in common means here what it means there; a
+    method changes whole attention branches, so these are the modules that ``target_modules`` and ``exclude_modules``
+    name.
 
     Args:
         layers_to_transform: index or indices of the layers to change; None changes all.
+        layers_pattern: name or names of the lists of layers that ``layers_to_transform`` counts in, such as ``layers``.
+        target_modules: the attention modules to change: the last parts of their names, or a regular expression; None
+            changes all. Filled in when the adapter is injected.
+        exclude_modules: the attention modules to leave out, named likewise.
+        modules_to_save: modules to train and save beside the method, such as a head; PEFT adds that of a classifier.
+        trainable_token_indices: tokens whose embeddings are trained: a list, or a list for each embedding's name.
+        init_weights: start with the method's initial values, which change nothing by default; False moves every one by
+            U(-1/√n, 1/√n), n its last dimension, for tests and ablations.
         seed: seed of the initialisation; a parameter's initial value depends on it, the layer, the parameter's name and
             the adapter's (see :func:`drawn_as`) alone.
-        target_modules: the attention modules that were changed; filled in when the adapter is injected, not chosen.
 
     Raises:
         HfpatchError: if a value is of another type or not finite.
@@ -79,18 +89,42 @@ class MethodConfig(PeftConfig):
     layers_to_transform: list[int] | int | None = field(
         default=None, metadata={"help": "Index or indices of the layers to change; None changes all."}
     )
-    seed: int = field(default=0, metadata={"help": "Seed of the initialisation."})
-    target_modules: list[str] | None = field(
-        default=None, metadata={"help": "The attention modules that were changed; filled in at injection."}
+    layers_pattern: list[str] | str | None = field(
+        default=None, metadata={"help": "Name or names of the lists of layers that layers_to_transform counts in."}
     )
+    target_modules: set[str] | str | None = field(
+        default=None,
+        metadata={"help": "The attention modules to change, by the last parts of their names or a regular expression."},
+    )
+    exclude_modules: set[str] | str | None = field(
+        default=None, metadata={"help": "The attention modules to leave out, named like target_modules."}
+    )
+    modules_to_save: list[str] | None = field(
+        default=None, metadata={"help": "Modules to train and save beside the method, such as a head."}
+    )
+    trainable_token_indices: list[int] | dict[str, list[int]] | None = field(
+        default=None, metadata={"help": "Tokens whose embeddings are trained, for each embedding's name or for all."}
+    )
+    init_weights: bool = field(
+        default=True, metadata={"help": "Start with the method's initial values; false moves every one at random."}
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of the initialisation."})
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
-        self.task_type = self.task_type or TaskType.CAUSAL_LM
         self.peft_type = self.spec.kind
         with_python_values(self)
         for name, hint in option_types(type(self)).items():
             setattr(self, name, fitting(name, getattr(self, name), hint))
+        if self.layers_pattern and self.layers_to_transform is None:
+            raise HfpatchError(
+                f"layers_pattern={self.layers_pattern!r} says where layers_to_transform counts; give both or neither"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as JSON keeps it: tuples and sets as lists, sets sorted."""
+        values = super().to_dict()
+        return {name: _json_value(value) for name, value in values.items()}
 
     def build(self, site: MethodSite, seed: int) -> nn.ModuleDict:
         """Return the parts of one layer, initialised so that they change nothing, or as the options say.
@@ -114,6 +148,14 @@ class MethodConfig(PeftConfig):
         Such a method acts at ``entered``, ``query``, ``key``, ``value`` and ``mixed`` alone.
         """
         return 0
+
+    def unmergeable(self) -> str | None:
+        """Return why no weights of the base can compute what the method does with these options; None if they can.
+
+        They can if each place returns an affine function of what it is given. PEFT's merging and :func:`hfpatch.fold`
+        read its matrices by calling the method.
+        """
+        return f"{type(self).__name__} does not say that it is linear, by unmergeable()"
 
     def refusal(self, site: AttentionSite) -> str | None:
         """Return why the method cannot act at a site that has all its places, or None if it can."""
@@ -158,6 +200,12 @@ def _python_value(value: Any) -> Any:
     if isinstance(value, range):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, set):
+        return sorted(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def method_name(config: PeftConfig) -> str:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
+from hfpatch.nn.initialization import move_
 from hfpatch.sites import AttentionSite
 from hfpatch.tuners.acting import ActingModule, MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig, drawn_as
+from hfpatch.tuners.merging import merged_weights
 from hfpatch.tuners.places import defined_places, method_site, modules_at, row_at
-
-NOT_MERGEABLE = (
-    "a nonlinear branch cannot be folded into the weights of a linear projection, so {method} cannot be merged; "
-    "keep the adapter, or call unload() to get the base model back"
-)
+from hfpatch.tuners.rows import OfRows, names_of_rows
 
 
 class MethodLayer(ActingModule, BaseTunerLayer):
@@ -43,6 +42,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
     def __init__(self, site: AttentionSite) -> None:
         super().__init__()
         self.site = method_site(site)
+        self.branch = site
         self.configs: dict[str, MethodConfig] = {}
         self.sites: dict[str, MethodSite] = {}
         self.part_names: dict[str, tuple[str, ...]] = {}
@@ -51,6 +51,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
+        self._before_merge: dict[nn.Parameter, Tensor] = {}
         projections = [site.projection_module(target) for target in site.projections]
         with_weights = (module for module in projections if any(True for _ in module.parameters()))
         # In a tuple, so that it is not registered as a child a second time.
@@ -73,6 +74,9 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         site = replace(self.site, name=name, adapter=adapter_name, is_first=is_first)
         with torch.device(self.device()), _default_dtype(torch.float32):
             parts = config.build(site, config.seed)
+        if not config.init_weights:
+            for part, parameter in parts.named_parameters():
+                move_(parameter, bound=parameter.shape[-1] ** -0.5, seed=config.seed, name=f"{site.name}.{part}.moved")
         for name, module in parts.items():
             held = self.method.spec.prefix + name
             if held not in self._modules:
@@ -99,10 +103,12 @@ class MethodLayer(ActingModule, BaseTunerLayer):
 
     def acting(self, place: str) -> Iterator[tuple[Any, Parts, MethodSite]]:
         """Yield configuration and modules of the adapters that act at a place in this forward pass, in order."""
+        rows = names_of_rows(self)
         for name in self.working_adapters():
             if place in self.places[name]:
                 config, site = self.configs[name], self.sites[name]
-                yield config, self.parts(name), self.in_call(site, config, name, place) if self.reads_rows else site
+                method: Any = config if rows is None else OfRows(config, [each == name for each in rows])
+                yield method, self.parts(name), self.in_call(site, config, name, place) if self.reads_rows else site
 
     def acts(self, place: str) -> bool:
         """Return whether an adapter acts at a place in this forward pass."""
@@ -114,9 +120,10 @@ class MethodLayer(ActingModule, BaseTunerLayer):
 
     def working_adapters(self) -> list[str]:
         """Return the adapters that act in this forward pass, in the order in which they were added."""
-        if self.disable_adapters:
+        if self.disable_adapters or self.merged_adapters:
             return []
-        return [name for name in self.configs if name in self.active_adapters]
+        rows = names_of_rows(self)
+        return [name for name in self.configs if name in (self.active_adapters if rows is None else rows)]
 
     def delete_adapter(self, adapter_name: str) -> None:
         """Delete an adapter from this layer."""
@@ -128,13 +135,71 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         """Return the adapters of this layer, those without parts of their own included."""
         return sorted(self.configs)
 
-    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> NoReturn:
-        """Refuse to merge.
+    def merged_weights(self, adapter_names: list[str] | None = None) -> list[tuple[nn.Parameter, Tensor]]:
+        """Return the weights and biases of the base that compute what adapters do, with their values.
+
+        Args:
+            adapter_names: the adapters; None takes the active ones. They act in the order in which they were added.
 
         Raises:
-            ValueError: always, with the reason.
+            HfpatchError: if no weights can compute it.
         """
-        raise ValueError(NOT_MERGEABLE.format(method=self.method.spec.label))
+        named = self.active_adapters if adapter_names is None else adapter_names
+        names = [name for name in self.configs if name in (*self.merged_adapters, *named)]
+        around = {module for root in (self.branch.host, self.branch.attention) for module in root.modules()}
+        if any(isinstance(module, BaseTunerLayer) and id(module) != id(self) for module in around):
+            raise HfpatchError(
+                f"layer {self.site.layer}: other adapters act beside the {self.method.spec.label} on this attention, "
+                "so it cannot be merged alone; hfpatch.fold merges a stack of hfpatch's linear methods"
+            )
+        with self._unmerged():
+            return merged_weights(self.branch, [(self.configs[n], self.parts(n), self.sites[n]) for n in names])
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Put adapters into the weights of the base, in fp64 until they are rounded to its dtype.
+
+        Raises:
+            HfpatchError: (a ``ValueError``) if no weights can compute what they do, or with ``safe_merge`` if a weight
+                would not be finite; nothing is changed then.
+        """
+        names = check_adapters_to_merge(self, adapter_names)
+        if not (names := [name for name in self.configs if name in names]):
+            return
+        values = self.merged_weights(names)
+        if safe_merge and not all(value.isfinite().all() for _, value in values):
+            adapter = " or ".join(names)
+            raise HfpatchError(f"NaNs detected in the merged weights. The adapter {adapter} seems to be broken")
+        for parameter, value in values:
+            self._before_merge.setdefault(parameter, parameter.detach().cpu().clone())
+            parameter.data.copy_(value)
+        self.merged_adapters += names
+
+    def unmerge(self) -> None:
+        """Put the base's weights back as they were, bit for bit."""
+        if not self.merged:
+            warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
+        for parameter, value in self._before_merge.items():
+            parameter.data.copy_(value)
+        self._before_merge.clear()
+        self.merged_adapters.clear()
+
+    @contextmanager
+    def _unmerged(self) -> Iterator[None]:
+        """Put the base's weights back as they were before merging, for a while."""
+        merged = {parameter: parameter.detach().clone() for parameter in self._before_merge}
+        try:
+            for parameter, value in self._before_merge.items():
+                parameter.data.copy_(value)
+            yield
+        finally:
+            for parameter, value in merged.items():
+                parameter.data.copy_(value)
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """Let adapters act, or not: then they leave the weights that they were merged into."""
+        if not enabled and self.merged:
+            self.unmerge()
+        super().enable_adapters(enabled)
 
     def detach(self, host: nn.Module) -> None:
         """Remove every hook, and this layer from its parent module."""
@@ -148,10 +213,20 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         return next(base.parameters()).device if execution is None else torch.device(execution)
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
-        """Move an adapter to the base's device; unlike PEFT's own layers never to the base's dtype."""
+        """Move an adapter to the base's device; unlike PEFT's own layers not to the base's dtype."""
         if adapter_name in self.configs:
             for module in self.parts(adapter_name).values():
                 module.to(device or self.device())
+
+    def to_base_dtype(self, adapter_name: str) -> None:
+        """Put an adapter in the dtype in which the base computes: by PEFT's rule, else that of its first float."""
+        base = self.get_base_layer()
+        _, dtype = self._get_base_layer_device_and_dtype(base)  # type: ignore[no-untyped-call]
+        if dtype is None:  # PEFT knows no such attention
+            dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), None)
+        if adapter_name in self.configs and dtype is not None and dtype.is_floating_point:
+            for module in self.parts(adapter_name).values():
+                module.to(dtype)
 
     def scale_normed(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
         """Change the heads behind the norm of the query.

@@ -1,25 +1,34 @@
-"""The tuner of a method: it finds the sites, attaches the layers and refuses to merge."""
+"""The tuner of a method: it finds the sites and attaches the layers; the rest is PEFT's own code."""
 
 from __future__ import annotations
 
 import copy
+import functools
+import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
-from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
-from torch import nn
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, _ExcludedModule, check_target_module_exists
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import Tensor, nn
 
-from hfpatch.errors import HfpatchError
-from hfpatch.sites import AttentionSite, select_sites, survey
+from hfpatch.errors import HfpatchError, nearest
+from hfpatch.sites import AttentionSite, count_values, select_sites, survey
 from hfpatch.sites.discovery import Refusal
 from hfpatch.tuners.config import MethodConfig
 from hfpatch.tuners.contracts import built, require_own_names, require_places, require_some_parts
-from hfpatch.tuners.layer import NOT_MERGEABLE, MethodLayer
+from hfpatch.tuners.layer import MethodLayer
+from hfpatch.tuners.naming import chosen_modules, fill_in, named_sites, wanted_layers
 from hfpatch.tuners.places import method_site, refused_at
+from hfpatch.tuners.rows import choosing
 
+_LARGE, _LARGE_SHARE = 10_000_000, 0.05
+_logger = logging.getLogger(__name__)
 _INPUT_GRADIENTS = "_hfpatch_input_gradients"  # on the model, so that they can be taken back
 
 
@@ -28,34 +37,49 @@ class MethodModel(BaseTuner):
 
     tuner_layer_cls: type[MethodLayer]
 
-    def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+    def inject_adapter(
+        self,
+        model: nn.Module,
+        adapter_name: str,
+        autocast_adapter_dtype: bool = True,
+        low_cpu_mem_usage: bool = False,
+        state_dict: dict[str, Tensor] | None = None,
+    ) -> None:
         """Find the sites, check the configuration against each before anything is changed, and attach the layers.
 
-        Every way in passes here: ``PeftModel.add_adapter`` skips PEFT's injection hooks for further adapters.
+        Every way in passes here: ``PeftModel.add_adapter`` skips PEFT's injection hooks for further adapters. With a
+        ``state_dict`` it says which attentions are changed, as in PEFT.
         """
-        config: MethodConfig = copy.deepcopy(self.peft_config[adapter_name])  # the caller may use theirs again
-        self.peft_config[adapter_name] = config
+        config: MethodConfig = self.peft_config[adapter_name]
         require_places(config)
         require_own_names(config, _names_of_the_base(model))
-        sites = changed_sites(model, config)
+        sites = changed_sites(model, config) if state_dict is None else _sites_in(state_dict, model, config)
         with torch.device("meta"):
             described = [replace(method_site(site), is_first=site is sites[0]) for site in sites]
             require_some_parts(config, [built(config, each) for each in described])
         self._sites = {site.host_path: site for site in sites}
-        if config.target_modules is not None and set(config.target_modules) != self._sites.keys():
-            raise HfpatchError(
-                f"{config.spec.label}: target_modules={config.target_modules} cannot be chosen, as it changes whole "
-                "attention branches; choose layers with layers_to_transform"
+        self._config = copy.deepcopy(config)  # what the layers compute by, whatever becomes of the caller's
+        given, before = chosen_modules(config), config.target_modules
+        config.target_modules = {*self._sites}
+        try:
+            super().inject_adapter(
+                model,
+                adapter_name,
+                autocast_adapter_dtype=autocast_adapter_dtype,
+                low_cpu_mem_usage=low_cpu_mem_usage,
             )
-        config.target_modules = list(self._sites)
-        super().inject_adapter(model, adapter_name, *args, **kwargs)
-        config.target_modules = list(self._sites)  # again: PEFT may have shortened it to common endings meanwhile
+        except BaseException:
+            config.target_modules = before
+            raise
+        fill_in(config, {*self._sites}, given)  # PEFT may have shortened it to common endings meanwhile
         if any(site.input_gradients for site in sites) and not getattr(model, "_require_grads_hook", None):
             model.enable_input_require_grads()  # type: ignore[operator]  # the frozen embeddings give none
             setattr(model, _INPUT_GRADIENTS, True)
+        _say_share(model, adapter_name, [layer for layer in self._layers() if adapter_name in layer.configs])
 
-    def _check_target_module_exists(self, peft_config: Any, key: str) -> bool:  # type: ignore[override]
-        return key in self._sites
+    def _check_target_module_exists(self, peft_config: Any, key: str) -> Any:  # type: ignore[override]
+        found = check_target_module_exists(peft_config, key)
+        return found if isinstance(found, _ExcludedModule) else key in self._sites
 
     def _create_and_replace(
         self,
@@ -77,22 +101,57 @@ class MethodModel(BaseTuner):
                 "first, by hfpatch.unpatch or unload"
             )
         is_first = current_key == next(iter(self._sites))
-        layer.update_layer(adapter_name, peft_config, is_first=is_first, inference_mode=peft_config.inference_mode)
-        layer.train(target.training)  # a new module is in training mode, so its dropout would act on an evaluated model
+        layer.update_layer(adapter_name, self._config, is_first=is_first, inference_mode=peft_config.inference_mode)
+
+    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+        """Put an adapter in fp32, or without ``autocast_adapter_dtype`` in the dtype of the base, as PEFT does."""
+        if not autocast_adapter_dtype:
+            for layer in self._layers():
+                layer.to_base_dtype(adapter_name)
+        super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Refuse an adapter for each row, which PEFT would leave out without a word."""
-        if kwargs.get("adapter_names") is not None:
-            label = self.tuner_layer_cls.method.spec.label
-            raise HfpatchError(
-                f"{label}: adapter_names cannot be chosen, as its active adapters act in all rows; call the model once "
-                "for each adapter, after set_adapter"
-            )
-        yield
+        """Let each row of a batch have the adapter that ``adapter_names`` gives it.
 
-    def _check_merge_allowed(self) -> NoReturn:
-        raise ValueError(NOT_MERGEABLE.format(method=self.tuner_layer_cls.method.spec.label))
+        Raises:
+            HfpatchError: (a ``ValueError``) in training, with merged adapters, and for names that there are not.
+        """
+        names = kwargs.get("adapter_names")
+        if names is None:
+            yield
+            return
+        if self.training:
+            raise HfpatchError("adapter_names cannot be given in training mode; call model.eval() first")
+        layers = self._layers()
+        if any(layer.merged for layer in layers):
+            raise HfpatchError("adapter_names cannot be given while adapters are merged; call unmerge_adapter() first")
+        known = {"__base__"}.union(*(layer.configs for layer in layers))
+        if unknown := sorted({*names} - known):
+            raise HfpatchError(f"adapter_names: there is no adapter {unknown[0]!r}{nearest(unknown[0], known)}")
+        beams = kwargs.get("num_beams")
+        rows = [name for name in names for _ in range(beams if isinstance(beams, int) else 1)]
+        handles = [
+            module.register_forward_pre_hook(partial(_with_names, rows), with_kwargs=True)
+            for module in self.modules()
+            if isinstance(module, AuxiliaryTrainingWrapper)  # those of PEFT itself
+        ]
+        try:
+            with choosing(layers, rows):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
+        """Put adapters into the weights of the base, all that are named or none.
+
+        Raises:
+            HfpatchError: (a ``ValueError``) if no weights can compute what an adapter does; nothing is changed then.
+        """
+        for layer in self._layers():
+            layer.merged_weights(adapter_names)
+        super().merge_adapter(adapter_names=adapter_names, safe_merge=safe_merge)
 
     def _unload_and_optionally_merge(
         self,
@@ -102,10 +161,49 @@ class MethodModel(BaseTuner):
         adapter_names: list[str] | None = None,
     ) -> Any:
         if merge:
-            self._check_merge_allowed()
+            self.merge_adapter(adapter_names, safe_merge)
         detach_layers(self.model)
-        super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
-        return self.model
+        return super()._unload_and_optionally_merge(merge, progressbar, safe_merge, adapter_names)
+
+    def _layers(self) -> list[MethodLayer]:
+        return [module for module in self.model.modules() if isinstance(module, self.tuner_layer_cls)]
+
+    def add_weighted_adapter(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse to make one adapter of several.
+
+        Raises:
+            HfpatchError: always.
+        """
+        raise HfpatchError(
+            f"{self.tuner_layer_cls.method.spec.label}: adapters cannot be added with weights, as the method is no sum "
+            "of matrices; base_model.set_adapter([...]) makes several active, one after the other"
+        )
+
+
+def _with_names(rows: list[str], module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, {**kwargs, "adapter_names": rows}
+
+
+def _say_share(model: nn.Module, adapter_name: str, layers: list[MethodLayer]) -> None:
+    """Log how large an adapter is beside its base; a large one as a warning, once."""
+    added = [p for layer in layers for part in layer.parts(adapter_name).values() for p in part.parameters()]
+    if any(parameter.is_meta for parameter in added):  # of a trial, or about to be loaded
+        return
+    names = {*_names_of_the_base(model)}
+    base = sum(count_values(parameter) for name, parameter in model.named_parameters() if name in names)
+    count, label = sum(parameter.numel() for parameter in added), layers[0].method.spec.label
+    share = count / max(base, 1)
+    is_large = count >= _LARGE and share >= _LARGE_SHARE
+    _log_once(
+        logging.WARNING if is_large else logging.INFO,
+        f"{label}: {count:,} parameters added, {share:.2%} of the base's {base:,}"
+        + ("; hfpatch.sized(config, model, parameters='1%') returns a configuration of any size" if is_large else ""),
+    )
+
+
+@functools.cache
+def _log_once(level: int, message: str) -> None:
+    _logger.log(level, message)
 
 
 def _names_of_the_base(model: nn.Module) -> list[str]:
@@ -119,24 +217,50 @@ def changed_sites(model: nn.Module, config: MethodConfig) -> list[AttentionSite]
     """Return the sites that a configuration changes.
 
     Raises:
-        HfpatchError: if a layer that it names does not exist or does not take the method, or no layer does.
+        HfpatchError: if a layer or module that it names does not exist or does not take the method, or none is left.
     """
     found = survey(model)
-    return select_sites(found, config.layers_to_transform, refusal=_refusal(config, found.sites))
+    sites = named_sites(found.sites, config)
+    layers, named = wanted_layers(found.sites, config), {site.name for site in sites}
+    refusal = _refusal(config, sites, layers)
+    chosen = select_sites(found, layers, refusal=lambda site: refusal(site) if site.name in named else None)
+    if not (chosen := [site for site in chosen if site.name in named]):
+        why = (refusal(sites[0]) if sites else None) or "target_modules, exclude_modules and modules_to_save leave none"
+        raise HfpatchError(f"{config.spec.label}: no layer of this model can be changed: {why}")
+    return chosen
+
+
+def _sites_in(state_dict: dict[str, Tensor], model: nn.Module, config: MethodConfig) -> list[AttentionSite]:
+    """Return the sites whose layers have tensors in a state dict.
+
+    Raises:
+        HfpatchError: if there are none, or layers that share tensors are others than the configuration's.
+    """
+    has = {key.split(f".{config.spec.child}.")[0] for key in state_dict if f".{config.spec.child}." in key}
+    sites = [site for site in survey(model).sites if site.host_path in has]
+    if config.spec.shares:  # some of their layers may have no tensors
+        chosen = changed_sites(model, config)
+        sites = [site for site in chosen if site.host_path in has or site is chosen[0]]
+        if len(sites) < max(len(chosen), len(has)):
+            raise HfpatchError(f"{config.spec.label}: the state dict has other layers than the configuration")
+    why = next((why for site in sites if (why := refused_at(site, config))), None)
+    if sites and {site.name for site in sites} != {site.name for site in changed_sites(model, config)}:
+        warnings.warn(f"{config.spec.label}: the state dict has other layers than the configuration", stacklevel=4)
+    if not sites or why:
+        raise HfpatchError(f"{config.spec.label}: {why or 'the state dict has no tensors of it for this model'}")
+    return sites
 
 
 def unreached_layers(model: nn.Module, config: MethodConfig) -> dict[int, str]:
     """Return the blocks that a configuration for all layers leaves out: index of the block -> reason."""
     found = survey(model)
-    refusal = _refusal(config, found.sites)
+    refusal = _refusal(config, named_sites(found.sites, config), wanted_layers(found.sites, config))
     refused = {site.layer: why for site in found.sites if (why := refusal(site))}
     return dict(sorted({**found.skipped, **refused}.items()))
 
 
-def _refusal(config: MethodConfig, sites: list[AttentionSite]) -> Refusal:
+def _refusal(config: MethodConfig, sites: list[AttentionSite], wanted: set[int] | None) -> Refusal:
     """Return what says why a site does not take a method, also because of the first one that the method changes."""
-    layers = config.layers_to_transform
-    wanted = {layers} if isinstance(layers, int) else None if layers is None else {*layers}
     chosen = [site for site in sites if wanted is None or site.layer in wanted]
     first = next((site for site in chosen if refused_at(site, config) is None), None)
 

@@ -9,7 +9,10 @@ from typing import Any, Literal
 
 from hfpatch.errors import HfpatchError, nearest
 
-ALLOWED = "int, float, bool, str, None, Literal[...], list[...] or tuple[..., ...] of these, or several joined by |"
+ALLOWED = (
+    "int, float, bool, str, None, Literal[...], list[...], set[...] or tuple[..., ...] of these, dict[str, list[...]], "
+    "or several joined by |"
+)
 _NAMES = {
     int: "an integer",
     float: "a finite number",
@@ -32,8 +35,12 @@ def require_option_type(name: str, hint: Any) -> None:
                 fine = kind in _NAMES
             case typing.Literal:
                 fine = all(type(item) in _NAMES for item in items)
-            case origin if origin is list or (origin is tuple and items[1:] == (...,)):
+            case origin if origin in (list, set) or (origin is tuple and items[1:] == (...,)):
                 fine = items[0] in _NAMES
+            case origin if origin is dict:
+                fine = (
+                    items[0] is str and typing.get_origin(items[1]) is list and typing.get_args(items[1])[0] in _NAMES
+                )
             case _:
                 fine = False
         if not fine:
@@ -42,7 +49,7 @@ def require_option_type(name: str, hint: Any) -> None:
 
 
 def fitting(name: str, value: Any, hint: Any) -> Any:
-    """Return a value that fits the type of its option; a tuple and a list are taken for each other.
+    """Return a value that fits the type of its option; a tuple, a list and a set are taken for each other.
 
     Raises:
         HfpatchError: if it does not fit.
@@ -55,11 +62,13 @@ def fitting(name: str, value: Any, hint: Any) -> Any:
         if container is Literal and any(type(value) is type(item) and value == item for item in items):
             return value
         if (
-            container in (list, tuple)
-            and isinstance(value, list | tuple)
+            container in (list, tuple, set)
+            and isinstance(value, list | tuple | set)
             and all(_fits(each, items[0]) for each in value)
         ):
-            return container(value)
+            return container(sorted(value) if isinstance(value, set) else value)
+        if container is dict and isinstance(value, dict) and all(_fits(each, items[0]) for each in value):
+            return {key: fitting(f"{name}[{key!r}]", each, items[1]) for key, each in value.items()}
     choices = [str(item) for kind in kinds if typing.get_origin(kind) is Literal for item in typing.get_args(kind)]
     meant = nearest(str(value), choices) if choices else ""
     raise HfpatchError(f"{name}={value!r} must be {' or '.join(map(_described, kinds))}{meant}")
@@ -73,6 +82,8 @@ def _described(kind: Any) -> str:
     items = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, items))}"
+    if typing.get_origin(kind) is dict:
+        return f"a mapping from names to {_described(items[1])}"
     return f"a list of {_NAMES[items[0]].split()[-1]}s" if items else _NAMES[kind]
 
 

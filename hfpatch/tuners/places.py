@@ -20,7 +20,7 @@ _REFUSED_AS = {"entered": ("pre_projection",), "left": ("content_skip",), "heads
 
 def method_site(site: AttentionSite) -> MethodSite:
     """Return what a method knows of a site."""
-    output = _output(site)
+    output = output_projection(site)
     return MethodSite(
         layer=site.layer,
         name=site.name,
@@ -49,9 +49,13 @@ def modules_at(site: AttentionSite, places: Iterable[str]) -> dict[str, list[nn.
         elif place == "heads" and site.heads is not None:
             norm = site.heads.norm
             found |= _projection(site, "query") if norm is None else {"query_norm": [site.inner_module(norm)]}
-        elif place == "mixed" and (output := _output(site)) is not None and (reader := _reader(site)) is not None:
+        elif (
+            place == "mixed"
+            and (output := output_projection(site)) is not None
+            and (reader := _reader(site)) is not None
+        ):
             found |= {"mixed": [output], "reader": [reader], "attention": [site.attention]}
-        elif place == "output" and (output := _output(site)) is not None:
+        elif place == "output" and (output := output_projection(site)) is not None:
             found["output"] = [output]
         elif place == "left":
             found |= {"exit": [site.exit]} | ({} if site.exit is site.attention else {"first": [site.entries[0]]})
@@ -86,9 +90,9 @@ def _missing(site: AttentionSite, place: str) -> str | None:
         return f"has no projection that computes the {target} alone"
     if place == "heads" and site.heads is None:
         return "does not say how many query heads it has"
-    if place == "mixed" and (_output(site) is None or _reader(site) is None):
+    if place == "mixed" and (output_projection(site) is None or _reader(site) is None):
         return "has no output projection of its own"
-    if place == "output" and _output(site) is None:
+    if place == "output" and output_projection(site) is None:
         return "has no output projection of its own"
     if place == "stream" and site.block is site.attention:
         return "is a block by itself, behind which there is no residual stream"
@@ -135,7 +139,7 @@ def _projection(site: AttentionSite, target: str) -> dict[str, list[nn.Module]]:
     return found
 
 
-def _output(site: AttentionSite) -> nn.Module | None:
+def output_projection(site: AttentionSite) -> nn.Module | None:
     """Return the output projection where it is one linear module that is called, else None."""
     if site.output_path == site.path:
         return None

@@ -13,7 +13,7 @@ from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, QueryTemperatureConfig, find_sites, patch
-from hfpatch.analysis.heads import head_weights
+from hfpatch.analysis.heads import head_weights, norm_gains
 from hfpatch.analysis.relation import (
     change_gauge,
     gauge_deviation,
@@ -22,6 +22,7 @@ from hfpatch.analysis.relation import (
     relations,
 )
 from hfpatch.analysis.rotary import Rotary, rotary_of
+from hfpatch.sites.heads import normed
 
 CASES = ["gpt_neox", "gpt2", "llama"]
 HIDDEN, HEADS, K = 32, 4, 8
@@ -200,6 +201,69 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
             logits = torch.stack([x[i] @ query @ turns[j] @ key.T @ x[j] for j in range(i + 1)]) / size**0.5
             expected = logits - logits[0]
             assert seen[head, i, : i + 1] - seen[head, i, 0] == pytest.approx(expected, abs=2e-5)
+
+
+NORMED = {
+    "qwen3": ("qwen3", {**CASES_OF_FAMILIES["qwen3"][1]}, 0.0),
+    "gemma3": ("gemma3_text", {**CASES_OF_FAMILIES["llama"][1], "head_dim": K, "query_pre_attn_scalar": K}, 1.0),
+    "olmo2": ("olmo2", CASES_OF_FAMILIES["llama"][1], 0.0),  # one norm for all heads together
+}
+"""Models that norm queries and keys: type, options, and what is added to the weight of a norm."""
+
+
+@pytest.mark.parametrize("case", NORMED)
+@torch.no_grad()
+def test_gains_of_norms_behind_the_projections_are_in_the_relation(case):
+    """The logit is x B(i−j) y / (rms of q, rms of k), with B by hand; the attention weights say that it is so."""
+    kind, options, added = NORMED[case]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **options, rms_norm_eps=1e-12)).eval()
+    for name, parameter in model.named_parameters():
+        if "q_norm" in name or "k_norm" in name:
+            parameter.copy_(torch.randn_like(parameter))
+    model = model.double()
+    model.set_attn_implementation("eager")
+    attention = model.model.layers[0].self_attn
+    entered = []
+    handle = attention.register_forward_pre_hook(
+        lambda _, args, kwargs: entered.append(kwargs.get("hidden_states", args[0] if args else None)), with_kwargs=True
+    )
+    seen = model(make_tokens(1, 7), output_attentions=True).attentions[0][0].log()
+    handle.remove()
+    x, site = entered[0][0], find_sites(model)[0]
+    rotary = rotary_of(model, site, K)
+    found = {each.head: each for each in head_relations(model, head_weights(model), offsets=(0, 3)) if each.layer == 0}
+
+    def sides(projection, norm):
+        gain, weight = norm.weight + added, projection.weight
+        size = (x @ weight.T).view(7, -1, len(gain)).pow(2).mean(-1).sqrt()  # (seq, heads), or one for all heads
+        folded = (weight.T * gain.repeat(len(weight) // len(gain))).view(HIDDEN, -1, K)
+        return folded, size.expand(7, folded.shape[1])
+
+    query, by_query = sides(attention.q_proj, attention.q_norm)
+    key, by_key = sides(attention.k_proj, attention.k_norm)
+    for head, each in found.items():
+        mine, theirs = query[:, head], key[:, each.key_head]
+        for offset, relation in each.by_offset.items():
+            same(relation, direct(mine @ rotary.matrix(offset) @ theirs.T), 1e-6)
+        for i in range(7):
+            logits = torch.stack([x[i] @ mine @ rotary.matrix(i - j) @ theirs.T @ x[j] for j in range(i + 1)]) / K**0.5
+            logits = logits / by_query[i, head] / by_key[: i + 1, each.key_head]
+            assert seen[head, i, : i + 1] - seen[head, i, 0] == pytest.approx(logits - logits[0], abs=2e-4)
+
+
+def test_norms_that_do_more_than_scale_are_left_out():
+    model = make_model("llama")
+    for site in find_sites(model):
+        assert norm_gains(site) is None
+        assert not normed(site.attention)
+        site.attention.q_norm, site.attention.k_norm = torch.nn.LayerNorm(K), torch.nn.LayerNorm(K)
+        assert norm_gains(site) is None
+        assert normed(site.attention)
+        site.attention.q_norm = site.attention.k_norm = torch.nn.LayerNorm(K, bias=False)
+        assert norm_gains(site) is None
+        site.attention.q_norm = site.attention.k_norm = torch.nn.RMSNorm(K)
+        assert norm_gains(site) is not None
 
 
 def test_rotary_gain_and_columns():

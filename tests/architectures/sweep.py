@@ -321,7 +321,7 @@ def folds(bench, expected):
     with contextlib.suppress(HfpatchError):
         hfpatch.fold(bench.model)
     if hasattr(bench.model, "peft_config"):
-        with pytest.raises(HfpatchError, match=r"^[^\n]* cannot be folded[^\n]*$"):
+        with pytest.raises(HfpatchError, match=r"^[^\n]+$"):
             hfpatch.fold(bench.model)
         assert torch.equal(logits_of(bench.model, bench.tokens), expected), "a refused fold changes the model"
         return "does not fold"

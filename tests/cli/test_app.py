@@ -86,8 +86,8 @@ def test_a_data_dir_is_the_recipe_s(command, recipe, tmp_path, monkeypatch):
     module = "hfpatch.recipes.comparison" if name == "load_recipe" else "hfpatch.recipes.pretraining"
     load = getattr(importlib.import_module(module), name)
 
-    def loaded(*args):
-        seen.append(load(*args).data_dir)
+    def loaded(*args, **options):
+        seen.append(load(*args, **options).data_dir)
         raise HfpatchError("enough")
 
     monkeypatch.setattr(f"{module}.{name}", loaded)
@@ -546,7 +546,7 @@ def test_eval_keeps_answers_for_the_next_call(capsys, monkeypatch, tmp_path):
     cost, first = scores()
     assert cost > 0
     assert "reused" not in first
-    assert len(list((tmp_path / "answers").iterdir())) == 1
+    assert len(list((tmp_path / "answers").glob("*.jsonl"))) == 1
     assert scores() == (0, first)
     assert scores("--no-cache") == (cost, first)
     assert scores("--dtype", "bfloat16")[0] == cost
@@ -620,7 +620,7 @@ def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patch
     ]
     for label in found["variants"]:
         assert len((out / label / "tinyworld_cloze.jsonl").read_text(encoding="utf-8").splitlines()) == 60
-    assert len(list((out / "answers").iterdir())) == 3
+    assert len(list((out / "answers").glob("*.jsonl"))) == 3
     assert main([*arguments, "--output", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "worse" in printed

@@ -3,6 +3,7 @@
 import json
 import warnings
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -57,7 +58,7 @@ def by_hand(messages, tokenizer, first=0):
 
 def encode(value, tokenizer, **own):
     data = DataSettings(source="x", format="messages" if "messages" in value else "prompt_completion", **own)
-    ((ids, mask),) = Completions(tokenizer, data).encode([json.dumps(value)])
+    ((ids, mask, _),) = Completions(tokenizer, data).encode([json.dumps(value)])
     return ids, [token if learned else IGNORE for token, learned in zip(ids, mask, strict=True)]
 
 
@@ -150,6 +151,74 @@ def test_the_hash_and_the_cache_follow_the_template(chat, tmp_path):
     assert [blocks.predicted_tokens for blocks in made] == [2, 1]
 
 
+WITH_TOOLS = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}{% if brief %}Be brief.\n{% endif %}"
+    "{{ documents[0].text if documents else '' }}" + PLAIN
+)
+TOOLS = [
+    {"type": "function", "function": {"name": "light", "parameters": {"properties": {"lamp": {"type": "string"}}}}}
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
+@pytest.mark.parametrize("form", ["messages", "prompt_completion"])
+def test_tools_and_template_options_are_given_as_trl_gives_them(chat, tmp_path, kind, form):
+    """Also as JSON, and without the nulls that a table adds where rows differ."""
+    trl = pytest.importorskip("trl.data_utils")
+    asked, said = turns(("user", "Light the lamp.")), turns(("assistant", "It is lit."))
+    shape = {"messages": asked + said} if form == "messages" else {"prompt": asked, "completion": said}
+    other = [
+        {"type": "function", "function": {"name": "dim", "parameters": {"properties": {"by": {"type": "integer"}}}}}
+    ]
+    given = [{"tools": TOOLS, "chat_template_kwargs": {"brief": True}}, {"tools": other}, {"tools": []}, {}]
+    rows = [{**shape, **{"tools": None, "chat_template_kwargs": None}, **each} for each in given]
+    if kind == "jsonl":
+        rows[1]["tools"] = json.dumps(other)
+        source = write_rows(tmp_path / "a.jsonl", rows)
+    else:
+        table, source = (
+            datasets.Dataset.from_list(rows),
+            str(tmp_path / ("a.parquet" if kind == "parquet" else "saved")),
+        )
+        table.to_parquet(source) if kind == "parquet" else table.save_to_disk(source)
+    chat.chat_template = WITH_TOOLS
+    try:
+        blocks = load_splits(DataSettings(source=source, format=form, layout="padded", block_size=400), chat).train
+        found = [
+            chat.decode(blocks[row]["input_ids"][blocks[row].get("attention_mask") == 1]) for row in range(len(blocks))
+        ]
+        expected = [
+            "".join(trl.apply_chat_template({**shape, **options}, chat, tools=tools).values())
+            for tools, options in (
+                (TOOLS, {"chat_template_kwargs": {"brief": True}}),
+                (other, {}),
+                (None, {}),
+                (None, {}),
+            )
+        ]
+    finally:
+        chat.chat_template = PLAIN
+    assert found == expected
+    assert '"dim"' in found[1]
+    assert "tools" not in found[2]
+
+
+def test_a_column_that_the_template_would_use_is_named(chat, tmp_path):
+    row = {"messages": turns(("user", "a"), ("assistant", "b")), "documents": [{"text": "c"}], "id": 7, "loop": 1}
+    chat.chat_template = WITH_TOOLS
+    data = DataSettings(source=write_rows(tmp_path / "a.jsonl", [row]), format="messages")
+    try:
+        with pytest.warns(
+            UserWarning, match=r"a.jsonl: the chat template uses 'documents', and the column is not read;"
+        ):
+            load_splits(data, chat)
+    finally:
+        chat.chat_template = PLAIN
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_splits(data, chat)
+
+
 ASKED = turns(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
 
 
@@ -178,6 +247,9 @@ def test_templates_that_do_not_fit_are_one_clear_line(chat, tmp_path, template, 
 @pytest.mark.parametrize(
     ("format_", "row", "message"),
     [
+        ("messages", {"messages": ASKED, "tools": "{"}, "a.jsonl:1: column 'tools' is not valid JSON"),
+        ("messages", {"messages": ASKED, "tools": {"name": 1}}, "a.jsonl:1: column 'tools' is dict, not a list"),
+        ("messages", {"messages": ASKED, "chat_template_kwargs": [1]}, "'chat_template_kwargs' is list, not a dict"),
         ("messages", {"messages": "hello"}, "a.jsonl:1: column 'messages' is str, not a list of messages"),
         ("messages", {"messages": []}, "column 'messages' is empty, not a list"),
         ("messages", {"messages": [{"from": "human"}]}, r"message 1 of column .* has no 'role' \(it has from\)"),

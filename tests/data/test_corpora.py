@@ -6,7 +6,7 @@ import datasets
 import huggingface_hub
 import pytest
 
-from hfpatch.data.corpora import documents, filtered_documents, open_corpus, training_documents
+from hfpatch.data.corpora import documents, filtered_documents, open_corpus
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 from hfpatch.tinyworld.language import documents as tinyworld_documents
@@ -35,14 +35,6 @@ def test_a_folder_is_read_file_by_file_and_filters_apply(tmp_path):
     assert list(documents(settings.model_copy(update={"max_documents": 2}))) == ["first one", "second one"]
 
 
-@pytest.mark.parametrize("held_out", [None, 1, 3, 4])
-def test_training_documents_leave_out_the_held_out(tmp_path, held_out):
-    texts = ["one", "two", "three"]
-    settings = DataSettings(source=str(write_jsonl(tmp_path / "a.jsonl", *texts)), held_out=held_out)
-    found = list(training_documents(open_corpus(settings), settings))
-    assert found == texts[: max(0, 3 - (held_out or 0))]
-
-
 def test_a_pattern_takes_all_files_that_match(tmp_path):
     write_jsonl(tmp_path / "b" / "2.jsonl", "third")
     write_jsonl(tmp_path / "a" / "1.jsonl.gz", "first", "second")
@@ -67,6 +59,9 @@ SLICES = [
     "train[:]",
     "train[:-90%]",
     "train[5%:5%]",
+    "train[33%:](pct1_dropremainder)",
+    "train[-10%:100%](pct1_dropremainder)",
+    "train[7%:9%](closest)",
     "train",
 ]
 
@@ -96,9 +91,30 @@ def test_a_slice_is_that_of_datasets(tmp_path, split, kind):
         assert list(documents(settings.model_copy(update={"split": "test"}))) == texts[:1]
 
 
+@pytest.mark.parametrize("kind", ["file", "saved"])
+def test_slices_are_of_rows_whatever_is_left_out_of_them(tmp_path, kind):
+    """So two halves share nothing, although each format leaves other rows out."""
+    rows = [
+        {"text": None if n % 3 else f"text {n}", "prompt": f"text {n}", "completion": f"more {n}" if n < 20 else None}
+        for n in range(40)
+    ]
+    if kind == "saved":
+        datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    else:
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = str(tmp_path / ("saved" if kind == "saved" else "a.jsonl"))
+    first = DataSettings(source=source, split="train[:25%]", format="prompt_completion")
+    second = DataSettings(source=source, split="train[25%:]")
+    with pytest.warns(UserWarning, match="left out 20 rows"):
+        texts = list(documents(second))
+    assert texts == [row["text"] for row in rows[10:] if row["text"]]
+    assert [json.loads(document)["prompt"] for document in documents(first)] == [f"text {n}" for n in range(10)]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"split": "train[:9%](pct1_dropremainder)", "source": "{file}"}, "train has 1 rows, .* needs 100; leave it"),
         ({"split": "tset", "source": "{saved}"}, r"saved has no split 'tset' \(did you mean 'test'\?\)"),
         ({"split": "train+test", "source": "{saved}"}, "'train\\+test' of .* has several splits; name one"),
         (

@@ -13,7 +13,7 @@ import torch
 
 import hfpatch.data.load
 import hfpatch.support.files
-from hfpatch.data.load import load_blocks, load_evaluation, load_splits
+from hfpatch.data.load import load_blocks, load_splits
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 
@@ -43,7 +43,7 @@ def test_cache_is_mapped_and_keyed_by_content(tmp_path, text_file, tokenizer, mo
     chosen = DataSettings(source=str(text_file), block_size=16)
     cache = tmp_path / "cache"
     fresh = load_blocks(chosen, tokenizer, cache_dir=cache)
-    monkeypatch.setattr("hfpatch.data.load.tokenize", lambda *args, **kwargs: pytest.fail("tokenised again"))
+    monkeypatch.setattr("hfpatch.data.load.write_token_file", lambda *args, **kwargs: pytest.fail("tokenised again"))
     again = load_blocks(chosen, tokenizer, cache_dir=cache)
     assert isinstance(again.rows, np.memmap)
     assert again.to_json() == fresh.to_json()
@@ -52,7 +52,7 @@ def test_cache_is_mapped_and_keyed_by_content(tmp_path, text_file, tokenizer, mo
     text_file.write_text("Another text altogether.")
     assert load_blocks(chosen, tokenizer, cache_dir=cache).sha256 != fresh.sha256
     load_blocks(chosen.model_copy(update={"block_size": 8}), tokenizer, cache_dir=cache)
-    assert len(list(cache.iterdir())) == 3
+    assert len(list(cache.iterdir())) == 5  # two texts, three layouts
 
 
 @pytest.mark.parametrize("damage", ["empty", "gone", "text"])
@@ -135,7 +135,7 @@ def test_a_stream_is_kept_once_whatever_the_blocks(tmp_path, text_file, tokenize
     assert np.array_equal(fresh.train.rows, again.train.rows)
     others = chosen.model_copy(update={"block_size": 8, "held_out": 1})
     assert len(load_splits(others, tokenizer, cache_dir=cache).held_out) > 0
-    assert sorted(path.name for path in cache.glob("*/*")) == ["tokens.bin", "tokens.json"]
+    assert sorted(path.name for path in cache.glob("*/*")) == ["tokens.bin", "tokens.json", "tokens.safetensors"]
     monkeypatch.undo()
     load_splits(chosen.model_copy(update={"max_documents": 2}), tokenizer, cache_dir=cache)
     assert len(list(cache.iterdir())) == 2
@@ -147,7 +147,7 @@ def test_kept_tokens_are_what_they_were(tmp_path, text_file, tokenizer, layout):
     chosen, cache = DataSettings(source=str(text_file), block_size=16, layout=layout), tmp_path / "cache"
     fresh = load_splits(chosen, tokenizer, cache_dir=cache).train
     ids = fresh.rows.copy()
-    file = next(path for pattern in ("*/tokens.bin", "*/train/rows.npy") for path in cache.glob(pattern))
+    file = next(cache.glob("*/tokens.bin" if layout == "stream" else "*/train/rows.npy"))
     content, times = bytearray(file.read_bytes()), file.stat()
     content[-40] ^= 1
     file.unlink()  # not written over: it is mapped
@@ -159,13 +159,15 @@ def test_kept_tokens_are_what_they_were(tmp_path, text_file, tokenizer, layout):
     assert again.to_json() == fresh.to_json()
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "sidecar"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "sidecar", "documents"])
 def test_a_damaged_stream_is_made_again(tmp_path, text_file, tokenizer, damage):
     chosen, cache = DataSettings(source=str(text_file), block_size=16, layout="stream"), tmp_path / "cache"
     fresh = load_splits(chosen, tokenizer, cache_dir=cache).train.to_json()
     file = next(cache.glob("*/tokens.bin"))
     if damage == "sidecar":
         file.with_suffix(".json").write_text("{}")
+    elif damage == "documents":
+        file.with_suffix(".safetensors").unlink()
     else:
         content = file.read_bytes()
         file.unlink()  # not written over: it is mapped
@@ -225,11 +227,22 @@ def test_held_out_documents_of_a_stream_are_those_of_the_other_layouts(text_file
     assert (ours.train.documents, ours.held_out.documents) == (3, 1)
 
 
-def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tokenizer):
-    chosen = DataSettings(source=str(text_file), block_size=16, layout="stream", held_out=1)
-    assert load_evaluation(chosen, tokenizer).sha256 == load_splits(chosen, tokenizer).held_out.sha256
-    whole = chosen.model_copy(update={"held_out": None})
-    assert load_evaluation(whole, tokenizer).sha256 == load_blocks(whole, tokenizer).sha256
+@pytest.mark.parametrize("layout", ["stream", "packed"])
+def test_evaluation_takes_what_is_held_out_and_else_everything(text_file, tmp_path, texts, tokenizer, layout):
+    own = DataSettings(source=str(text_file), block_size=16, layout="stream", held_out=1)
+    other = own.model_copy(update={"layout": layout, "block_size": 8})
+    measured = load_splits(own, tokenizer, evaluation=other).held_out
+    assert measured.sha256 == load_splits(other, tokenizer).held_out.sha256
+    path = tmp_path / "b.txt"
+    path.write_text("\n\n".join(["Another text of another mill.", *texts[2:], "And one more, of a river."]))
+    whole = DataSettings(source=str(path), block_size=4, layout=layout)
+    with pytest.warns(UserWarning, match=r"evaluation_data: 1 of 4 documents of .*b.txt are in the training text, too"):
+        measured = load_splits(own, tokenizer, evaluation=whole).held_out  # the last of a.txt is held out, not trained
+    path.write_text("\n\n".join(["Another text of another mill.", texts[3], "And one more, of a river."]))
+    assert measured.rows[:].tolist() == load_blocks(whole, tokenizer).rows[:].tolist()
+    path.write_text("\n\n".join(texts[:2]))
+    with pytest.raises(HfpatchError, match=r"evaluation_data: all 2 documents .* in the training text, too"):
+        load_splits(own, tokenizer, evaluation=whole)
 
 
 @pytest.mark.slow
@@ -248,6 +261,6 @@ def test_one_of_several_processes_tokenises_and_the_others_map_what_it_wrote(tmp
         ended = process.wait(timeout=300)
         assert ended.returncode == 0, ended.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert (first.pop("calls"), second.pop("calls")) == (["tokenize", "write_token_file"], [])
+    assert (first.pop("calls"), second.pop("calls")) == (["write_token_file"], [])
     assert first == second
     assert all(first[layout]["mapped"] for layout in ("packed", "stream"))

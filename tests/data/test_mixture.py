@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from hfpatch.data.blocks import IGNORE
+from hfpatch.data.deciding import TaskDocument
 from hfpatch.data.load import load_splits
 from hfpatch.data.plan import draw_evaluation, draw_plan, draw_plans
 from hfpatch.data.token_file import write_token_file
-from hfpatch.data.tuning import TuningText, digest_all
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.training import TrainingSettings, with_steps
 
@@ -42,7 +42,7 @@ def test_a_mixture_is_its_sources_one_after_the_other(mixture, tokenizer, tmp_pa
     assert texts_of(made.train, tokenizer) == [*words("a", 40)[:34], *words("b", 25)[:23]]
     assert texts_of(made.held_out, tokenizer) == [*words("a", 40)[34:], *words("b", 25)[23:]]
     alone = [load_splits(part, tokenizer, cache_dir=tmp_path / "cache").train for part in settings.parts()]
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert len(list((tmp_path / "cache").iterdir())) == 4  # two texts, each in one layout
     facts = made.train.to_json()
     assert facts["mixture"] == [
         {"source": each.source, "revision": None, "sha256": each.sha256, "weight": weight}
@@ -78,8 +78,8 @@ def test_tuning_takes_documents_that_no_source_has_twice(mixture, tokenizer, tmp
     a, b = words("a", 40), words("b", 25)
     write_rows(tmp_path / "a.jsonl", [*a[:33], b[3], *a[34:]])
     write_rows(tmp_path / "b.jsonl", [*b[:23], a[5], b[24]], "body")
-    wanted = TuningText(8, digest_all([a[35]]))
-    made = load_splits(mixture.model_copy(update={"held_out": 4}), tokenizer, tuning=wanted)
+    tasks = {"own": [TaskDocument((), [a[35]])]}
+    made = load_splits(mixture.model_copy(update={"held_out": 4}), tokenizer, tuning=8, tasks=tasks)
     tuning = texts_of(made.tuning, tokenizer)
     # before the three that a holds out, and the one of b; 33 and 23 are in the other, 35 is in a task
     assert tuning == [*a[29:33], a[34], a[36], *b[21:23]]
@@ -107,8 +107,8 @@ def test_what_a_task_says_is_no_conversation_of_tuning(tokenizer, tmp_path):
     rows = [{"prompt": f"question {n}", "completion": f"answer {n}"} for n in range(9)]
     (tmp_path / "c.json").write_text(json.dumps(rows))
     settings = DataSettings(source=str(tmp_path / "c.json"), format="prompt_completion", block_size=40, layout="padded")
-    wanted = TuningText(2, digest_all(["question 8", "answer  6"]))
-    made = load_splits(settings, tokenizer, tuning=wanted)
+    tasks = {"own": [TaskDocument((), ["question 8", "answer  6"])]}
+    made = load_splits(settings, tokenizer, tuning=2, tasks=tasks)
     assert texts_of(made.tuning, tokenizer) == ["question 5answer 5", "question 7answer 7"]
 
 

@@ -2,15 +2,19 @@ import hashlib
 import json
 import re
 import tracemalloc
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hfpatch.data import token_file
@@ -18,7 +22,7 @@ from hfpatch.data import tokenizer as tokenizers
 from hfpatch.data.blocks import IGNORE
 from hfpatch.data.collate import collate
 from hfpatch.data.load import load_blocks, load_splits
-from hfpatch.data.token_file import TokenFile, TokenFileInfo, describe_token_file, open_token_file, write_token_file
+from hfpatch.data.token_file import describe_token_file, open_token_file, write_token_file
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
@@ -56,19 +60,22 @@ def test_the_file_holds_the_ids_and_the_sidecar_says_which(written, texts, token
     info = json.loads(written.with_suffix(".json").read_text())
     tokenizer_sha256 = info.pop("tokenizer_sha256")
     assert re.fullmatch("[0-9a-f]{64}", tokenizer_sha256)
+    documents = written.with_suffix(".safetensors")
+    assert info.pop("documents_sha256") == hashlib.sha256(documents.read_bytes()).hexdigest()
+    assert load_file(documents)["lengths"].tolist() == [len(tokenizer(text)["input_ids"]) + 1 for text in texts]
     assert info == {
         "dtype": "uint16", "tokens": len(ids), "documents": 4, "vocabulary_size": 300, "end_of_text": 0,
         "source": "owner/set", "config": "c", "split": "train", "revision": "f" * 40,
-        "sha256": hashlib.sha256(written.read_bytes()).hexdigest(),
+        "sha256": hashlib.sha256(written.read_bytes()).hexdigest(), "learned_sha256": None,
     }  # fmt: skip
-    assert {path.name for path in written.parent.iterdir()} == {"train.bin", "train.json"}
+    assert {path.name for path in written.parent.iterdir()} == {"train.bin", "train.json", "train.safetensors"}
 
 
 def make_gapped(largest):
     """A tokenizer of four words whose ids go up to ``largest``."""
     words = {"<end>": 0, "mill": 1, "lamp": largest - 1, "river": largest}
     backend = Tokenizer(WordLevel(words, unk_token="<end>"))
-    backend.pre_tokenizer = Whitespace()
+    backend.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
 
 
@@ -126,32 +133,51 @@ def test_a_file_and_the_text_it_was_made_from_give_the_same_blocks(tmp_path, tex
     assert ours.to_json() == theirs.to_json()
 
 
-@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=2, max_size=20), st.data())
-def test_held_out_documents_are_the_last_ones(documents, data):
-    held_out = data.draw(st.integers(1, len(documents) - 1))
-    size = data.draw(st.integers(2, 6))
-    ended = [[*document, 0] for document in documents]
-    whole = np.asarray(joined(ended), dtype=np.uint16)
-    info = TokenFileInfo(
-        dtype="uint16", tokens=len(whole), documents=len(documents), vocabulary_size=10, end_of_text=0,
-        tokenizer_sha256="t", source="s", sha256="h",
-    )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(token_file, "_CHUNK_TOKENS", data.draw(st.integers(1, 40)))
-        file, chosen = TokenFile(whole, info), settings("x.bin", held_out=held_out, block_size=size)
-        parts = [joined(ended[:-held_out]), joined(ended[-held_out:])]
-        if min(map(len, parts)) < size:
-            with pytest.raises(HfpatchError, match=f"do not fill one block .data.block_size is {size}."):
-                file.cut(chosen)
-            return
-        train, last = file.cut(chosen)
-        for blocks, part, count in ((train, parts[0], len(documents) - held_out), (last, parts[1], held_out)):
-            assert blocks.rows.reshape(-1).tolist() == part[: len(part) // size * size]
-            assert blocks.documents == count
-        assert train.sha256 != last.sha256
-        everything = settings("x.bin", held_out=len(documents), block_size=size)
+@pytest.mark.parametrize("begun", [False, True])
+@given(
+    documents=st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=12), min_size=1, max_size=20), data=st.data()
+)
+def test_documents_of_another_tool_are_told_apart_by_their_end(tokenizer, begun, documents, data):
+    """Also where one id begins and ends them, and where a last one has no end."""
+    ended = [[0, *document, 0] if begun else [*document, 0] for document in documents]
+    if data.draw(st.booleans()):
+        ended[-1].pop()
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        path = Path(folder) / "a.bin"
+        np.asarray(joined(ended), "<u2").tofile(path)
+        patched.setattr(token_file, "_CHUNK_TOKENS", data.draw(st.integers(2, 40)))
+        info = describe_token_file(path, tokenizer)
+        assert open_token_file(path, tokenizer).stream.lengths.tolist() == [len(document) for document in ended]
+        assert info.documents == len(ended)
+
+
+@pytest.mark.parametrize("append_eos", [True, False])
+@given(
+    words=st.lists(st.sampled_from(["mill", "lamp <end> river", "lamp", "<end>", ""]), min_size=3, max_size=12),
+    data=st.data(),
+)
+def test_held_out_documents_of_a_stream_are_the_last_ones(append_eos, words, data):
+    """Of a tokenizer that begins documents with the token that ends them, and of text that contains it."""
+    tokenizer = make_gapped(4000)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    texts = [f"{text} {'river ' * n}" for n, text in enumerate(words, 1)]
+    held_out = data.draw(st.integers(1, len(texts) - 1))
+    ids = [
+        [*tokenizer(text)["input_ids"], *([0] if append_eos and not text.endswith("<end>") else [])] for text in texts
+    ]
+    size = 2
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.bin"
+        write_token_file(path, texts, tokenizer, DataSettings(append_eos=append_eos))
+        splits = load_splits(settings(path, held_out=held_out, block_size=size), tokenizer)
+        whole = load_splits(settings(path, block_size=size), tokenizer).train
+        assert whole.rows.reshape(-1).tolist() == joined(ids)[: len(joined(ids)) // size * size]
+        for blocks, part in ((splits.train, ids[:-held_out]), (splits.held_out, ids[-held_out:])):
+            assert blocks.rows.reshape(-1).tolist() == joined(part)[: len(joined(part)) // size * size]
+            assert blocks.documents == len(part)
+        assert len({splits.train.sha256, splits.held_out.sha256, whole.sha256}) == 3
         with pytest.raises(HfpatchError, match="so none is left to train on"):
-            file.cut(everything)
+            load_splits(settings(path, held_out=len(texts), block_size=size), tokenizer)
 
 
 def test_the_hash_follows_tokens_block_size_and_part(written, texts, tokenizer):
@@ -171,7 +197,7 @@ def test_memory_is_bounded_whatever_the_text(tmp_path, tokenizer, monkeypatch):
         path = tmp_path / f"{documents}.bin"
         tracemalloc.start()
         info = write_token_file(path, (document for _ in range(documents)), tokenizer, DataSettings())
-        blocks = open_token_file(path, tokenizer).cut(settings(path, block_size=64))[0]
+        blocks = load_blocks(settings(path, block_size=64), tokenizer)
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert info.bytes == path.stat().st_size
@@ -301,15 +327,13 @@ def test_a_file_of_another_vocabulary_is_not_described(tmp_path, tokenizer, ids,
     assert not path.with_suffix(".json").exists()
 
 
-def test_without_an_end_of_text_nothing_can_be_held_out(tmp_path, texts, tokenizer):
+def test_documents_are_held_out_without_an_end_of_text(tmp_path, texts, tokenizer):
     path = tmp_path / "endless.bin"
     info = write_token_file(path, texts, tokenizer, DataSettings(append_eos=False))
     assert info.end_of_text is None
-    assert len(load_blocks(settings(path), tokenizer)) > 0
-    with pytest.raises(HfpatchError, match="no end-of-text between them"):
-        load_splits(settings(path, held_out=1), tokenizer)
-    with pytest.raises(ValueError, match=r"finds a stream's documents by their end-of-text; leave data\.append_eos on"):
-        settings(path.with_suffix(".txt"), held_out=1, append_eos=False)
+    last = tokenizer(texts[-1])["input_ids"]
+    held_out = load_splits(settings(path, held_out=1), tokenizer).held_out
+    assert held_out.rows.reshape(-1).tolist() == last[: len(last) // 8 * 8]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
-from hfpatch.data.tokenizer import END_OF_TEXT, hash_tokenizer, tokenize, train_tokenizer
+from hfpatch.data.tokenizer import END_OF_TEXT, hash_tokenizer, tokenize_in_parts, train_tokenizer
 from hfpatch.errors import HfpatchError
 
 
@@ -52,8 +49,7 @@ def test_tokenising_is_calling_the_tokenizer(tokenizer, texts, first):
     chosen(["the mill", "x"], truncation=True, max_length=2, padding=True)  # must not matter afterwards
     rows = [row if row and row[-1] == 0 else [*row, 0] for row in chosen(["mill", *texts])["input_ids"]]
     chosen(["the mill", "x"], truncation=True, max_length=2, padding=True)
-    with TemporaryDirectory() as folder:
-        made = tokenize(["mill", *texts], chosen, Path(folder) / "tokens", append_eos=True)
+    (made,) = tokenize_in_parts(["mill", *texts], chosen, append_eos=True)
     kept = [row for row in rows if len(row) > 1]
     assert made.lengths.tolist() == [len(row) for row in kept]
     assert made.tokens.tolist() == [token for row in kept for token in row]

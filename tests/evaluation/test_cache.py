@@ -1,3 +1,4 @@
+import ast
 import json
 import warnings
 from functools import partial
@@ -6,16 +7,20 @@ from pathlib import Path
 import families
 import pytest
 import torch
+from own_methods import defined, forgotten
 from peft import LoraConfig, VeraConfig, get_peft_model
 from transformers import AutoConfig
 
-from hfpatch import PreProjectionConfig, patch, unpatch
+import hfpatch
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, unpatch
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate
-from hfpatch.evaluation.cache import ScoreCache, model_key, open_cache
+from hfpatch.evaluation.cache import COMPUTING, ScoreCache, keep_findings, model_key, open_cache, read_findings
 from hfpatch.evaluation.model import HfpatchLM
-from hfpatch.evaluation.scorer import TokenRequest
+from hfpatch.evaluation.scorer import Findings, TokenRequest
+from hfpatch.evaluation.scorer.findings import Padding
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.sites.lm_head import Tail
 from hfpatch.twins import random_model, shrink
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -207,6 +212,40 @@ def test_the_key_is_stable_and_changes_with_all_that_changes_a_score(change, pre
     assert model_key(model) != before
 
 
+def test_the_formula_of_a_method_of_ones_own_is_part_of_the_key():
+    def key(query):
+        with forgotten():
+            model = patch(families.make_model("llama"), defined(method="of_the_key", query=query)(), seed=0)
+            return model_key(model)
+
+    def right(self, parts, q, x, site):
+        return q + parts["b"](parts["a"](x))
+
+    def other(self, parts, q, x, site):
+        return q + 2 * parts["b"](parts["a"](x))
+
+    assert key(right) == key(right)
+    before, after = key(right), key(other)
+    assert {name for name in before if before[name] != after[name]} == {"modules_code"}
+
+
+def test_only_sources_that_compute_are_part_of_the_key():
+    """What they import of hfpatch computes too, or is known to compute nothing."""
+    package = Path(hfpatch.__file__).parent
+    parts = [package / part for part in COMPUTING]
+    files = {file for part in parts for file in ([part] if part.is_file() else part.rglob("*.py"))}
+    assert files
+    assert package / "reporting" / "document.py" not in files
+    allowed = ("errors", "support", "recipes", "results", "tinyworld", "evaluation.cache", "evaluation.asked")
+    allowed += ("evaluation.generation", "evaluation.windows", "data.vocabulary")
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hfpatch."):
+                module = node.module.removeprefix("hfpatch.")
+                found = package.joinpath(*module.split("."))
+                assert module.startswith(allowed) or {found.with_suffix(".py"), found / "__init__.py"} & files, module
+
+
 class Stop(Exception):
     """Stands for a kill."""
 
@@ -257,3 +296,51 @@ def test_another_model_is_scored_again_in_the_same_folder(tokenizer, data_dir, t
         model.get_input_embeddings().weight.mul_(1.5)
     second = evaluated(model, tokenizer, data_dir, tmp_path)
     assert first["wikitext"].metrics != second["wikitext"].metrics
+
+
+def test_what_trials_found_is_kept_beside_the_answers(tmp_path, monkeypatch):
+    """Another evaluation of the same model makes no trial; that of another model makes its own."""
+    from hfpatch.evaluation.scorer import scorer
+    from hfpatch.surgery.bases import load_base
+
+    tried = []
+    for name in ("try_padding", "trees_are_exact"):
+        made = getattr(scorer, name)
+        monkeypatch.setattr(scorer, name, lambda *given, made=made, name=name: tried.append(name) or made(*given))
+
+    def scores(folder, form=None):
+        tried.clear()
+        base = load_base("tinyworld/gpt-neox")
+        if form is not None:
+            patch(base.model, NonlinearQueryConfig(form=form))
+        settings = EvaluationSettings(tasks=("tinyworld_endings",), limit=30)
+        found = evaluate(base.model, base.tokenizer, settings=settings, answers_dir=folder)["tinyworld_endings"]
+        return found.metrics
+
+    first = scores(tmp_path / "a")
+    assert {"try_padding", "trees_are_exact"} <= set(tried)
+    (file,) = (tmp_path / "a").glob("trials-*.json")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / file.name).write_bytes(file.read_bytes())  # what was found, without the answers
+    assert scores(tmp_path / "b") == first
+    assert tried == []
+    scores(tmp_path / "b", form="literal")
+    assert tried
+    assert len(list((tmp_path / "b").glob("trials-*.json"))) == 2
+
+
+def test_damaged_findings_and_those_of_another_model_are_not_read(tmp_path):
+    findings = Findings(split=True, tail=Tail(0.5, 30.0), padding=[Padding(3, 8, None, True)])
+    keep_findings(tmp_path, {"m": 1}, findings)
+    assert read_findings(tmp_path, {"m": 1}) == findings
+    assert read_findings(tmp_path, {"m": 2}) == Findings()
+    (file,) = tmp_path.iterdir()
+    whole = file.read_text()
+    for damaged in ("{", "{}", whole[:-9], whole.replace('"padding"', '"other"'), whole.replace('"m": 1', '"m": 2')):
+        file.write_text(damaged)
+        assert read_findings(tmp_path, {"m": 1}) == Findings()
+    keep_findings(tmp_path, {"m": 1}, findings)
+    assert file.read_text() == whole
+    with pytest.raises(HfpatchError):
+        keep_findings(file / "below", {"m": 1}, findings)
+    keep_findings(file / "below", {"m": 1}, findings, optional=True)

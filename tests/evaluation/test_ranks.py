@@ -88,7 +88,8 @@ def launched(tmp_path_factory):
     settings = {"limit": 24, "tasks": ["tinyworld_cloze", "tinyworld_endings"], "batch_size": 2}
     with_texts = {**settings, "tasks": [*settings["tasks"], "tinyworld_text", "writing"], "include_path": str(root)}
     recipe = {
-        "name": "small", "model": {"name": "tinyworld/gpt2"}, "data": {"block_size": 32, "max_documents": 30},
+        "name": "small", "model": {"name": "tinyworld/gpt2"},
+        "data": {"block_size": 32, "max_documents": 30, "held_out": 9},
         "training": {"steps": 2, "warmup_steps": 1, "batch_size": 4, "lr": 1e-3, "seeds": [0]},
         "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 24, "allow_unknown_base": True}, "methods": METHODS,
     }  # fmt: skip

@@ -165,6 +165,12 @@ def test_few_shot_changes_the_score_and_is_recorded(taught, tokenizer, data_dir)
     assert few["arc_easy"].num_fewshot == 1
 
 
+def test_a_task_of_the_name_of_other_results_is_refused(outcome, taught, tokenizer, data_dir):
+    settings = EvaluationSettings(tasks=["lambada_openai"], limit=2)
+    with pytest.raises(HfpatchError, match=r"task lambada_openai: .* data.held_out"):
+        evaluate(taught, tokenizer, settings=settings, data_dir=data_dir, scored={"lambada_openai": None})
+
+
 def test_nothing_is_printed_and_the_mode_is_kept(model, tokenizer, data_dir, capfd):
     model.train()
     evaluate(model, tokenizer, settings=settings("lambada_openai", "wikitext", limit=2), data_dir=data_dir)

@@ -1,7 +1,9 @@
 import gzip
 import shutil
 
+import lm_eval
 import pytest
+from lm_eval.models.dummy import DummyLM
 from lm_eval.tasks import TaskManager
 
 from hfpatch.errors import HfpatchError
@@ -68,6 +70,23 @@ def test_few_shot_examples_come_from_the_training_split(data_dir, support):
     (again,) = load_tasks(("arc_easy",), data_dir=data_dir, num_fewshot=2).values()
     again.build_all_requests(limit=3)
     assert [request.args for request in again.instances] == [request.args for request in task.instances]
+
+
+@pytest.mark.parametrize("shots", [None, 2])
+def test_lm_evals_own_call_gets_the_examples_that_it_asks_for(data_dir, shots):
+    """Also after another call has changed the task, which is built once and shared."""
+    few = {"limit": 2, "bootstrap_iters": 0, "task_manager": TaskManager(include_defaults=False)}
+    for asked in (1, shots):
+        task = load_tasks(("arc_easy",), data_dir=data_dir)["arc_easy"]
+        found = lm_eval.simple_evaluate(model="dummy", tasks=[task], num_fewshot=asked, **few)
+        assert found["n-shot"] == {"arc_easy": asked or 0}
+        context = found["samples"]["arc_easy"][0]["arguments"][0][0]
+        assert context.count("Question: ") == 1 + (asked or 0)
+    plain = lm_eval.evaluate(DummyLM(), load_tasks(("arc_easy",), data_dir=data_dir), limit=2, bootstrap_iters=0)
+    assert plain["n-shot"] == {"arc_easy": 0}
+    fixed = load_tasks(("arc_easy",), data_dir=data_dir, num_fewshot=0)["arc_easy"]
+    pinned = lm_eval.simple_evaluate(model="dummy", tasks=[fixed], num_fewshot=2, **few)
+    assert pinned["n-shot"] == {"arc_easy": 0}  # asked for from load_tasks: lm-eval leaves such a task as it is
 
 
 def test_every_local_file_names_tasks_that_exist():

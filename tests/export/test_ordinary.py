@@ -1,11 +1,26 @@
 """An export is an ordinary transformers model: saved again, trained, cast, adapted; the commands take it."""
 
+import json
+import shutil
+import subprocess
+import sys
+
 import elsewhere
 import pytest
 import torch
 from families import logits_of, make_model, make_tokens, perturb
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Trainer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Gemma2ForCausalLM,
+    GenerationConfig,
+    Trainer,
+    TrainingArguments,
+)
 
 import hfpatch
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig
@@ -34,6 +49,47 @@ def folder(tmp_path_factory):
 
 def load(folder, **options):
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options).eval()
+
+
+TOKENIZE = """
+import sys
+from transformers import AutoTokenizer
+print(AutoTokenizer.from_pretrained(sys.argv[1])("Anna ran.").input_ids)
+"""
+
+
+@pytest.mark.parametrize("resaved", [False, True])
+def test_its_tokenizer_loads_without_a_question_and_without_a_word(folder, tmp_path, resaved):
+    """In a process of its own, which nobody answers; saved again, too."""
+    model = load(folder)
+    home = tmp_path / "export"
+    if resaved:
+        model.save_pretrained(home)
+    else:
+        shutil.copytree(folder, home)
+    tokenizer = AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox"))
+    tokenizer.save_pretrained(home)
+    alone = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": True}
+    done = subprocess.run([sys.executable, "-c", TOKENIZE, str(home)], **alone)
+    assert json.loads(done.stdout) == tokenizer("Anna ran.").input_ids
+    assert done.stderr == ""
+    assert torch.equal(logits_of(load(home), TOKENS), logits_of(model, TOKENS))
+
+
+def test_nothing_loads_it_without_its_patch(folder, tmp_path, capsys):
+    """Its file has the base's model type, whose classes are there."""
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "gemma2"
+    assert load(folder).config.model_type == "hfpatch_gemma2"
+    for kind in (AutoModelForCausalLM, AutoModel, AutoModelForSequenceClassification, Gemma2ForCausalLM):
+        with pytest.raises(ValueError, match="none without trust_remote_code=True"):
+            kind.from_pretrained(folder)
+    shutil.copytree(folder, tmp_path / "export")
+    AutoTokenizer.from_pretrained(locate_base("tinyworld/gpt-neox")).save_pretrained(tmp_path / "export")
+    place = str(tmp_path / "export")
+    evaluated = ["eval", "--tasks", "tinyworld_cloze", "--model", place]
+    for command in (["inspect", place], ["check", place], ["check", place, "--config-only"], evaluated):
+        assert main(command) == 2
+        assert "brings its own code, which is not run unasked" in capsys.readouterr().err
 
 
 def test_it_is_saved_and_loaded_again(folder, tmp_path):

@@ -137,9 +137,11 @@ def test_the_scorer_scores_on_the_device_as_on_the_cpu(family, name, attention):
         model = patched(family, name, device).eval()
         model.set_attn_implementation(attention)
         found = {}
-        made = scorer.Scorer(model, 40, BatchLimits(tokens=64, logits=1 << 12))
+        limits = BatchLimits(tokens=64, logits=1 << 12)
+        made = scorer.Scorer(model, 40, limits, weigh_trials=False)
         made.score(requests(), found.update)
-        return found, made.sharing, len(made.trimmable)
+        plan = made.plan(requests(), limits)
+        return found, plan.sharing, len(plan.modules)
 
     with simulated_device():
         found = scores("cuda")
@@ -160,7 +162,8 @@ def test_the_scorer_scores_a_model_on_two_devices():
         perturb(model)
         added = {str(layer.device()) for layer in model.modules() if isinstance(layer, MethodLayer)}
         found = {}
-        scorer.Scorer(model, 40, BatchLimits(tokens=64, logits=1 << 12)).score(requests(), found.update)
+        limits = BatchLimits(tokens=64, logits=1 << 12)
+        scorer.Scorer(model, 40, limits, weigh_trials=False).score(requests(), found.update)
         return found, added
 
     with simulated_device():

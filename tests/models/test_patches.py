@@ -190,7 +190,7 @@ def test_check_on_the_folder(tmp_path, monkeypatch):
     for arguments in ([], ["--config-only"]):
         found = CliRunner().invoke(app, ["check", str(tmp_path), *arguments])
         assert found.exit_code == 0, found.output
-        assert found.output.count("ok  ") == 36, found.output
+        assert found.output.count("ok  ") == 38, found.output
         assert "FAIL" not in found.output
     hfpatch.save_patch(hfpatch.patch(build("gpt_neox", anchor="weight"), STACK), tmp_path / "patch")
     line = CliRunner().invoke(app, ["export", str(tmp_path / "patch"), "--model", str(tmp_path)])

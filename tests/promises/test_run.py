@@ -21,7 +21,7 @@ NAMES = [
     "projections are what they are taken for",
     "temperatures scale their own heads", "causality", "generation with and without cache", "left padding",
     "gradient checkpointing", "torch.compile", "gradients reach what was added, only that", "save and load",
-    "init independent of the rest", "fp32 trainables",
+    "init independent of the rest", "fp32 trainables", "what every PEFT tuner promises",
 ]  # fmt: skip
 
 

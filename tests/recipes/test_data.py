@@ -6,7 +6,8 @@ from hfpatch.recipes.pretraining import PretrainRecipe
 
 
 def test_bounds():
-    for bad in ({"block_size": 1}, {"min_characters": -1}, {"max_documents": 0}, {"sauce": "x"}):
+    assert DataSettings(held_out=0) == DataSettings()
+    for bad in ({"held_out": -1}, {"block_size": 1}, {"min_characters": -1}, {"max_documents": 0}, {"sauce": "x"}):
         with pytest.raises(ValidationError):
             DataSettings(**bad)
 

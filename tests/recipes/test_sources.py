@@ -81,6 +81,10 @@ def test_an_override_of_epochs_takes_the_place_of_steps(recipe):
         ("train[90%:]", "train[:90%]", False),
         ("train[:91%]", "train[90%:]", True),
         ("train[:90]", "train[90%:]", True),
+        ("train[:33%]", "train[33%:](pct1_dropremainder)", True),  # of 199 documents 33 to 65
+        ("train[:33%](closest)", "train[33%:]", False),
+        ("train[:33%](pct1_dropremainder)", "train[33%:](pct1_dropremainder)", False),
+        ("train[:33](pct1_dropremainder)", "train[33:]", False),
         ("train[:-9]", "train[-9:]", True),  # not known without the number of documents
         ("train", "test+validation", False),
         ("train[:5]", "test+train[3:]", True),

@@ -1,10 +1,15 @@
 """The section ``tuning``: what is tried, and what contradicts itself, in one line each."""
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe, load_recipe
+from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import TuningSettings, tuning_seed
+from hfpatch.training.optim import build_scheduler
 
 RATES = "tuning.learning_rates=[1e-3, 1e-2]"
 
@@ -33,7 +38,6 @@ BAD = [
     ([RATES, "training.lr=0.1"], "override 'training.lr=0.1': this recipe tunes the rate, so it has no effect"),
     ([RATES, "training.learning_rates.lora=0.1"], "training.learning_rates.lora fixes a rate that tuning would choose"),
     ([RATES, "data.source=text.bin", "data.layout=stream", "data.max_documents=null"], "text.bin contains tokens"),
-    ([RATES, "data.layout=stream", "data.append_eos=false"], "leave data.append_eos on"),
     (grid("weight_decay: [0, 0.1]"), "is neither a key of training nor an option of a method"),
     (grid("training.weight_decy: [0, 0.1]"), r"training has no key 'weight_decy' \(did you mean 'weight_decay'\?\)"),
     (grid("training.weight_decay.lora: [0, 0.1]"), "training has no key 'weight_decay.lora'"),
@@ -43,6 +47,9 @@ BAD = [
     (grid("training.betas: [[0.9, 0.99], [0.9, 0.999]]"), r"contains \[0.9, 0.99\]; use numbers"),
     (grid("training.lr: [1, 2]"), "is what tuning.learning_rates lists"),
     (grid("training.steps: [10, 20]"), "must be the same for all trials"),
+    (["training.steps=null", "training.epochs=1", *grid("training.epochs: [1, 2]")], "must be the same for all trials"),
+    ([*grid("training.warmup_steps: [1, 8]"), "tuning.steps=8"], r"in a trial: training.warmup_steps is 8; .* \(8\)"),
+    (grid("training.warmup_steps: [1, 900]"), "tuning.grid: training.warmup_steps is 900; must be below"),
     (grid("training.micro_batch_size: [1, 2]"), "must be the same for all trials"),
     (grid("methods.lorra.0.lora_alpha: [1, 2]"), r"names no method that is trained \(did you mean 'lora'\?\)"),
     (grid("methods.baseline.0.r: [1, 2]"), "names no method that is trained"),
@@ -76,6 +83,53 @@ def test_rates_are_continued_by_the_ratio_at_the_edge():
 def test_no_final_run_has_the_seed_of_tuning():
     assert tuning_seed([0, 1, 2]) == 1000
     assert tuning_seed([1001, 1000]) == 1002
+
+
+@given(
+    warmup=st.lists(st.integers(0, 30), min_size=2, max_size=2, unique=True),
+    schedule=st.lists(st.sampled_from(["cosine", "linear", "constant", "wsd"]), min_size=2, max_size=2, unique=True),
+    decay=st.lists(st.integers(1, 60), min_size=2, max_size=2, unique=True),
+    steps=st.sampled_from([None, 10, 20]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_trial_that_is_accepted_reaches_its_rate(warmup, schedule, decay, steps):
+    axes = {"training.warmup_steps": warmup, "training.schedule": schedule, "training.decay_steps": decay}
+    try:
+        recipe = small(steps=25, warmup_steps=1, tuning={"learning_rates": [0.1, 0.2], "steps": steps, "grid": axes})
+    except ValueError:
+        assert max(warmup) >= (steps or 25)
+        return
+    for values in recipe.tuning.combinations("lora", recipe.methods):
+        trial = recipe.trial("lora", {"lr": 0.2, **values}).training
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=trial.lr)
+        scheduler, rates = build_scheduler(optimizer, trial, steps=trial.steps), []
+        for _ in range(trial.steps):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        assert trial.steps == (steps or 25)
+        assert max(rates) == pytest.approx(0.2)
+
+
+def test_a_trial_of_epochs_is_judged_by_the_steps_that_they_are():
+    axes = {"training.warmup_steps": [1, 30]}
+    recipe = small(epochs=2.0, warmup_steps=1, tuning={"learning_rates": [0.1, 0.2], "grid": axes})
+    assert recipe.trial("lora", {"lr": 0.2, "warmup_steps": 30}).training.epochs == 2.0
+    for steps, said in ((31, None), (30, "training.warmup_steps is 30; must be below training.steps (30)")):
+        training = with_steps(recipe.training, blocks=steps * 8)
+        mistake = recipe.model_copy(update={"training": training}).trial_mistake()
+        assert mistake is said is None or said in mistake
+
+
+def small(tuning, **training):
+    return Recipe.model_validate(
+        {
+            "name": "small",
+            "training": training,
+            "tuning": tuning,
+            "methods": {"baseline": [], "lora": [{"type": "lora", "r": 2}]},
+        }
+    )
 
 
 def test_a_trial_is_the_recipe_at_its_values():

@@ -12,6 +12,7 @@ from hfpatch.reporting.comparison.document import comparison_document, read_mate
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.plots import to_svgs
 from hfpatch.results.folder import load_comparison
+from hfpatch.results.identity import OF_BASE, OF_TASK
 
 TASKS = {
     "tinyworld_cloze": {"primary": "acc", "higher_is_better": True, "n": 400},
@@ -76,6 +77,7 @@ def method(name, parts, trainable, scores, *, speed=None, match=None, form=None)
     for seed in range(len(next(iter(scores.values())))):
         evaluation = {task: task_result(task, values[seed]) for task, values in scores.items()}
         runs[str(seed)] = {"train": train_result(speed) if speed else None, "evaluation": evaluation}
+        runs[str(seed)]["computed_with"] = {"code_sha256": "c" * 64, "versions": {"torch": "2.13.0"}, "device": "cpu"}
     return name, {
         "parts": parts,
         "parameters": {"trainable": trainable, "added": trainable, "base": 1_000_000},
@@ -148,6 +150,7 @@ def example():
             "dtype": "float32",
             "model_type": "gpt_neox",
             "parameters": 1_000_000,
+            "identity": {name: f"{place}" * 64 for place, name in enumerate(OF_BASE) if name != "base_weights"},
         },
         "data": {
             "source": "tinyworld/shifted",
@@ -161,7 +164,7 @@ def example():
         "plan": {str(s): {"sha256": f"{s}" * 64, "steps": 200, "batch_size": 16} for s in range(2)},
         "training": {"steps": 200, "batch_size": 16, "lr": 1e-3, "seeds": [0, 1], "trainable_dtype": "float32"},
         "evaluation": {"tasks": list(TASKS), "limit": None, "batch_size": 16},
-        "tasks": {name: {**info, "data_sha256": "d" * 64, "version": "1"} for name, info in TASKS.items()},
+        "tasks": {name: {**info, **dict.fromkeys(OF_TASK, "d" * 64), "version": "1"} for name, info in TASKS.items()},
         "methods": methods,
         "comparisons": comparisons,
         "correction": "tasks",

@@ -72,7 +72,7 @@ def test_nothing_found_at_floor_is_greyed_and_not_within_noise(floored):
 
 def test_the_sentences_say_that_nothing_can_be_told(floored):
     said = {each.subject: each for each in answer(floored).against_baseline}
-    assert f"on {CLOZE} baseline is at floor, so nothing can be told" in said["lora"].rest
+    assert f"on {CLOZE} (acc) baseline is at floor, so nothing can be told" in said["lora"].rest
     assert CLOZE not in said["lora"].rest.split("on tinyworld_cloze")[0]
     assert headline(floored).lines  # the verdicts can be counted
 
@@ -102,4 +102,4 @@ def test_with_all_tasks_at_floor_there_is_no_verdict(build, raw):
     for each in raw["comparisons"]:
         each["verdict"] = "within noise"
     found = answer(build(raw))
-    assert found.headline == "Of 2 methods against baseline: 2 are without a verdict."
+    assert found.headline.endswith("(acc, acc norm): 2 are without a verdict.")

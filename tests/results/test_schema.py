@@ -1,10 +1,13 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 from reporting.conftest import example
 
 from hfpatch.results import ComparisonResults, json_schema, load_results
+from hfpatch.results.parts import High, Low, Measured, Number
 
 RESULTS = Path(__file__).parents[2] / "results"
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
@@ -26,3 +29,14 @@ def test_the_schema_refuses_what_is_not_results():
     jsonschema.validate(good, json_schema())
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**good, "methods": 3}, json_schema())
+
+
+@pytest.mark.parametrize("value", [1.5, math.inf, -math.inf, math.nan, None])
+@pytest.mark.parametrize(
+    ("kind", "unknown"), [(Low, -math.inf), (High, math.inf), (Number, math.nan), (Measured, None)]
+)
+def test_a_number_that_is_not_finite_is_the_same_in_memory_and_in_the_file(kind, unknown, value):
+    adapter = TypeAdapter(kind)
+    here = adapter.validate_python(value)
+    written = json.dumps(adapter.dump_python(here, mode="json"), allow_nan=False)
+    assert repr(here) == repr(adapter.validate_json(written)) == repr(1.5 if value == 1.5 else unknown)

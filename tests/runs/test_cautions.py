@@ -1,6 +1,7 @@
 """What the reader is warned of."""
 
 import copy
+import math
 
 import pytest
 
@@ -182,8 +183,10 @@ def test_rates_that_were_not_tuned_are_named_and_best_ones_at_an_edge():
     tuning = {"seed": 1000, "steps": 9, "learning_rates": [0.01, 0.1], "chosen": choices}
     assert told(recipe, {**untuned, "tuning": tuning}) == [
         "pre: its best learning rate, 0.1, is the highest of the 2 that were tried, so a higher one may be better.",
-        "lora: all 2 trials of tuning diverged; its runs take the lowest rate.",
+        "lora: all 2 trials of tuning diverged; its runs take the lowest rate, untuned.",
     ]
+    in_memory = {**choices, "lora": {**choices["lora"], "loss": math.inf}}
+    assert told(recipe, {**untuned, "tuning": {**tuning, "chosen": in_memory}})[1].startswith("lora: all 2 trials")
     choices["lora"] |= {"loss": 1.0, "edge": None}
     trial = {"method": "lora", "seed": 1000, "values": {"lr": 0.01}, "commit": "other"}
     (_, caution) = told(recipe, {**untuned, "tuning": {**tuning, "trials": [trial]}})

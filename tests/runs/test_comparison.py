@@ -7,6 +7,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,20 +19,24 @@ import hfpatch.runs.train_eval
 import hfpatch.support.files
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
+from hfpatch.evaluation.stats import paired_permutation
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe
 from hfpatch.reporting.report import document_of
 from hfpatch.reporting.terminal import print_document
+from hfpatch.results import load_results
+from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK
+from hfpatch.results.records import read_values
 from hfpatch.runs import Progress, compare, pretrain, train
-from hfpatch.runs.folder import RunFolder
 from hfpatch.runs.growth import changes
 from hfpatch.runs.plan import plan_comparison
-from hfpatch.runs.results import collect
-from hfpatch.runs.session import open_runs, resumed_clock
+from hfpatch.runs.session import open_runs
 from hfpatch.runs.setup import set_up
 from hfpatch.runs.train_eval import complete
 from hfpatch.support.files import read_json, write_json
 from hfpatch.surgery.bases import load_base
+from hfpatch.surgery.folder import load_patch
+from hfpatch.surgery.patch import unpatch
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
 
@@ -192,27 +197,106 @@ def test_results_name_everything_a_result_must_name(straight, model_folder):
         "primary": "acc",
         "higher_is_better": True,
         "n": 8,
-        "data_sha256": results["tasks"]["tinyworld_cloze"]["data_sha256"],
+        **{name: results["tasks"]["tinyworld_cloze"][name] for name in OF_TASK},
         "version": "1.0",
+    }
+    shared = read_json(straight / "identity.json")
+    assert results["model"]["identity"] == {name: shared[name] for name in OF_BASE if name != "base_weights"}
+    runs = [run for method in results["methods"].values() for run in method["runs"].values()]
+    assert all(set(run["computed_with"]) == set(COMPUTED_WITH) for run in runs)
+
+
+HELD_OUT_DATA = {"block_size": 16, "max_documents": 60, "held_out": 25}
+HELD_OUT_TASKS = {"tasks": ["tinyworld_cloze"], "limit": 8}
+
+
+@pytest.fixture(scope="module")
+def with_held_out(model_folder, tmp_path_factory):
+    """A comparison with one seed whose held-out documents are split over packed rows."""
+    out = tmp_path_factory.mktemp("held-out") / "out"
+    training = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0]}
+    chosen = make_recipe(model_folder, data=HELD_OUT_DATA, evaluation=HELD_OUT_TASKS, training=training)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
+        compare(chosen, out)
+    return out, chosen
+
+
+def held_out_by_hand(model, tokenizer):
+    """Return (documents, 2): nats and predicted tokens, each piece of each document by itself."""
+    sums = []
+    for text in list(documents("shifted", count=60))[-25:]:
+        ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        pieces = [torch.tensor(ids[at : at + 16]) for at in range(0, len(ids), 16)]
+        with torch.no_grad():
+            losses = [
+                cross_entropy(model(each[None]).logits[0, :-1].double(), each[1:], reduction="sum")
+                for each in pieces
+                if len(each) > 1
+            ]
+        sums.append([float(sum(losses)), sum(len(each) - 1 for each in pieces)])
+    return np.array(sums)
+
+
+def recorded(out, method, seed=0):
+    folder = out / "runs" / method / f"seed-{seed}" / "evaluations"
+    records = [json.loads(line) for line in (folder / "held_out_text.jsonl").read_text().splitlines()]
+    values = read_values(folder)["held_out_text"].metrics
+    assert values["nats_per_token"].tolist() == [each["nats_per_token"] for each in records]
+    assert values["bytes"].tolist() == [each["bytes"] for each in records]
+    return records
+
+
+def test_every_run_keeps_the_loss_of_each_held_out_document(with_held_out):
+    out, chosen = with_held_out
+    results, base = load_results(out), load_base(chosen.model.name)
+    losses = {}
+    for method in ("baseline", "pre_projection", "lora"):
+        if method != "baseline":
+            load_patch(base.model, out / "runs" / method / "seed-0" / "patch")
+        losses[method] = held_out_by_hand(base.model, base.tokenizer)
+        unpatch(base.model)
+        records = recorded(out, method)
+        assert [each["doc_id"] for each in records] == list(range(25))
+        found = np.array([each["nats_per_token"] for each in records])
+        np.testing.assert_allclose(found * [-1, 1], losses[method], rtol=1e-4)
+        score = results.methods[method].runs[0].evaluation["held_out_text"]
+        assert score.metrics == {"nats_per_token": pytest.approx(-found[:, 0].sum() / found[:, 1].sum())}
+        train = results.methods[method].runs[0].train
+        assert train is None or score.metrics["nats_per_token"] == pytest.approx(train.final_eval_loss, rel=1e-5)
+    mean = losses["baseline"].sum(axis=0)
+    assert results.data["held_out"]["base_loss"] == pytest.approx(mean[0] / mean[1], rel=1e-4)
+    for made in (each for each in results.comparisons if each.task == "held_out_text"):
+        difference = losses[made.method][:, 0] - losses[made.reference][:, 0]
+        weights = losses["baseline"][:, 1]
+        assert made.difference == pytest.approx(difference.sum() / weights.sum(), rel=1e-3)
+        p, (low, high) = paired_permutation(difference, weights)
+        assert (made.p, made.low, made.high) == pytest.approx((p, low, high), rel=1e-2, abs=5e-4)
+    assert {(each.method, each.reference) for each in results.comparisons if each.task == "held_out_text"} == {
+        (each.method, each.reference) for each in results.comparisons
     }
 
 
-def test_the_loss_of_the_base_on_held_out_text_is_kept(model_folder, tmp_path):
-    """What methods gain there is measured from it; a method at its first step has it too."""
-    chosen = make_recipe(model_folder, data={"block_size": 32, "max_documents": 30, "held_out": 5})
-    plan = plan_comparison(chosen, tmp_path / "out")
-    with open_runs(plan, partial(set_up, chosen), resume=False) as setup:
-        complete(next(unit for unit in plan.units if unit.action == "evaluate"), setup, Progress())
-        results = collect(setup, RunFolder(tmp_path / "out"), resumed_clock(tmp_path / "out"), complete=False)
-        rows = [setup.held_out[place] for place in range(len(setup.held_out))]
-        with torch.no_grad():
-            logits = [
-                setup.base.model(row["input_ids"][None], position_ids=row["position_ids"][None]).logits[0]
-                for row in rows
-            ]
-    predicted = torch.cat([row["labels"][1:] for row in rows])
-    losses = cross_entropy(torch.cat([each[:-1] for each in logits]), predicted, ignore_index=-100)
-    assert results.data["held_out"]["base_loss"] == pytest.approx(float(losses), rel=1e-4)
+def test_added_seeds_and_methods_are_compared_on_held_out_documents(with_held_out, tmp_path):
+    """The runs that are there are kept, records and all; what an interruption left out is measured again."""
+    before, chosen = with_held_out
+    out = tmp_path / "out"
+    shutil.copytree(before, out)
+    (out / "runs" / "lora" / "seed-0" / "result.json").unlink()
+    more = {**METHODS, "lora_2": [{"type": "lora", "r": 2, "target_modules": "attention"}]}
+    training = chosen.training.model_copy(update={"seeds": [0, 1]})
+    compare(Recipe.model_validate({**chosen.model_dump(), "methods": more, "training": training}), out, resume=True)
+    for method in ("baseline", "pre_projection", "lora"):
+        assert recorded(out, method) == recorded(before, method)
+    results = load_results(out)
+    made = {
+        each.method: each
+        for each in results.comparisons
+        if (each.task, each.reference) == ("held_out_text", "baseline")
+    }
+    assert {name: each.seeds for name, each in made.items()} == {"pre_projection": 2, "lora": 2, "lora_2": 2}
+    assert made["lora_2"].test == "paired t over seeds and documents"
+    assert made["lora_2"].n == 25
 
 
 def test_results_hold_each_method_with_its_size_and_runs(straight):
@@ -485,22 +569,22 @@ def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp
     steps = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]}
     chosen = make_recipe(model_folder, training={**steps, "learning_rates": {"pre_projection": 1e30}})
     out, log = tmp_path / "out", Log()
-    with pytest.warns(UserWarning, match=r"pre_projection · seed 1: diverged at step 3: it has no patch"):
+    with pytest.warns(UserWarning, match=r"pre_projection · seed 1: diverged at step 2: it has no patch"):
         results = compare(chosen, out, progress=log)
     assert results["complete"] is True
     bad, good = (results["methods"][name]["runs"] for name in ("pre_projection", "lora"))
-    assert [(run["train"]["diverged_step"], run["evaluation"]) for run in bad.values()] == [(3, {}), (3, {})]
+    assert [(run["train"]["diverged_step"], run["evaluation"]) for run in bad.values()] == [(2, {}), (2, {})]
     assert all(run["train"]["diverged_step"] is None and len(run["evaluation"]) == 2 for run in good.values())
     assert {(each["method"], each["reference"]) for each in results["comparisons"]} == {("lora", "baseline")}
     assert not (out / "runs" / "pre_projection" / "seed-0" / "patch").exists()
     assert [name for name in log.evaluated if name.startswith("pre_projection")] == []
-    told = "pre_projection, seed 0: diverged at step 3; it has no scores, and no comparison counts it."
+    told = "pre_projection, seed 0: diverged at step 2; it has no scores, and no comparison counts it."
     assert told in results["warnings"]
     report = (out / "report.md").read_text()
     assert told in report
-    assert "diverged at step 3 (seed 0) and 3 (seed 1): it was not compared with baseline" in report
+    assert "diverged at step 2 (seed 0) and 2 (seed 1): it was not compared with baseline" in report
     assert "no result on" not in report
-    assert "diverged at step 3" in (out / "report.html").read_text()
+    assert "diverged at step 2" in (out / "report.html").read_text()
     before, again = files(out), Log()
     assert numbers(compare(chosen, out, resume=True, progress=again)) == numbers(results)
     assert (again.trained, again.evaluated, files(out)) == ([], [], before)
@@ -517,7 +601,7 @@ def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp
         return real(model, settings=settings, run_dir=run_dir, **values)
 
     monkeypatch.setattr(hfpatch.runs.train_eval, "train_probe", spoilt)
-    with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 3"):
+    with pytest.warns(UserWarning, match="lora · seed 1: diverged at step 2"):
         results = compare(recipe, tmp_path / "out")
     seeds = {(each["method"], each["reference"]): each["seeds"] for each in results["comparisons"]}
     assert seeds[("lora", "baseline")] == 1

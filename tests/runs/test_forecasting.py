@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 
 import hfpatch.evaluation.sizing
-import hfpatch.runs.forecasting
+import hfpatch.runs.measuring
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import evaluate
+from hfpatch.evaluation.sizing import collect_requests, scorer_of, time_requests
+from hfpatch.evaluation.windows import row_operations
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.reporting.forecast import forecast_document
 from hfpatch.reporting.terminal import print_document
 from hfpatch.results.forecast import Forecast
 from hfpatch.runs import forecast
 from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.progress import Progress
 from hfpatch.surgery.bases import load_base
 
 MODEL, DOCUMENTS = "tinyworld/gpt-neox", 24
@@ -50,7 +53,7 @@ def found(empty):
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(empty)
         patched.setattr(hfpatch.evaluation.sizing, "_BATCHES", 1)
-        return forecast(make_recipe(), effect=0.1)
+        return forecast(make_recipe(), effect=0.1, seconds=1000)  # whatever else this machine does
 
 
 def test_it_counts_the_units_of_the_plan(found):
@@ -82,13 +85,60 @@ def test_one_method_of_each_kind_is_measured(found):
     assert found.memory_bytes >= max(each.evaluation_memory_bytes for each in found.kinds.values()) > 0
 
 
+def test_a_small_model_s_steps_are_run_whole(found):
+    assert {each.step_share for kind, each in found.kinds.items() if kind != "base"} == {1.0}
+    assert all(task.timed > 100 for task in found.tasks.values())
+    assert found.assumptions[0].startswith("Measured were ")
+    assert "100% of a step" in found.assumptions[0]
+
+
+def test_without_time_it_works_from_a_part_of_everything(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = []
+    progress = type("Shown", (Progress,), {"evaluating": lambda self, run, task: shown.append((run, task))})()
+    found = forecast(make_recipe(), seconds=0, progress=progress)
+    steps = [each for kind, each in found.kinds.items() if kind != "base"]
+    assert {each.step_share for each in steps} == {0.25}  # one of four blocks
+    assert all(each.step_s > 0 for each in steps)
+    assert all(0 < task.timed < task.tokens / 4 for task in found.tasks.values())
+    assert {task.sampled for task in found.tasks.values()} == {0}
+    assert sum("--seconds gives more time" in warning for warning in found.warnings) == 2
+    assert "25% of a step" in found.assumptions[0]
+    assert found.seconds > 0
+    assert ("base", "a part of tinyworld_text, about 0 s left") in shown
+
+
+def test_a_part_is_scaled_to_the_whole(monkeypatch):
+    """Of a scorer that takes as long as its rows have operations, a small part tells the time of all."""
+    base, recipe = load_base(MODEL), make_recipe()
+    asked = collect_requests(base.model, base.tokenizer, recipe.evaluation, None)["tinyworld_text"]
+    scorer = scorer_of(base.model, base.tokenizer, recipe.evaluation)
+    limits, clock = scorer._scorer().limits, [0.0]
+
+    def cost(requests):
+        rows = [len(context) + len(targets) for _, context, targets in requests]
+        one = row_operations(base.model, 1)
+        return row_operations(base.model, rows).sum() + -(-sum(rows) // limits.tokens) * limits.overhead * one
+
+    def score(requests, **_):
+        clock[0] += float(cost(requests)) / 1e9
+
+    monkeypatch.setattr(scorer, "_loglikelihood_tokens", score)
+    monkeypatch.setattr("hfpatch.evaluation.sizing.time.perf_counter", lambda: clock[0])
+    for seconds in (0, 1e9):
+        timed = time_requests(scorer, [asked], seconds)
+        assert timed.seconds == pytest.approx(float(cost(asked.encoded)) / 1e9)
+    assert timed.tokens >= limits.tokens * 0.9
+
+
 def test_the_time_is_that_of_the_units(found):
     steps = {name: found.kinds[method.kind].step_s for name, method in found.methods.items()}
-    held_out = hfpatch.runs.forecasting._FORWARD  # at most: a few blocks once, in steps of four blocks
+    held_out = hfpatch.runs.measuring.FORWARD  # at most: a few blocks once, in steps of four blocks
     assert 14 * sum(steps.values()) < found.work["train"].seconds < 14 * sum(steps.values()) * (1 + 8 * held_out)
     scored = {kind: sum(each.evaluation_s.values()) for kind, each in found.kinds.items()}
     kinds = ["base", *(method.kind for method in found.methods.values() for _ in range(2))]
-    assert found.work["evaluate"].seconds == pytest.approx(sum(scored[kind] for kind in kinds))
+    least = sum(scored[kind] for kind in kinds)
+    assert least < found.work["evaluate"].seconds < least + 2 * sum(steps.values()) * 8 * held_out
 
 
 def test_methods_have_their_counts_and_matches(found):

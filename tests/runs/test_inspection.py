@@ -14,12 +14,13 @@ from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.reporting.document import Table
 from hfpatch.reporting.inspection.document import inspection_document
 from hfpatch.reporting.inspection.figures import figures
-from hfpatch.runs import inspect
-from hfpatch.surgery.bases import load_base
+from hfpatch.runs import inspect, inspection
+from hfpatch.surgery.bases import load_base, load_model
 from hfpatch.tinyworld import checkpoint
 from hfpatch.training.architecture import build_model
 
 MODEL = ModelSettings(name="tinyworld/gpt-neox")
+RELATION = ["Q-K relation", "Q-K relation by relative offset"]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,8 @@ def test_every_analysis_is_made(found):
         assert [each["layer"] for each in told[name]] == layers, name
     assert [each["layer"] for each in told["sites"]] == layers
     assert len(told["relations"]) == len(told["relations_patched"]) == 16
+    assert len(told["attention"]) == len(told["attention_patched"]) == 16
+    assert told["attention"] != told["attention_patched"]
     assert [each["layer"] for each in told["ablations"]["without"]] == [*layers, None]
     assert told["gauge"] < 1e-8
     assert told["parameters"]["added"] == found.summary.added > 0
@@ -90,8 +93,22 @@ def test_the_numbers_are_those_of_the_analyses(found, run):
 def test_a_base_alone_shows_its_relation_and_says_nothing_of_patches():
     found = inspect(MODEL, None)
     assert len(found.relations) == 16
-    assert [*tables_of(found)] == ["Attention branches", "Q-K relation", "Q-K relation by relative offset"]
-    assert figures_of(found) == ["relation", "offsets"]
+    assert [*tables_of(found)] == ["Attention branches", "Attention on the text", *RELATION]
+    assert figures_of(found) == ["attention", "relation", "offsets"]
+
+
+@pytest.mark.parametrize(("norm", "told"), [("RMSNorm", "gains are: B ="), ("LayerNorm", "B stands before them")])
+def test_norms_behind_the_projections_are_named(monkeypatch, norm, told):
+    def with_norms(*arguments, **options):
+        base = load_model(*arguments, **options)
+        for layer in base.model.gpt_neox.layers:
+            layer.attention.q_norm, layer.attention.k_norm = (getattr(torch.nn, norm)(32) for _ in range(2))
+        return base
+
+    monkeypatch.setattr(inspection, "load_model", with_norms)
+    (note,) = inspect(MODEL, None).notes
+    assert note.startswith("Q-K relation: queries and keys are normed behind W_Q and W_K")
+    assert told in note
 
 
 def test_a_model_from_scratch_shows_its_own_f(tmp_path):
@@ -109,7 +126,7 @@ def test_a_model_from_scratch_shows_its_own_f(tmp_path):
     assert all(len(each.head_sizes) == 2 and each.size > 0 for each in found.query_sizes)
     assert any("counts as 0" in note for note in found.notes)
     assert tables_of(found)["What f adds to its anchor"][1][5] == f"{found.query_sizes[1].size:.3g}"
-    assert figures_of(found) == ["queries", "relation", "offsets"]
+    assert figures_of(found) == ["queries", "attention", "relation", "offsets"]
     untold = inspect(ModelSettings(name=str(tmp_path / "nonlinear")), None)
     assert untold.query_sizes == []
     assert any("give text with --text" in note for note in untold.notes)

@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from own_tasks import CHAT, SHORT, write_model
 
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
@@ -186,3 +187,17 @@ def test_models_are_called_by_what_distinguishes_them():
     named.append(ModelSettings(name="y/small", revision="refs/pr/1"))
     assert list(models._label(named)) == ["x-gpt2", "gpt2", "y-gpt2", "small", "small@refs-pr-1"]
     assert short_names([("p", "q"), ("r", "q"), ("s",)]) == ["p-q", "r-q", "s"]
+
+
+def test_models_that_differ_in_their_template_alone_differ_where_it_is_used(folder, tmp_path):
+    for name, template in (("one", CHAT), ("two", SHORT)):
+        base = load_base(str(folder / "a"))
+        write_model(tmp_path / name, base.model, base.tokenizer, template)
+    given = [ModelSettings(name=str(tmp_path / name)) for name in ("one", "two")]
+    with pytest.raises(HfpatchError, match="two is the same model as one"):
+        evaluate_models(given, settings=evaluation_of("tinyworld_endings"))
+    found = evaluate_models(given, settings=evaluation_of("tinyworld_endings", apply_chat_template=True))
+    one, two = (found.variants[name] for name in ("one", "two"))
+    assert one.model["identity"]["tokenizer"] != two.model["identity"]["tokenizer"]
+    assert one.scores["tinyworld_endings"].prompts_sha256 != two.scores["tinyworld_endings"].prompts_sha256
+    assert one.model["sha256"] == two.model["sha256"]

@@ -31,7 +31,10 @@ def tuned():
 
 
 def test_the_time_on_many_devices_is_that_of_the_graph(tuned, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(previewing, "measured_seconds", lambda _, units, __: [SECONDS[unit.action] for unit in units])
+    measured = "Measured were a few."
+    monkeypatch.setattr(
+        previewing, "measured_seconds", lambda _, units, __: ([SECONDS[unit.action] for unit in units], measured)
+    )
     found = preview(tuned, tmp_path / "out", engine=EngineSettings(jobs=2))
     assert not (tmp_path / "out").exists()
     assert (len(found.steps), sum(step.optional for step in found.steps), found.devices) == (2 + 4 + 4 + 8, 4, 2)
@@ -44,6 +47,7 @@ def test_the_time_on_many_devices_is_that_of_the_graph(tuned, tmp_path, monkeypa
     assert lines[2].split() == ["2", "check", "baseline", "baseline", "·", "seed", "0", "1"]
     assert lines[-6].startswith("18 units, 0 of them complete, 4 of them only if tuning needs other rates")
     assert lines[-4] == "on 2 at a time: 32 s <- as asked"
+    assert lines[-1] == "times: Measured were a few; loading and saving are left out"
     assert [line.split("  ")[0] for line in lines if "3-10" in line] == ["11", "13", "15", "17"]
 
 

@@ -84,6 +84,8 @@ def place(begun, request):
     folder = begun[request.param]
     kept = {path: path.read_bytes() for path in [*(folder / "base").iterdir(), folder / "text.txt"]}
     yield folder
+    for path in {*(folder / "base").iterdir()} - set(kept):
+        path.unlink()
     for path, content in kept.items():
         path.write_bytes(content)
 
@@ -164,13 +166,24 @@ def change_the_tokenizer(place):
     path.write_text(json.dumps(content))
 
 
+def change_the_template(place):
+    (place / "base" / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+
+
+def change_the_generation(place):
+    path = place / "base" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 1.3}))
+
+
 CHANGES = [
+    ("compare", change_the_template, "tokenizer or its chat template"),
+    ("compare", change_the_generation, "base configuration"),
     ("compare", change_one_weight, "base weights"),
     ("compare", change_the_configuration, "base configuration"),
     ("compare", change_the_text, "training text"),
-    ("compare", change_the_tokenizer, "tokenizer"),
+    ("compare", change_the_tokenizer, "tokenizer or its chat template"),
     ("study", change_the_text, "training text"),
-    ("study", change_the_tokenizer, "tokenizer"),
+    ("study", change_the_tokenizer, "tokenizer or its chat template"),
     ("pretrain", change_the_text, "training text"),
 ]
 
@@ -221,9 +234,13 @@ MIXTURES = [
     (
         "compare",
         bring_what_was_trained,
-        "skip/seed-0/training.json: does not match the current method settings (sha256 ",
+        "skip/seed-0/training.json: does not match the current settings or code of the method (sha256 ",
     ),
-    ("compare", bring_a_checkpoint, "step-00000003/state.json: does not match the current method settings (sha256 "),
+    (
+        "compare",
+        bring_a_checkpoint,
+        "step-00000003/state.json: does not match the current settings or code of the method (sha256 ",
+    ),
     ("compare", forget_where_it_is_from, "as in folders of older versions"),
     ("study", forget_where_it_is_from, "as in folders of older versions"),
     ("compare", forget_where_a_run_is_from, "skip/seed-0/result.json: has no hashes of the base"),

@@ -1,6 +1,8 @@
 """A study: every run once, whatever is interrupted, and statistics over seeds that are those of a text book."""
 
 import json
+import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,16 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
 import hfpatch.runs.study
 from hfpatch.errors import HfpatchError
 from hfpatch.models import load_scratch
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_recipe
-from hfpatch.results.schema import Improvement
+from hfpatch.results.schema import Improvement, StudyRun
 from hfpatch.runs import Progress, pretrain, pretrain_study
 from hfpatch.runs.plan import planned_runs
-from hfpatch.runs.study_results import improvement
+from hfpatch.runs.study_results import _rows, improvement
 from hfpatch.support.files import read_json
 
 STUDY = {
@@ -261,3 +264,73 @@ def test_the_intervals_cover_at_their_rate():
         found = improvement(baseline, losses)
         covered += found.low <= 0.01 <= found.high
     assert 0.935 < covered / 2000 < 0.965
+
+
+@pytest.mark.parametrize("seeds", range(2, 21))
+def test_the_quantile_is_that_of_the_number_of_seeds(seeds):
+    ratios = np.random.default_rng(seeds).normal(0.01, 0.02, seeds)
+    found = improvement(dict.fromkeys(range(seeds), 4.0), dict(enumerate(4 * (1 - ratios))))
+    half = student.ppf(0.975, seeds - 1) * ratios.std(ddof=1) / seeds**0.5
+    assert (found.low, found.high) == pytest.approx((ratios.mean() - half, ratios.mean() + half))
+
+
+@pytest.mark.parametrize("choices", [2, 3, 8])
+def test_more_choices_widen_the_interval_and_raise_p_alike(choices):
+    ratios = np.random.default_rng(0).normal(0.02, 0.02, 5)
+    pair = dict.fromkeys(range(5), 4.0), dict(enumerate(4 * (1 - ratios)))
+    plain, found = improvement(*pair), improvement(*pair, choices)
+    half = student.ppf(1 - 0.025 / choices, 4) * ratios.std(ddof=1) / 5**0.5
+    assert found.p == pytest.approx(min(1, choices * plain.p))
+    assert (found.low, found.high) == pytest.approx((ratios.mean() - half, ratios.mean() + half))
+    assert (found.p < 0.05) == (found.low > 0)
+
+
+def rows_of(losses):
+    """Return the rows of made-up runs: ``losses`` has an array (points, seeds) for each variant, the baseline first."""
+    names = list(losses)
+    seeds = range(losses[names[0]].shape[1])
+    recipe = SimpleNamespace(
+        seeds=seeds,
+        baseline=names[0],
+        variants=names,
+        points=lambda name: [{"lr": float(place)} for place in range(len(losses[name]))],
+    )
+    train = {"steps": 1, "final_loss": 3.0, "tokens": 1, "wall_s": 1.0, "tokens_per_s": 1.0, "peak_memory_bytes": 1}
+    runs = [
+        StudyRun(
+            variant=name,
+            point=point,
+            seed=seed,
+            outcome="complete" if math.isfinite(loss) else "diverged",
+            diverged_step=None if math.isfinite(loss) else 1,
+            train={**train, "final_eval_loss": loss},
+        )
+        for name in names
+        for point, of_seeds in zip(recipe.points(name), losses[name], strict=True)
+        for seed, loss in enumerate(of_seeds)
+    ]
+    return _rows(recipe, runs)
+
+
+@pytest.mark.parametrize(("variant", "baseline", "fold"), [(4, 1, 4), (1, 4, 4), (4, 3, 2), (4, 4, 1), (1, 1, 1)])
+def test_on_noise_the_best_of_many_points_is_called_better_no_more_often_than_one(variant, baseline, fold):
+    """All points are the same model; the losses of its seeds are noise. 2.5 % may be better, and 2.5 % worse."""
+    seeds, runs, rng = 5, 1000, np.random.default_rng(0)
+    found = {"better": 0, "worse": 0}
+    for run in range(runs):
+        losses = {"same": rng.normal(3.0, 0.01, (baseline, seeds)), "other": rng.normal(3.0, 0.01, (variant, seeds))}
+        pair = [dict(enumerate(each[each.mean(axis=1).argmin()])) for each in losses.values()]
+        one = improvement(*pair, fold)
+        if run == 0:
+            (row,) = (row for row in rows_of(losses) if row.best and row.variant == "other")
+            assert row.improvement == one.model_copy(update={"p_holm": row.improvement.p})
+        if one.p < 0.05:
+            found["better" if one.mean > 0 else "worse"] += 1
+    assert max(found.values()) / runs < 0.025 + 3 * (0.025 * 0.975 / runs) ** 0.5
+
+
+def test_a_point_at_which_a_seed_diverged_is_none_to_choose_from():
+    losses = {"same": np.full((1, 3), 3.0) + np.arange(3) / 100, "other": np.full((4, 3), 2.9) + np.arange(3) / 90}
+    assert {row.improvement.choices for row in rows_of(losses) if row.variant == "other"} == {4}
+    losses["other"][2, 1] = math.inf
+    assert {row.improvement.choices for row in rows_of(losses) if row.variant == "other"} == {3}

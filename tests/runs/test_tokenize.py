@@ -104,7 +104,11 @@ def test_the_command_writes_a_file_and_says_how_to_use_it(tmp_path, capsys, monk
         f"tokens: made/text.bin ({info['tokens']:,} tokens, 9 documents)",
         "to train on them: data.source=made/text.bin data.layout=stream data.max_documents=null",
     ]
-    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["text.bin", "text.json"]
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == [
+        "text.bin",
+        "text.json",
+        "text.safetensors",
+    ]
     chosen = ["tokenizer={train_vocab_size: 300}", "data.max_documents=9"]
     assert main(["tokenize", "tinyworld-gpt2", *chosen]) == 0
     overrides = capsys.readouterr().out.splitlines()[-1].removeprefix("to train on them: ").split()
@@ -151,6 +155,7 @@ def test_nothing_is_left_where_a_mistake_is_found(tmp_path, monkeypatch):
         assert not out.exists()
     monkeypatch.setattr("hfpatch.runs.tokens.write_token_file", lambda *_, **__: pytest.fail("written"))
     made.file.unlink()
-    made.file.with_suffix(".json").unlink()
+    for ending in (".json", ".safetensors"):
+        made.file.with_suffix(ending).unlink()
     with pytest.raises(HfpatchError, match=r"tiny-tokenizer: is there already; delete it or choose another --out"):
         tokenize(recipe(), tmp_path / "tiny.bin")

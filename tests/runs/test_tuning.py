@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from hfpatch.data.blocks import TokenBlocks
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
+from hfpatch.results.tuning import Tuning as Found
 from hfpatch.runs import Progress, compare, train
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.setup import set_up
-from hfpatch.runs.tuning import Tuning
+from hfpatch.runs.tuning import Tuning, collect_tuning
 from hfpatch.support.files import read_json, write_json
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
@@ -136,7 +138,8 @@ def outcomes(out: Path, losses: dict[str, dict[float, float]], *, extend: int = 
             took_place.append(f"{unit.run.variant} {unit.run.point['lr']:g}")
             loss = losses[unit.run.variant][unit.run.point["lr"]]
             diverged = 1 if math.isinf(loss) else None
-            write_json(unit.marker, {"final_eval_loss": None if diverged else loss, "diverged_step": diverged})
+            trained = {"final_eval_loss": None if diverged else loss, "diverged_step": diverged}
+            write_json(unit.marker, {**trained, "identity": {"plan": "e" * 64}})
     return tuning, took_place
 
 
@@ -167,6 +170,18 @@ def test_a_trial_that_diverged_is_never_the_best_and_all_of_them_leave_the_lowes
     assert [trial for trial in trials if trial.startswith("a")] == ["a 0.1", "a 0.2", "a 0.05", "a 0.025"]
     assert [tuning.chosen(name) for name in "ab"] == [{"lr": 0.025}, {"lr": 0.1}]
     assert tuning.best("a").loss == math.inf
+
+
+def test_what_was_found_is_the_same_in_memory_and_in_the_file(tmp_path):
+    infinite = dict.fromkeys((0.1, 0.2, 0.05, 0.025), math.inf)
+    tuning, _ = outcomes(tmp_path, {"a": infinite, "b": {**infinite, 0.1: 3.0}})
+    recipe = make_recipe(tmp_path, tuning=TUNING, methods={"baseline": [], **dict.fromkeys("ab", METHODS["lora"])})
+    shared = SimpleNamespace(steps=1, to_json=dict)
+    found = collect_tuning(tuning, recipe, shared, shared)
+    assert Found.model_validate_json(json.dumps(found.to_json(), allow_nan=False)) == found
+    assert (found.chosen["a"].loss, found.chosen["a"].edge, found.chosen["a"].is_tuned) == (None, None, False)
+    assert found.chosen["b"].is_tuned
+    assert not any(found.is_chosen(trial) for trial in found.of("a"))
 
 
 def test_a_plan_has_as_many_trials_of_every_method_before_any_final_run(recipe):
@@ -313,6 +328,15 @@ def test_a_trial_that_diverges_is_shown_and_never_chosen(model_folder, tmp_path)
     assert [warning for warning in results["warnings"] if said in warning] == [f"pre: {said}", f"lora: {said}"]
 
 
+def test_compare_says_that_all_trials_diverged(model_folder, tmp_path):
+    tuning = {**TUNING, "learning_rates": [1e25, 1e26], "extend": 0}
+    results = compare(make_recipe(model_folder, tuning=tuning, training={**TRAINING, "seeds": [0]}), tmp_path / "out")
+    said = "all 2 trials of tuning diverged; its runs take the lowest rate, untuned."
+    assert [warning for warning in results["warnings"] if "tuning" in warning] == [f"pre: {said}", f"lora: {said}"]
+    assert not [warning for warning in results["warnings"] if "best" in warning]
+    assert {choice["edge"] for choice in results["tuning"]["chosen"].values()} == {None}
+
+
 def test_options_of_methods_are_tuned_at_equal_trials(model_folder, tmp_path):
     grid = {
         "methods.lora.0.lora_alpha": [2, 32],
@@ -358,6 +382,15 @@ def test_a_text_without_enough_documents_is_refused_before_anything_is_written(m
     small = make_recipe(model_folder, data={"source": str(text), "block_size": 32}, tuning={**TUNING, "held_out": 10})
     message = refused(compare, small, tmp_path / "out")
     assert "tuning.held_out is 10, and of 39 documents only 9 occur once in the text" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trial_whose_steps_are_known_with_the_text_is_judged_then(model_folder, tmp_path):
+    """One epoch of 25 documents is a few steps; the first warm-up fits into them, the second does not."""
+    training = {key: value for key, value in TRAINING.items() if key != "steps"} | {"epochs": 1.0}
+    tuning = {**TUNING, "grid": {"training.warmup_steps": [1, 500]}}
+    message = refused(compare, make_recipe(model_folder, training=training, tuning=tuning), tmp_path / "out")
+    assert message.startswith("tuning.grid: training.warmup_steps is 500; must be below training.steps (")
     assert not (tmp_path / "out").exists()
 
 

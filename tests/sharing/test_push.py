@@ -165,6 +165,31 @@ def files_of(found):
     return {path: str(content) for path, content in found.items()}
 
 
+def test_links_that_lead_out_of_the_folder_are_left_out(run, tmp_path, capsys):
+    """Of a run and of a patch, files and folders; what a link inside names is shared."""
+    patch = run / "runs" / "lora" / "seed-0" / "patch"
+    before = {*contents(run)}, {*contents(patch)}
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "id_rsa").write_text("secret")
+    for place in (patch / "notes.txt", patch / "lora" / "vocab.json", run / "figures" / "gain.svg"):
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to(tmp_path / "secrets" / "id_rsa")
+    (patch / "more").symlink_to(tmp_path / "secrets")
+    (run / "results.csv").unlink()
+    (run / "results.csv").symlink_to(tmp_path / "secrets" / "id_rsa")
+    (patch / "again.json").symlink_to("patch.json")
+    with pytest.warns(UserWarning, match="leads out of .*, so it is left out") as warned:
+        found = {*contents(run)}, {*contents(patch)}
+    inside = patch.relative_to(run).as_posix()
+    assert found == (before[0] - {"results.csv"} | {f"{inside}/again.json"}, before[1] | {"again.json"})
+    told = {str(each.message).partition(": ")[0] for each in warned}
+    assert {str(patch / "notes.txt"), str(patch / "lora" / "vocab.json"), str(run / "results.csv")} <= told
+    assert main(["push", str(patch), "--to", "me/patch", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert "notes.txt" not in out
+    assert f"hfpatch: warning: {patch / 'notes.txt'}: leads out of" in err
+
+
 def test_a_patch_alone_goes_whole(tmp_path):
     model = make_model("gpt2")
     hfpatch.patch(model, hfpatch.PreProjectionConfig())

@@ -33,7 +33,10 @@ def write_texts(folder):
         rows = []
         for i in range(count):
             text = f"{WORDS[i % 2]} took the {WORDS[2 + i % 2]} to the {WORDS[4 + i // 2 % 2]} in the"
-            rows.append({"text": f"{text} {WORDS[5 - i % 2]}", "context": text, "word": WORDS[5 - i % 2]})
+            whole = f"{text} {WORDS[5 - i % 2]}"  # twice in a document to train on, which is then not one of the task
+            rows.append(
+                {"text": f"{whole} {whole}" if split == "train" else whole, "context": text, "word": WORDS[5 - i % 2]}
+            )
         (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

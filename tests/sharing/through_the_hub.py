@@ -35,7 +35,7 @@ def logits(model):
 def run():
     os.chdir(sys.argv[1])
     Path("recipe.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
-    assert main(["compare", "recipe.yaml", "--out", "run"]) == 0
+    assert main(["compare", "recipe.yaml", "--trust-code", "--out", "run"]) == 0
     assert main(["push", "run", "--to", "me/patch", "--method", "pre_projection"]) == 0
     patch = Path(snapshot_download("me/patch"))
     assert main(["export", str(patch), "--out", "export"]) == 0  # patch.json names the base

@@ -9,7 +9,16 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hfpatch
-from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig
+from hfpatch import (
+    CanonConfig,
+    HfpatchError,
+    LoReFTConfig,
+    NonlinearLoraConfig,
+    NonlinearQueryConfig,
+    OutputGateConfig,
+    PreProjectionConfig,
+    QueryTemperatureConfig,
+)
 
 LINEAR = PreProjectionConfig(activation="identity")
 
@@ -91,6 +100,48 @@ def test_every_family_is_stock_again_and_computes_the_same(case, tmp_path):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+STACK = [
+    LINEAR,
+    NonlinearLoraConfig(rank=3, activation="identity", targets=("query", "key", "value", "output")),
+    QueryTemperatureConfig(),
+    NonlinearQueryConfig(rank=4, activation="identity", input_norm="none", output_norm="none", targets="value"),
+    CanonConfig(width=1),
+    NonlinearQueryConfig(rank=4, activation="identity", input_norm="none", output_norm="none", form="literal"),
+]
+
+
+@pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama"])
+def test_a_stack_of_linear_methods_is_folded_in_the_order_in_which_it_acts(case):
+    for stack in (STACK, STACK[::-1]):
+        model, tokens = patched(make_model(case).double(), *stack, std=0.3).double(), make_tokens()
+        expected = logits_of(model, tokens)
+        assert (expected - logits_of(make_model(case).double(), tokens)).abs().max() > 0.1
+        folded = logits_of(hfpatch.fold(model), tokens)
+        assert (folded - expected).abs().max() <= 1e-6 * expected.abs().max()  # Llama's norms compute in fp32
+        assert [name for name, _ in model.named_modules()] == [name for name, _ in make_model(case).named_modules()]
+
+
+def test_a_temperature_multiplies_its_heads_and_a_lora_adds_its_product():
+    model = patched(make_model("llama"), QueryTemperatureConfig(), NonlinearLoraConfig(rank=3, activation="identity"))
+    tensors = {
+        name.split(".self_attn.")[-1]: p.detach().clone() for name, p in model.named_parameters() if ".0." in name
+    }
+    tau = tensors["hfpatch_scale.temperature_query.query_temperature.weight"]
+    parts = {n.split(".")[1].removeprefix("nonlinear_lora_"): t for n, t in tensors.items() if "nonlinear_lora_" in n}
+    weights = {name: tensors[f"{name}_proj.weight"] for name in "qv"}
+    attention = hfpatch.fold(model).model.layers[0].self_attn
+    changed = weights["q"] * (1 + tau).repeat_interleave(8)[:, None] + 2 * parts["query_up"] @ parts["query_down"]
+    torch.testing.assert_close(attention.q_proj.weight, changed)
+    torch.testing.assert_close(attention.v_proj.weight, weights["v"] + 2 * parts["value_up"] @ parts["value_down"])
+
+
+def test_an_edit_of_the_branch_needs_the_bias_of_the_output_projection():
+    model, tokens = patched(make_model("gpt2").double(), LoReFTConfig(at="branch")).double(), make_tokens()
+    expected = logits_of(model, tokens)
+    folded = logits_of(hfpatch.fold(model), tokens)
+    assert (folded - expected).abs().max() <= 1e-12 * expected.abs().max()
+
+
 def test_a_folded_model_is_saved_and_loaded_by_transformers(tmp_path):
     model, tokens = patched(make_model("llama")), make_tokens()
     hfpatch.fold(model).save_pretrained(tmp_path)
@@ -142,14 +193,19 @@ def as_it_is(model):
         (
             as_it_is,
             [PreProjectionConfig()],
-            "it is not linear .activation='silu'; activation='identity' without a gate",
+            r"cannot be merged .*: activation='silu' is not linear \(activation='identity' is\)",
         ),
-        (as_it_is, [PreProjectionConfig(activation="identity", gated=True)], r"it is not linear \(gated"),
-        (as_it_is, [PreProjectionConfig(activation="identity", content_skip=True)], "a content skip goes past"),
-        (as_it_is, [PreProjectionConfig(expansion=0, content_skip=True)], "a content skip goes past"),
-        (as_it_is, [LINEAR, LoraConfig(r=2, target_modules=["o_proj"])], "a Linear cannot be folded; only linear pre-"),
-        (as_it_is, [LINEAR, NonlinearQueryConfig(activation="identity")], "a nonlinear query cannot be folded"),
-        (as_it_is, [LINEAR, QueryTemperatureConfig()], "a query temperature cannot be folded"),
+        (as_it_is, [PreProjectionConfig(activation="identity", gated=True)], "the gate depends on the input"),
+        (
+            as_it_is,
+            [PreProjectionConfig(activation="identity", content_skip=True)],
+            "no matrix .* leads from x~ to the residual",
+        ),
+        (as_it_is, [PreProjectionConfig(expansion=0, content_skip=True)], "no matrix .* leads from x~ to the residual"),
+        (as_it_is, [LINEAR, LoraConfig(r=2, target_modules=["o_proj"])], "a Linear cannot be folded; only hfpatch's"),
+        (as_it_is, [LINEAR, NonlinearQueryConfig(activation="identity")], "input_norm='rmsnorm' divides by the size"),
+        (as_it_is, [LINEAR, OutputGateConfig()], "the output gate cannot be merged .*: the gate depends on the input"),
+        (as_it_is, [LoReFTConfig(at="branch")], "o_proj has no bias"),
         (tied, [LINEAR], r"layers\.1\.self_attn\.[kv]_proj: the weight is tied to another parameter"),
         (quantised, [LINEAR], r"v_proj: the weight is no plain matrix \(quantised, sharded or composed\)"),
         (computed_otherwise, [LINEAR], "q_proj: the weight is not used as a matrix alone by Doubled"),
@@ -171,7 +227,7 @@ def test_what_cannot_be_folded_is_refused_before_anything_is_changed(change, con
 def test_an_inactive_pre_projection_would_be_lost():
     model = hfpatch.patch(make_model("llama"), [LINEAR, LINEAR])
     model.set_adapter("pre_projection")
-    with pytest.raises(HfpatchError, match="'pre_projection_2' cannot be folded: it is not active"):
+    with pytest.raises(HfpatchError, match="'pre_projection_2' is not active, and would be lost"):
         hfpatch.fold(model)
 
 

@@ -243,7 +243,7 @@ def test_another_base_is_refused_unless_allowed(folder, change):
 
 
 def test_a_base_of_other_sizes_is_refused_even_if_allowed(folder):
-    refused(folder, "not found in the base model", make_model("gpt2"), allow_other_base=True)
+    refused(folder, "names no attention of this model", make_model("gpt2"), allow_other_base=True)
 
 
 def test_no_such_folder(tmp_path):

@@ -1,14 +1,24 @@
 """``match`` finds the size that trying every one of them finds, for every tuner that has one."""
 
+import copy
 import warnings
 from functools import cache
 
 import pytest
 from families import make_config, make_model
-from peft import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING, IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from hfpatch import HfpatchError, methods
+from hfpatch import (
+    CanonConfig,
+    HfpatchError,
+    NonlinearLoraConfig,
+    NonlinearQueryConfig,
+    OutputGateConfig,
+    PreProjectionConfig,
+    methods,
+    sized,
+)
 from hfpatch.recipes.sizes import NO_SIZE, SIZES
 from hfpatch.results import ComparisonResults
 from hfpatch.surgery.budget import Trial, count_added
@@ -75,6 +85,67 @@ def test_the_solver_equals_brute_force(case):
         value, count = match_size(small_model(), size, OPTIONS.get(case, {}), lambda v: build(case, v), budget=budget)
         assert abs(count - budget) == min(abs(each - budget) for each in counts)
         assert count == count_added(small_model(), [build(case, value)])
+
+
+SIZED = [
+    (PreProjectionConfig(), "expansion", 2 * 32 * 2),  # what one unit of the size costs: here of a width of expansion·d
+    (PreProjectionConfig(gated=True), "expansion", 3 * 32 * 2),
+    (NonlinearQueryConfig(), "rank", 64 * 2),
+    (NonlinearLoraConfig(), "rank", ((32 + 32) + (32 + 16)) * 2),
+    (LoraConfig(lora_alpha=4), "r", ((32 + 32) + (32 + 16)) * 2),
+    (LoraConfig(target_modules="all-linear"), "r", (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48)) * 2),
+    (CanonConfig(), "width", 32 * 2),
+]
+
+
+@pytest.mark.parametrize(("config", "key", "unit"), SIZED)
+def test_a_configuration_of_a_given_size(config, key, unit):
+    model = make_model("llama")
+    base = sum(p.numel() for p in model.parameters())
+    norms = 2 * (32 + 32) if isinstance(config, NonlinearQueryConfig) else 0
+    targets = [(7001, 7001), ("22.5%", 0.225 * base), (LoraConfig(r=8), 8 * ((32 + 32) + (32 + 16)) * 2)]
+    for parameters, budget in targets:
+        made = sized(config, model, parameters=parameters)
+        value = getattr(made, key) * (32 if key == "expansion" else 1)
+        assert value == pytest.approx(round((budget - norms) / unit))
+        assert count_added(model, [made]) == value * unit + norms
+        same = {name: item for name, item in made.to_dict().items() if name not in (key, "target_modules")}
+        assert same == {name: config.to_dict()[name] for name in same}
+    assert config.to_dict() == copy.deepcopy(config).to_dict()
+    assert not hasattr(model, "peft_config")
+    stack = [LoraConfig(r=8), LoraConfig(r=2)]
+    assert count_added(model, [sized(config, model, parameters=stack)]) == pytest.approx(2240, abs=unit / 2)
+
+
+def test_a_configuration_that_was_injected_is_sized_for_another_model():
+    config = PreProjectionConfig()
+    get_peft_model(make_model("llama"), config)
+    assert count_added(make_model("gpt2"), [sized(config, make_model("gpt2"), parameters=1280)]) == 1280
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "message"),
+    [
+        (OutputGateConfig(), 1, "output_gate has no size to solve for: it declares none"),
+        (IA3Config(), 1, "ia3 has no size to solve for: it trains one vector"),
+        (PromptTuningConfig(num_virtual_tokens=2), 1, "prompt_tuning has no size to solve for: it cannot be injected"),
+        (PreProjectionConfig(), 0, "parameters=0 must be a whole number of at least 1"),
+        (PreProjectionConfig(), 1.5, r"parameters=1\.5 must be a whole number"),
+        (PreProjectionConfig(), "1", "parameters='1' must be a share of the base's above 0, such as '1%'"),
+        (PreProjectionConfig(), "-1%", "parameters='-1%' must be a share"),
+        (PreProjectionConfig(), "0%", "parameters='0%' must be a share"),
+        (PreProjectionConfig(layers_to_transform=[7]), 100, r"layers \[7\] do not exist"),
+    ],
+)
+def test_what_has_no_size_is_said(config, parameters, message):
+    with pytest.raises(HfpatchError, match=message) as error:
+        sized(config, make_model("llama"), parameters=parameters)
+    assert "\n" not in str(error.value)
+
+
+def test_a_number_that_no_size_comes_near_is_a_warning():
+    with pytest.warns(UserWarning, match=r"pre_projection: 2,176 parameters, .* are nearest to 100"):
+        sized(PreProjectionConfig(content_skip=True), make_model("llama"), parameters=100)
 
 
 def test_a_size_larger_than_any_is_the_largest():

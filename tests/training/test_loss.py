@@ -190,3 +190,22 @@ def test_liger_gets_its_arguments_where_it_is_installed(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
     loss_from_hidden(states, weight, None, labels, tail=Tail(cap=3.0))
     assert calls == [((kept, 5), "sum", 3.0)]
+
+
+@pytest.mark.parametrize("tail", [Tail(), Tail(scale=3.0, cap=1.5)])
+@pytest.mark.parametrize("tiles", [(4, 3), (512, 2048)])
+def test_the_loss_by_token_is_that_of_each_position(tail, tiles, monkeypatch):
+    monkeypatch.setattr("hfpatch.training.loss._TILE", tiles)
+    states, weight, offset, labels = case(batch=4)
+    logits = logits_of(states, weight, offset, tail).detach()
+    expected = torch.zeros(labels.shape, dtype=torch.float64)
+    for row, place in (labels[:, 1:] != IGNORED).nonzero().tolist():
+        expected[row, place] = -torch.log_softmax(logits[row, place].double(), -1)[labels[row, place + 1]]
+    for found in (
+        loss_from_hidden(states, weight, offset, labels, tail=tail, by_token=True),
+        loss_from_logits(logits, labels, by_token=True),
+    ):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+        assert not found.requires_grad
+    nothing = torch.full_like(labels, IGNORED)
+    assert loss_from_hidden(states, weight, offset, nothing, tail=tail, by_token=True).count_nonzero() == 0

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from transformers import get_scheduler
 
 from hfpatch.recipes.training import PretrainSettings, TrainingSettings
 from hfpatch.training.optim import build_optimizer, build_scheduler, current_lr
@@ -34,8 +35,29 @@ def cosine(step, warmup, steps, floor):
 )
 def test_schedules_against_their_formulas(schedule, floor, after, warmup):
     settings = TrainingSettings(lr=3e-4, schedule=schedule, warmup_steps=warmup, min_lr_ratio=floor)
-    expected = [3e-4 * (step / warmup if step < warmup else after(step, warmup, 30, floor)) for step in range(30)]
-    assert rates(settings, 30) == pytest.approx(expected, rel=1e-9, abs=1e-18)
+    expected = [
+        3e-4 * ((step + 1) / (warmup + 1) if step < warmup else after(step, warmup, 30, floor)) for step in range(30)
+    ]
+    found = rates(settings, 30)
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-18)
+    assert min(found) > 0  # no step is wasted
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name"), [("cosine", "cosine"), ("linear", "linear"), ("constant", "constant_with_warmup")]
+)
+def test_schedules_are_those_of_transformers_after_warm_up(schedule, name):
+    settings = TrainingSettings(lr=3e-4, schedule=schedule, warmup_steps=5)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3e-4)
+    theirs = get_scheduler(name, optimizer, num_warmup_steps=5, num_training_steps=30)
+    expected = []
+    for _ in range(30):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+    ours = rates(settings, 30)
+    assert ours[5:] == pytest.approx(expected[5:], rel=1e-9)
+    assert expected[0] == 0.0 < ours[0] < ours[1]
 
 
 @pytest.mark.parametrize(("asked", "decay"), [(None, 3), (10, 10), (99, 26)])
@@ -43,7 +65,7 @@ def test_schedules_against_their_formulas(schedule, floor, after, warmup):
 def test_wsd_holds_and_then_falls_in_a_line(asked, decay, floor):
     settings = TrainingSettings(lr=3e-4, schedule="wsd", warmup_steps=4, decay_steps=asked, min_lr_ratio=floor)
     expected = [
-        step / 4 if step < 4
+        (step + 1) / 5 if step < 4
         else 1.0 if step < 30 - decay
         else floor + (1 - floor) * (30 - step) / decay
         for step in range(30)

@@ -77,7 +77,9 @@ def plain_loop(model, blocks, plan, *, lr, warmup, clip):
         gradients = torch.autograd.grad(loss, parameters)
         norm = math.sqrt(sum(gradient.pow(2).sum().item() for gradient in gradients))
         share = (
-            step / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * (step - warmup) / (plan.steps - warmup)))
+            (step + 1) / (warmup + 1)
+            if step < warmup
+            else 0.5 * (1 + math.cos(math.pi * (step - warmup) / (plan.steps - warmup)))
         )
         for value, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
             gradient = gradient * min(1.0, clip / (norm + 1e-6))
@@ -154,7 +156,7 @@ def test_metrics_and_result(patched, blocks, tmp_path):
     assert [list(line) for line in lines] == [["step", "loss", "lr", "tokens", "seconds"]] * STEPS
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1)) == [record.step for record in seen]
     assert [line["tokens"] for line in lines] == [blocks.count_tokens(rows) for rows in plan_for(blocks).indices]
-    assert lines[0]["lr"] == 0.0
+    assert lines[0]["lr"] == pytest.approx(1e-2 / 3)
     assert lines[2]["lr"] == pytest.approx(1e-2)
     assert result.tokens == sum(line["tokens"] for line in lines)
     assert result.wall_s == pytest.approx(sum(line["seconds"] for line in lines))
@@ -261,10 +263,10 @@ def test_a_loss_of_nan_stops_and_names_step_and_blocks(patched, blocks, tmp_path
 
 
 def test_a_last_update_that_breaks_the_model_counts_as_divergence(patched, blocks, tmp_path):
-    """Its own loss was finite: the first step has a learning rate of zero, and there is no third."""
-    result = run(patched(), blocks, tmp_path, steps=2, warmup_steps=1, lr=1e30)
+    """Its own loss was finite, and there is no second."""
+    result = run(patched(), blocks, tmp_path, steps=1, warmup_steps=0, lr=1e30)
     assert all(math.isfinite(loss) for loss in losses(tmp_path))
-    assert (len(losses(tmp_path)), result.diverged_step) == (2, 2)
+    assert (len(losses(tmp_path)), result.diverged_step) == (1, 1)
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_checkpoints_before_it(patched, blocks, tmp_path):
@@ -301,7 +303,7 @@ def test_what_cannot_be_trained_is_refused(patched, base, blocks, tmp_path):
 
 
 def test_packing_is_refused_where_it_would_leak(base, blocks, padded_blocks, tmp_path):
-    with pytest.raises(HfpatchError, match=r"bloom models cannot .*; set data.layout=padded"):
+    with pytest.raises(HfpatchError, match=r"bloom: this model cannot .*; set data.layout=padded"):
         run(base("bloom"), blocks, tmp_path)
     run(base("bloom"), padded_blocks, tmp_path / "padded", lr=1e-3)
 

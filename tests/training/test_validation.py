@@ -1,8 +1,13 @@
+import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from training_blocks import make_blocks
 
-from hfpatch.training.validation import mean_loss
+from hfpatch.data.blocks import blocks_from_stream
+from hfpatch.data.tokenizer import TokenStream
+from hfpatch.recipes.data import DataSettings
+from hfpatch.training.validation import document_losses, mean_loss
 
 
 def share(model, blocks, size, process, processes):
@@ -55,3 +60,76 @@ def test_a_failing_forward_pass_leaves_each_module_in_its_mode(base):
         mean_loss(model, blocks, batch_size=1)
     handle.remove()
     assert [module.training for module in model.modules()] == before
+
+
+SIZE = 8
+
+
+def documents(count=13):
+    generator = np.random.default_rng(3)
+    return [generator.integers(1, 63, size=length) for length in generator.integers(2, 30, size=count)]
+
+
+def held_out(layout, *, learned=False):
+    found, generator = documents(), np.random.default_rng(4)
+    tokens, lengths = np.concatenate(found).astype(np.uint16), np.array([len(each) for each in found])
+    mask = generator.random(len(tokens)) < 0.5 if learned else None
+    settings = DataSettings(source="made-up", block_size=SIZE, layout=layout)
+    blocks = blocks_from_stream(TokenStream(tokens, lengths, mask), settings, pad_token_id=0, with_owners=True)
+    masks = np.split(mask, np.cumsum(lengths)[:-1]) if learned else [np.ones(len(each), bool) for each in found]
+    return blocks, masks
+
+
+def losses_of(model, ids):
+    """Return the loss of each token but the first, of a text by itself."""
+    with torch.no_grad():
+        logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
+    return cross_entropy(logits[:-1], torch.from_numpy(ids.astype(np.int64))[1:], reduction="none").numpy()
+
+
+def by_hand(model, layout, masks):
+    """Return nats and tokens of each document, every stretch of it that is in a row run by itself."""
+    found, sums = documents(), np.zeros((13, 2))
+    if layout == "stream":
+        owners, flat = np.repeat(np.arange(13), [len(each) for each in found]), np.concatenate(found)
+        for at in range(0, len(flat) - SIZE + 1, SIZE):
+            for place, loss in enumerate(losses_of(model, flat[at : at + SIZE]), at + 1):
+                sums[owners[place]] += loss, 1
+        return sums
+    for number, (ids, mask) in enumerate(zip(found, masks, strict=True)):
+        for at in range(0, SIZE if layout == "padded" or not mask.all() else len(ids), SIZE):
+            wanted = mask[at : at + SIZE][1:]
+            sums[number] += losses_of(model, ids[at : at + SIZE])[wanted].sum(), wanted.sum()
+    return sums
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("kind", ["gpt_neox", "gpt2"])
+@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
+def test_each_document_has_the_loss_of_its_tokens(base, layout, kind, processes):
+    model, (blocks, masks) = base(kind), held_out(layout)
+    assert max(map(len, documents())) > 3 * SIZE  # some are split over several rows
+    shares = [
+        document_losses(model, blocks, batch_size=2, process=process, processes=processes)
+        for process in range(processes)
+    ]
+    found = sum(shares)
+    np.testing.assert_allclose(found, by_hand(model, layout, masks), rtol=1e-5, atol=1e-5)
+    total, count = found.sum(axis=0)
+    assert total / count == pytest.approx(mean_loss(model, blocks, batch_size=3), rel=1e-6)
+    assert count == blocks.count_predicted(range(len(blocks)))
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_only_learned_tokens_count(base, layout):
+    with pytest.warns(UserWarning, match="left out"):
+        blocks, masks = held_out(layout, learned=True)
+    found = document_losses(base(), blocks, batch_size=4)
+    np.testing.assert_allclose(found, by_hand(base(), layout, masks)[: len(found)], rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_that_is_no_matrix_gives_the_same(base):
+    model, (blocks, _) = base(), held_out("packed")
+    expected = document_losses(model, blocks, batch_size=4)
+    model.get_output_embeddings().register_forward_hook(lambda *_: None)  # so that logits are computed
+    np.testing.assert_allclose(document_losses(model, blocks, batch_size=4), expected, rtol=1e-5)

@@ -93,7 +93,7 @@ def test_gradient_checkpointing_of_both_kinds(case):
 
 @pytest.mark.parametrize("case", FAMILIES)
 def test_dropout_acts_in_training_only(case):
-    model, tokens = patched(case, dropout=0.5), make_tokens()
+    model, tokens = patched(case, dropout=0.5).eval(), make_tokens()
     assert torch.equal(logits_of(model, tokens), logits_of(model, tokens))
     model.train()
     assert not torch.equal(logits_of(model, tokens), logits_of(model, tokens))

@@ -7,7 +7,7 @@ import pytest
 from families import make_model
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, PeftConfig, TaskType, get_peft_model
+from peft import LoraConfig, PeftConfig, get_peft_model
 from peft.mapping import (
     PEFT_TYPE_TO_CONFIG_MAPPING,
     PEFT_TYPE_TO_PREFIX_MAPPING,
@@ -34,7 +34,7 @@ def test_defaults_are_those_of_the_design():
     )  # fmt: skip
     assert query.targets == ("query",)
     assert pre.layers_to_transform is None
-    assert pre.task_type == query.task_type == TaskType.CAUSAL_LM
+    assert pre.task_type is query.task_type is None  # as in PEFT
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,12 @@ def is_right(cls, name, value):
         (PreProjectionConfig, {"seed": True}, "seed=True must be an integer"),
         (PreProjectionConfig, {"layers_to_transform": [True]}, "must be a list of integers or an integer or None"),
         (PreProjectionConfig, {"layers_to_transform": "0"}, "layers_to_transform='0' must be a list of integers"),
+        (PreProjectionConfig, {"target_modules": 3}, "target_modules=3 must be a list of strings or a string or None"),
+        (PreProjectionConfig, {"modules_to_save": "score"}, "modules_to_save='score' must be a list of strings"),
         (
             PreProjectionConfig,
-            {"target_modules": "all-linear"},
-            "target_modules='all-linear' must be a list of strings",
+            {"trainable_token_indices": {"wte": 3}},
+            r"trainable_token_indices\['wte'\]=3 must be a list of integers",
         ),
         (NonlinearQueryConfig, {"rank": 2.5}, r"rank=2\.5 must be an integer or None"),
         (NonlinearQueryConfig, {"activation": None}, "activation=None must be a string"),
@@ -197,18 +199,20 @@ def test_numpys_numbers_in_a_config_of_peft_are_saved(tmp_path):
         (QueryTemperatureConfig, "query temperature"),
     ],
 )
-def test_target_modules_are_not_chosen(config, label):
+def test_target_modules_name_whole_attentions(config, label):
     model = make_model("llama")
-    message = rf"{label}: target_modules=\['q_proj'\] cannot be chosen, .* choose layers with layers_to_transform"
-    with pytest.raises(HfpatchError, match=message):
-        patch(model, config(target_modules=["q_proj"]))
-    with pytest.raises(HfpatchError, match=message):
-        model.add_adapter(config(target_modules=["q_proj"]))
+    for names in (["q_proj"], "all-linear", ["self_attn", "q_proj"], "(.*q_proj"):
+        message = rf"{label}: target_modules='(q_proj|all-linear)' names no attention .*|is no regular expression"
+        with pytest.raises(HfpatchError, match=message):
+            patch(model, config(target_modules=names))
+        with pytest.raises(HfpatchError, match=message):
+            model.add_adapter(config(target_modules=names))
     reused = config()
-    for case in ("llama", "gpt2"):
+    for case in ("llama", "gpt2"):  # what one injection filled in does not choose for the next
         made = get_peft_model(make_model(case), reused)
-        assert len(made.peft_config["default"].target_modules) == 2
-    assert reused.target_modules is None
+        assert made.peft_config["default"] is reused
+        assert len(reused.target_modules) == 2
+    assert all(name.startswith("transformer.h.") for name in reused.target_modules)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "0", 2**64, math.nan])

@@ -270,7 +270,9 @@ def test_merging_is_refused_with_the_reason_and_the_model_stays(method):
     model, tokens = trained("llama", method), make_tokens()
     before = logits_of(model, tokens)
     for merge in (model.merge_adapter, model.merge_and_unload, lambda: model.merge_and_unload(safe_merge=True)):
-        with pytest.raises(ValueError, match=r"nonlinear branch cannot be folded .* cannot be merged; .*unload"):
+        with pytest.raises(
+            ValueError, match=r"cannot be merged .*: (no matrix of the block .*|input_norm=.*); keep .*unload"
+        ):
             merge()
     assert torch.equal(logits_of(model, tokens), before)
     assert not changed(copy.deepcopy(model).unload(), "llama")
@@ -292,12 +294,51 @@ def test_lora_finds_its_targets_before_and_after(case, method):
     assert len(matched[0]) == 4
 
 
-def test_an_adapter_for_each_row_is_refused():
-    model, tokens = trained("gpt2", "pre"), make_tokens()
-    for call in (model, model.generate):
-        with pytest.raises(HfpatchError, match="pre-projection: adapter_names cannot be chosen, as its active"):
-            call(tokens, adapter_names=["default", "__base__"])
-    assert logits_of(model, tokens).isfinite().all()
+@BOTH
+@pytest.mark.parametrize("case", FEW)
+def test_an_adapter_for_each_row(case, method):
+    model, tokens = trained(case, method, layers_to_transform=[1]), make_tokens(batch=4)
+    model.add_adapter("other", METHODS[method](seed=1))
+    perturb(model, std=0.3, seed=3)
+    alone = {"__base__": logits_of(make_model(case), tokens)}
+    for name in ("default", "other"):
+        model.set_adapter(name)
+        alone[name] = logits_of(model, tokens)
+    names = ["other", "__base__", "default", "other"]
+    by_row = logits_of(model, tokens, adapter_names=names)
+    torch.testing.assert_close(by_row, torch.stack([alone[name][row] for row, name in enumerate(names)]))
+    assert torch.equal(logits_of(model, tokens), alone["other"])  # and nothing is left behind
+    options = {"max_new_tokens": 4, "do_sample": False, "num_beams": 2, "eos_token_id": None}
+    mixed = model.generate(tokens[:2], adapter_names=["default", "other"], **options)
+    for row, name in enumerate(("default", "other")):
+        model.set_adapter(name)
+        assert torch.equal(model.generate(tokens[:2], **options)[row], mixed[row])
+
+
+def test_names_of_rows_that_cannot_be_are_refused():
+    model, tokens = trained("llama", "pre"), make_tokens()
+    with pytest.raises(HfpatchError, match=r"there is no adapter 'defualt' .did you mean 'default'"):
+        model(tokens, adapter_names=["defualt", "__base__"])
+    with pytest.raises(HfpatchError, match="adapter_names: 3 names for 2 rows"):
+        model(tokens, adapter_names=["default"] * 3)
+    with pytest.raises(HfpatchError, match=r"in training mode; call model.eval\(\) first"):
+        model.train()(tokens, adapter_names=["default"] * 2)
+    linear = get_peft_model(make_model("llama"), PreProjectionConfig(activation="identity")).eval()
+    linear.merge_adapter()
+    with pytest.raises(HfpatchError, match="while adapters are merged; call unmerge_adapter"):
+        linear(tokens, adapter_names=["default"] * 2)
+
+
+@BOTH
+def test_adapters_are_not_added_with_weights(method):
+    model, tokens = trained("gpt2", method), make_tokens()
+    model.add_adapter("other", METHODS[method]())
+    names, expected = [name for name, _ in model.named_parameters()], logits_of(model, tokens)
+    with pytest.raises(HfpatchError, match=r"(pre-projection|nonlinear query): adapters cannot be added") as caught:
+        model.add_weighted_adapter(["default", "other"], [0.5, 0.5], "sum", combination_type="linear")
+    assert "\n" not in str(caught.value)
+    assert [name for name, _ in model.named_parameters()] == names
+    assert torch.equal(logits_of(model, tokens), expected)
 
 
 def test_parameter_names_have_the_form_of_loras():

@@ -2,7 +2,9 @@
 
 trees      requests with one context become one row, a tree of endings; short trees share a row
 batching   rows of similar length become batches of limited size, and a model's arguments
-exactness  whether this model computes a tree as it computes plain rows, tested on the model itself
+exactness  whether this model computes trees and padded rows as it computes plain rows, tried on the model itself
+           where that costs less than it saves
+findings   what was tried of a model and found exact, kept beside its answers
 head       the model as body and head, so that logits are computed at scored positions alone
 trimming   the last block at scored positions alone
 log_probs  log-likelihoods and greedy decisions from the features of scored positions
@@ -11,8 +13,9 @@ scorer     all of it together
 
 from __future__ import annotations
 
+from hfpatch.evaluation.scorer.findings import Findings
 from hfpatch.evaluation.scorer.log_probs import Score
 from hfpatch.evaluation.scorer.scorer import Scorer
 from hfpatch.evaluation.scorer.trees import TokenRequest
 
-__all__ = ["Score", "Scorer", "TokenRequest"]
+__all__ = ["Findings", "Score", "Scorer", "TokenRequest"]

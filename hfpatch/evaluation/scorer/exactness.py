@@ -9,25 +9,27 @@ the lengths that are scored: a limit (a window, a number of selected keys) has a
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hfpatch.evaluation.scorer.batching import model_inputs
+from hfpatch.evaluation.scorer.findings import Padding
 from hfpatch.evaluation.scorer.head import Parts
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group
-from hfpatch.evaluation.scorer.trimming import only_at
+from hfpatch.evaluation.scorer.trimming import only_at, trimmable
 from hfpatch.sites import input_device
 from hfpatch.sites.lm_head import close
 
-SHORT = 18  # tokens of a row in the first probe
-_UNITS = 18  # of the probe's tree of three endings
+SHORT = 18  # tokens of the first probe's tree of three endings
+SHORT_PATH = 12  # of each of its texts
+_SHORT_TOKENS = 105  # that the first probe computes
 _SEEDS = range(3)
-_FAILURES = (TypeError, RuntimeError, ValueError, IndexError, AssertionError)
+_FAILURES = (TypeError, RuntimeError, ValueError, IndexError, AssertionError, AttributeError, KeyError)
 _MASKED = ("sdpa", "eager")
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _WINDOWS = ("sliding_window", "attention_window_size", "window_size", "attention_chunk_size")
@@ -49,20 +51,17 @@ class Sharing:
     reason: str | None = None
 
 
-def find_sharing(model: Any, parts: Parts, max_length: int) -> Sharing:
-    """Return how long a row with a shared context may be on this model, by its configuration and a short probe.
+def declared_sharing(model: Any, max_length: int) -> Sharing:
+    """Return how long a row with a shared context may be on this model by its configuration; nothing is tried.
 
     Args:
         model: a causal language model, with adapters or without.
-        parts: the model in two steps.
         max_length: the longest row that the model takes.
     """
-    config = model.config.get_text_config()
-    declared = _declared_obstacle(model, config)
-    if declared:
+    if max_length < SHORT_PATH:
+        return Sharing(0, "its rows are too short for a probe")
+    if declared := _declared_obstacle(model, model.config.get_text_config()):
         return Sharing(0, declared)
-    if not trees_are_exact(model, parts, SHORT):
-        return Sharing(0, "a probe gave different numbers")
     window = min(_limits(model, _WINDOWS + _SELECTED_KEYS), default=max_length)
     return Sharing(window, f"attention covers {window} tokens") if window < max_length else Sharing(max_length)
 
@@ -90,14 +89,34 @@ def _declared_obstacle(model: Any, config: Any) -> str | None:
     return None
 
 
-def trees_are_exact(model: Any, parts: Parts, size: int) -> bool:
-    """Return whether rows with several endings, of up to ``size`` tokens, give the features of plain rows."""
-    unit = math.ceil(size / _UNITS)
-    return any(_equal_as_trees(model, parts, random_tokens(model, 1, 12 * unit, seed), unit) for seed in _SEEDS)
+def trees_are_exact(model: Any, parts: Parts, row: int, path: int) -> bool:
+    """Return whether a row with several endings gives the features of plain rows.
+
+    Up to `SHORT` tokens and `SHORT_PATH` of a text that is tried on trees of two and three endings that share some of
+    their tokens, in one row and side by side. Beyond that only a limit can make a difference, which one tree shows that
+    is as long, in one text and in all.
+
+    Args:
+        model: a causal language model, with adapters or without.
+        parts: the model in two steps.
+        row: tokens of the row.
+        path: tokens of its longest text.
+    """
+    equal = _equal_as_trees if row <= SHORT and path <= SHORT_PATH else partial(_equal_as_long_tree, row, path)
+    try:
+        return any(equal(model, parts, random_tokens(model, 1, max(row, SHORT_PATH), seed)[0]) for seed in _SEEDS)
+    except _FAILURES:
+        return False
 
 
-def padding_obstacle(model: Any, parts: Parts, modules: Sequence[nn.Module], shortest: int, longest: int) -> str | None:
-    """Return why a row may not be padded, or continued by other tokens, to the longest; None if nothing is found.
+def trial_of_trees(row: int, path: int, overhead: int) -> int:
+    """Return what `trees_are_exact` costs at first, its short rows included, in tokens."""
+    short = _SHORT_TOKENS + 2 * overhead
+    return short if row <= SHORT and path <= SHORT_PATH else short + row + path + 2 * overhead
+
+
+def try_padding(model: Any, parts: Parts, shortest: int, longest: int) -> Padding:
+    """Return whether rows may be padded, or continued by other tokens, to the longest.
 
     Something may depend on the whole row: which of equal scores an indexer selects, rotary frequencies that switch at
     a length, attention that is not causal. A probe can miss ties and switches, so those are read from the
@@ -105,26 +124,44 @@ def padding_obstacle(model: Any, parts: Parts, modules: Sequence[nn.Module], sho
     tokens, the other padded with zeros. Rounding alone can change a router's choice between near ties, so a row may
     differ as much as it does in a batch without padding, and one of three probes is enough.
 
+    The modules that may compute scored positions only do so in the padded rows; where that is not exact, all positions
+    are computed.
+
     Args:
         model: a causal language model, with adapters or without.
         parts: the model in two steps.
-        modules: those that compute scored positions only.
         shortest: tokens of the shortest row, less than those of the longest.
         longest: tokens of the longest row.
     """
+    if (declared := _declared_padding_obstacle(model, longest)) is not None:
+        return Padding(shortest, longest, declared, False)
+    if longest == 1:
+        return Padding(shortest, longest, None, False)
+    sizes = (min(max(2, shortest), longest - 1), longest - 1)  # rotary positions have no effect on one token
+    found = trimmable(model, parts)
+    for modules in [found, ()] if found else [()]:
+        try:
+            probes = (random_tokens(model, 2, longest, seed) for seed in _SEEDS)
+            if any(_equal_padded(parts, modules, probe, sizes) for probe in probes):
+                return Padding(shortest, longest, None, bool(modules))
+        except _FAILURES:
+            continue
+    return Padding(shortest, longest, "a probe gave different numbers when they were padded", False)
+
+
+def trial_of_padding(shortest: int, longest: int, overhead: int) -> int:
+    """Return what `try_padding` costs in tokens."""
+    return shortest + 3 * longest + 3 * overhead
+
+
+def _declared_padding_obstacle(model: Any, longest: int) -> str | None:
     keys = min(_limits(model, _SELECTED_KEYS), default=longest)
     if keys < longest:
         return f"its attention selects {keys} keys"
     original = _rotary_switch(model.config.get_text_config())
     if original is not None and original < longest:
         return f"its rotary frequencies change beyond {original} tokens"
-    sizes = (min(max(2, shortest), longest - 1), longest - 1)  # rotary positions have no effect on one token
-    try:
-        probes = (random_tokens(model, 2, longest, seed) for seed in _SEEDS)
-        exact = longest == 1 or any(_equal_padded(parts, modules, probe, sizes) for probe in probes)
-    except _FAILURES:
-        exact = False
-    return None if exact else "a probe gave different numbers when they were padded"
+    return None
 
 
 def _rotary_switch(config: Any) -> int | None:
@@ -150,10 +187,14 @@ def random_tokens(model: Any, rows: int, size: int, seed: int = 0) -> Tensor:
 
 
 def _equal_padded(parts: Parts, modules: Sequence[nn.Module], tokens: Tensor, sizes: tuple[int, int]) -> bool:
+    """Return whether rows of these sizes have the same features alone and padded; trimmed, at two of three places."""
     alone = [parts.features(tokens[row : row + 1, :size])[0, :size] for row, size in enumerate(sizes)]
-    expected = torch.cat(alone).float()
-    rows = torch.arange(2, device=tokens.device).repeat_interleave(torch.tensor(sizes, device=tokens.device))
-    nodes = torch.cat([torch.arange(size, device=tokens.device) for size in sizes])
+    places = [torch.arange(size, device=tokens.device) for size in sizes]
+    if modules:
+        places = [each[(each % 3 != 1) | (len(each) < 3)] for each in places]
+    expected = torch.cat([row[nodes] for row, nodes in zip(alone, places, strict=True)]).float()
+    counts = torch.tensor([len(nodes) for nodes in places], device=tokens.device)
+    rows, nodes = torch.arange(2, device=tokens.device).repeat_interleave(counts), torch.cat(places)
     padded = tokens.clone()
     padded[1, sizes[1] :] = 0
     with only_at(modules, rows, nodes, padded):
@@ -165,16 +206,13 @@ def _equal_padded(parts: Parts, modules: Sequence[nn.Module], tokens: Tensor, si
     return bool((found - expected).abs().max() <= 3 * rounding)
 
 
-def _equal_as_trees(model: Any, parts: Parts, probe: Tensor, unit: int) -> bool:
+def _equal_as_trees(model: Any, parts: Parts, probe: Tensor) -> bool:
     """Return whether trees of two and three endings give the features of plain rows, in one row and side by side."""
-    requests = _probe_requests(probe[0].tolist(), unit)
-    first, second = group(requests, longest=len(probe[0]) * 4, endings=len(probe[0]) * 4)
+    requests = _probe_requests(probe[:SHORT_PATH].tolist())
+    first, second = group(requests, longest=4 * SHORT_PATH, endings=4 * SHORT_PATH)
     trees = [Tree.joined([first, second]), second]
     rows = [Tree.of(request.tokens) for request in requests]
-    try:
-        together = parts.features(**model_inputs(model, trees))
-    except _FAILURES:
-        return False
+    together = parts.features(**model_inputs(model, trees))
     alone = parts.features(**model_inputs(model, rows))
     return all(
         close(
@@ -187,10 +225,26 @@ def _equal_as_trees(model: Any, parts: Parts, probe: Tensor, unit: int) -> bool:
     )
 
 
-def _probe_requests(tokens: list[int], unit: int) -> list[TokenRequest]:
-    """Return three requests with a context of 6 units and two with one of 3, of 12 units of tokens."""
-    context, others = tokens[: 6 * unit], tokens[6 * unit :]
-    endings = [others[: 5 * unit], [*others[: 2 * unit], *others[4 * unit :], *others[: 2 * unit]], others[::-1]]
+def _probe_requests(tokens: list[int]) -> list[TokenRequest]:
+    """Return three requests with a context of 6 tokens and two with one of 3, of 12 tokens."""
+    context, others = tokens[:6], tokens[6:]
+    endings = [others[:5], [*others[:2], *others[4:], *others[:2]], others[::-1]]
     requests = [TokenRequest.cut(context, ending, max_length=len(tokens)) for ending in endings]
-    pair = (context[: 3 * unit], context[3 * unit :])
-    return [*requests, *(TokenRequest.cut(others[: 3 * unit], ending, max_length=len(tokens)) for ending in pair)]
+    pair = (context[:3], context[3:])
+    return [*requests, *(TokenRequest.cut(others[:3], ending, max_length=len(tokens)) for ending in pair)]
+
+
+def _equal_as_long_tree(row: int, path: int, model: Any, parts: Parts, probe: Tensor) -> bool:
+    """Return whether the last ending of a tree has the features that it has after its context alone.
+
+    The context has half of the path's tokens; an ending before the last one takes up the rest of the row.
+    """
+    tokens = probe.tolist()
+    context, last = tokens[: path // 2], tokens[path // 2 : path]
+    tree = Tree.of(context)
+    tree.add(0, len(context) - 1, tokens[::-1][: max(1, row - path)])
+    tree.add(1, len(context) - 1, last)
+    nodes = tree.scored[-1][1][1:]
+    together = parts.features(**model_inputs(model, [tree]))[0]
+    alone = parts.features(**model_inputs(model, [Tree.of([*context, *last])]))[0]
+    return close(together[nodes].float(), alone[len(context) :].float(), model.dtype)

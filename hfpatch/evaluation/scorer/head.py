@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,8 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hfpatch.evaluation.scorer.findings import Findings
 from hfpatch.nn.matmul import active_library, has_own_forward, linear
-from hfpatch.sites.lm_head import LMHead, find_lm_head
+from hfpatch.sites import base_model
+from hfpatch.sites.lm_head import PLAIN, LMHead, find_lm_head
 
 _SMALLEST_SLICE = 256
 
@@ -87,11 +90,40 @@ class WholeModel:
         return features.to(torch.float32, copy=True)
 
 
-def split_model(model: Any) -> Parts:
+@dataclass(frozen=True)
+class LastPositions(WholeModel):
+    """A whole model that computes the logits of a row's last positions only, as generation asks it to.
+
+    Attributes:
+        model: the model, see `keeps_logits`.
+        last: how many positions.
+    """
+
+    last: int
+
+    def features(self, tokens: Tensor, **inputs: Tensor) -> Tensor:
+        """Return the logits (batch, last or the whole row if that is shorter, vocabulary)."""
+        logits: Tensor = self.model(tokens, logits_to_keep=self.last, **inputs).logits
+        return logits[:, -min(self.last, tokens.shape[1]) :]
+
+
+def keeps_logits(model: Any) -> bool:
+    """Return whether a model's own argument chooses the positions whose logits it computes."""
+    return "logits_to_keep" in inspect.signature(base_model(model).forward).parameters
+
+
+def split_model(model: Any, findings: Findings) -> Parts:
     """Return a model's body and head if together they give its logits, else the model as a whole.
 
     Args:
         model: a causal language model, with adapters or without.
+        findings: what is known about it; what is found is added.
     """
-    found = find_lm_head(model)
-    return WholeModel(model) if found is None else BodyAndHead(found.body, found.head, found.tail)
+    if findings.split is None:
+        found = find_lm_head(model)
+        findings.split = found is not None
+        findings.tail = found.tail if found is not None else PLAIN
+    if not findings.split:
+        return WholeModel(model)
+    causal: Any = base_model(model)
+    return BodyAndHead(causal.base_model, causal.get_output_embeddings(), findings.tail)

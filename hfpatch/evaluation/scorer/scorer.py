@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -14,16 +14,20 @@ from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit, batches, model_inputs, units
 from hfpatch.evaluation.scorer.exactness import (
     SHORT,
+    SHORT_PATH,
     Sharing,
-    find_sharing,
-    padding_obstacle,
+    declared_sharing,
     random_tokens,
     trees_are_exact,
+    trial_of_padding,
+    trial_of_trees,
+    try_padding,
 )
-from hfpatch.evaluation.scorer.head import Parts, WholeModel, split_model
+from hfpatch.evaluation.scorer.findings import Findings, Padding, TreeTrial
+from hfpatch.evaluation.scorer.head import LastPositions, Parts, WholeModel, keeps_logits, split_model
 from hfpatch.evaluation.scorer.log_probs import Pool, Score, Table, scored_positions
 from hfpatch.evaluation.scorer.trees import TokenRequest, Tree, group, pack, plain_rows
-from hfpatch.evaluation.scorer.trimming import Modules, find_trimmable, only_at
+from hfpatch.evaluation.scorer.trimming import Modules, only_at, trimmable
 from hfpatch.sites import input_device
 
 logger = logging.getLogger(__name__)
@@ -34,36 +38,70 @@ Share = Callable[[Sequence[Unit], Collection[int]], Collection[int]]
 
 _PROBE_TOKENS = 16
 _FEWEST_TOKENS = 256
+_FEW_ROWS = 16  # for more, to read the head's weights for each costs more than to try it alone
+_FEW_LOGITS = 1 << 24  # of a row
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How requests are scored.
+
+    Attributes:
+        batches: rows that go through the model together.
+        parts: the model in two steps, or as a whole.
+        modules: those that compute scored positions only.
+        sharing: how long a row with several endings may be; None where rows are scored one by one.
+    """
+
+    batches: list[list[Tree]]
+    parts: Parts
+    modules: Modules = ()
+    sharing: Sharing | None = None
 
 
 class Scorer:
     """Scores token requests on one model, in the state in which the scorer was built.
 
+    Padding, trees and the separate head are tried on the model before they are used, see
+    `hfpatch.evaluation.scorer.exactness`, and only where they save more than the trial costs. What requests get depends
+    on them and the limits alone: not on what was tried before.
+
     Args:
         model: a causal language model in evaluation mode, with adapters or without.
         max_length: the longest row that the model takes.
         limits: how much goes through the model at once; None takes the limits of the device.
+        findings: what earlier trials found about this model; what new ones find is added.
+        weigh_trials: False scores as in a job so large that trials cost nothing.
     """
 
-    def __init__(self, model: Any, max_length: int, limits: BatchLimits | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        max_length: int,
+        limits: BatchLimits | None = None,
+        *,
+        findings: Findings | None = None,
+        weigh_trials: bool = True,
+    ) -> None:
         self.model = model
         self.limits = limits or BatchLimits.for_device(input_device(model))
-        with torch.no_grad():
-            probe = random_tokens(model, 1, min(_PROBE_TOKENS, max_length))
-            self.parts: Parts = split_model(model)
-            finite = not self.parts.features(probe).isnan().any()
-            self.trimmable: Modules = find_trimmable(model, self.parts, probe)
-            self.sharing: Sharing = (
-                find_sharing(model, self.parts, max_length)
-                if max_length >= _PROBE_TOKENS
-                else Sharing(0, "its rows are too short for a probe")
-            )
-        self._finite = finite  # a probe of a model that gives NaN means nothing
-        self._padded: dict[tuple[int, int], str | None] = {}
-        self._shared = SHORT
-        if isinstance(self.parts, WholeModel):
+        self.findings = Findings() if findings is None else findings
+        self.weigh_trials = weigh_trials
+        self._max_length = max_length
+
+    @cached_property
+    @torch.no_grad()
+    def parts(self) -> Parts:
+        """The model as body and head, if together they give its logits, else as a whole."""
+        parts = split_model(self.model, self.findings)
+        if isinstance(parts, WholeModel):
             self._warn("its head cannot be separated from its body; the logits of every position are computed")
-        self._warn_of_sharing()
+        return parts
+
+    @cached_property
+    def declared(self) -> Sharing:
+        """How long a row with several endings may be by the model's configuration."""
+        return declared_sharing(self.model, self._max_length)
 
     def score(
         self,
@@ -92,11 +130,12 @@ class Scorer:
 
         for limits in (self.limits, self.limits.quarter()):
             try:
-                found = self.units(requests, limits)
+                plan = self.plan(requests, limits)
+                found = units(plan.batches, limits, together=not isinstance(plan.parts, WholeModel))
                 if share is not None:
                     done.update(share(found, done))
                     share = None
-                self._score_units(found, requests, done, take, limits)
+                self._score_units(plan, found, requests, done, take, limits)
                 return
             except (MemoryError, RuntimeError) as error:
                 if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)):
@@ -113,22 +152,22 @@ class Scorer:
     @torch.no_grad()
     def _score_units(
         self,
+        plan: Plan,
         found: Sequence[Unit],
         requests: Sequence[TokenRequest],
         done: Collection[int],
         take: OnScores,
         limits: BatchLimits,
     ) -> None:
-        modules = self.trimmable if self._takes_padding(requests) else ()
         for unit in found:
-            pool = Pool(self.parts, limits)
+            pool = Pool(plan.parts, limits)
             for batch in unit.missing(done):
-                pool.add(*self._features(batch, requests, modules))
+                pool.add(*self._features(plan, batch, requests))
             if scores := pool.flush():
                 take(scores)
 
     def _features(
-        self, batch: Sequence[Tree], requests: Sequence[TokenRequest], modules: Modules
+        self, plan: Plan, batch: Sequence[Tree], requests: Sequence[TokenRequest]
     ) -> tuple[torch.Tensor, Table]:
         """Return the features (n, width) of a batch's scored positions and the targets that they predict.
 
@@ -140,67 +179,135 @@ class Scorer:
         if len(positions) == 1:
             positions = positions.repeat(2, axis=0)
         rows, nodes = torch.from_numpy(positions).to(inputs["tokens"].device).unbind(1)
-        with only_at(modules, rows, nodes, inputs["tokens"]):
-            features = self.parts.features(**inputs)
-        return features[rows, nodes], targets
-
-    def units(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> list[Unit]:
-        """Return the batches that score all requests, in units; they depend on the requests and the limits alone."""
-        return units(self.batches(requests, limits), limits, together=not isinstance(self.parts, WholeModel))
+        with only_at(plan.modules, rows, nodes, inputs["tokens"]):
+            features = plan.parts.features(**inputs)
+        left_out = inputs["tokens"].shape[1] - features.shape[1]
+        return features[rows, nodes - left_out], targets
 
     @torch.no_grad()
-    def batches(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> list[list[Tree]]:
-        """Return the batches that score all requests."""
-        tokens = limits.tokens
-        if isinstance(self.parts, WholeModel):
+    def plan(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> Plan:
+        """Return how the requests are scored.
+
+        There are three ways, each with the trials that it needs: rows one by one, which needs none; plain rows in
+        padded batches; contexts with several endings in one row. What takes the fewest tokens is done, trials included.
+
+        Args:
+            requests: what to score.
+            limits: how much goes through the model at once.
+        """
+        rows = sorted(plain_rows(requests), key=lambda row: (-len(row), row.tokens))
+        if not rows:
+            return Plan([], self.parts)
+        alone = [[row] for row in rows]
+        longest = len(rows[0])
+        shortest = min(longest - 1, len(rows[-1]))
+
+        # what each way costs, in tokens
+        overhead = limits.overhead
+        shared = _batched(requests, self.declared, limits)
+        row, path = _sizes(shared)
+        padding = trial_of_padding(shortest, longest, overhead) if self.weigh_trials else 0
+        trees = trial_of_trees(row, path, overhead) if self.weigh_trials else 0
+        cost_alone = _cost(alone, overhead)
+        cost_plain = _cost(_batched(requests, Sharing(0), limits), overhead) + padding
+        cost_shared = _cost(shared, overhead) + padding + trees if row else cost_plain
+        if cost_shared >= min(cost_plain, cost_alone) and self.declared.reason and _shares(requests):
+            _warn_once(self.model, _limit_of(self.declared))
+        if cost_alone <= min(cost_plain, cost_shared):
+            return Plan(alone, self._parts_for_few(requests, len(rows)))
+
+        # the trials
+        padded = self._padding(shortest, longest)
+        if padded.obstacle is not None:
+            return Plan(alone, self.parts)
+        modules = trimmable(self.model, self.parts) if padded.trims else ()
+        if isinstance(self.parts, WholeModel):  # each position has a row of logits
             words = self.model.get_input_embeddings().weight.shape[0]
-            tokens = min(tokens, max(_FEWEST_TOKENS, limits.logits // words))  # each position has a row of logits
-        if not self._takes_padding(requests):
-            return [[row] for row in sorted(plain_rows(requests), key=lambda row: (-len(row), row.tokens))]
-        rows = self._rows(requests, tokens)
-        return batches(rows, replace(limits, tokens=tokens).divided(sum(map(len, rows))))
+            limits = replace(limits, tokens=min(limits.tokens, max(_FEWEST_TOKENS, limits.logits // words)))
+        sharing = self._tried_sharing(requests, limits) if cost_shared < cost_plain else Sharing(0)
+        return Plan(_batched(requests, sharing, limits), self.parts, modules, sharing)
 
-    def _takes_padding(self, requests: Sequence[TokenRequest]) -> bool:
-        """Return whether rows as long as the requests' may be padded, and share rows."""
-        sizes = [len(request.tokens) for request in requests]
-        longest = max(sizes, default=1)
-        shortest = min([longest - 1, *sizes])
-        lengths = (shortest, longest)
-        if any(why is None and low <= shortest and longest <= high for (low, high), why in self._padded.items()):
-            return True
-        if lengths not in self._padded:
-            why = self._padded[lengths] = padding_obstacle(self.model, self.parts, self.trimmable, *lengths)
-            if why is not None:
-                self._warn(f"rows of {shortest} to {longest} tokens are scored one by one ({why})")
-        return self._padded[lengths] is None
+    def _parts_for_few(self, requests: Sequence[TokenRequest], rows: int) -> Parts:
+        """Return how rows go through the model one by one: if they are few, without a trial of its head."""
+        last = max(2, *(len(request.targets) for request in requests))  # of one alone the product may round otherwise
+        words = self.model.get_input_embeddings().weight.shape[0]
+        few = self.weigh_trials and rows <= _FEW_ROWS and last * words <= _FEW_LOGITS
+        return LastPositions(self.model, last) if few and keeps_logits(self.model) else self.parts
 
-    def _rows(self, requests: Sequence[TokenRequest], tokens: int) -> list[Tree]:
-        """Return the rows that score all requests; a row with several endings is no longer than a probe finds exact."""
+    def _padding(self, shortest: int, longest: int) -> Padding:
+        """Return whether rows of these lengths may be padded, and share rows; try it if that is not known."""
+        found = self.findings.padding_of(shortest, longest)
+        if found is None:
+            found = try_padding(self.model, self.parts, shortest, longest)
+            self.findings.padding.append(found)
+        if found.obstacle is not None:
+            self._warn(f"rows of {shortest} to {longest} tokens are scored one by one ({found.obstacle})")
+        return found
+
+    def _tried_sharing(self, requests: Sequence[TokenRequest], limits: BatchLimits) -> Sharing:
+        """Return how long a row with several endings may be; the largest such row of these requests is tried."""
+        sharing = self.declared
+        if not self._is_tree_exact(SHORT, SHORT_PATH):
+            sharing = Sharing(0, "a probe gave different numbers")
         while True:
-            longest = self.sharing.longest
-            rows = pack(group(requests, longest=longest, endings=tokens), min(longest, tokens))
-            size = max((len(row) for row in rows if not row.is_chain), default=0)
-            if size <= self._shared:
-                return rows
-            if trees_are_exact(self.model, self.parts, size):
-                self._shared = size
-            else:
-                shorter = size // 2 if size // 2 >= SHORT else 0
-                self.sharing = Sharing(shorter, f"a probe of {size} tokens gave different numbers")
-                self._warn_of_sharing()
+            row, path = _sizes(_batched(requests, sharing, limits))
+            if not row or self._is_tree_exact(row, path):
+                break
+            shorter = row // 2 if row // 2 >= SHORT else 0
+            sharing = Sharing(shorter, f"a probe of {row} tokens gave different numbers")
+        if sharing.reason is not None:
+            self._warn(_limit_of(sharing))
+        return sharing
 
-    def _warn_of_sharing(self) -> None:
-        longest, reason = self.sharing.longest, self.sharing.reason
-        if longest == 0:
-            self._warn(f"endings do not share their context ({reason}); plain rows are scored")
-        elif reason is not None:
-            self._warn(f"endings share their context only in rows of up to {longest} tokens ({reason})")
+    def _is_tree_exact(self, row: int, path: int) -> bool:
+        exact = self.findings.tree_is_exact(row, path)
+        if exact is None:
+            exact = trees_are_exact(self.model, self.parts, row, path)
+            self.findings.trees.append(TreeTrial(row, path, exact))
+        return exact
 
     def _warn(self, limit: str) -> None:
-        if self._finite:
-            _warn_once(f"{type(self.model).__name__}: {limit}")
+        if self._is_finite:
+            _warn_once(self.model, limit)
+
+    @cached_property
+    def _is_finite(self) -> bool:
+        """Whether the model gives numbers; of one that does not, trials mean nothing."""
+        logits: torch.Tensor = self.model(random_tokens(self.model, 1, min(_PROBE_TOKENS, self._max_length))).logits
+        return not bool(logits.isnan().any())
+
+
+def _batched(requests: Sequence[TokenRequest], sharing: Sharing, limits: BatchLimits) -> list[list[Tree]]:
+    """Return batches of rows in which endings share their context where they may."""
+    rows = pack(group(requests, longest=sharing.longest, endings=limits.tokens), min(sharing.longest, limits.tokens))
+    return batches(rows, limits.divided(sum(map(len, rows))))
+
+
+def _cost(made: Sequence[Sequence[Tree]], overhead: int) -> int:
+    return sum(len(batch) * max(map(len, batch)) + overhead for batch in made)
+
+
+def _sizes(made: Sequence[Sequence[Tree]]) -> tuple[int, int]:
+    """Return the tokens of the largest row that is no plain one, and of the longest text in such rows; 0 for none."""
+    trees = [tree for batch in made for tree in batch if not tree.is_chain]
+    return max(map(len, trees), default=0), max((max(tree.depths) + 1 for tree in trees), default=0)
+
+
+def _shares(requests: Sequence[TokenRequest]) -> bool:
+    """Return whether endings have a context in common."""
+    return len({request.context for request in requests}) < len({request.tokens for request in requests})
+
+
+def _limit_of(sharing: Sharing) -> str:
+    if sharing.longest == 0:
+        return f"endings do not share their context ({sharing.reason}); plain rows are scored"
+    return f"endings share their context only in rows of up to {sharing.longest} tokens ({sharing.reason})"
+
+
+def _warn_once(model: Any, limit: str) -> None:
+    _log_once(f"{type(model).__name__}: {limit}")
 
 
 @lru_cache(maxsize=64)
-def _warn_once(line: str) -> None:
+def _log_once(line: str) -> None:
     logger.warning("%s", line)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+_MOST_ADDED = 16  # times what a request shares with a tree; beyond that, attention to masked tokens costs as much
 ROW = 128  # tokens; in longer rows attention to masked tokens costs more than padding does
 
 
@@ -119,7 +120,8 @@ def group(requests: Sequence[TokenRequest], *, longest: int, endings: int = 512)
         # In descending order a branch comes right after those that begin with it: only the last tree can contain it.
         for branch, index in sorted(((requests[index].targets[:-1], index) for index in indices), reverse=True):
             extra = tree.missing(root, branch)
-            if tree.scored and extra and len(tree) + extra > limit:
+            shared = len(context) + len(branch) - extra
+            if tree.scored and extra and (len(tree) + extra > limit or extra > _MOST_ADDED * shared):
                 trees.append(tree)
                 tree = Tree.of(context)
             tree.add(index, root, branch)

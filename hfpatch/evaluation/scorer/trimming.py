@@ -17,32 +17,23 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer.head import BodyAndHead, Parts
 from hfpatch.sites import base_model, survey
-from hfpatch.sites.lm_head import close
 
 Modules = tuple[nn.Module, ...]
 
 
-def find_trimmable(model: Any, parts: Parts, probe: Tensor) -> Modules:
-    """Return the modules of the last block that may skip positions, if they all pass a probe; else none.
+def trimmable(model: Any, parts: Parts) -> Modules:
+    """Return the modules of the last block that may skip positions, if a trial finds that exact (`try_padding`).
 
     Args:
         model: a causal language model, with adapters or without.
         parts: the model in two steps.
-        probe: at least 4 tokens (1, seq).
     """
     if not isinstance(parts, BodyAndHead):
         return ()
     try:
-        modules = _candidates(model)
-        expected = parts.features(probe)
-        nodes = torch.arange(1, probe.shape[1], 3, device=probe.device)
-        rows = torch.zeros_like(nodes)
-        with only_at(modules, rows, nodes, probe):
-            trimmed = parts.features(probe)
+        return _candidates(model)
     except (HfpatchError, AttributeError, TypeError, RuntimeError, ValueError, IndexError, KeyError):
         return ()
-    same = close(trimmed[rows, nodes].float(), expected[rows, nodes].float(), model.dtype)
-    return modules if same else ()
 
 
 @contextmanager

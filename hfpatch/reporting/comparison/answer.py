@@ -9,7 +9,8 @@ from hfpatch.recipes import pairs
 from hfpatch.reporting.comparison.tables import change_of
 from hfpatch.reporting.document import Finding, Tone
 from hfpatch.reporting.floor import LEVELS, is_blind, shown_verdict
-from hfpatch.reporting.numbers import Scale, count, diverged_text, listed, ratio, significant, size_text
+from hfpatch.reporting.numbers import count, diverged_text, listed, ratio, significant, size_text
+from hfpatch.reporting.words import measured, metrics_text
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
 
 
@@ -29,10 +30,11 @@ def answer(results: ComparisonResults) -> Answer:
     made = dict.fromkeys((each.method, each.reference) for each in results.comparisons if each.reference != baseline)
     order = {name: place for place, name in enumerate(results.others)}
     second = sorted((pair for pair in made if pair[0] in order), key=lambda pair: order[pair[0]])
-    return Answer(_headline(first, baseline), first, tuple(_finding(results, *pair) for pair in second))
+    metrics = metrics_text(each.metric for each in results.comparisons if each.reference == baseline)
+    return Answer(_headline(first, baseline, metrics), first, tuple(_finding(results, *pair) for pair in second))
 
 
-def _headline(findings: Sequence[Finding], baseline: str | None) -> str:
+def _headline(findings: Sequence[Finding], baseline: str | None, metrics: str) -> str:
     if not findings or baseline is None:
         return "There is no method to compare with a baseline."
     words: dict[Tone, str] = {
@@ -45,7 +47,8 @@ def _headline(findings: Sequence[Finding], baseline: str | None) -> str:
     tones = [finding.tone for finding in findings]
     counts = {tone: tones.count(tone) for tone in words}
     parts = [f"{n} {'is' if n == 1 else 'are'} {words[tone]}" for tone, n in counts.items() if n]
-    return f"Of {len(findings)} method{'s' * (len(findings) != 1)} against {baseline}: {listed(parts)}."
+    by = f", by the primary metric of each task ({metrics})" if metrics else ""
+    return f"Of {len(findings)} method{'s' * (len(findings) != 1)} against {baseline}{by}: {listed(parts)}."
 
 
 def _finding(results: ComparisonResults, name: str, reference: str | None) -> Finding:
@@ -73,12 +76,12 @@ def _finding(results: ComparisonResults, name: str, reference: str | None) -> Fi
     if others:
         clauses.append(_not_significant(results, others))
     if untested:
-        tasks, sizes = listed([one.task for one in untested]), listed(_once([count(one.n) for one in untested]))
-        clauses.append(f"on {tasks} there are too few documents for a verdict (n = {sizes})")
+        sizes = listed(_once([count(one.n) for one in untested]))
+        clauses.append(f"on {measured(untested)} there are too few documents for a verdict (n = {sizes})")
     for level in LEVELS:
-        tasks_at = [one.task for one in blind if shown_verdict(results, one) == level]
-        if tasks_at:
-            clauses.append(f"on {listed(tasks_at)} {reference} is {level}, so nothing can be told")
+        there = [one for one in blind if shown_verdict(results, one) == level]
+        if there:
+            clauses.append(f"on {measured(there)} {reference} is {level}, so nothing can be told")
     if better or worse:
         clauses[0] += size
     else:
@@ -97,23 +100,21 @@ def tone_of(tested: Sequence[Comparison]) -> Tone:
 
 
 def _changes(results: ComparisonResults, comparisons: Sequence[Comparison]) -> str:
-    """Return ``raises a by … and b by …, and lowers c by …``."""
+    """Return ``raises a (acc) by … and b (acc) by …, and lowers c (word perplexity) by …``."""
     clauses = []
     for verb, sign in (("raises", 1), ("lowers", -1)):
         parts = []
         for comparison in comparisons:
             change = change_of(results, comparison)
-            metric = "" if change.scale is Scale.POINTS else f" {comparison.metric.replace('_', ' ')}"
             if sign * comparison.difference > 0:
-                parts.append(f"{comparison.task}{metric} by {size_text(change)}")
+                parts.append(f"{measured([comparison])} by {size_text(change)}")
         clauses += [f"{verb} {listed(parts)}"] if parts else []
     return ", and ".join(clauses)
 
 
 def _not_significant(results: ComparisonResults, comparisons: Sequence[Comparison]) -> str:
     """Say on which tasks there is no significant difference, and which one could have been detected."""
-    tasks = listed([comparison.task for comparison in comparisons])
-    text = f"on {tasks} there is no significant difference"
+    text = f"on {measured(comparisons)} there is no significant difference"
     documents = f"n = {listed(_once([count(c.n) for c in comparisons]))}"
     changes = [change_of(results, comparison) for comparison in comparisons]
     units = [f" {change.scale.value}".rstrip() for change in changes]

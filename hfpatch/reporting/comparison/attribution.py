@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import scipy  # its parts are imported where they are first used
+
 from hfpatch.recipes.controls import Control, controls_of
-from hfpatch.reporting.comparison.measures import HELD_OUT, Measure, measures
+from hfpatch.reporting.comparison.measures import UNTESTED, Measure, measures
 from hfpatch.reporting.comparison.tables import change_of
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
 from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, decimal, listed, scale_of, significant
+from hfpatch.reporting.words import metric_text
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.schema import Comparison, ComparisonResults
 
 _HALF = 0.5
-_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the normal one is taken."""
-_Z = 1.96
 _CAPTION = (
     "The first line of a group is the gain of the method over the baseline; below it, the share of that gain that each "
     "of its controls reaches, with a 95 % interval (Fieller's, which knows that both gains are measured on the same "
@@ -46,28 +46,27 @@ class Share:
 
 @dataclass(frozen=True)
 class Gains:
-    """The gains of a method and of its control over the baseline, their variances and covariance.
+    """The gains of a method and of its control over the baseline.
 
-    ``quantile`` is that of the distribution that the 95 % intervals come from.
+    A reach is half the length of a 95 % interval: the quantile of its distribution times the standard error. The
+    product of the reaches is that quantile squared times the covariance of the gains.
     """
 
     method: float
     control: float
-    method_variance: float
-    control_variance: float
-    covariance: float
-    quantile: float = _Z
+    method_reach: float
+    control_reach: float
+    product: float
 
     def share(self) -> Share | None:
-        """Return control / method with Fieller's interval: all r with (c - r m)² <= z² var(c - r m).
+        """Return control / method with Fieller's interval: all r whose c - r m is not beyond its own 95 % reach.
 
         Returns:
             The share; None where the interval is not bounded, as the method's gain may be 0, or the gain is a loss.
         """
-        squared = self.quantile**2
-        a = self.method**2 - squared * self.method_variance
-        b = self.method * self.control - squared * self.covariance
-        c = self.control**2 - squared * self.control_variance
+        a = self.method**2 - self.method_reach**2
+        b = self.method * self.control - self.product
+        c = self.control**2 - self.control_reach**2
         if not (a > 0 and self.method > 0 and math.isfinite(b) and math.isfinite(c)):
             return None
         root = math.sqrt(max(0.0, b * b - a * c))
@@ -92,17 +91,17 @@ def share(results: ComparisonResults, method: str, control: str, measure: Measur
 def _on_task(results: ComparisonResults, method: str, control: str, measure: Measure) -> Gains | None:
     """Return the gains on a task, if the method's is significant after correction.
 
-    The variances are those of the three paired intervals; that between the two methods gives the covariance:
-    var(m - c) = var(m) + var(c) - 2 cov. Where it is missing, the gains are taken as independent.
+    The reach of the difference between the two methods gives the product: reach(m - c)² = reach(m)² + reach(c)² -
+    2 product. Where it is missing, the gains are taken as independent.
     """
     pairs = [(method, results.baseline), (control, results.baseline), (method, control)]
     made = [results.comparison(one, measure.task, other, measure.metric) for one, other in pairs]
     if made[0] is None or made[1] is None or made[0].verdict != "better":
         return None
-    (m, m_variance), (c, c_variance), between = (_estimate(results, each) for each in made)
-    covariance = (m_variance + c_variance - between[1]) / 2 if made[2] is not None else 0.0
-    most = math.sqrt(m_variance * c_variance)
-    return Gains(m, c, m_variance, c_variance, min(most, max(-most, covariance)))
+    (m, m_reach), (c, c_reach), (_, between) = (_estimate(results, each) for each in made)
+    product = (m_reach**2 + c_reach**2 - between**2) / 2 if made[2] is not None else 0.0
+    most = m_reach * c_reach
+    return Gains(m, c, m_reach, c_reach, min(most, max(-most, product)))
 
 
 def _held_out(results: ComparisonResults, method: str, control: str) -> Gains | None:
@@ -113,9 +112,9 @@ def _held_out(results: ComparisonResults, method: str, control: str) -> Gains | 
     if base is None or len(seeds) < 2:
         return None
     m, c = ([base - each[seed] for seed in sorted(seeds)] for each in losses)
-    quantile = _T[len(seeds) - 2] if len(seeds) - 2 < len(_T) else _Z
-    of_method, of_control = _covariance_of_means(m, m), _covariance_of_means(c, c)
-    return Gains(fmean(m), fmean(c), of_method, of_control, _covariance_of_means(m, c), quantile)
+    t = float(scipy.special.stdtrit(len(seeds) - 1, 0.975))
+    m_reach, c_reach = (t * math.sqrt(_covariance_of_means(each, each)) for each in (m, c))
+    return Gains(fmean(m), fmean(c), m_reach, c_reach, t**2 * _covariance_of_means(m, c))
 
 
 def _covariance_of_means(one: Sequence[float], other: Sequence[float]) -> float:
@@ -124,7 +123,7 @@ def _covariance_of_means(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _estimate(results: ComparisonResults, made: Comparison | None) -> tuple[float, float]:
-    """Return a gain, larger is better, and its variance; of a perplexity those of its logarithm."""
+    """Return a gain, larger is better, and the reach of its interval; of a perplexity those of its logarithm."""
     if made is None:
         return 0.0, 0.0
     info, values = results.tasks[made.task], results.values(made.reference, made.task, made.metric)
@@ -133,7 +132,7 @@ def _estimate(results: ComparisonResults, made: Comparison | None) -> tuple[floa
     if values and made.metric != BITS_PER_BYTE and scale_of(made.metric, info.higher_is_better) is Scale.RELATIVE:
         ends = [math.log1p(end / fmean(values)) if end > -fmean(values) else -math.inf for end in ends]
     value, low, high = ends
-    return (value if higher else -value), ((high - low) / (2 * _Z)) ** 2
+    return (value if higher else -value), (high - low) / 2
 
 
 def _finding(results: ComparisonResults, name: str, controls: Sequence[Control]) -> Finding:
@@ -147,7 +146,7 @@ def _finding(results: ComparisonResults, name: str, controls: Sequence[Control])
             conclusion, tone = _conclusion(known)
             conclusion = f"{conclusion[0].upper()}{conclusion[1:]}"
             return Finding(name, f"gains on {measure}; of that, {listed(parts)}. {conclusion}.", tone)
-    why = f"has no significant gain over {results.baseline} that can be compared with that of its controls"
+    why = f"has no significant gain over {results.baseline} by these measures that its controls have too"
     return Finding(name, f"{why}, so which part carries it cannot be told.", "unknown")
 
 
@@ -166,9 +165,9 @@ def _conclusion(shares: Mapping[Control, Share]) -> tuple[str, Tone]:
 
 def _table(results: ComparisonResults, groups: Mapping[str, Sequence[Control]]) -> Table:
     shown = measures(results)
-    notes = [(each.metric.replace("_", " "),) for each in shown]
+    notes = [(metric_text(each.metric),) for each in shown]
     columns = [Column("method"), Column("what it keeps"), Column("trainable", number=True)]
-    columns += [Column(each.task or HELD_OUT, note, number=True) for each, note in zip(shown, notes, strict=True)]
+    columns += [Column(each.task or UNTESTED, note, number=True) for each, note in zip(shown, notes, strict=True)]
     rows = []
     for name, controls in groups.items():
         cells = [_whole(results, name, measure) for measure in shown]

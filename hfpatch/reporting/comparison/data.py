@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hfpatch.reporting.comparison.headline_table import HEADLINE_COLUMNS, headline_fields
 from hfpatch.reporting.tabular import csv_text
+from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.schema import Comparison, ComparisonResults, LayerSeries
 
 _SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
 _GROUPS = ("groups", "grouped_by")
 _RESULTS = (*_SCORES, *HEADLINE_COLUMNS, *_GROUPS)
-_HELD_OUT = "held_out_loss"
+_LOSS = "held_out_loss"
 _DIFFERENCES = (
     *("method", "reference", "task", "metric", "difference", "low", "high", "p", "p_holm", "smallest_visible"),
     *("n", "seeds", "test", "verdict"),
@@ -27,8 +28,8 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
 
     A row of the headline is a method's: its columns are those from ``rank_best`` to ``verdict``, which are empty in all
     other rows, as ``seed``, ``task``, ``metric`` and ``value`` are in its own. The loss on held-out text is a metric
-    without a task. The last columns say in how many groups a task's documents come, and by which of their columns. Of
-    several runs, by label, the first column says which.
+    without a task where its documents were not compared. The last columns say in how many groups a task's documents
+    come, and by which of their columns. Of several runs, by label, the first column says which.
     """
     if len(runs) == 1:
         return csv_text(_RESULTS, _rows(next(iter(runs.values()))))
@@ -47,8 +48,8 @@ def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
                 for metric, value in score.metrics.items():
                     scored = (seed, task, metric, value, score.stderr.get(metric), score.n, method.trainable)
                     yield name, *scored, *no_headline, *groups
-            if seed in losses:
-                held_out = (seed, None, _HELD_OUT, losses[seed], None, None, method.trainable)
+            if seed in losses and HELD_OUT not in run.evaluation:
+                held_out = (seed, None, _LOSS, losses[seed], None, None, method.trainable)
                 yield name, *held_out, *no_headline, *no_groups
     for name, trainable, fields in headline_fields(results):
         yield name, *no_score, trainable, *fields, *no_groups

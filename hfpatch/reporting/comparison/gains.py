@@ -18,8 +18,11 @@ from hfpatch.reporting.comparison.tables import scale_of_task
 from hfpatch.reporting.document import Tone
 from hfpatch.reporting.floor import is_blind
 from hfpatch.reporting.numbers import Change, Scale, change, listed
+from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE, MARGIN
 from hfpatch.results.schema import ComparisonResults
+
+NATS_SAVED = "nats per token saved"
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,13 @@ class Pooled:
 class Measures:
     """What is shown of a comparison; None where nothing was scored.
 
-    ``margin`` is there where tasks are measured by bits per byte, which alone do not say whether right answers gain on
-    wrong ones.
+    ``text`` is the text held out of the training text where its documents were compared, else that of the tasks that
+    score text, else the untested loss on the first; ``text_tasks`` are those tasks where ``text`` is not. ``margin`` is
+    there where tasks are measured by bits per byte, which alone do not say whether right answers gain on wrong ones.
     """
 
     text: Pooled | None
+    text_tasks: Pooled | None
     tasks: Pooled | None
     margin: Pooled | None
 
@@ -81,20 +86,19 @@ class Gain:
 
 
 def pooled_measures(results: ComparisonResults) -> Measures:
-    """Return what gains are measured by.
-
-    Text is what a task scores by perplexity or bits per byte; without such a task, it is the text that was held out of
-    the training text, if any was.
-    """
+    """Return what gains are measured by."""
     if results.baseline is None:
-        return Measures(None, None, None)
-    text = [task for task, info in results.tasks.items() if is_text(info)]
-    tasks = [task for task in results.tasks if task not in text]
+        return Measures(None, None, None, None)
+    texts = [task for task, info in results.tasks.items() if is_text(info)]
+    held_out = [task for task in texts if task == HELD_OUT]
+    tasks = [task for task in results.tasks if task not in texts]
     answers = _measure(results, tasks)
     with_margin = tuple(task for task in tasks if is_known(results, task, MARGIN))
     margin = Pooled(with_margin, (MARGIN,) * len(with_margin), Scale.RAW, "nats", len(tasks) - len(with_margin))
     shown = answers is not None and BITS_PER_BYTE in answers.metrics and with_margin
-    return Measures(_measure(results, text) or _loss(results), answers, margin if shown else None)
+    text = _measure(results, held_out or texts) or _loss(results)
+    others = _measure(results, [task for task in texts if task != HELD_OUT]) if held_out else None
+    return Measures(text, others, answers, margin if shown else None)
 
 
 def _measure(results: ComparisonResults, tasks: Sequence[str]) -> Pooled | None:
@@ -112,12 +116,13 @@ def _measure(results: ComparisonResults, tasks: Sequence[str]) -> Pooled | None:
         return None  # nothing is relative to 0, or to a score that is not there
     metrics = tuple(results.tasks[task].primary for task in kept)
     names = listed(list(dict.fromkeys(metrics)))
-    unit = {Scale.POINTS: f"points of {names}", Scale.RELATIVE: f"% lower {names}", Scale.RAW: names}[scale]
+    raw = NATS_SAVED if kept == [HELD_OUT] else names
+    unit = {Scale.POINTS: f"points of {names}", Scale.RELATIVE: f"% lower {names}", Scale.RAW: raw}[scale]
     return Pooled(tuple(kept), metrics, scale, unit, len(tasks) - len(kept))
 
 
 def _loss(results: ComparisonResults) -> Pooled | None:
-    return None if results.base_loss is None else Pooled((), (), Scale.RAW, "nats per token saved")
+    return None if results.base_loss is None else Pooled((), (), Scale.RAW, NATS_SAVED)
 
 
 def gain(results: ComparisonResults, measure: Pooled | None, name: str) -> Gain | None:

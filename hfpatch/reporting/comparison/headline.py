@@ -1,7 +1,8 @@
 """The headline of a comparison: one row a method, ranked, and one sentence.
 
 Methods are ordered by their gain on held-out text, or on tasks where no text was scored. A verdict is that of the
-corrected paired tests against the matched LoRA: by the tasks' primary metrics, by bits per byte and by the margin.
+corrected paired tests against the matched LoRA: by the tasks' primary metrics, by bits per byte and by the margin. It
+names the metric.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from hfpatch.reporting.comparison.gains import Gain, Measures, gain, pooled_meas
 from hfpatch.reporting.document import Tone
 from hfpatch.reporting.floor import is_blind
 from hfpatch.reporting.numbers import diverged_text, listed
+from hfpatch.reporting.words import measured, metrics_text
 from hfpatch.results.low_noise import BITS_PER_BYTE, MARGIN
 from hfpatch.results.schema import Comparison, ComparisonResults
 
@@ -29,7 +31,7 @@ class Line:
     Attributes:
         method: its name.
         rank: the lowest and the highest rank that its interval leaves open.
-        text: its gain on held-out text; likewise ``tasks`` and ``margin``.
+        text: its gain on held-out text; likewise ``text_tasks``, ``tasks`` and ``margin``.
         trainable: how many parameters it trains.
         control: what the verdict compares with: the LoRA of its match group or one that it was compared with, or the
             baseline where there is no LoRA at all.
@@ -40,6 +42,7 @@ class Line:
     method: str
     rank: tuple[int, int] | None
     text: Gain | None
+    text_tasks: Gain | None
     tasks: Gain | None
     margin: Gain | None
     trainable: int
@@ -62,8 +65,9 @@ class Headline:
 def headline(results: ComparisonResults) -> Headline:
     """Return what a reader who has one minute must know of a comparison."""
     shown = pooled_measures(results)
-    text, tasks, margin = (
-        {name: gain(results, each, name) for name in results.others} for each in (shown.text, shown.tasks, shown.margin)
+    text, text_tasks, tasks, margin = (
+        {name: gain(results, each, name) for name in results.others}
+        for each in (shown.text, shown.text_tasks, shown.tasks, shown.margin)
     )
     first = text if any(text.values()) else tasks
     ranked = ranks(first)
@@ -76,7 +80,7 @@ def headline(results: ComparisonResults) -> Headline:
             Line(
                 name,
                 ranked.get(name),
-                *(text[name], tasks[name], margin[name]),
+                *(text[name], text_tasks[name], tasks[name], margin[name]),
                 trainable,
                 control,
                 trainable / size if size else None,
@@ -129,7 +133,7 @@ def _verdict(results: ComparisonResults, name: str, control: str | None, shown: 
 
 def _compared(results: ComparisonResults, name: str, control: str, shown: Measures) -> list[Comparison]:
     """Return the comparisons that a verdict rests on; of text the one that is shown, which says it all."""
-    text = shown.text.pairs if shown.text else []
+    text = [pair for each in (shown.text, shown.text_tasks) if each for pair in each.pairs]
     others = [task for task in results.tasks if task not in dict(text)]
     low_noise = (BITS_PER_BYTE, MARGIN) if shown.margin else (BITS_PER_BYTE,)
     pairs = text + [(task, metric) for task in others for metric in (results.tasks[task].primary, *low_noise)]
@@ -138,19 +142,19 @@ def _compared(results: ComparisonResults, name: str, control: str, shown: Measur
 
 
 def _words(found: Sequence[Comparison]) -> str:
-    """Return on which tasks a method is better and on which it is worse; where one is both, with the metrics."""
-    sides = {verdict: [each for each in found if each.verdict == verdict] for verdict in ("better", "worse")}
-    both = set.intersection(*({each.task for each in side} for side in sides.values()))
+    """Return on which tasks, and by which metrics, a method is better and on which it is worse."""
     tasks, parts = {each.task for each in found}, []
-    for verdict, side in sides.items():
-        names = list(dict.fromkeys(f"{c.task} ({c.metric})" if c.task in both else c.task for c in side))
-        several = f"{len({c.task for c in side})} of {len(tasks)} tasks"
-        if names:
-            parts.append(f"{verdict} on {listed(names) if len(names) <= _MOST_NAMED else several}")
+    for verdict in ("better", "worse"):
+        side = [each for each in found if each.verdict == verdict]
+        many = len({each.task for each in side})
+        several = f"{many} of {len(tasks)} tasks ({metrics_text(each.metric for each in side)})"
+        if side:
+            parts.append(f"{verdict} on {measured(side) if many <= _MOST_NAMED else several}")
     if parts:
         return ", ".join(parts)
     untested = all(each.verdict == "too few documents" for each in found)
-    return "too few documents" if untested else "no difference shown"
+    words = "too few documents" if untested else "no difference shown"
+    return f"{words} ({metrics_text(each.metric for each in found)})"
 
 
 def _sentence(results: ComparisonResults, lines: Sequence[Line], reference: str | None, shown: Measures) -> str:
@@ -160,12 +164,12 @@ def _sentence(results: ComparisonResults, lines: Sequence[Line], reference: str 
     if not results.comparisons:
         why = "No paired comparison was made" if results.complete else "The run is not complete; nothing is tested yet"
         return f"{why}, so no difference is shown."
-    in_bits = shown.tasks is not None and set(shown.tasks.metrics) == {BITS_PER_BYTE}  # other than what tables score
-    unit = " in bits per byte" if in_bits else ""
+    by = [f" ({metrics_text(each.metrics)})" if each else "" for each in (shown.text, shown.text_tasks, shown.tasks)]
     gained = [
-        _counted([line.text.tone for line in lines if line.text], "on held-out text", "on held-out text"),
+        _counted([line.text.tone for line in lines if line.text], *[f"on held-out text{by[0]}"] * 2),
+        _counted([line.text_tasks.tone for line in lines if line.text_tasks], *[f"on text tasks{by[1]}"] * 2),
         _counted(
-            [line.tasks.tone for line in lines if line.tasks], f"on at least one task{unit}", f"on any task{unit}"
+            [line.tasks.tone for line in lines if line.tasks], f"on at least one task{by[2]}", f"on any task{by[2]}"
         ),
     ]
     many = f"Of {len(lines)} method{'s' * (len(lines) != 1)}"
@@ -176,7 +180,10 @@ def _sentence(results: ComparisonResults, lines: Sequence[Line], reference: str 
         else f"{many}, none was tested against {results.baseline}"
     ]
     if reference is None:
-        clauses.append(_against_lora([line.tone for line in lines if not is_lora(results.methods[line.method])]))
+        others = [line for line in lines if not is_lora(results.methods[line.method])]
+        pairs = [(line.method, line.control) for line in others if line.control is not None]
+        found = [each for pair in pairs for each in _compared(results, *pair, shown)]
+        clauses.append(_against_lora([line.tone for line in others], metrics_text(each.metric for each in found)))
     if any(line.rank and line.rank[0] != line.rank[1] for line in lines):
         clauses.append("where ranks overlap, no order is claimed")
     if max(each.seeds for each in results.comparisons) == 1:
@@ -195,7 +202,7 @@ def _counted(tones: Sequence[Tone], where: str, nowhere: str) -> str:
     return f"{gaining} ({listed(losing)})" if losing else gaining
 
 
-def _against_lora(tones: Sequence[Tone]) -> str:
+def _against_lora(tones: Sequence[Tone], metrics: str) -> str:
     better, worse, mixed, same = (tones.count(tone) for tone in ("better", "worse", "mixed", "within noise"))
     untested = len(tones) - better - worse - mixed - same
     if untested == len(tones):
@@ -205,4 +212,4 @@ def _against_lora(tones: Sequence[Tone]) -> str:
     parts += [f"{mixed} {'is' if mixed == 1 else 'are'} better on one task and worse on another"] if mixed else []
     parts += [f"for {same} no difference is shown"] if same else []
     parts += [f"{untested} {'was' if untested == 1 else 'were'} not tested"] if untested else []
-    return f"against LoRA {listed(parts)}"
+    return f"against LoRA ({metrics}) {listed(parts)}"

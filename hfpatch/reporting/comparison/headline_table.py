@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hfpatch.reporting.comparison.gains import Gain, Pooled
+from hfpatch.reporting.comparison.gains import Gain, Measures, Pooled
 from hfpatch.reporting.comparison.headline import Headline, Line, headline
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, ratio, signed
@@ -13,6 +13,7 @@ from hfpatch.results.schema import ComparisonResults
 
 HEADLINE_COLUMNS = (
     *("rank_best", "rank_worst", "held_out_gain", "held_out_low", "held_out_high", "held_out_unit"),
+    *("text_gain", "text_low", "text_high", "text_unit"),
     *("task_gain", "task_low", "task_high", "task_unit", "margin_gain", "margin_low", "margin_high", "margin_unit"),
     *("control", "verdict"),
 )
@@ -27,7 +28,9 @@ def headline_table(found: Headline, *, name: str = "headline", title: str = "") 
         title: names the run where several are reported side by side.
     """
     shown, against = found.measures, f"against {found.reference}" if found.reference else "against the matched LoRA"
-    gains = [("gain on held-out text", shown.text), ("gain on tasks", shown.tasks)]
+    gains = [("gain on held-out text", shown.text)]
+    gains += [("gain on text tasks", shown.text_tasks)] if shown.text_tasks else []
+    gains += [("gain on tasks", shown.tasks)]
     gains += [("gain in margin", shown.margin)] if shown.margin else []
     controls = {line.control for line in found.lines if line.ratio is not None}
     shared = controls.pop() if len(controls) == 1 else None
@@ -36,7 +39,7 @@ def headline_table(found: Headline, *, name: str = "headline", title: str = "") 
         *(Column(heading, _notes(measure), number=True) for heading, measure in gains),
         *(Column("parameters", (f"(× {shared})",) if shared else (), number=True), Column(against)),
     )
-    rows = [_row(line, shared, with_margin=shown.margin is not None) for line in found.lines]
+    rows = [_row(line, shared, shown) for line in found.lines]
     halves = tuple(
         Table(
             f"{name}-{half.lower()}",
@@ -59,7 +62,7 @@ def _notes(measure: Pooled | None) -> tuple[str, ...]:
     return measure.unit, over if known > 1 else measure.tasks[0] if many else "loss, without interval"
 
 
-def _row(line: Line, shared: str | None, *, with_margin: bool) -> tuple[str | Cell, ...]:
+def _row(line: Line, shared: str | None, shown: Measures) -> tuple[str | Cell, ...]:
     size = ""
     if line.ratio is not None:
         size = f" ({ratio(line.ratio)} ×)" if shared else f" ({ratio(line.ratio)} × {line.control})"
@@ -67,8 +70,9 @@ def _row(line: Line, shared: str | None, *, with_margin: bool) -> tuple[str | Ce
         line.method,
         rank_text(line.rank),
         gain_text(line.text),
+        *([gain_text(line.text_tasks)] if shown.text_tasks else []),
         gain_text(line.tasks),
-        *([gain_text(line.margin)] if with_margin else []),
+        *([gain_text(line.margin)] if shown.margin else []),
         f"{count(line.trainable)}{size}",
         line.verdict if line.tone == "unknown" else Cell((line.verdict,), line.tone),
     )
@@ -95,8 +99,9 @@ def headline_fields(results: ComparisonResults) -> Iterator[tuple[str, int, tupl
     found = headline(results)
     shown = found.measures
     for line in found.lines:
-        pairs = ((line.text, shown.text), (line.tasks, shown.tasks), (line.margin, shown.margin))
-        numbers = [field for gain, measure in pairs for field in _numbers(gain, measure)]
+        gains = (line.text, line.text_tasks, line.tasks, line.margin)
+        measures = (shown.text, shown.text_tasks, shown.tasks, shown.margin)
+        numbers = [field for pair in zip(gains, measures, strict=True) for field in _numbers(*pair)]
         yield line.method, line.trainable, (*(line.rank or (None, None)), *numbers, line.control, line.verdict)
 
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hfpatch.reporting.facts import settings_text
+from hfpatch.reporting.facts import evaluation_text, settings_text
 from hfpatch.reporting.numbers import NOTHING
+from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
+from hfpatch.support.files import hash_values
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "not recorded"
 
@@ -50,13 +53,16 @@ class Merged:
 def merge(runs: Mapping[str, ComparisonResults]) -> Merged:
     """Check whether runs can be compared and, where they can, join them.
 
-    Runs share one table where they measured the same frozen model, in the same dtype, on the same documents. Each
-    difference stays the paired one that its own run tested; none is made across runs.
+    Runs share one table where they measured the same frozen model, loaded alike, on the same tasks with the same
+    documents and prompts. Where a run of an older version does not say what its prompts were, the settings of its
+    evaluation decide. Each difference stays the paired one that its own run tested; none is made across runs.
 
     Args:
         runs: label -> results, at least two.
     """
     checks = tuple(_checks(list(runs.values())))
+    if len({_held_out(each) for each in runs.values()}) > 1:
+        runs = {label: _without_held_out(each) for label, each in runs.items()}
     if any(check.decides and check.verdict != SAME for check in checks):
         return Merged(checks)
     shared = next(iter(runs.values())).baseline
@@ -75,7 +81,18 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
             f"{name} {info.primary} n={info.n}{f' by {info.clusters.column}' if info.clusters else ''} "
             f"{(info.data_sha256 or '')[:8]}"
             for name, info in sorted(each.tasks.items())
+            if name != HELD_OUT
         )
+        for each in runs
+    ]
+    bases = [base_identity(each.model) for each in runs]
+    made = [_joint_hash([base[name] for name in ("base_buffers", "base_config", "base_code")]) for base in bases]
+    shared = [task for task in runs[0].tasks if task != HELD_OUT and all(task in each.tasks for each in runs)]
+    prompts = [_of_tasks(each, shared, ("prompts_sha256", "tokens_sha256")) for each in runs]
+    scored = [_of_tasks(each, shared, ("task_sha256",)) for each in runs]
+    settings = [
+        evaluation_text({key: value for key, value in each.evaluation.items() if key not in FREE_SETTINGS})
+        or "defaults"
         for each in runs
     ]
     plans = [
@@ -85,8 +102,16 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
     training = [settings_text({key: value for key, value in each.training.items() if key != "seeds"}) for each in runs]
     rows: list[tuple[str, list[Any], bool, str]] = [
         ("Frozen model", models, True, apart),
+        ("Its configuration and code", made, _differ(made), apart),
+        ("Its tokenizer and chat template", [base["tokenizer"] and base["tokenizer"][:16] for base in bases], False,
+         "prompts and training text are compared for themselves"),
+        ("How it was loaded", [settings_text(base["loading"]) or "defaults" for base in bases], True, apart),
         ("Its dtype", [each.model.get("dtype") for each in runs], True, apart),
         ("Tasks and their documents", tasks, True, apart),
+        ("Prompts of the tasks", prompts, _differ(prompts), apart),
+        ("Metrics and code of the tasks", scored, _differ(scored), apart),
+        ("Evaluation settings", settings, not all(prompts), apart if not all(prompts) else
+         "the prompts are the same, so this changed no score"),
         ("Training text", [_hash(each.data) or settings_text(each.data) for each in runs], False, trained),
         ("Batch plans", plans, False, trained),
         ("Training settings", training, False, trained),
@@ -95,8 +120,12 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
         ("Commit", [each.provenance.get("commit") for each in runs], False, "the code that measured differs"),
         ("Versions", [settings_text(each.provenance.get("versions") or {}) for each in runs], False,
          "a library may compute differently"),
+        ("Computing code and numbers", [_computed_with(each) for each in runs], False, "scores may differ by rounding"),
         ("Device", [each.provenance.get("device") for each in runs], False, slower),
     ]  # fmt: skip
+    held_out = [_held_out(each) for each in runs]
+    if any(held_out):
+        rows.insert(6, ("Held-out text", [each or "none" for each in held_out], False, "no table has it"))
     checks = []
     for what, values, decides, consequence in rows:
         shown = tuple(str(value) if value else NOTHING for value in values)
@@ -106,6 +135,42 @@ def _checks(runs: Sequence[ComparisonResults]) -> list[Check]:
             verdict, follows = (SAME, "") if len(set(shown)) == 1 else (DIFFERS, consequence)
         checks.append(Check(what, shown, verdict, decides, follows))
     return checks
+
+
+def _held_out(results: ComparisonResults) -> str:
+    """Return what the loss on held-out text was measured on, document by document; nothing where it was not."""
+    info = results.tasks.get(HELD_OUT)
+    return "" if info is None else f"n={info.n} {(info.data_sha256 or '')[:8]}"
+
+
+def _without_held_out(results: ComparisonResults) -> ComparisonResults:
+    tasks = {name: info for name, info in results.tasks.items() if name != HELD_OUT}
+    comparisons = [each for each in results.comparisons if each.task != HELD_OUT]
+    return results.model_copy(update={"tasks": tasks, "comparisons": comparisons})
+
+
+def _differ(values: Sequence[str]) -> bool:
+    """Whether values that are all known are not all the same."""
+    return all(values) and len(set(values)) > 1
+
+
+def _joint_hash(values: Sequence[str | None]) -> str:
+    """Return one hash of several, in short; nothing where one is not known."""
+    return hash_values(values)[:16] if all(values) else ""
+
+
+def _of_tasks(results: ComparisonResults, tasks: Sequence[str], names: Sequence[str]) -> str:
+    """Return hashes of what tasks are of, in short; nothing where one is not known."""
+    known = {task: _joint_hash([task_identity(results.tasks[task])[name] for name in names]) for task in tasks}
+    return "; ".join(f"{task} {found[:8]}" for task, found in sorted(known.items())) if all(known.values()) else ""
+
+
+def _computed_with(results: ComparisonResults) -> str:
+    """Return hashes of what the runs were computed with; nothing where one does not say."""
+    runs = [run.computed_with for method in results.methods.values() for run in method.runs.values() if run.evaluation]
+    return (
+        ", ".join(sorted({_joint_hash([repr(sorted(each.items()))])[:8] for each in runs if each})) if all(runs) else ""
+    )
 
 
 def _tuned(results: ComparisonResults) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hfpatch.results.folder import printable
+from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.records import Array, TaskValues, read_values, read_whole_lines
 from hfpatch.results.schema import ComparisonResults
 
@@ -94,7 +95,8 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
     names = [path for path in sorted(runs.iterdir()) if path.is_dir()] if runs.is_dir() else []
     folders = {path.name: sorted(path.glob("seed-*/evaluations")) for path in names}
     bases: dict[str, _Run] = {}
-    for task in results.tasks if results.baseline is not None and folders else ():
+    shown = [task for task in results.tasks if task != HELD_OUT]  # whose records have no text
+    for task in shown if results.baseline is not None and folders else ():
         known = (_Run(path) for path in folders.get(results.baseline or "", []))
         base = next((run for run in known if run.records(task)), None)
         if base is None:

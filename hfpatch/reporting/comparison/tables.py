@@ -29,6 +29,7 @@ from hfpatch.reporting.numbers import (
     significant,
 )
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK
+from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
 
@@ -110,8 +111,8 @@ def score_table(results: ComparisonResults) -> Table:
 
 
 def held_out_column(results: ComparisonResults) -> Column | None:
-    """Return the column of the loss on held-out text; None where no method has it."""
-    known = any(method.held_out_losses for method in results.methods.values())
+    """Return the column of the loss on held-out text; None where no method has it, or it has a task's column."""
+    known = HELD_OUT not in results.tasks and any(method.held_out_losses for method in results.methods.values())
     return Column("held-out loss", ("nats per token", "lower is better"), number=True) if known else None
 
 

@@ -27,9 +27,7 @@ _SIZES = ("documents", "tokens")
 def rates_sentence(results: ComparisonResults) -> str:
     """Say in one sentence how the learning rates were chosen; nothing where that is not known."""
     if results.tuning is not None:
-        rates, trials = len(results.tuning.learning_rates), {each.trials for each in results.tuning.chosen.values()}
-        more = f", {max(trials)} trials each" if trials and max(trials) != rates else ""
-        return f"Each method at its best of {rates} rates{more}." if trials else ""
+        return _tuned_sentence(results.tuning)
     if not results.training or not results.others:
         return ""
     rate, groups = results.training.get("lr"), results.training.get("learning_rates")
@@ -39,10 +37,30 @@ def rates_sentence(results: ComparisonResults) -> str:
     return f"All methods at {'the same rates' if groups else 'one rate'}{shown}, which may favour some."
 
 
+def _tuned_sentence(tuning: Tuning) -> str:
+    """Say of how many rates each method is at its best, and which are not, as all their trials diverged."""
+    diverged = [name for name, choice in tuning.chosen.items() if not choice.is_tuned]
+    if len(diverged) == len(tuning.chosen):
+        return "No method is tuned: all trials diverged." if diverged else ""
+    rates = sorted({len(tuning.rates_of(name)) for name in tuning.chosen})
+    trials = {name: choice.trials for name, choice in tuning.chosen.items()}
+    more = ""
+    if len(set(trials.values())) > 1:
+        more = f", not all with as many trials ({', '.join(f'{name} {n}' for name, n in trials.items())})"
+    elif {*trials.values()} != {*rates}:
+        more = f", {max(trials.values())} trials each"
+    but = f" but {listed(diverged)}, not tuned as all trials diverged," if diverged else ""
+    return f"Each method{but} at its best of {' to '.join(map(str, rates[:1] + rates[1:][-1:]))} rates{more}."
+
+
 def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:
     """Return what tuning chose for a method, as a labelled line, if it was tuned."""
     choice = results.tuning.chosen.get(method) if results.tuning is not None else None
-    return [("Tuned", f"{_values(choice.values)}, the best of {choice.trials} trials")] if choice is not None else []
+    if choice is None:
+        return []
+    if not choice.is_tuned:
+        return [("Not tuned", f"all {choice.trials} trials diverged; trained at {_values(choice.values)}")]
+    return [("Tuned", f"{_values(choice.values)}, the best of {choice.trials} trials")]
 
 
 def tuning_sections(results: ComparisonResults, svg: str | None) -> Iterator[doc.Section]:
@@ -84,7 +102,7 @@ def choice_table(results: ComparisonResults) -> doc.Table:
     for method, choice in results.tuning.chosen.items() if results.tuning is not None else ():
         others = _values({key: value for key, value in choice.values.items() if key != "lr"})
         loss = "all diverged" if choice.loss is None else decimal(choice.loss, 4)
-        edge = f"{choice.edge} rate tried" if choice.edge else "no"
+        edge = NOTHING if choice.loss is None else f"{choice.edge} rate tried" if choice.edge else "no"
         rows.append(doc.Row((method, _shown(choice.values.get("lr")), others, loss, count(choice.trials), edge)))
     numbers = ("learning rate", "held-out loss", "trials")
     columns = tuple(doc.Column(name, number=name in numbers) for name in names)
@@ -140,7 +158,7 @@ def tuning_figure(results: ComparisonResults) -> Figure | None:
     top = lowest + 1.08 * (plots.robust_limit(loss - lowest for loss in losses) if max(losses) > lowest else 1.0)
     for method, curve in curves.items():
         choice = tuning.chosen.get(method)
-        _draw(axes[0], curve, looks[method], top, None if choice is None else choice.values.get("lr"))
+        _draw(axes[0], curve, looks[method], top, choice.values.get("lr") if choice and choice.is_tuned else None)
     rates = sorted({rate for curve in curves.values() for rate in curve})
     axes[0].set(xscale="log", xlabel="learning rate", ylabel="held-out loss, nats per token   ↓ better")
     axes[0].set_ylim(lowest - 0.08 * (top - lowest), top)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from hfpatch.reporting.comparison.measures import HELD_OUT
+from hfpatch.reporting.comparison.measures import UNTESTED
 from hfpatch.reporting.comparison.tables import change_of, mean_of
 from hfpatch.reporting.floor import evaluated_verdict, shown_verdict
 from hfpatch.reporting.numbers import Change, Scale, change, change_text, diverged_text, scale_of, signed
@@ -20,6 +20,8 @@ from hfpatch.reporting.score_tables import value_text
 from hfpatch.reporting.study.answer import change_of as improvement_of
 from hfpatch.reporting.study.answer import tone_of
 from hfpatch.reporting.study.words import not_run_text
+from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
 from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.schema import (
     Comparison,
@@ -31,6 +33,7 @@ from hfpatch.results.schema import (
     TaskResult,
     TrainResult,
 )
+from hfpatch.support.files import hash_values
 
 NOT_TESTED = "not tested"
 
@@ -44,9 +47,11 @@ class Axis:
         metric: its metric, with spaces.
         unit: the unit of the gains.
         model: the name of the frozen base; of a study what it pretrains.
-        identity: what distinguishes models of one name: hash and dtype.
+        identity: what distinguishes models of one name: hash, dtype, and a hash of all else that is known of it.
         documents: what was scored, in words.
         data: the hash of it.
+        prompts: the hash of what the model was asked and how answers were scored; of an older run, which does not say
+            that, the hash of its settings.
         reference: what the gains are differences to.
         size: what is counted as parameters.
         primary: whether it is the task's primary metric.
@@ -59,6 +64,7 @@ class Axis:
     identity: str = ""
     documents: str = ""
     data: str = ""
+    prompts: str = ""
     reference: str = "the base"
     size: str = "trainable parameters"
     primary: bool = True
@@ -106,7 +112,20 @@ def entries(results: Results) -> list[Entry]:
 
 
 def _identity(model: Mapping[str, Any]) -> str:
-    return f"{str(model.get('sha256') or model.get('revision') or '')[:12]} {model.get('dtype') or ''}".strip()
+    name = f"{str(model.get('sha256') or model.get('revision') or '')[:12]} {model.get('dtype') or ''}".strip()
+    rest = {key: value for key, value in base_identity(model).items() if key not in ("base_weights", "dtype") and value}
+    return f"{name} {hash_values(rest)[:8]}" if rest else name
+
+
+def _of_prompts(info: Task | TaskResult, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what axes of one task and other prompts, metrics or code are told apart by."""
+    asked = {name: value for name, value in task_identity(info).items() if name != "data_sha256"}
+    if all(asked.values()):
+        return {"prompts": f"prompts {hash_values(asked)[:8]}"}
+    kept = {
+        key: value for key, value in settings.items() if key not in FREE_SETTINGS and value not in (None, False, {})
+    }
+    return {"prompts": f"prompts not recorded, settings {hash_values(kept)[:8]}"}
 
 
 def _tasks(results: ComparisonResults) -> Iterator[Entry]:
@@ -129,6 +148,7 @@ def _axis(results: ComparisonResults, task: str, metric: str) -> Axis:
     return Axis(
         **_of_metric(task, metric, info.primary, info.higher_is_better),
         **_of_documents(info),
+        **_of_prompts(info, results.evaluation),
         model=str(results.model.get("name") or "unknown"),
         identity=_identity(results.model),
     )
@@ -186,12 +206,12 @@ def _missing(results: ComparisonResults, axis: Axis, name: str) -> Entry:
 
 
 def _held_out(results: ComparisonResults) -> Iterator[Entry]:
-    """Yield what each method saves of the base's loss on held-out text, which no test was made of."""
+    """Yield what each method saves of the base's loss on held-out text, where no test was made of it."""
     base, text = results.base_loss, results.data.get("held_out") or {}
-    if base is None:
+    if base is None or HELD_OUT in results.tasks:
         return
     axis = Axis(
-        task=HELD_OUT,
+        task=UNTESTED,
         metric="loss",
         unit="nats per token",
         model=str(results.model.get("name") or "unknown"),
@@ -302,6 +322,7 @@ def _evaluated_axis(results: EvaluationResults, task: str, metric: str, score: T
     return Axis(
         **_of_metric(task, metric, score.primary, score.higher_is_better),
         **_of_documents(score),
+        **_of_prompts(score, results.settings),
         model=str(model.get("name")),
         identity=_identity(model),
         reference=reference if results.of_models else "the base",

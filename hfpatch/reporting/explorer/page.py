@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,16 +16,18 @@ from hfpatch.reporting.facts import digest, settings_text
 from hfpatch.reporting.floor import LEVELS, baseline_cautions
 from hfpatch.reporting.folders import labels, run_folders
 from hfpatch.reporting.html import html
+from hfpatch.reporting.joint_evaluation import settings_differing
 from hfpatch.reporting.numbers import NOTHING, count
 from hfpatch.results.folder import load_results
+from hfpatch.results.identity import computed_differently
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, Results
 from hfpatch.support.files import write_text
 
 _READING = (
-    "Each panel has one base model, one task with the same documents and one metric; where the horizontal axis is time "
-    "or memory, one machine too. A gain is the difference to the base of its own run, turned so that up is better, "
-    "with its 95 % interval; nothing was tested across runs. Verdicts are those of the paired tests after Holm's "
-    "correction within a run.",
+    "Each panel has one base model, one task with the same documents and prompts, and one metric; where the horizontal "
+    "axis is time or memory, one machine too. A gain is the difference to the base of its own run, turned so that up "
+    "is better, with its 95 % interval; nothing was tested across runs. Verdicts are those of the paired tests after "
+    "Holm's correction within a run.",
     "Blue circles are better, red diamonds worse. Grey is no finding: hollow circles are within noise, crosses were "
     "not tested, had too few documents, or have a base at floor or at chance, where a task measures nothing.",
     "The line is the Pareto front of what is shown: the methods that are better after correction and for which no "
@@ -98,6 +100,8 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
     """Build the page's document from runs; ``left_out`` says which folders could not be read."""
     found = {source.label: entries(source.results) for source in sources}
     missing = (*left_out, *(sentence for source in sources for sentence in _missing(source, found[source.label])))
+    differing = tuple(_differing(sources))
+    unlike = [Section("differing", "What differs between the runs", (Sentences(differing),))] if differing else []
     absent = [Section("missing", "What is missing", (Sentences(missing),))] if missing else []
     return Document(
         title="Results explorer",
@@ -110,11 +114,33 @@ def explorer_document(sources: Sequence[Source], left_out: Sequence[str] = ()) -
                     Section("explore", "Gain against cost", (Explorer(_data(sources, found)),), "Explore"),
                     Section("reading", "How to read it", (Sentences(_READING),), "Reading"),
                     Section("runs", "Runs", (_runs(sources, found),)),
+                    *unlike,
                     *absent,
                 )
             ),
         ),
     )
+
+
+def _differing(sources: Sequence[Source]) -> Iterator[str]:
+    """Yield which settings of an evaluation are not the same in all runs, and what they were computed with."""
+    runs = {source.label: source.results for source in sources}
+    settings = {
+        label: each.settings if isinstance(each, EvaluationResults) else each.evaluation
+        for label, each in runs.items()
+        if isinstance(each, EvaluationResults | ComparisonResults)
+    }
+    yield from settings_differing(settings)
+    computed: dict[str, Mapping[str, Any]] = {}
+    for label, each in runs.items():
+        if isinstance(each, EvaluationResults):
+            found = [each.provenance.get("computed_with")]
+        else:
+            methods = each.methods.values() if isinstance(each, ComparisonResults) else ()
+            found = [run.computed_with for method in methods for run in method.runs.values()]
+        if found and isinstance(found[0], Mapping):
+            computed[label] = found[0]
+    yield from computed_differently(computed)
 
 
 def _glance(sources: Sequence[Source], found: Mapping[str, Sequence[Entry]]) -> tuple[Fact, ...]:
@@ -200,10 +226,21 @@ def _axis(axis: Axis, axes: Sequence[Axis]) -> dict[str, Any]:
     """Return an axis for the script; models of one name that are not the same have their hash behind it."""
     same_name = {other.identity for other in axes if other.model == axis.model}
     model = f"{axis.model} ({axis.identity or 'unknown hash'})" if len(same_name) > 1 else axis.model
+    alike = [other for other in axes if _what(other) == _what(axis)]
+    told_apart = [axis.data and f"data {axis.data[:8]}"] if len({other.data for other in alike}) > 1 else []
+    told_apart += [axis.prompts] if len({other.prompts for other in alike}) > 1 else []
     return {
         **{"task": axis.task, "metric": axis.metric, "unit": axis.unit, "model": model, "primary": axis.primary},
-        **{"documents": axis.documents, "reference": axis.reference, "size": axis.size},
+        **{
+            "documents": ", ".join(filter(None, (axis.documents, *told_apart))),
+            "reference": axis.reference,
+            "size": axis.size,
+        },
     }
+
+
+def _what(axis: Axis) -> Axis:
+    return replace(axis, data="", prompts="")
 
 
 def _machine(results: Results) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -14,11 +17,15 @@ from hfpatch.analysis.inspection import Inspection
 from hfpatch.analysis.relation import HeadRelation
 from hfpatch.analysis.reparametrisation import WHY_NOT
 from hfpatch.reporting import document as doc
+from hfpatch.reporting.facts import gguf_text
 from hfpatch.reporting.numbers import MINUS, NOTHING, count, decimal, interval, short_count, signed, significant
+from hfpatch.sites import AttentionSite
 from hfpatch.tuners.adapters import tensor_group
 
 Columns = Mapping[str, Callable[[Any], str]]
 """The heading of each column, and what makes its cell of a row's item."""
+_SEGMENT = re.compile(r"(?<![^.])\d+(?![^.])")
+"""The number of a block in the path of a module."""
 _NUMBERS = (NOTHING, MINUS, "+", *"0123456789")
 
 
@@ -33,6 +40,7 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
     figures = {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in drawn}
     branches, added, ablations, training = _branches(found), _added(found), _ablations(found), _training(found)
     relations = [_relations(found, patched=False), _relations(found, patched=True), _by_offset(found)]
+    attention = [_attention(found, patched=False), _attention(found, patched=True)]
     linearised, reparametrisation = _linearised(found), _reparametrisation(found)
     facts, notes = _facts(found), doc.Sentences(tuple(found.notes), title="What is not shown")
     download = doc.Download("inspection.json", "All numbers as JSON", json.dumps(found.to_json()), "application/json")
@@ -41,10 +49,11 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
     sections = (
         _section("model", "Model", doc.Facts(facts), download, notes, branches),
         _section("patch", "Patch" if found.patch else "Nonlinear queries", *of_patch, training),
+        _section("on-text", "Attention on the text", figures.get("attention"), *attention),
         _section("relation", "Queries and keys", *of_relation),
         _section("invariance", "Invariance of the weights", reparametrisation),
     )
-    tables = (branches, added, *relations, linearised, ablations, training, reparametrisation)
+    tables = (branches, added, *attention, *relations, linearised, ablations, training, reparametrisation)
     return doc.Document(
         title=found.base.name,
         kind="inspection",
@@ -67,6 +76,8 @@ def _section(name: str, title: str, *blocks: doc.Block | None) -> doc.Section:
 def _facts(found: Inspection) -> tuple[doc.Fact, ...]:
     base, summary, text = found.base, found.summary, found.text
     facts = [("Model", f"{base.name}, {base.model.config.model_type}, SHA-256 {base.sha256[:12]}")]
+    if base.gguf is not None:
+        facts.append(("Weights", gguf_text(base.gguf.facts)))
     if found.patch is not None:
         facts.append(("Patch", f"{found.patch}, {summary.added / max(summary.base, 1):.2%} of the base's parameters"))
     if text is not None:
@@ -88,16 +99,50 @@ def _table(name: str, title: str, items: Iterable[Any], columns: Columns, captio
 
 
 def _branches(found: Inspection) -> doc.Table:
+    """Return a row for neighbouring layers that are alike; in their paths N is the number of the layer."""
+
+    def cells(site: AttentionSite) -> tuple[str, ...]:
+        query = site.projections["query"].path if "query" in site.projections else NOTHING
+        path, exit_path = (_SEGMENT.sub("N", each) for each in (site.path, site.exit_path))
+        added = count(found.summary.per_layer.get(site.layer, 0))
+        return site.family, path, query, "itself" if exit_path == path else exit_path, added
+
+    rows = []
+    for (family, path, query, leaving, added), group in groupby(found.sites, key=cells):
+        sites = list(group)
+        if len(sites) == 1:
+            path, leaving = sites[0].path, "itself" if leaving == "itself" else sites[0].exit_path
+        rows.append((_layers([site.layer for site in sites]), family, path, query, leaving, added))
+    names = ("layer", "family", "attention", "query", "joins the residual as", "added")
+    caption = "Paths are those of the model without a patch; added: the patch's parameters, of each layer."
+    if len(rows) == 1 < len(found.sites):
+        caption = f"{len(found.sites)} layers, all alike. {caption}"
+    columns = {name: itemgetter(place) for place, name in enumerate(names)}
+    return _table("branches", "Attention branches", rows, columns, caption)
+
+
+def _layers(layers: Sequence[int]) -> str:
+    """Return ascending layers as ``0–29`` where none is left out, else one by one."""
+    in_a_row = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
+    return f"{layers[0]}–{layers[-1]}" if in_a_row else ", ".join(map(str, layers))
+
+
+def _attention(found: Inspection, *, patched: bool) -> doc.Table:
     columns: Columns = {
-        "layer": lambda site: str(site.layer),
-        "family": lambda site: site.family,
-        "attention": lambda site: site.path,
-        "query": lambda site: site.projections["query"].path if "query" in site.projections else NOTHING,
-        "joins the residual as": lambda site: "itself" if site.exit_path == site.path else site.exit_path,
-        "added": lambda site: count(found.summary.per_layer.get(site.layer, 0)),
+        "layer": lambda heads: str(heads[0].layer),
+        "on the first token": lambda heads: _spread(each.sink for each in heads),
+        "entropy": lambda heads: _spread(each.entropy for each in heads),
+        "tokens back": lambda heads: _spread((each.distance for each in heads), 1),
     }
-    caption = "Paths are those of the model without a patch; added: the patch's parameters."
-    return _table("branches", "Attention branches", found.sites, columns, caption)
+    if patched:
+        heads = _by_layer(found.attention_patched).values()
+        return _table("attention-patched", "Attention with the patch", heads, columns, "As above.")
+    caption = (
+        "Mean [least, most] over the heads of a layer, each the mean over the queries but a document's first. On the "
+        "first token: the weight on the first token of the document (a sink where it is near 1); entropy: of the "
+        "weights, in nats; tokens back: the mean distance of what is attended to."
+    )
+    return _table("attention", "Attention on the text", _by_layer(found.attention).values(), columns, caption)
 
 
 def _added(found: Inspection) -> doc.Table:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy  # its parts are imported where they are first used
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -13,6 +14,7 @@ from hfpatch.reporting import plots
 from hfpatch.reporting.theme import BLUE, GREY, MUTED, VERMILLION, report_style, to_svg
 
 if TYPE_CHECKING:
+    from hfpatch.analysis.ablation import Ablations
     from hfpatch.analysis.inspection import Inspection
     from hfpatch.analysis.relation import HeadRelation
 
@@ -26,6 +28,12 @@ def figures(found: Inspection) -> list[tuple[str, str, str, str]]:
 def _drawn(found: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
     relations = found.relations_patched or found.relations
     queries = [each for each in found.query_sizes if each.target == "query"]
+    if found.attention:
+        caption = (
+            "Of each head, means over the queries of the text but a document's first: the weight on the document's "
+            "first token, the entropy of the weights in nats, and how many tokens back they lie."
+        )
+        yield "attention", "Attention of each head on the text", caption, _attention(found)
     if found.relations:
         caption = (
             "At relative offset 0. Blue above, vermillion below what random weights have (0.5); the effective rank's "
@@ -55,7 +63,21 @@ def _drawn(found: Inspection) -> Iterator[tuple[str, str, str, Figure]]:
         yield "explained", "How linear the patched logits are", caption, _explained(found)
     if found.ablations is not None:
         caption = "With 95 % intervals of the paired difference over documents."
-        yield "ablations", "One layer's injection taken out", caption, _ablations(found.ablations.without)
+        yield "ablations", "One layer's injection taken out", caption, _ablations(found.ablations)
+
+
+def _attention(found: Inspection) -> Figure:
+    """Draw what each head attends to, of the base and below it with the patch, on the same scales."""
+    rows = [heads for heads in (found.attention, found.attention_patched) if heads]
+    figure, axes = plots.panels(3 * len(rows), columns=3, width=3.7, height=_map_height(found.attention))
+    panels = (("sink", "weight on the first token"), ("entropy", "entropy, nats"), ("distance", "tokens back"))
+    for i, ax in enumerate(axes):
+        name, title = panels[i % 3]
+        most = max(getattr(each, name) for heads in rows for each in heads)
+        cells = [(each.layer, each.head, getattr(each, name)) for each in rows[i // 3]]
+        plots.heat_map(ax, _grid(cells), limits=(0.0, 1.0 if name == "sink" else most))
+        ax.set_title(title + (", with the patch" if i >= 3 else ""))
+    return figure
 
 
 def _relation(found: Inspection) -> Figure:
@@ -142,10 +164,11 @@ def _explained(found: Inspection) -> Figure:
     return figure
 
 
-def _ablations(without: Sequence[Any]) -> Figure:
+def _ablations(found: Ablations) -> Figure:
+    without = found.without
     figure, (ax,) = plots.panels(1, columns=1, width=7.0, height=0.9 + 0.24 * len(without))
     ys, changes = range(len(without)), np.array([each.change for each in without])
-    half = 1.96 * np.array([each.error for each in without])
+    half = scipy.special.stdtrit(found.items - 1, 0.975) * np.array([each.error for each in without])
     ax.hlines(ys, changes - half, changes + half, color=BLUE)
     ax.plot(changes, ys, "o", color=BLUE)
     ax.axvline(0, color=MUTED, linewidth=1.0)

@@ -15,7 +15,7 @@ from hfpatch.reporting.numbers import (
     signed,
     size_text,
 )
-from hfpatch.reporting.study.words import FEW_SEEDS, not_run_text, seeds_text, share_words
+from hfpatch.reporting.study.words import FEW_SEEDS, not_run_text, seeds_text, share_words, uneven_text
 from hfpatch.results.schema import Improvement, Row, StudyResults
 
 LEVEL = 0.05
@@ -88,13 +88,14 @@ def headline(study: StudyResults) -> str:
         if names
     ]
     variants = "1 variant" if len(study.others) == 1 else f"{len(study.others)} variants"
-    sentences = [f"Of {variants} against {study.baseline}: {listed(parts)}."]
+    sentences = [f"Of {variants} against {study.baseline}, by the validation loss: {listed(parts)}."]
     if len(study.seeds) == 1:
         sentences.append("One seed does not show how much seeds differ, so no variant is called better or worse.")
     elif len(study.seeds) < FEW_SEEDS:
         sentences.append(f"{seeds_text(len(study.seeds))} are few: a variant within noise may still differ.")
-    if study.sweep:
-        sentences.append("Each is at the best of its sweep points, which was chosen on the evaluation text itself.")
+    if max(study.tried_counts.values(), default=0) > 1:
+        sentences.append("Each is at the best of its points, which was chosen on the evaluation text itself.")
+        sentences += filter(None, [uneven_text(study)])
     if not study.complete:
         sentences.append("The study is not complete.")
     return " ".join(sentences)
@@ -122,6 +123,9 @@ def _finding(study: StudyResults, name: str, row: Row | None) -> Finding:
     else:
         verb = "lowers" if tone == "better" else "raises"
         clauses = [f"{verb} the validation loss by {_size(improvement)} {losses} {tested}"]
+    if improvement.choices > 1:
+        fold = f"{improvement.choices}-fold"
+        clauses.append(f"interval and p are corrected {fold}, as one of the two was chosen from more points")
     if falls_to_correction(improvement):
         clauses.append("the test alone finds a difference, which is not significant after Holm's correction")
     if row.diverged:

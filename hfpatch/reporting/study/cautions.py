@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hfpatch.reporting.numbers import count, diverged_text, listed
@@ -14,6 +14,7 @@ from hfpatch.reporting.study.words import (
     point_text,
     seeds_text,
     share_words,
+    uneven_text,
     value_text,
 )
 from hfpatch.results.schema import StudyResults
@@ -68,27 +69,28 @@ def _sizes(study: StudyResults) -> Iterator[str]:
 
 
 def _sweep(study: StudyResults) -> Iterator[str]:
-    """Say how points were chosen, and which best points are at the edge of the sweep."""
-    if not study.sweep:
+    """Say how points were chosen, and which best points are at the edge of what a variant was tried at."""
+    counts = study.tried_counts
+    if max(counts.values(), default=0) < 2:
         return
     yield (
-        "The point of each variant is chosen on the evaluation text on which its loss is reported, which favours the "
-        "best of many points; the interval over seeds does not cover that choice."
+        "The point of each variant is chosen on the evaluation text on which its loss is reported, so the best of many "
+        "points looks better than it is; interval and p are corrected where a variant had more points than the "
+        "baseline, or fewer."
     )
-    tried = {name: sum(row.variant == name for row in study.rows) for name in study.variants}
-    if len(set(tried.values())) > 1:
-        yield f"Not all variants have as many points: {', '.join(f'{name} {n}' for name, n in tried.items())}."
+    if uneven := uneven_text(study):
+        yield uneven
     for name, row in study.chosen.items():
         at = [
-            f"{key_text(key)} {value_text(row.point[key])} ({edge} of those tried)"
-            for key, values in study.sweep.items()
-            if row.best and key in row.point and (edge := _edge(values, row.point[key]))
+            f"{key_text(key)} {value_text(value)} ({edge} of those tried)"
+            for key, value in (row.point.items() if row.best else ())
+            if (edge := _edge([point[key] for point in study.tried(name) if key in point], value))
         ]
         if at:
             yield f"{name}: the best point is at the edge of the sweep, {listed(at)}; a better one may be beyond it."
 
 
-def _edge(values: list[Any], value: Any) -> str:
+def _edge(values: Sequence[Any], value: Any) -> str:
     if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in values) or len(set(values)) < 2:
         return ""
     return "the largest" if value == max(values) else "the smallest" if value == min(values) else ""

@@ -21,7 +21,7 @@ from hfpatch.reporting.document import (
     Text,
 )
 from hfpatch.reporting.facts import data_text, digest, provenance_facts, settings_text
-from hfpatch.reporting.numbers import NOTHING, count, duration
+from hfpatch.reporting.numbers import NOTHING, count, duration, listed
 from hfpatch.reporting.study.answer import findings, headline
 from hfpatch.reporting.study.cautions import cautions, missing
 from hfpatch.reporting.study.data import figure_csv, study_csv
@@ -122,7 +122,6 @@ def _figure(study: StudyResults, drawn: Mapping[str, str], name: str, *beside: B
 
 def _protocol(study: StudyResults) -> tuple[Fact, ...]:
     """Return on what and how the variants were trained and measured."""
-    sweep = (f"{key_text(key)} {', '.join(map(value_text, values))}" for key, values in study.sweep.items())
     facts = [
         ("Baseline", study.baseline),
         ("Data", data_text(study.data)),
@@ -132,7 +131,7 @@ def _protocol(study: StudyResults) -> tuple[Fact, ...]:
         *((f"Batch plan, seed {seed}", f"SHA-256 {digest(plan)}") for seed, plan in study.plans.items()),
         ("Architecture, common to all", settings_text(study.common_architecture)),
         ("Training", settings_text(study.training)),
-        ("Sweep", " × ".join(sweep)),
+        ("Sweep", _sweep(study)),
         ("Seeds", ", ".join(map(str, study.seeds))),
         ("Trained at commit", ", ".join(dict.fromkeys(run.commit for run in study.runs if run.commit))),
     ]
@@ -142,15 +141,29 @@ def _protocol(study: StudyResults) -> tuple[Fact, ...]:
 def _glance(study: StudyResults) -> tuple[Fact, ...]:
     """Return the few facts that are shown above everything else."""
     wall = study.provenance.get("wall_s")
-    points = max(sum(row.variant == name for row in study.rows) for name in study.variants)
+    points = sorted(set(study.tried_counts.values())) or [0]
     return (
         ("Baseline", study.baseline),
         ("Variants", count(len(study.variants))),
-        *((("Points a variant", count(points)),) if study.sweep else ()),
+        *((("Points a variant", listed(list(map(count, points)))),) if points[-1] > 1 else ()),
         ("Seeds", count(len(study.seeds))),
         ("Tokens a run", _tokens(study) or NOTHING),
         ("Wall time", duration(wall) if isinstance(wall, int | float) else NOTHING),
     )
+
+
+def _sweep(study: StudyResults) -> str:
+    """Return what was tried, ``lr 0.001, 0.002 × weight_decay 0.1``; by variant where they differ."""
+    by_axes: dict[str, list[str]] = {}
+    for name in study.variants:
+        points = study.tried(name)
+        axes = {key: dict.fromkeys(value_text(point[key]) for point in points if key in point)
+                for key in dict.fromkeys(key for point in points for key in point)}  # fmt: skip
+        text = " × ".join(f"{key_text(key)} {', '.join(values)}" for key, values in axes.items())
+        by_axes.setdefault(text or NOTHING, []).append(name)
+    if len(by_axes) == 1:
+        return next(iter(by_axes)).removeprefix(NOTHING)
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in by_axes.items())
 
 
 def _tokens(study: StudyResults) -> str:

@@ -43,12 +43,15 @@ def main_table(study: StudyResults) -> Table:
             _seconds(row, None if is_baseline else study.chosen.get(study.baseline)),
         )
         rows.append(Row(cells, strong=is_baseline))
+    uneven = any(row.improvement.choices > 1 for row in study.rows if row.improvement is not None)
+    choices = " (corrected, as p is, where one of the two was chosen from more points)" if uneven else ""
     caption = (
         "Parameters: non-embedding, and how many more than the baseline has. Validation loss: nats per token on the "
         "fixed evaluation blocks after the last step, mean ± standard deviation over seeds. Improvement: (L of the "
         "baseline − L) / L of the baseline, paired by seed, in per cent, with its 95 % interval by Student's t over "
-        f"seeds; above zero is better. {HOLM_MARK} The difference is significant at 5 % after Holm's correction over "
-        "all that was tested. Within noise: the test finds no difference, which does not prove that there is none. "
+        f"seeds{choices}; above zero is better. {HOLM_MARK} The difference is significant at 5 % after Holm's "
+        "correction over all that was tested. Within noise: the test finds no difference, which does not prove that "
+        "there is none. "
         f"{FALLEN_MARK} The test alone finds a difference, which is not significant after the correction. s/step: the "
         "median seconds of an optimiser step, and how many times the baseline's."
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hfpatch.reporting.numbers import listed, signed
+from hfpatch.results.schema import StudyResults
 
 FEW_SEEDS = 5
 """Below this many seeds the report says that they are few."""
@@ -26,6 +27,15 @@ def value_text(value: Any) -> str:
 def point_text(point: Mapping[str, Any]) -> str:
     """Return a point of the sweep as ``lr 0.002, weight_decay 0.1``."""
     return ", ".join(f"{key_text(key)} {value_text(value)}" for key, value in point.items())
+
+
+def uneven_text(study: StudyResults) -> str:
+    """Say that variants were tried at different numbers of points; nothing where they were not."""
+    counts = study.tried_counts
+    if len(set(counts.values())) < 2:
+        return ""
+    named = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return f"Not all variants have as many points ({named}): a difference may come from tuning one of them more."
 
 
 def seeds_text(count: int) -> str:

@@ -44,7 +44,8 @@ def launch(job: Job, unit: Unit) -> Outcome:
         (folder / _TASK).write_bytes(pickle.dumps((replace(job, processes=1), unit, new_holder())))
         with (folder / _OUTPUT).open("wb") as output:
             command = [*_launcher(processes, config), "-m", _MODULE, name]
-            started = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            env = _environment()
+            started = subprocess.Popen(command, stdout=output, stderr=output, env=env, start_new_session=True)
         forwarded = False
         while (code := _wait(started)) is None:
             if sigterm.asked and not forwarded:
@@ -59,6 +60,12 @@ def launch(job: Job, unit: Unit) -> Outcome:
             return (failed or known)[0]
         lines = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return Outcome(ended=f"its processes ended with exit code {code}: {lines[-1] if lines else 'no output'}")
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment; ``python -m`` finds modules of the working directory only if this one does."""
+    finds_them = {"", str(Path.cwd())} & set(sys.path)
+    return {**os.environ, **({} if finds_them else {"PYTHONSAFEPATH": "1"})}  # read since Python 3.11
 
 
 def _launcher(processes: int, config: str | None) -> Sequence[str]:

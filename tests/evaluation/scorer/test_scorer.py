@@ -1,5 +1,7 @@
-"""The scorer against lm-eval's own on every kind of attention, on bare and on patched models."""
+"""The scorer against the model in fp64 and lm-eval's decisions: every kind of attention, bare and patched models."""
 
+import copy
+import json
 import logging
 import random
 
@@ -15,7 +17,9 @@ from hfpatch import CanonConfig, NonlinearQueryConfig, PreProjectionConfig, patc
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation.scorer import Scorer, TokenRequest, exactness, scorer
 from hfpatch.evaluation.scorer.batching import BatchLimits
-from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
+from hfpatch.evaluation.scorer.exactness import SHORT
+from hfpatch.evaluation.scorer.findings import Findings, Padding, TreeTrial
+from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel, split_model
 from hfpatch.twins import random_model, shrink
 
 LONGEST = 40
@@ -90,17 +94,35 @@ def encoded(model, contexts=7, seed=0):
     return made
 
 
+def cut(requests):
+    return [TokenRequest.cut(context, ending, LONGEST) for _, context, ending in requests]
+
+
 def ours(model, requests, limits=SMALL, **options):
+    """Scores as of a large job, in which everything that is exact is done."""
     answers = {}
-    tokens = [TokenRequest.cut(context, ending, LONGEST) for _, context, ending in requests]
-    Scorer(model, LONGEST, limits).score(tokens, answers.update, **options)
+    Scorer(model, LONGEST, limits, weigh_trials=False, **options).score(cut(requests), answers.update)
     return [answers[index] for index in range(len(requests))]
+
+
+def plan_of(model, requests, limits=SMALL):
+    return Scorer(model, LONGEST, limits, weigh_trials=False).plan(cut(requests), limits)
 
 
 def theirs(model, tokenizer, requests, batch_size=4):
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     lm = HFLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=LONGEST, softmax_dtype="float32")
     return lm._loglikelihood_tokens(requests, disable_tqdm=True)
+
+
+@torch.no_grad()
+def reference(model, tokenizer, requests):
+    """The log-likelihoods of the model in fp64, one row at a time, and lm-eval's decisions."""
+    exact, answers = copy.deepcopy(model).double(), []
+    for request, (_, greedy) in zip(cut(requests), theirs(model, tokenizer, requests), strict=True):
+        logs = exact(torch.tensor([request.tokens])).logits[0, -len(request.targets) :].double().log_softmax(dim=-1)
+        answers.append((float(logs.gather(1, torch.tensor(request.targets)[:, None]).sum()), greedy))
+    return answers
 
 
 def assert_equal(got, expected):
@@ -113,12 +135,13 @@ def assert_equal(got, expected):
 def test_answers_are_lm_evals(case, make, tokenizer):
     model = make(case)
     requests = encoded(model)
-    expected = theirs(model, tokenizer, requests)
+    expected = reference(model, tokenizer, requests)
     assert_equal(ours(model, requests), expected)
     assert {greedy for _, greedy in expected} == {True, False}
-    made = Scorer(model, LONGEST)
-    assert isinstance(made.parts, BodyAndHead)
-    assert made.sharing.longest == SHARED[case]
+    plan = plan_of(model, requests)
+    assert isinstance(plan.parts, BodyAndHead)
+    assert plan.sharing.longest == SHARED[case]
+    assert any(not tree.is_chain for batch in plan.batches for tree in batch) is (SHARED[case] > 0)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +162,10 @@ def test_answers_are_lm_evals_on_patched_models(case, configs, make, tokenizer):
     before = ours(model, requests)
     patch(model, configs).eval()
     assert families.perturb(model)
-    expected = theirs(model, tokenizer, requests)
+    expected = reference(model, tokenizer, requests)
     assert max(abs(value - other) for (value, _), (other, _) in zip(before, expected, strict=True)) > 0.1
     assert_equal(ours(model, requests), expected)
-    assert Scorer(model, LONGEST).sharing.longest == SHARED[case]
+    assert plan_of(model, requests).sharing.longest == SHARED[case]
 
 
 @pytest.mark.parametrize(("case", "at"), [("gpt_neox", "input"), ("llama", "qkv")])
@@ -150,11 +173,11 @@ def test_answers_are_lm_evals_where_a_method_reads_earlier_positions(case, at, m
     """In a row with several endings the position before a token's is not that of the token before it."""
     model = patch(make(case), CanonConfig(at=at)).eval()
     made = Scorer(model, LONGEST)  # at init, where no probe would find it
-    assert made.sharing.longest == 0
-    assert "earlier positions" in made.sharing.reason
+    assert made.declared.longest == 0
+    assert "earlier positions" in made.declared.reason
     assert families.perturb(model, std=0.3)
     requests = encoded(model, contexts=4)
-    assert_equal(ours(model, requests), theirs(model, tokenizer, requests))
+    assert_equal(ours(model, requests), reference(model, tokenizer, requests))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OF_WHOLE_ROWS if kind in CONFIG_MAPPING])
@@ -168,8 +191,8 @@ def test_rows_are_scored_one_by_one_where_their_length_decides(kind, tokenizer, 
     requests = encoded(families.make_model("llama"), contexts=8)  # rows of 1 to 40 tokens, across the limit of 20
     short = [number for number, (_, context, ending) in enumerate(requests) if len(context) + len(ending) <= 20]
     assert 0 < len(short) < len(requests)
-    expected = theirs(make(), tokenizer, requests, batch_size=1)
-    scorer._warn_once.cache_clear()
+    expected = theirs(make(), tokenizer, requests, batch_size=1)  # some of these have no fp64
+    scorer._log_once.cache_clear()
     assert_equal(ours(make(), requests), expected)
     assert "one by one" in caplog.text
     assert_equal(ours(make(), [requests[number] for number in short]), [expected[number] for number in short])
@@ -179,19 +202,16 @@ def test_what_a_short_probe_misses_a_long_one_finds(make, tokenizer, monkeypatch
     monkeypatch.setattr(exactness, "_WINDOWS", ())  # as where a configuration has another name for it
     model = make("mistral_window")
     requests = encoded(model)
-    made = Scorer(model, LONGEST, SMALL)
-    assert made.sharing.longest == LONGEST
-    assert_equal(ours(model, requests), theirs(model, tokenizer, requests))
-    made.batches([TokenRequest.cut(context, ending, LONGEST) for _, context, ending in requests], SMALL)
-    assert made.sharing.longest < LONGEST
+    assert Scorer(model, LONGEST, SMALL).declared.longest == LONGEST
+    assert_equal(ours(model, requests), reference(model, tokenizer, requests))
+    assert SHORT < plan_of(model, requests).sharing.longest < LONGEST
 
 
 def test_rows_without_a_limit_share_batches(make, caplog):
     model = make("gpt_neox")
-    scorer._warn_once.cache_clear()
-    made = Scorer(model, LONGEST, SMALL)
-    requests = [TokenRequest.cut(context, ending, LONGEST) for _, context, ending in encoded(model)]
-    assert max(map(len, made.batches(requests, SMALL))) > 1
+    scorer._log_once.cache_clear()
+    plan = plan_of(model, encoded(model))
+    assert max(map(len, plan.batches)) > 1
     assert not caplog.records
 
 
@@ -203,8 +223,8 @@ def test_eager_attention_and_a_peft_model(make, tokenizer):
     model = get_peft_model(model, LORA).eval()
     families.perturb(model)
     requests = encoded(model)
-    assert_equal(ours(model, requests), theirs(model, tokenizer, requests))
-    assert Scorer(model, LONGEST).sharing.longest == LONGEST
+    assert_equal(ours(model, requests), reference(model, tokenizer, requests))
+    assert plan_of(model, requests).sharing.longest == LONGEST
 
 
 def test_virtual_tokens_in_front(make, tokenizer):
@@ -212,7 +232,7 @@ def test_virtual_tokens_in_front(make, tokenizer):
 
     model = get_peft_model(make("llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
     requests = encoded(make("llama"))
-    expected = theirs(model, tokenizer, requests)
+    expected = reference(model, tokenizer, requests)
     assert_equal(ours(model, requests), expected)
     assert isinstance(Scorer(model, LONGEST).parts, WholeModel)
     assert abs(expected[0][0] - ours(make("llama"), requests)[0][0]) > 1e-3
@@ -270,8 +290,8 @@ def test_a_model_without_a_separable_head_is_scored_as_a_whole_with_a_warning(to
     torch.manual_seed(0)
     model = Doubled(families.make_config("gpt2")).eval()
     requests = encoded(model)
-    scorer._warn_once.cache_clear()
-    assert_equal(ours(model, requests), theirs(model, tokenizer, requests))
+    scorer._log_once.cache_clear()
+    assert_equal(ours(model, requests), reference(model, tokenizer, requests))
     assert isinstance(Scorer(model, LONGEST).parts, WholeModel)
     assert [record.getMessage() for record in caplog.records] == [
         "Doubled: its head cannot be separated from its body; the logits of every position are computed"
@@ -279,24 +299,25 @@ def test_a_model_without_a_separable_head_is_scored_as_a_whole_with_a_warning(to
 
 
 def test_the_log_says_why_endings_do_not_share_a_row(make, caplog):
-    scorer._warn_once.cache_clear()
+    requests = encoded(make("gpt_neox"))
+    scorer._log_once.cache_clear()
     for case, why in [
         ("falcon_per_head", "ALiBi"),
         ("bloom", "position ids"),
         ("falcon_h1", "hybrid"),
-        ("mistral_narrow", "a probe"),
+        ("mistral_narrow", "attention covers 6 tokens"),
         ("gpt_neox", None),
     ]:
         caplog.clear()
-        Scorer(make(case), LONGEST)
+        plan_of(make(case), requests)
         assert [why in record.getMessage() for record in caplog.records] == ([True] if why else [])
 
 
 def test_of_a_broken_model_the_log_says_nothing_wrong(make, caplog):
     model = make("gpt_neox")
     torch.nn.init.constant_(model.gpt_neox.layers[0].mlp.dense_h_to_4h.weight, float("nan"))
-    scorer._warn_once.cache_clear()
-    Scorer(model, LONGEST)
+    scorer._log_once.cache_clear()
+    plan_of(model, encoded(make("gpt_neox")))
     assert not caplog.records
 
 
@@ -304,14 +325,133 @@ def test_known_requests_are_left_out_and_the_others_stay_bit_equal(make, monkeyp
     model = make("gpt_neox")
     requests = encoded(model)
     first = ours(model, requests)
-    tokens = [TokenRequest.cut(context, ending, LONGEST) for _, context, ending in requests]
-    made = Scorer(model, LONGEST, SMALL)
-    rows = made.batches(tokens, SMALL)
+    tokens = cut(requests)
+    made = Scorer(model, LONGEST, SMALL, weigh_trials=False)
+    rows = made.plan(tokens, SMALL).batches
     known = [index for tree in rows[0] for index, _ in tree.scored]
     answers = {}
     made.score(tokens, answers.update, known=known)
     assert set(answers) == set(range(len(requests))) - set(known)
     assert all(answers[index] == first[index] for index in answers)
+
+
+class Counting:
+    """Counts the forward passes of a model, and their tokens."""
+
+    def __init__(self, model):
+        self.shapes = []
+        model.base_model.register_forward_pre_hook(self.note, with_kwargs=True)
+
+    def note(self, _module, arguments, options):
+        self.shapes.append(tuple((arguments[0] if arguments else options["input_ids"]).shape))
+
+    @property
+    def tokens(self):
+        return sum(rows * size for rows, size in self.shapes)
+
+
+def texts_of(sizes, seed=0):
+    """Whole texts, which begin with the same token and share nothing else."""
+    generator = random.Random(seed)
+    return [TokenRequest.cut([0], tokens_of(generator, size), LONGEST) for size in sizes]
+
+
+@pytest.mark.parametrize("case", ["gpt_neox", "gpt2", "llama", "mistral_window", "bloom", "falcon_h1"])
+def test_a_small_job_makes_no_trial(case, make):
+    model = make(case)
+    requests = texts_of([5, 31])
+    seen = Counting(model)
+    Scorer(model, LONGEST).score(requests, {}.update)
+    assert sorted(seen.shapes) == [(1, 5), (1, 31)]
+
+
+def test_texts_that_share_their_first_token_alone_make_no_tree(make):
+    requests = texts_of(range(18, 40))
+    for weigh_trials in (True, False):
+        plan = Scorer(make("gpt_neox"), LONGEST, weigh_trials=weigh_trials).plan(requests, SMALL)
+        assert all(tree.is_chain for batch in plan.batches for tree in batch)
+    assert max(map(len, plan.batches)) > 1
+
+
+def test_a_trial_costs_what_is_counted(make):
+    model = make("gpt_neox")
+    parts = split_model(model, Findings())
+    for counted, trial in [
+        (exactness.trial_of_padding(7, 33, 0), lambda: exactness.try_padding(model, parts, 7, 33).obstacle is None),
+        (exactness.trial_of_trees(18, 12, 0), lambda: exactness.trees_are_exact(model, parts, 18, 12)),
+        (exactness.trial_of_trees(40, 30, 0), lambda: exactness.trees_are_exact(model, parts, 18, 12)
+         and exactness.trees_are_exact(model, parts, 40, 30)),
+    ]:  # fmt: skip
+        seen = Counting(model)
+        with torch.no_grad():
+            assert trial()
+        assert 0 <= counted - seen.tokens <= 1
+
+
+@pytest.mark.parametrize("documents", [1, 2, 3, 5, 8, 13, 30, 80])
+@pytest.mark.parametrize("endings", [1, 4])
+def test_trials_included_no_job_costs_more_than_rows_one_by_one(documents, endings, make):
+    """Counted in tokens and in passes, of which each costs as much as some tokens."""
+    generator = random.Random(documents)
+    contexts = [tokens_of(generator, generator.randrange(8, 30)) for _ in range(documents)]
+    requests = [
+        TokenRequest.cut(context, tokens_of(generator, generator.randrange(1, 9)), LONGEST)
+        for context in contexts
+        for _ in range(endings)
+    ]
+    model = make("llama")
+    seen, limits = Counting(model), BatchLimits(tokens=512, logits=1 << 14)
+    Scorer(model, LONGEST, limits).score(requests, {}.update)
+    alone = {request.tokens for request in requests}
+    most = sum(map(len, alone)) + limits.overhead * len(alone) + 2 * (limits.overhead + 5)  # and the head's trial
+    assert seen.tokens + limits.overhead * len(seen.shapes) <= most
+
+
+def test_plans_do_not_depend_on_what_was_tried_and_nothing_is_tried_twice(make):
+    model = make("llama")
+    requests, findings = cut(encoded(model, contexts=30)), Findings()
+    made = Scorer(model, LONGEST, SMALL, findings=findings).plan(requests, SMALL)
+    assert any(not tree.is_chain for batch in made.batches for tree in batch)
+    kept = Findings.of(json.loads(json.dumps(findings.to_json())))
+    assert kept == findings
+    seen = Counting(model)
+    again = Scorer(model, LONGEST, SMALL, findings=kept)
+    found = again.plan(requests, SMALL)
+    assert seen.shapes == []
+    assert [[tree.tokens for tree in batch] for batch in found.batches] == [
+        [tree.tokens for tree in batch] for batch in made.batches
+    ]
+    assert (found.modules, found.sharing) == (made.modules, made.sharing)
+    few = texts_of([5, 31])
+    plans = [Scorer(model, LONGEST, SMALL, findings=each).plan(few, SMALL) for each in (kept, Findings())]
+    assert [len(plan.batches) for plan in plans] == [2, 2]
+    assert plans[0].parts == plans[1].parts
+
+
+def test_what_failed_is_tried_again_in_another_process(make):
+    findings = Findings(split=False, padding=[Padding(3, 9, "failed", False), Padding(3, 8, None, True)])
+    findings.trees = [TreeTrial(18, 12, True), TreeTrial(30, 20, False)]
+    assert findings.tree_is_exact(18, 11) is True
+    assert findings.tree_is_exact(40, 20) is False
+    assert findings.tree_is_exact(40, 19) is None
+    assert findings.padding_of(4, 8).trims
+    assert findings.padding_of(3, 9).obstacle == "failed"
+    assert findings.padding_of(4, 9) is None
+    kept = Findings.of(findings.to_json())
+    assert kept == Findings(padding=[Padding(3, 8, None, True)], trees=[TreeTrial(18, 12, True)])
+
+
+@pytest.mark.parametrize("window", [4, 7, 13, 19, 25, 31, 37])
+def test_a_window_that_no_configuration_names_is_found(window, make, tokenizer, monkeypatch):
+    """A window of any size changes no score, whether a row has one long text or many short ones."""
+    monkeypatch.setattr(exactness, "_WINDOWS", ())
+    model = make("mistral_window")
+    model.config.sliding_window = window
+    generator = random.Random(window)
+    for size in (3, 12, 24, 34):
+        contexts = [tokens_of(generator, size) for _ in range(12)]
+        requests = [(("context", "ending"), c, tokens_of(generator, 1 + k)) for c in contexts for k in (2, 3, 5)]
+        assert_equal(ours(model, requests), reference(model, tokenizer, requests))
 
 
 class Memory:
@@ -332,10 +472,11 @@ class Memory:
 def test_a_quarter_is_tried_where_memory_is_too_small_and_nothing_is_lost(make):
     model = make("gpt_neox")
     requests = encoded(model)
-    tokens = [TokenRequest.cut(context, ending, LONGEST) for _, context, ending in requests]
+    tokens = cut(requests)
     expected = ours(model, requests)
     answers = {}
-    made = Scorer(model, LONGEST, SMALL)
+    made = Scorer(model, LONGEST, SMALL, weigh_trials=False)
+    made.plan(tokens, SMALL)
     made.parts = Memory(made.parts, 50)
     made.score(tokens, answers.update)
     assert_equal([answers[index] for index in range(len(tokens))], expected)

@@ -8,11 +8,12 @@ from torch import nn
 
 from hfpatch import PreProjectionConfig, patch
 from hfpatch.evaluation.scorer import Scorer, TokenRequest
+from hfpatch.evaluation.scorer.exactness import try_padding
 from hfpatch.evaluation.scorer.head import BodyAndHead, WholeModel
-from hfpatch.evaluation.scorer.trimming import find_trimmable, only_at
+from hfpatch.evaluation.scorer.trimming import only_at
+from hfpatch.evaluation.scorer.trimming import trimmable as candidates
 
 ROWS, NODES = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 8, 4, 7])
-PROBE = families.make_tokens(1, 16)
 MIXTRAL = {**families.LLAMA, "num_local_experts": 3, "num_experts_per_tok": 2}
 
 
@@ -20,8 +21,12 @@ def parts_of(model):
     return BodyAndHead(model.base_model, model.get_output_embeddings())
 
 
-def trimmable(model):
-    return find_trimmable(model, parts_of(model), PROBE)
+@torch.no_grad()
+def trimmable(model, parts=None):
+    """The modules that a trial lets skip positions."""
+    parts = parts or parts_of(model)
+    found = try_padding(model, parts, 5, 16)
+    return candidates(model, parts) if found.trims else ()
 
 
 @torch.no_grad()
@@ -148,7 +153,7 @@ def test_recurrent_layers_and_whole_models_are_left_whole(monkeypatch):
     torch.testing.assert_close(
         features(model, trimmable(model))[ROWS, NODES], features(model, ())[ROWS, NODES], rtol=1e-5, atol=1e-5
     )
-    assert find_trimmable(model, WholeModel(model), PROBE) == ()
+    assert trimmable(model, WholeModel(model)) == ()
 
 
 def test_no_hook_stays_behind():

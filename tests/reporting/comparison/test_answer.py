@@ -9,32 +9,32 @@ def told(results):
 
 def test_the_answer_has_numbers_budget_and_what_cannot_be_seen(results):
     assert told(results)["pre_projection_skip", "better"] == (
-        "pre_projection_skip raises tinyworld_cloze by 5.0 points [2.0, 8.0], and lowers tinyworld_text word "
-        "perplexity by 12.0 % [9.0, 15.0] at 0.98 times the parameters of lora; on tinyworld_endings there is no "
-        "significant difference (n = 200; smallest detectable difference 6.0 points)."
+        "pre_projection_skip raises tinyworld_cloze (acc) by 5.0 points [2.0, 8.0], and lowers tinyworld_text (word "
+        "perplexity) by 12.0 % [9.0, 15.0] at 0.98 times the parameters of lora; on tinyworld_endings (acc norm) there "
+        "is no significant difference (n = 200; smallest detectable difference 6.0 points)."
     )
 
 
 def test_a_difference_that_falls_to_the_correction_says_so(results):
     assert told(results)["lora", "within noise"] == (
-        "lora shows no significant difference with 81,920 trainable parameters: it lowers tinyworld_text word "
-        "perplexity by 5.0 % [2.5, 7.5], which is not significant after Holm's correction; on tinyworld_cloze and "
-        "tinyworld_endings there is no significant difference (n = 400 and 200; smallest detectable difference 4.2 "
-        "and 6.0 points)."
+        "lora shows no significant difference with 81,920 trainable parameters: it lowers tinyworld_text (word "
+        "perplexity) by 5.0 % [2.5, 7.5], which is not significant after Holm's correction; on tinyworld_cloze (acc) "
+        "and tinyworld_endings (acc norm) there is no significant difference (n = 400 and 200; smallest detectable "
+        "difference 4.2 and 6.0 points)."
     )
 
 
 def test_the_headline_counts_methods(results):
     assert answer(results).headline == (
-        "Of 2 methods against baseline: 1 is better on at least one task and worse on none and 1 is within noise on "
-        "every task."
+        "Of 2 methods against baseline, by the primary metric of each task (acc, acc norm, word perplexity): 1 is "
+        "better on at least one task and worse on none and 1 is within noise on every task."
     )
 
 
 def test_methods_are_compared_with_each_other_too(results):
     (finding,) = answer(results).against_others
     assert str(finding) == (
-        "pre_projection_skip against lora lowers tinyworld_text word perplexity by 7.4 % [4.4, 10.4]."
+        "pre_projection_skip against lora lowers tinyworld_text (word perplexity) by 7.4 % [4.4, 10.4]."
     )
 
 
@@ -48,23 +48,23 @@ def test_worse_mixed_and_noise(build, raw, compared):
     results = build(raw)
     found = told(results)
     assert found["pre_projection_skip", "mixed"].endswith(
-        "raises tinyworld_cloze by 5.0 points [2.0, 8.0] at 0.98 times the parameters of lora; it is worse elsewhere: "
-        "it raises tinyworld_text word perplexity by 20.0 % [15.0, 25.0]."
+        "raises tinyworld_cloze (acc) by 5.0 points [2.0, 8.0] at 0.98 times the parameters of lora; it is worse "
+        "elsewhere: it raises tinyworld_text (word perplexity) by 20.0 % [15.0, 25.0]."
     )
     assert found["lora", "within noise"] == (
-        "lora shows no significant difference with 81,920 trainable parameters: on tinyworld_cloze and "
-        "tinyworld_text there is no significant difference (n = 400 and 60; smallest detectable difference 5.0 points "
-        "and 5.0 %)."
+        "lora shows no significant difference with 81,920 trainable parameters: on tinyworld_cloze (acc) "
+        "and tinyworld_text (word perplexity) there is no significant difference (n = 400 and 60; smallest "
+        "detectable difference 5.0 points and 5.0 %)."
     )
     assert answer(results).headline == (
-        "Of 2 methods against baseline: 1 is better on one task and worse on another and 1 is within noise on every "
-        "task."
+        "Of 2 methods against baseline, by the primary metric of each task (acc, word perplexity): 1 is better on one "
+        "task and worse on another and 1 is within noise on every task."
     )
 
 
 def test_an_interval_over_zero_keeps_its_sign(build, raw, compared):
     raw["comparisons"] = [compared("lora", "tinyworld_cloze", -0.02, 0.03, "worse", p_holm=0.01)]
-    assert "is worse: it lowers tinyworld_cloze by 2.0 points [−1.0, 5.0]" in told(build(raw))["lora", "worse"]
+    assert "is worse: it lowers tinyworld_cloze (acc) by 2.0 points [−1.0, 5.0]" in told(build(raw))["lora", "worse"]
 
 
 def test_without_comparisons_nothing_is_claimed(build, raw):
@@ -79,10 +79,10 @@ def test_too_few_documents_are_said_and_get_no_verdict(build, raw, compared):
     raw["comparisons"] = [compared("lora", "tinyworld_cloze", 0.02, 0.03, "too few documents") | few | {"n": 8}]
     results = build(raw)
     assert told(results)["lora", "unknown"] == (
-        "lora shows no significant difference with 81,920 trainable parameters: on tinyworld_cloze there are too "
+        "lora shows no significant difference with 81,920 trainable parameters: on tinyworld_cloze (acc) there are too "
         "few documents for a verdict (n = 8)."
     )
-    assert answer(results).headline == "Of 2 methods against baseline: 2 are without a verdict."
+    assert answer(results).headline.endswith("(acc): 2 are without a verdict.")
     cell = cell_of(results, "lora", "tinyworld_cloze")
     assert cell.lines[1:] == ("+2.0", "too few documents")
     (row,) = paired_table(results).rows

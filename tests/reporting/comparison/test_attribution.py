@@ -1,7 +1,9 @@
 """Shares against Fieller's interval computed by a search, and the sentences that may be said of them."""
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from reporting.conftest import document_of
 
@@ -35,19 +37,20 @@ def sentence(results):
 
 
 def test_the_interval_is_fiellers():
-    gains = Gains(2.0, 1.5, 0.04, 0.05, 0.03)
+    z2 = 1.96**2
+    gains = Gains(2.0, 1.5, 1.96 * 0.2, 1.96 * math.sqrt(0.05), z2 * 0.03)
     found = gains.share()
     assert found.value == 0.75
 
     def inside(r):
-        return (1.5 - r * 2.0) ** 2 <= 1.96**2 * (0.05 - 2 * r * 0.03 + r * r * 0.04)
+        return (1.5 - r * 2.0) ** 2 <= z2 * (0.05 - 2 * r * 0.03 + r * r * 0.04)
 
     steps = [place / 10_000 for place in range(-20_000, 30_000)]
     held = [r for r in steps if inside(r)]
     assert (found.low, found.high) == pytest.approx((held[0], held[-1]), abs=2e-4)
-    assert Gains(0.1, 1.5, 0.04, 0.05, 0.03).share() is None  # the method's gain may be 0: any share is possible
-    assert Gains(-2.0, 1.5, 0.04, 0.05, 0.03).share() is None
-    assert Gains(2.0, 1.5, math.inf, 0.05, 0.0).share() is None
+    assert Gains(0.1, 1.5, 0.4, 0.45, 0.1).share() is None  # the method's gain may be 0: any share is possible
+    assert Gains(-2.0, 1.5, 0.4, 0.45, 0.1).share() is None
+    assert Gains(2.0, 1.5, math.inf, 0.45, 0.0).share() is None
 
 
 def test_a_part_that_carries_most_of_a_perplexitys_gain(controlled):
@@ -134,9 +137,41 @@ def test_held_out_text_is_measured_over_seeds(controlled, raw, build):
     found = share(results, SKIP, "skip_alone", Measure())
     assert found.value == pytest.approx(0.44 / 0.49)
     assert found.low < found.value < found.high
-    assert sentence(results)[0].startswith("pre_projection_skip gains on held-out text; of that, the skip alone")
+    assert sentence(results)[0].startswith(
+        "pre_projection_skip gains on held-out text (nats per token); of that, the skip alone"
+    )
     del raw["methods"][SKIP]["runs"]["1"]
     assert share(build(raw), SKIP, "skip_alone", Measure()) is None  # one seed has no spread
+
+
+def test_the_share_on_held_out_documents_is_that_of_their_paired_differences(raw, build):
+    raw["tasks"]["held_out_text"] = {**raw["tasks"][CLOZE], "primary": "nats_per_token", "higher_is_better": False}
+    raw["comparisons"] = [
+        {**raw["comparisons"][0], "task": "held_out_text", "metric": "nats_per_token", "method": name,
+         "reference": "baseline", "difference": -gain, "low": -gain - 0.02, "high": -gain + 0.02, "verdict": "better"}
+        for name, gain in ((SKIP, 0.5), ("skip_alone", 0.4))
+    ]  # fmt: skip
+    raw["methods"]["skip_alone"] = raw["methods"][SKIP]
+    found = share(build(raw), SKIP, "skip_alone", Measure("held_out_text", "nats_per_token"))
+    assert found.value == pytest.approx(0.8)
+    assert 0.7 < found.low < found.value < found.high < 0.9
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 8, 11, 12, 15, 20])
+def test_intervals_over_seeds_hold_the_true_share_in_95_of_100_runs(seeds):
+    """The control reaches 60 % of a gain of 1; the seeds vary both, by as much and with a correlation of 0.5."""
+    rng, runs = np.random.default_rng(seeds), 4000
+    noise = rng.multivariate_normal([0, 0], [[1, 0.5], [0.5, 1]], size=(runs, seeds)) * 0.002
+    losses = 3.0 - np.array([1.0, 0.6]) - noise
+    held = 0
+    for run in losses:
+        methods = {
+            name: SimpleNamespace(held_out_losses=dict(enumerate(run[:, place])))
+            for place, name in enumerate(("whole", "part"))
+        }
+        found = share(SimpleNamespace(base_loss=3.0, methods=methods), "whole", "part", Measure())
+        held += found.low <= 0.6 <= found.high
+    assert held / runs == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / runs))
 
 
 def test_the_table_groups_a_method_with_its_controls(controlled):

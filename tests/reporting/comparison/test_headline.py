@@ -1,10 +1,12 @@
 import csv
 import io
+import random
 import re
 from statistics import fmean
 
 import pytest
 
+from hfpatch.reporting.comparison.answer import answer
 from hfpatch.reporting.comparison.data import results_csv
 from hfpatch.reporting.comparison.document import Material, comparison_document
 from hfpatch.reporting.comparison.headline import headline
@@ -16,8 +18,10 @@ from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.terminal import print_document
 
 TEXT, CLOZE, ENDINGS, SKIP = "tinyworld_text", "tinyworld_cloze", "tinyworld_endings", "pre_projection_skip"
+METRICS = re.compile(r"\([^)]*(?:acc|word perplexity|nats per token|bits per byte|margin)[^)]*\)")
 LOWER = ("word_perplexity", "bits_per_byte")
-MARKED = "no difference shown"
+BY_TEXT = "tinyworld_text (word perplexity)"
+MARKED = "no difference shown (word perplexity)"
 
 
 def cells(results):
@@ -88,7 +92,7 @@ def test_every_cell_is_what_the_file_says(build, raw):
         assert numbers(first) == pytest.approx(text[name], abs=0.06)
         assert numbers(second) == pytest.approx(tasks[name], abs=0.06)
     assert [row[4:] for row in rows] == [
-        ("80,000 (0.98 ×)", "better on tinyworld_text"),
+        ("80,000 (0.98 ×)", f"better on {BY_TEXT}"),
         ("81,920", "is a LoRA"),
     ]
     columns = [(column.name, *column.notes) for column in headline_table(headline(build(raw))).columns]
@@ -98,8 +102,8 @@ def test_every_cell_is_what_the_file_says(build, raw):
         ("gain on tasks", "points of acc and acc_norm", "mean of 2 tasks"),
     ]
     assert headline(build(raw)).sentence == (
-        "Of 2 methods, by the corrected tests 1 gains on held-out text and 1 gains on at least one task; against LoRA "
-        "1 is better."
+        "Of 2 methods, by the corrected tests 1 gains on held-out text (word perplexity) and 1 gains on at least one "
+        "task (acc, acc norm); against LoRA (word perplexity) 1 is better."
     )
 
 
@@ -118,7 +122,7 @@ def test_low_noise_metrics_come_first_and_never_without_the_margin(build, low_no
             expected = reference_gain(low_noise, line.method, metrics, percent=False)
             assert numbers(row[place]) == pytest.approx(expected, abs=0.006)
     assert [line.margin.tone for line in found.lines] == ["within noise", "worse"]
-    assert re.search(r"gains? on (at least one|any) task in bits per byte", found.sentence)  # not by accuracy
+    assert re.search(r"gains? on (at least one|any) task \(bits per byte\)", found.sentence)  # not by accuracy
 
 
 def test_a_verdict_rests_on_every_metric_and_names_it_where_they_disagree(build, low_noise):
@@ -129,10 +133,10 @@ def test_a_verdict_rests_on_every_metric_and_names_it_where_they_disagree(build,
     ]
     found = headline(build(low_noise))
     assert (found.lines[0].verdict, found.lines[0].tone) == (
-        "better on tinyworld_cloze (bits_per_byte), worse on tinyworld_cloze (margin)",
+        "better on tinyworld_cloze (bits per byte), worse on tinyworld_cloze (margin)",
         "mixed",
     )
-    assert "against LoRA none is better and 1 is better on one task and worse on another" in found.sentence
+    assert "margin) none is better and 1 is better on one task and worse on another" in found.sentence
 
 
 def test_methods_whose_intervals_overlap_share_a_range_of_ranks(build, raw, compared):
@@ -149,10 +153,11 @@ def test_methods_whose_intervals_overlap_share_a_range_of_ranks(build, raw, comp
     assert [row[:2] for row in cells(results)] == [("a", "1–2"), ("b", "1–3"), ("c", "2–3"), ("d", "4")]
     found = headline(results)
     assert found.reference == "baseline"  # there is no LoRA
-    assert [line.verdict for line in found.lines[1:3]] == ["better on tinyworld_text", MARKED]
+    assert [line.verdict for line in found.lines[1:3]] == [f"better on {BY_TEXT}", MARKED]
     assert headline_table(found).columns[-1].name == "against baseline"
     assert found.sentence == (
-        "Of 4 methods, by the corrected tests 2 gain on held-out text; where ranks overlap, no order is claimed."
+        "Of 4 methods, by the corrected tests 2 gain on held-out text (word perplexity); where ranks overlap, no order "
+        "is claimed."
     )
 
 
@@ -173,7 +178,7 @@ def test_what_diverged_is_last_and_has_no_gain(build, raw):
 def test_one_seed_that_diverged_is_said(build, raw):
     run = raw["methods"][SKIP]["runs"]["1"]
     raw["methods"][SKIP]["runs"]["1"] = {"train": {**run["train"], "diverged_step": 90}, "evaluation": {}}
-    assert headline(build(raw)).lines[0].verdict == "better on tinyworld_text; 1 of 2 seeds diverged"
+    assert headline(build(raw)).lines[0].verdict == f"better on {BY_TEXT}; 1 of 2 seeds diverged"
 
 
 def test_a_lora_that_diverged_or_was_not_compared_gives_no_verdict(build, raw):
@@ -186,7 +191,7 @@ def test_a_lora_that_diverged_or_was_not_compared_gives_no_verdict(build, raw):
 
 def test_a_lora_of_another_size_is_named_as_such(build, raw):
     raw["methods"]["lora"]["match"] = None
-    assert cells(build(raw))[0][4:] == ("80,000 (0.98 ×)", "better on tinyworld_text, sizes differ")
+    assert cells(build(raw))[0][4:] == ("80,000 (0.98 ×)", f"better on {BY_TEXT}, sizes differ")
     raw["comparisons"] = [each for each in raw["comparisons"] if each["reference"] == "baseline"]
     assert cells(build(raw))[0][4:] == ("80,000", "no matched LoRA")
 
@@ -199,8 +204,8 @@ def test_where_methods_have_several_loras_each_is_named(build, raw, compared):
     }
     raw["comparisons"].append(compared("other", TEXT, 2.0, 0.5, "worse", reference="lora_other"))
     rows = {row[0]: row[4:] for row in cells(build(raw))}
-    assert rows["other"] == ("80,000 (0.98 × lora_other)", "worse on tinyworld_text")
-    assert rows[SKIP] == ("80,000 (0.98 × lora)", "better on tinyworld_text")
+    assert rows["other"] == ("80,000 (0.98 × lora_other)", f"worse on {BY_TEXT}")
+    assert rows[SKIP] == ("80,000 (0.98 × lora)", f"better on {BY_TEXT}")
 
 
 def test_the_lora_of_a_match_group_is_that_of_every_method_in_it(build, raw, compared):
@@ -211,7 +216,7 @@ def test_the_lora_of_a_match_group_is_that_of_every_method_in_it(build, raw, com
     raw["methods"] = {"near": near, **raw["methods"]}
     raw["comparisons"].append(compared("other", TEXT, 2.0, 0.5, "worse", reference="lora"))
     rows = {row[0]: row[4:] for row in cells(build(raw))}
-    assert rows["other"] == ("80,000 (0.98 ×)", "worse on tinyworld_text")
+    assert rows["other"] == ("80,000 (0.98 ×)", f"worse on {BY_TEXT}")
 
 
 def test_an_incomplete_run_shows_what_it_has_and_claims_nothing(build, raw):
@@ -234,7 +239,7 @@ def test_one_seed_and_too_few_documents_are_said(build, raw):
         each["seeds"] = 1
         each |= {"low": None, "high": None, "verdict": "too few documents"}
     found = headline(build(raw))
-    assert [line.verdict for line in found.lines] == ["too few documents", "is a LoRA"]
+    assert [line.verdict for line in found.lines] == ["too few documents (word perplexity)", "is a LoRA"]
     assert cells(build(raw))[0][1:3] == ("–", "+12.0")
     assert found.sentence == (
         "Of 2 methods, none was tested against baseline; none was tested against a matched LoRA; with one seed each, "
@@ -279,7 +284,7 @@ def test_page_markdown_terminal_csv_and_tex_have_the_same_table(build, raw, caps
     assert "Of 2 methods against baseline" in text[text.index("## Method by method") :]  # the sentences come later
     print_document(document)
     shown = capsys.readouterr().out
-    assert shown.rstrip().endswith("against LoRA 1 is better. All methods at one rate (0.001), which may favour some.")
+    assert " ".join(shown.split()).endswith("1 is better. All methods at one rate (0.001), which may favour some.")
     page, tex = html(document).replace("<wbr>", ""), latex(headline_table(found))
     for row in headline_table(found).rows:
         for cell in map(str, row.cells):
@@ -297,7 +302,7 @@ def test_a_narrow_terminal_gets_gains_and_verdicts_in_two_tables(build, raw, cap
     assert max(map(len, shown.splitlines())) <= 80
     gains, verdicts = shown.split("Gains")[1].split("Verdicts")
     assert "+12.0 [9.0, 15.0]" in gains
-    assert "better on tinyworld_text" in verdicts
+    assert f"better on {BY_TEXT}" in " ".join(re.sub("[│ ]+", " ", verdicts).split())
 
 
 def test_csv_has_a_row_a_method_beside_every_number(build, low_noise):
@@ -312,3 +317,77 @@ def test_csv_has_a_row_a_method_beside_every_number(build, low_noise):
         assert (row["control"], row["verdict"]) == (line.control or "", line.verdict)
     others = [row for row in csv.DictReader(io.StringIO(results_csv({"": results}))) if row["task"]]
     assert not [row for row in others if any(row[name] for name in HEADLINE_COLUMNS)]
+
+
+def compared_on_held_out_text(raw):
+    """Give the example the loss on held-out documents: of the base, and of each method with each seed."""
+    raw["tasks"] = {"held_out_text": {**raw["tasks"][TEXT], "primary": "nats_per_token", "n": 40}, **raw["tasks"]}
+    losses = {"baseline": 2.5, SKIP: 2.1, "lora": 2.0}
+    for name, loss in losses.items():
+        for run in raw["methods"][name]["runs"].values():
+            score = {**run["evaluation"][TEXT], "task": "held_out_text", "n": 40, "primary": "nats_per_token"}
+            run["evaluation"]["held_out_text"] = {**score, "metrics": {"nats_per_token": loss}, "stderr": {}}
+    raw["data"]["held_out"] = {"base_loss": 2.5}
+    shape = {"task": "held_out_text", "metric": "nats_per_token", "n": 40, "smallest_visible": 0.05}
+    for method, reference in ((SKIP, "baseline"), ("lora", "baseline"), (SKIP, "lora")):
+        difference = losses[method] - losses[reference]
+        found = {"method": method, "reference": reference, "difference": difference}
+        ends = {"low": difference - 0.03, "high": difference + 0.03, "verdict": "better" if difference < 0 else "worse"}
+        raw["comparisons"].append({**raw["comparisons"][0], **shape, **found, **ends})
+    return raw
+
+
+def test_the_loss_on_held_out_documents_is_a_gain_with_interval_and_verdict(build, raw, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    results = build(compared_on_held_out_text(raw))
+    found = headline(results)
+    columns = [(column.name, *column.notes) for column in headline_table(found).columns]
+    assert columns[2:4] == [
+        ("gain on held-out text", "nats per token saved", "held_out_text"),
+        ("gain on text tasks", "% lower word_perplexity", TEXT),
+    ]
+    rows = {row[0]: row for row in cells(results)}
+    assert rows["lora"][1:3] == ("1", "+0.500 [0.470, 0.530]")
+    assert rows[SKIP][1:4] == ("2", "+0.400 [0.370, 0.430]", "+12.0 [9.0, 15.0]")
+    worse = "better on tinyworld_text (word perplexity), worse on held_out_text (nats per token)"
+    assert rows[SKIP][-1] == worse
+    assert "2 gain on held-out text (nats per token)" in found.sentence
+    document = comparison_document([Material("", results, [], Samples((), {}, ()), [], {"": results})])
+    print_document(document)
+    shown = capsys.readouterr().out
+    tex = latex(headline_table(found)).replace("\\_", "_")
+    rows = list(csv.DictReader(io.StringIO(results_csv({"": results}))))
+    for text in (shown, markdown(document).replace("\\_", "_"), html(document).replace("<wbr>", "")):
+        assert "+0.500 [0.470, 0.530]" in text
+        assert worse in text
+    assert worse in tex
+    (line,) = (row for row in rows if row["method"] == "lora" and not row["task"])
+    assert [float(line[f"held_out_{key}"]) for key in ("gain", "low", "high")] == pytest.approx([0.5, 0.47, 0.53])
+    assert line["held_out_unit"] == "nats per token saved"
+    assert {row["value"] for row in rows if row["task"] == "held_out_text"} == {"2.5", "2.1", "2.0"}
+    assert not [row for row in rows if row["metric"] == "held_out_loss"]  # it is told once
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_verdict_names_its_measure(build, raw, seed):
+    """Whatever is found, no sentence and no cell says better or worse, or that nothing is shown, without the metric."""
+    generator = random.Random(seed)
+    compared_on_held_out_text(raw)
+    answered = [each for each in raw["comparisons"] if each["task"] != "held_out_text"]
+    raw["low_noise"] = [{**each, "metric": metric} for each in answered for metric in ("bits_per_byte", "margin")]
+    for each in (*raw["comparisons"], *raw["low_noise"]):
+        each["verdict"] = generator.choice(["better", "worse", "within noise", "too few documents"])
+        each["difference"] = generator.choice([-0.1, 0.1])
+    results = build(raw)
+    found, said = headline(results), answer(results)
+    sentences = [str(each) for each in (*said.against_baseline, *said.against_others)]
+    for text in (*(line.verdict for line in found.lines if line.control), *sentences):
+        for clause in re.split(r"; |, (?=worse on|and (?:raises|lowers))", text):
+            if clause.startswith("it is worse elsewhere") or re.search(
+                r"better|worse|raises|lowers|no (significant )?difference|too few", clause
+            ):
+                assert METRICS.search(clause), text
+    for text in (found.sentence, said.headline):
+        for clause in re.split(r"; | and (?=none gains|\d+ gains? on (?:held|text|at))", text):
+            if re.search(r"\b(gains?|better|worse|no difference)\b", clause):
+                assert METRICS.search(clause), text

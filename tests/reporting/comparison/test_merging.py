@@ -111,6 +111,24 @@ def test_held_out_text_is_that_of_the_union_where_all_runs_have_the_same(two, lo
     assert merge({"first": first, "second": second}).results.data == kept
 
 
+@pytest.mark.parametrize(("digest", "shared"), [("a" * 64, True), ("b" * 64, False), (None, False)])
+def test_losses_on_other_held_out_documents_share_no_column(two, digest, shared):
+    def held_out(raw, digest):
+        raw["tasks"]["held_out_text"] = {**raw["tasks"]["tinyworld_text"], "n": 9, "data_sha256": digest}
+        raw["comparisons"].append({**raw["comparisons"][0], "task": "held_out_text"})
+        return raw
+
+    first, second = (load_comparison(folder) for folder in two())
+    first = type(first).model_validate(held_out(first.to_json(), "a" * 64))
+    if digest:
+        second = type(second).model_validate(held_out(second.to_json(), digest))
+    found = merge({"first": first, "second": second})
+    assert verdicts(found)["Held-out text"] == ("same" if shared else "differs")
+    assert verdicts(found)["Tasks and their documents"] == "same"
+    assert ("held_out_text" in found.results.tasks) == shared
+    assert len([each for each in found.results.comparisons if each.task == "held_out_text"]) == 2 * shared
+
+
 def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
     report = write_joint_report(two(lambda raw: raw["model"].update(sha256="f" * 64)), tmp_path / "joint")
     page = report.html.read_text()

@@ -42,6 +42,13 @@ def test_gained_and_lost_are_what_most_seeds_changed(three, results):
     assert sides_table([sides]).rows[0].cells == ("lora", "tinyworld_cloze", "1", "0", "+1", "6", "2")
 
 
+def test_held_out_documents_whose_text_is_not_recorded_are_not_listed(three, build, raw):
+    raw["tasks"] = {"held_out_text": {**raw["tasks"]["tinyworld_text"], "primary": "nats_per_token"}, **raw["tasks"]}
+    for name, loss in (("baseline", -8.0), ("lora", -6.0)):
+        write(three, name, 0, "held_out_text", [{"doc_id": 0, "doc_hash": "x", "nats_per_token": [loss, 4]}])
+    assert {side.task for side in read_samples(three, build(raw)).sides} == {"tinyworld_cloze"}
+
+
 def test_an_evaluation_that_keeps_the_document_shows_it(three, results):
     path = write(three, "baseline", 0, "tinyworld_cloze", answers({0, 1, 2}, doc={"question": "who <b>?"}))
     assert path.is_file()

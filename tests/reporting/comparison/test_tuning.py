@@ -11,7 +11,7 @@ from hfpatch.reporting.cards import run_card
 from hfpatch.reporting.comparison.document import comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.merging import merge
-from hfpatch.reporting.comparison.tuning import rates_sentence, tuning_csv, tuning_figure
+from hfpatch.reporting.comparison.tuning import chosen_facts, rates_sentence, tuning_csv, tuning_figure
 from hfpatch.reporting.html import html
 from hfpatch.reporting.markdown import markdown
 from hfpatch.reporting.plots import to_svgs
@@ -41,6 +41,35 @@ def test_more_trials_than_rates_are_said(tuned):
     choices = {name: choice.model_copy(update={"trials": 6}) for name, choice in tuned.tuning.chosen.items()}
     more = tuned.model_copy(update={"tuning": tuned.tuning.model_copy(update={"chosen": choices})})
     assert rates_sentence(more) == "Each method at its best of 3 rates, 6 trials each."
+
+
+def test_a_method_whose_trials_all_diverged_is_never_called_tuned(build, tmp_path):
+    raw = tuned_example()
+    for trial in raw["tuning"]["trials"]:
+        if trial["method"] == LORA:
+            trial |= {"loss": None, "diverged_step": 3}
+    raw["tuning"]["chosen"][LORA] = {"values": {"lr": 1e-3}, "loss": None, "trials": 3, "edge": "lowest"}
+    some = build(raw)
+    assert rates_sentence(some) == ("Each method but lora, not tuned as all trials diverged, at its best of 3 rates.")
+    assert chosen_facts(some, LORA) == [("Not tuned", "all 3 trials diverged; trained at lr=0.001")]
+    text = markdown(comparison_document([read_material("", tmp_path, some)]))
+    assert "| lora | 0.001 | – | all diverged | 3 | – |" in text
+    assert "| lora | 0.001 | – | diverged at step 3 |  |" in text
+    assert [row["method"] for row in csv.DictReader(io.StringIO(tuning_csv(some))) if row["chosen"] == "yes"] == [SKIP]
+    with report_style():
+        (ax,) = tuning_figure(some).axes
+    assert len([line for line in ax.lines if line.get_markerfacecolor() == "none"]) == 1
+    raw["tuning"]["chosen"][SKIP]["loss"] = None
+    assert rates_sentence(build(raw)) == "No method is tuned: all trials diverged."
+
+
+def test_what_each_method_was_tried_at_is_counted(build):
+    raw = tuned_example()
+    raw["tuning"]["trials"] = raw["tuning"]["trials"][:-1]
+    raw["tuning"]["chosen"][LORA]["trials"] = 2
+    assert rates_sentence(build(raw)) == (
+        "Each method at its best of 2 to 3 rates, not all with as many trials (pre_projection_skip 3, lora 2)."
+    )
 
 
 def test_the_report_shows_every_trial_the_choice_and_what_is_at_the_edge(tuned, tmp_path):

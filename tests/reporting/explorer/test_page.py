@@ -71,8 +71,8 @@ def test_models_of_one_name_have_axes_of_their_own(raw):
     runs = [ComparisonResults.model_validate(each) for each in (raw, raw, other)]
     data = data_of(html(explorer_document([Source(str(place), run) for place, run in enumerate(runs)])))
     assert len(data["axes"]) == 2 * 3
-    assert {axis["model"] for axis in data["axes"]} == {
-        f"tinyworld/gpt-neox ({letter * 12} float32)" for letter in "af"
+    assert {axis["model"].rpartition(" ")[0] for axis in data["axes"]} == {
+        f"tinyworld/gpt-neox ({letter * 12} float32" for letter in "af"
     }
     assert {row[1] for row in data["rows"] if row[0] == 0} == {row[1] for row in data["rows"] if row[0] == 1}
 

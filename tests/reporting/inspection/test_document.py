@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from urllib.parse import unquote
 import pytest
 
 from hfpatch.analysis.ablation import Ablation, Ablations
+from hfpatch.analysis.attention import HeadAttention
 from hfpatch.analysis.gradients import GradientNorm
 from hfpatch.analysis.inspection import Inspection, Text
 from hfpatch.analysis.linearised import Linearised
@@ -58,6 +60,8 @@ def found():
         text=Text("stories", 6, 2059),
         relations=[relation(0, 0, 0.25), relation(0, 1, 0.75), relation(1, 0, 0.5), relation(1, 1, math.nan)],
         relations_patched=[relation(0, 0, 0.5), relation(0, 1, 0.5)],
+        attention=[HeadAttention(0, 0, 0.25, 1.5, 12.0), HeadAttention(0, 1, 0.75, 2.5, 4.0)],
+        attention_patched=[HeadAttention(0, 0, 0.5, 1.5, 12.0)],
         gauge=4e-15,
         skip_norms=[SkipNorm(0, "default", 2.5512, 0.0128), SkipNorm(0, "other", 3.0, 0.0128)],
         skip_sizes=[SkipSize(0, 0.224)],
@@ -99,6 +103,8 @@ def test_tables_show_what_was_found(found):
             ("0", "–", "2.55, 3.00", "0.0128", "0.224", "–", "–"),
             ("1", "0.500", "–", "–", "–", "0.0197, key 0.500", "0.100, key −0.250"),
         ],
+        "Attention on the text": [("0", "0.50 [0.25, 0.75]", "2.00 [1.50, 2.50]", "8.0 [4.0, 12.0]")],
+        "Attention with the patch": [("0", "0.50 [0.50, 0.50]", "1.50 [1.50, 1.50]", "12.0 [12.0, 12.0]")],
         "Q-K relation": [
             ("0", "2/1", "0.50 [0.25, 0.75]", "0.50 [0.50, 0.50]", "(8, 8)", "12.5 [12.5, 12.5]"),
             ("1", "2/1", "0.50 [0.50, 0.50]", "0.50 [0.50, 0.50]", "(8, 7)", "12.5 [12.5, 12.5]"),
@@ -121,6 +127,33 @@ def test_tables_show_what_was_found(found):
             ("1", "–", "W_Q is not square", "16,384", "–", "–", "–"),
         ],
     }
+
+
+def table_of(sites, per_layer):
+    found = replace(inspection(), sites=sites, summary=PatchSummary(5, 40, 1600, per_layer))
+    (table,) = (block for block in inspection_document(found).summary if isinstance(block, Table))
+    return [row.cells for row in table.rows], table.caption
+
+
+def test_layers_that_are_alike_are_one_row():
+    sites = [site(layer) for layer in range(1, 31)]
+    rows, caption = table_of(sites, {})
+    assert rows == [("1–30", "llama", "layers.N.attention", "q_proj", "itself", "0")]
+    assert caption.startswith("30 layers, all alike. ")
+
+
+def test_layers_that_differ_in_anything_are_not():
+    sites = [site(layer) for layer in (0, 1, 2, 3, 4, 6, 8, 9)]
+    sites[-1].family = "other"
+    rows, caption = table_of(sites, {2: 7, 3: 7})
+    assert [(row[0], row[1], row[2], row[5]) for row in rows] == [
+        ("0", "llama", "layers.0.attention", "0"),  # another exit, without a projection of the query
+        ("1", "llama", "layers.1.attention", "0"),
+        ("2, 3", "llama", "layers.N.attention", "7"),
+        ("4, 6, 8", "llama", "layers.N.attention", "0"),  # between them blocks of another kind
+        ("9", "other", "layers.9.attention", "0"),
+    ]
+    assert "alike" not in caption
 
 
 def test_columns_of_numbers_are_marked_so_that_they_sort_as_numbers(found):
@@ -183,7 +216,7 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows(found):
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'" in text
     assert "&lt;script&gt;" in text
-    assert page.tags.count("svg") == 7
+    assert page.tags.count("svg") == 8
     assert len(page.ids) == len(set(page.ids))
     (download,) = (link for link in page.links if not link.startswith("#"))
     head, _, data = download.partition(",")

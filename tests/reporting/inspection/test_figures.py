@@ -3,6 +3,7 @@
 from types import SimpleNamespace as Found
 
 import pytest
+from scipy.stats import t as student
 
 from hfpatch.reporting.inspection import figures as module
 from hfpatch.reporting.theme import report_style
@@ -19,10 +20,16 @@ def head(layer, number):
     return Found(layer=layer, head=number, here=relation(value), by_offset={0: relation(value), 4: relation(value / 2)})
 
 
+def attending(layer, number):
+    return Found(layer=layer, head=number, sink=0.1 * layer + 0.3 * number, entropy=1.0 + layer, distance=9.0 - number)
+
+
 @pytest.fixture
 def found():
     sizes = [Found(layer=layer, size=20.0 + layer) for layer in LAYERS]
     return Found(
+        attention=[attending(layer, number) for layer in LAYERS for number in range(2)],
+        attention_patched=[],
         relations=[head(layer, number) for layer in LAYERS for number in range(2)],
         relations_patched=[],
         skip_norms=[Found(layer=layer, norm=1.0 + layer, at_paper_init=9.0) for layer in LAYERS],
@@ -36,7 +43,7 @@ def found():
             for target in ("query", "key")
         ],
         linearised=[Found(layer=layer, explained=(0.5, -3.0), explained_change=(None, 0.25)) for layer in LAYERS],
-        ablations=Found(without=[Found(layer=layer, change=1.0, error=0.5) for layer in (*LAYERS, None)]),
+        ablations=Found(items=6, without=[Found(layer=layer, change=1.0, error=0.5) for layer in (*LAYERS, None)]),
     )
 
 
@@ -53,13 +60,13 @@ def values(ax):
 
 
 def test_every_analysis_has_a_figure_and_one_that_was_not_made_has_none(found):
-    names = ["relation", "offsets", "skips", "pre-projections", "queries", "explained", "ablations"]
+    names = ["attention", "relation", "offsets", "skips", "pre-projections", "queries", "explained", "ablations"]
     made = module.figures(found)
     assert [name for name, *_ in made] == names
     assert all(title and caption and svg.rstrip().endswith("</svg>") for _, title, caption, svg in made)
     nothing = {name: [] for name in vars(found)} | {"ablations": None}
     assert module.figures(Found(**nothing)) == []
-    assert module.figures(Found(**nothing | {"relations": found.relations})) == made[:2]
+    assert module.figures(Found(**nothing | {"relations": found.relations})) == made[1:3]
 
 
 def test_maps_have_a_cell_a_head_and_the_patch_a_row_of_its_own(found, axes):
@@ -68,10 +75,19 @@ def test_maps_have_a_cell_a_head_and_the_patch_a_row_of_its_own(found, axes):
         expected = [[getattr(each.here, name) for each in found.relations if each.layer == layer] for layer in LAYERS]
         assert ax.collections[0].get_array().tolist() == expected
     found.relations_patched = found.relations[2:]
-    (_, _, _, figure), *_ = module._drawn(found)
+    figure = next(figure for name, _, _, figure in module._drawn(found) if name == "relation")
     titles = [ax.get_title() or ax.get_title(loc="left") for ax in figure.axes]
     assert titles[3:6] == ["symmetric share, with the patch", "positive share, with the patch", "effective rank, with the patch"]  # noqa: E501  # fmt: skip
     assert figure.axes[3].collections[0].get_array().mask.tolist() == [[True] * 2, [False] * 2, [False] * 2]
+
+
+def test_attention_is_a_map_by_head_on_common_scales(found, axes):
+    for ax, name in zip(axes("attention"), ("sink", "entropy", "distance"), strict=False):
+        expected = [[getattr(each, name) for each in found.attention if each.layer == layer] for layer in LAYERS]
+        assert ax.collections[0].get_array().tolist() == expected
+    found.attention_patched = [attending(7, 0)]
+    (_, _, _, figure), *_ = module._drawn(found)
+    assert [ax.collections[0].get_clim() for ax in figure.axes[:6]] == [(0, 1), (0, 8), (0, 9)] * 2
 
 
 def test_relations_by_offset_are_the_mean_over_heads_a_line_a_layer(axes):
@@ -116,4 +132,5 @@ def test_ablations_have_an_interval_a_row(axes):
     assert [label.get_text() for label in ax.get_yticklabels()] == ["layer 0", "layer 1", "layer 2", "all"]
     assert list(ax.lines[0].get_xdata()) == [1.0] * 4
     ends = [segment[:, 0].tolist() for segment in ax.collections[0].get_segments()]
-    assert ends == [pytest.approx([0.02, 1.98])] * 4
+    half = 0.5 * student.ppf(0.975, 5)
+    assert ends == [pytest.approx([1 - half, 1 + half])] * 4

@@ -147,7 +147,10 @@ def test_an_incomplete_study_is_reported_as_far_as_it_got(tmp_path):
     for text in (report.html.read_text(), report.markdown.read_text().replace("\\", "")):
         assert "The study is not complete: run the same hfpatch pretrain with --resume to finish it." in text
         assert "nonlinear, lr 0.002: seeds 0, 1 and 2 have not run yet." in text
-        assert "Of 3 variants against linear: 3 are not compared (nonlinear, identity and wide)." in text
+        assert (
+            "Of 3 variants against linear, by the validation loss: 3 are not compared (nonlinear, identity and wide)."
+            in text
+        )
     assert "incomplete run" in report.html.read_text()
 
 

@@ -59,8 +59,8 @@ def protocol(found):
 def test_the_headline_counts_verdicts_and_gives_parameters(found):
     told = headline(found)
     assert told.startswith(
-        "Of 3 variants against linear: 1 is significantly better (nonlinear: 2.00 % [1.75, 2.25] lower "
-        "loss with 0.02 % more parameters), 1 is significantly worse (wide: 2.00 % [1.75, 2.25] higher "
+        "Of 3 variants against linear, by the validation loss: 1 is significantly better (nonlinear: 2.00 % [1.75, "
+        "2.25] lower loss with 0.02 % more parameters), 1 is significantly worse (wide: 2.00 % [1.75, 2.25] higher "
         "loss with 12.50 % more parameters) and 1 is within noise (identity)."
     )
     assert "3 seeds are few" in told
@@ -220,7 +220,7 @@ def test_a_baseline_without_a_loss_leaves_nothing_to_compare():
     raw["runs"] = runs_of(raw["rows"])
     found = read(raw)
     assert headline(found).startswith(
-        "Of 3 variants against linear: 3 are not compared (nonlinear, identity and wide)."
+        "Of 3 variants against linear, by the validation loss: 3 are not compared (nonlinear, identity and wide)."
     )
     told = [str(finding) for finding in findings(found)]
     assert told[0] == (
@@ -247,7 +247,7 @@ def test_while_the_baseline_has_no_best_point_nothing_is_compared():
         each.update(missing=[1, 2], improvement_by_step=[])
     found = read(raw)
     assert headline(found).startswith(
-        "Of 3 variants against linear: 3 are not compared (nonlinear, identity and wide)."
+        "Of 3 variants against linear, by the validation loss: 3 are not compared (nonlinear, identity and wide)."
     )
     assert "linear has no best point to compare it with yet" in str(findings(found)[0])
     assert cells(main_table(found), "best point")["nonlinear"] == "lr 0.001 (so far)"
@@ -264,14 +264,42 @@ def test_cautions_name_what_weakens_the_study(found):
     assert "nonlinear has" not in told  # 0.02 % is matched
     assert "identity: the best point is at the edge of the sweep, lr 0.002 (the largest of those tried)" in told
     assert "wide is trained with settings of its own: weight_decay 0.03125." in told
-    plain = read(study() | {"sweep": {"training.lr": [0.0005, 0.001, 0.002, 0.004]}})
-    assert not any("edge of the sweep" in sentence for sentence in cautions(plain))
 
 
-def test_a_variant_with_fewer_points_is_named():
+def test_edges_are_those_of_what_a_variant_was_tried_at():
     raw = study()
-    raw["rows"] = raw["rows"][:-1]
-    assert "Not all variants have as many points: linear 2, nonlinear 2, identity 2, wide 1." in cautions(read(raw))
+    raw["rows"].insert(6, row("identity", {"training.lr": 0.004}, {}, diverged={0: 9, 1: 9, 2: 9}, seconds=None))
+    assert "identity: the best point" not in " ".join(cautions(read(raw)))  # a larger one was tried, and diverged
+    raw["rows"][6] |= {"diverged": {}, "missing": [0, 1, 2]}
+    assert "identity: the best point" in " ".join(cautions(read(raw)))  # it has not run yet
+    raw["rows"] = [each for each in raw["rows"] if each["variant"] != "identity" or each["best"]]
+    assert "identity: the best point" not in " ".join(cautions(read(raw)))  # of one there is no edge
+
+
+@pytest.mark.parametrize("sweep", [{}, {"training.lr": [0.001, 0.002]}])
+def test_what_was_tried_counts_whatever_section_of_the_recipe_asked_for_it(sweep):
+    """The baseline alone has one point, as where each other variant has a sweep of its own."""
+    raw = study() | {"sweep": sweep}
+    del raw["rows"][1]
+    raw["rows"][1]["improvement"]["choices"] = 2
+    found = read(raw)
+    points = "Not all variants have as many points (linear 1, nonlinear 2, identity 2, wide 2)"
+    told = cautions(found)
+    assert any(sentence.startswith(points) for sentence in told)
+    assert any("chosen on the evaluation text" in sentence for sentence in told)
+    assert any(sentence.startswith("wide: the best point is at the edge of the sweep") for sentence in told)
+    assert points in headline(found)
+    assert "corrected 2-fold" in str(findings(found)[0])
+    assert "(corrected, as p is," in main_table(found).caption
+    assert "(corrected" not in main_table(read(study())).caption
+    assert protocol(found)["Sweep"] == "linear: lr 0.001; nonlinear, identity, wide: lr 0.001, 0.002"
+    assert ("Points a variant", "1 and 2") in study_document(found).glance
+
+
+def test_what_has_not_run_was_not_tried():
+    raw = study()
+    raw["rows"][-1] |= {"diverged": {}, "missing": [0, 1, 2]}
+    assert "(linear 2, nonlinear 2, identity 2, wide 1)" in " ".join(cautions(read(raw)))
 
 
 def test_diagnostics_are_the_mean_over_whole_runs(found):

@@ -1,0 +1,131 @@
+"""Which documents say the same, compared as a model reads them: by digests of their text and of their token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+Values = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
+LONG = 64
+"""A reply of so many characters counts as a document by itself, and so does a line of a task's document; a shorter one
+may answer several prompts."""
+
+
+@dataclass(frozen=True)
+class Digests:
+    """Digests of documents and of what they consist of.
+
+    Two documents say the same if something that is all of one is all or a part of the other. Parts in common, such as
+    a system prompt, are no copies.
+
+    Attributes:
+        values: (n,) 64 bits each.
+        documents: (n,) int64, the document that each is of.
+        whole: (n,) whether it is of all of the document, or of a part that counts as a document.
+    """
+
+    values: Values
+    documents: npt.NDArray[np.int64]
+    whole: Flags
+
+    @classmethod
+    def of(cls, documents: Sequence[Iterable[tuple[int, bool]]]) -> Digests:
+        """Return the digests of documents, each given with whether it is of the whole."""
+        found = [(value, place, whole) for place, each in enumerate(documents) for value, whole in each]
+        values, places, flags = zip(*found, strict=True) if found else ((), (), ())
+        return cls(np.array(values, np.uint64), np.array(places, np.int64), np.array(flags, np.bool_))
+
+    @classmethod
+    def join(cls, digests: Sequence[Digests], counts: Sequence[int]) -> Digests:
+        """Return the digests of several sources of so many documents each, one source after the other."""
+        firsts = np.cumsum([0, *counts])[:-1]
+        return cls(
+            np.concatenate([each.values for each in digests]),
+            np.concatenate([each.documents + first for each, first in zip(digests, firsts, strict=True)]),
+            np.concatenate([each.whole for each in digests]),
+        )
+
+    def take(self, places: npt.NDArray[np.int64]) -> Digests:
+        """Return the digests of these documents."""
+        kept = np.isin(self.documents, places)
+        return Digests(self.values[kept], self.documents[kept], self.whole[kept])
+
+    def repeated(self, count: int) -> Flags:
+        """Return which of ``count`` documents say what another one says."""
+        order = np.lexsort((~self.whole, self.documents, self.values))  # of a document the whole before its parts
+        values, documents, whole = self.values[order], self.documents[order], self.whole[order]
+        first = np.ones(len(order), np.bool_)
+        first[1:] = (values[1:] != values[:-1]) | (documents[1:] != documents[:-1])
+        values, documents, whole = values[first], documents[first], whole[first]
+        _, group, having = np.unique(values, return_inverse=True, return_counts=True)
+        being = np.bincount(group, weights=whole)
+        return _marked(documents[np.where(whole, having[group] > 1, being[group] > 0)], count)
+
+    def among(self, others: Digests, count: int) -> Flags:
+        """Return which of ``count`` documents say what one of some others says."""
+        same = np.isin(self.values, others.values) & self.whole
+        return _marked(self.documents[same | np.isin(self.values, others.values[others.whole])], count)
+
+
+def _marked(documents: npt.NDArray[np.int64], count: int) -> Flags:
+    marked = np.zeros(count, np.bool_)
+    marked[documents] = True
+    return marked
+
+
+class Digester:
+    """Digests what a tokenizer makes of text.
+
+    Args:
+        tokenizer: the tokenizer, whose normalizer (lower case, Unicode forms) decides which texts are one; None
+            compares them as they are.
+    """
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        self._tokenizer = tokenizer
+        self._normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+        self._ends = {getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id")}
+
+    def text(self, text: str) -> int:
+        """Return the digest of a text, runs of white space counted as one space."""
+        words = " ".join(text.split()).encode("utf-8", "replace")
+        if self._normalizer is not None:
+            words = self._normalizer.normalize_str(words.decode()).encode()
+        return xxhash.xxh3_64_intdigest(words)
+
+    def ids(self, ids: npt.NDArray[Any] | Sequence[int]) -> int:
+        """Return the digest of token ids without the tokens that begin and end a document."""
+        return xxhash.xxh3_64_intdigest(np.ascontiguousarray(self._inner(ids), dtype="<u4").data, seed=1)
+
+    def document(self, text: str, ids: npt.NDArray[Any] | Sequence[int]) -> list[tuple[int, bool]]:
+        """Return the digests of a plain text."""
+        return [(self.text(text), True), (self.ids(ids), True)]
+
+    def tokens(self, ids: npt.NDArray[Any] | Sequence[int]) -> list[tuple[int, bool]]:
+        """Return the digests of a document of which only the ids are known: of what they decode to, too."""
+        text = self._tokenizer.decode(self._inner(ids), clean_up_tokenization_spaces=False)
+        return [(self.text(text), True), (self.ids(ids), True)]
+
+    def _inner(self, ids: npt.NDArray[Any] | Sequence[int]) -> npt.NDArray[Any] | Sequence[int]:
+        """Return ids without those that begin and end a document."""
+        start, stop = 0, len(ids)
+        while start < stop and int(ids[start]) in self._ends:
+            start += 1
+        while start < stop and int(ids[stop - 1]) in self._ends:
+            stop -= 1
+        return ids[start:stop]
+
+    def texts(self, texts: Collection[str], *, with_ids: bool) -> dict[str, list[int]]:
+        """Return the digests of each of some texts; those of their ids take ten times as long."""
+        found = {text: [self.text(text)] for text in texts}
+        if with_ids and found:
+            encoded = self._tokenizer(list(found), add_special_tokens=False, verbose=False)["input_ids"]
+            for own, ids in zip(found.values(), encoded, strict=True):
+                own.append(self.ids(ids))
+        return found

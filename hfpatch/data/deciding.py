@@ -1,0 +1,216 @@
+"""Which documents decide: those of tasks, those held out, and those of tuning. What they say is not trained on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hfpatch.data.copies import LONG, Digester, Digests, Flags, Values
+from hfpatch.data.corpora import Corpus, filtered_documents
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings
+
+Places = npt.NDArray[np.int64]
+NOTHING: Values = np.empty(0, np.uint64)
+NONE: Places = np.empty(0, np.int64)
+
+
+class TaskDocument(NamedTuple):
+    """A document of an evaluation task.
+
+    Attributes:
+        read: what a model reads of it: its prompt with each answer.
+        texts: every text in it, whatever the field.
+    """
+
+    read: Sequence[str]
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class TaskDigests:
+    """What the documents of tasks say.
+
+    Attributes:
+        copies: by task, digests of what is not trained on.
+        values: digests of all that tasks say, which is not for tuning.
+    """
+
+    copies: Mapping[str, Digests]
+    values: Values
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The documents of one source, of which some are to decide.
+
+    Attributes:
+        source: its name, for messages.
+        digests: what each says.
+        usable: which of them can decide at all.
+        tasks: which of them say what a task says.
+        held_out: how many to hold out.
+        tuning: how many to take for tuning.
+    """
+
+    source: str
+    digests: Digests
+    usable: Flags
+    tasks: Flags
+    held_out: int = 0
+    tuning: int = 0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Where the documents are that are trained on, held out, and taken for tuning: places in one source, ascending."""
+
+    train: Places
+    held_out: Places = field(default_factory=lambda: NONE)
+    tuning: Places = field(default_factory=lambda: NONE)
+
+
+def choose_documents(sources: Sequence[Candidates], excluded: Values) -> list[Chosen]:
+    """Choose the documents that decide: of each source the last ones whose text is in no other document of any source.
+
+    Those of tuning come before those that are held out, and say nothing that is excluded. What a task says is not
+    trained on.
+
+    Args:
+        sources: all that is trained on.
+        excluded: digests of texts that are not for tuning.
+
+    Raises:
+        HfpatchError: if there are too few, or none would be left to train on.
+    """
+    if not any(source.held_out or source.tuning for source in sources):
+        return [Chosen(_trained(source)) for source in sources]
+    counts = [len(source.usable) for source in sources]
+    repeated = Digests.join([source.digests for source in sources], counts).repeated(sum(counts))
+    found = []
+    for source, own in zip(sources, np.split(repeated, np.cumsum(counts)[:-1]), strict=True):
+        usable = source.usable & ~own
+        known = source.digests.documents[np.isin(source.digests.values, excluded)]
+        held_out = _last(source, usable, source.held_out, "data.held_out", "")
+        usable[[*held_out, *known]] = False
+        tuning = _last(source, usable, source.tuning, "tuning.held_out", " and in none of the tasks")
+        found.append(Chosen(_trained(source, [*held_out, *tuning]), held_out, tuning))
+    return found
+
+
+def _trained(source: Candidates, deciding: Sequence[int] = ()) -> Places:
+    """Return the places of the documents that are trained on."""
+    train = np.setdiff1d(np.flatnonzero(~source.tasks), deciding).astype(np.int64)
+    if not len(train):
+        raise HfpatchError(
+            f"{source.source}: all {len(source.tasks) - len(deciding)} documents to train on are in the tasks, too, so "
+            "none is left; train on another text, or leave the tasks out"
+        )
+    return train
+
+
+def _last(source: Candidates, usable: Flags, wanted: int, key: str, also: str) -> Places:
+    """Return the places of the last usable documents."""
+    count = len(usable)
+    first = key == "data.held_out"
+    if wanted and (wanted if first else source.held_out + wanted) >= count:
+        both = f", data.held_out {source.held_out}" if source.held_out and not first else ""
+        raise HfpatchError(
+            f"{key} is {wanted}{both} and there are {count} documents, so none is left to train on; hold fewer out or "
+            f"take more documents ({source.source})"
+        )
+    places = np.flatnonzero(usable)
+    if len(places) < wanted:
+        raise HfpatchError(
+            f"{key} is {wanted}, and of {count} documents only {len(places)} occur once in the text{also}; hold fewer "
+            f"out or take more documents ({source.source})"
+        )
+    return places[len(places) - wanted :]
+
+
+def digest_tasks(
+    tasks: Mapping[str, Iterable[TaskDocument]], digester: Digester, *, with_ids: bool = False
+) -> TaskDigests:
+    """Return what the documents of tasks say, and which of it is not trained on.
+
+    A copy of a task's document is a training document that is all that a model reads of it, or one of its texts or
+    lines of `LONG` characters, which count as documents by themselves. Of those that only one document of the task has,
+    a training document may be a part, too: an instruction that all have is no copy.
+
+    Args:
+        tasks: the documents of each.
+        digester: digests texts as those of the training documents.
+        with_ids: compare token ids, too: of a token file the texts may not be known.
+    """
+    said = {
+        name: [({_valid(text) for text in read} - {""}, _lines(texts)) for read, texts in documents]
+        for name, documents in tasks.items()
+    }
+    every = {part for documents in said.values() for read, parts in documents for part in read | parts}
+    known = digester.texts(sorted(every), with_ids=with_ids)
+    copies = {}
+    for name, documents in said.items():
+        having = Counter(part for _, parts in documents for part in parts)
+        copies[name] = Digests.of(
+            [
+                [
+                    (value, len(part) >= LONG and (part in read or having[part] == 1))
+                    for part in read.union(part for part in parts if len(part) >= LONG)
+                    for value in known[part]
+                ]
+                for read, parts in documents
+            ]
+        )
+    return TaskDigests(copies, np.array(sorted(set(chain.from_iterable(known.values()))), np.uint64))
+
+
+def _lines(texts: Iterable[str]) -> set[str]:
+    """Return texts and each of their lines, as training text is often one line a document."""
+    return {part for text in map(_valid, texts) for part in (text, *text.splitlines())} - {""}
+
+
+def _valid(text: str) -> str:
+    """Return a text without lone surrogates, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def copies_of_tasks(digests: Digests, count: int, tasks: Mapping[str, Digests]) -> tuple[Flags, dict[str, int]]:
+    """Return which of ``count`` documents say what tasks say, and of how many of them which task does."""
+    found = digests.among(Digests.join(list(tasks.values()), [0] * len(tasks)), count)
+    close = digests.take(np.flatnonzero(found))
+    counts = {name: int(close.among(own, count).sum()) for name, own in tasks.items()} if found.any() else {}
+    return found, {name: number for name, number in counts.items() if number}
+
+
+def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Iterator[str]:
+    """Yield the plain texts that a tokenizer may be trained on: of each source those before the first held-out one.
+
+    Raises:
+        HfpatchError: if there are too few to hold out.
+    """
+    starts: list[int | None] = [None] * len(sources)
+    if any(settings.held_out for _, settings in sources):
+        digester, candidates = Digester(), []
+        for corpus, settings in sources:
+            told, usable = [], []
+            for text in filtered_documents(corpus, settings):
+                told.append([(digester.text(text), True)])
+                usable.append(settings.append_eos or len(text.split()) > 1)  # one token alone is left out
+            candidates.append(
+                Candidates(
+                    settings.source,
+                    Digests.of(told),
+                    np.array(usable),
+                    np.zeros(len(usable), np.bool_),
+                    held_out=settings.held_out or 0,
+                )
+            )
+        starts = [min(each.held_out.tolist(), default=None) for each in choose_documents(candidates, NOTHING)]
+    for (corpus, settings), start in zip(sources, starts, strict=True):
+        yield from islice(filtered_documents(corpus, settings), start)

@@ -1,0 +1,83 @@
+"""How long rows of tokens may be, what they cost by their length, and what is said of windows of the longest."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from hfpatch.errors import HfpatchError
+
+logger = logging.getLogger(__name__)
+
+_SHORT = 1024
+_POSITIONS = re.compile(r"pos|wpe")
+_OFFSETS = 8  # extra rows at the start of some tables
+_NOTABLE = 1.25  # times the operations of a token in a short window
+
+
+def check_positions(model: Any, max_length: int | None) -> None:
+    """Check that rows are no longer than the model's table of position embeddings; rotary positions have none.
+
+    Raises:
+        HfpatchError: with the longest row.
+    """
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if max_length is None or longest is None or max_length <= longest:
+        return
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    tables = (tensor for name, tensor in tensors if _POSITIONS.search(name) and tensor.dim() == 2)
+    if any(longest <= len(table) < longest + _OFFSETS for table in tables):
+        raise HfpatchError(
+            f"max_length is {max_length}, but {type(model).__name__} has only {longest} position embeddings; "
+            f"use a max_length of at most {longest}"
+        )
+
+
+def row_operations(model: Any, lengths: ArrayLike) -> NDArray[np.float64]:
+    """Return the floating-point operations of forward passes over rows of n tokens each.
+
+    .. math::
+        n (2 w + 4 d Σ_i min(n, r_i))      w: weights in matrix products; d: hidden size; r_i: reach of block i
+
+    An embedding's look-up is free. Attention computes whole squares, whose masked half is not left out.
+    """
+    config, rows = model.config.get_text_config(), np.asarray(lengths, np.float64)
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    lookups = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - {id(head)}
+    weights = sum(value.numel() for value in model.parameters() if value.ndim > 1 and id(value) not in lookups)
+    window, blocks = getattr(config, "sliding_window", None), config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * blocks
+    reach = sum(np.minimum(rows, window) if "sliding" in kind and window else rows for kind in kinds)
+    return np.asarray(rows * (2.0 * weights + 4.0 * config.hidden_size * reach))
+
+
+def long_windows(model: Any, lengths: Sequence[int], longest: int) -> str:
+    """Return what a task's windows cost if they are as long as the model's longest row and that is dear; else nothing.
+
+    Args:
+        model: the model.
+        lengths: the tokens of each window.
+        longest: those of the model's longest row.
+    """
+    number = sum(length >= longest for length in lengths)
+    each, short = row_operations(model, [longest, _SHORT]) / [longest, _SHORT]
+    if not number or each < _NOTABLE * short:
+        return ""
+    return (
+        f"{number:,} windows of {longest:,} tokens, the model's longest, each {each * longest / 1e12:.2g} TFLOP: "
+        f"{each / short:.1f} times as much a token as in windows of {_SHORT:,}; --max-length {_SHORT} (max_length in "
+        "recipes) shortens them, and changes the perplexity"
+    )
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    """Log a warning, but not again."""
+    logger.warning("%s", text)

@@ -1,0 +1,484 @@
+"""What every PEFT tuner promises: one catalogue, for hfpatch's methods and for PEFT's own, on a tiny model.
+
+Each entry does with a configuration what users of PEFT do with a LoRA. It returns None if that works, or the one line
+that refuses it; then nothing may have changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    PeftModel,
+    convert_to_lora,
+    get_peft_model,
+    get_peft_model_state_dict,
+    inject_adapter_in_model,
+    set_peft_model_state_dict,
+)
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.error import NoMatchingPeftModuleError
+from peft.utils.hotswap import hotswap_adapter
+from torch import Tensor, nn
+
+from hfpatch.nn import normal_
+from hfpatch.sites import survey
+from hfpatch.surgery.budget import attention_modules
+from hfpatch.tuners.adapters import adapter_parameters
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.twins import twin
+
+TASKS = {
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "FEATURE_EXTRACTION": "AutoModel",
+    None: "AutoModel",
+}
+_NOISE = 0.3
+_TOLERANCE = 1e-3  # of a merged model's outputs in fp32, relative to the largest
+_EXACT = 1e-6  # of the same computation on tensors at other addresses
+
+
+class Broken(AssertionError):
+    """A promise that is not kept; the text says what was seen."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A tiny model, of which every entry takes copies, and tokens ``(batch, seq)`` for it."""
+
+    model: Any
+    tokens: Tensor
+
+    def new(self) -> Any:
+        """Return a new copy of the model, in evaluation mode."""
+        return copy.deepcopy(self.model).eval()
+
+    def wrapped(self, config: PeftConfig, **options: Any) -> Any:
+        """Return a new ``PeftModel`` in evaluation mode, with every added tensor moved off its initial value."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return moved(get_peft_model(self.new(), copy.deepcopy(config), **options)).eval()
+
+
+Entry = Callable[[Base, PeftConfig], "str | None"]
+
+
+def moved(model: Any, seed: int = 0) -> Any:
+    """Move every tensor that adapters added off its initial value."""
+    for name, parameter in adapter_parameters(model).items():
+        parameter.data += normal_(torch.empty(parameter.shape), std=_NOISE, seed=seed, name=name).to(parameter)
+    return model
+
+
+@torch.no_grad()
+def outputs(model: Any, tokens: Tensor, **options: Any) -> Tensor:
+    """Return the first output of a model, with every gradient off: torch picks kernels by these flags."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad = False
+    try:
+        found: Tensor = model(tokens, **options)[0]
+    finally:
+        for parameter in trained:
+            parameter.requires_grad = True
+    return found
+
+
+def near(found: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> bool:
+    """Return whether outputs are equal up to rounding, relative to the largest."""
+    return float((found - expected).abs().max()) <= tolerance * float(expected.abs().max())
+
+
+def require(holds: bool, text: str) -> None:
+    """Raise :class:`Broken` unless something holds."""
+    if not holds:
+        raise Broken(text)
+
+
+def refusal(call: Callable[[], Any]) -> str | None:
+    """Return the one line by which a call is refused, None if it is not.
+
+    Raises:
+        Broken: if the line is none.
+    """
+    try:
+        call()
+    except (ValueError, TypeError, NotImplementedError) as error:
+        require(bool(str(error)) and "\n" not in str(error), f"refused in other than one line: {error!r}")
+        return str(error)
+    return None
+
+
+def configuration(base: Base, config: PeftConfig) -> str | None:
+    """The model keeps the object that it is given, which survives its file and can be used again."""
+    given = copy.deepcopy(config)
+    model = get_peft_model(base.new(), given)
+    require(model.peft_config["default"] is given, "peft_config holds another object than the one that was given")
+    with tempfile.TemporaryDirectory() as folder:
+        given.save_pretrained(folder)
+        again = PeftConfig.from_pretrained(folder)
+    require(type(again) is type(given) and again.to_dict() == given.to_dict(), "the configuration changes in its file")
+    names = adapter_parameters(model).keys()
+    require(adapter_parameters(get_peft_model(base.new(), given)).keys() == names, "its next use adds something else")
+    return None
+
+
+def modes(base: Base, config: PeftConfig) -> str | None:
+    """New parts are in training mode whatever the base is; loaded ones are not, and train if asked to."""
+
+    def parts(model: Any) -> list[Any]:
+        layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+        held = [
+            part for layer in layers for name in layer.adapter_layer_names for part in getattr(layer, name).values()
+        ]
+        return [part for part in held if isinstance(part, nn.Module)]
+
+    model = get_peft_model(base.new(), copy.deepcopy(config))
+    require(all(part.training for part in parts(model)), "injection leaves parts in evaluation mode")
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = PeftModel.from_pretrained(base.new(), folder)
+        further = PeftModel.from_pretrained(base.new(), folder, is_trainable=True)
+        other = base.new()
+        other.load_adapter(folder, is_trainable=True)
+    require(not any(m.training for m in loaded.modules()), "a loaded adapter is in training mode")
+    require(not any(p.requires_grad for p in loaded.parameters()), "a loaded adapter is trained unasked")
+    for each in (further, other):
+        require(all(part.training for part in parts(each)), "loading to train leaves parts in evaluation mode")
+        require(all(p.requires_grad for p in adapter_parameters(each).values()), "loading to train leaves parts frozen")
+    return None
+
+
+def other_start(base: Base, config: PeftConfig) -> str | None:
+    """``init_weights=False`` is a start that is not the base."""
+    field = next((name for name in ("init_weights", "init_lora_weights") if hasattr(config, name)), None)
+    require(field is not None, "there is no init_weights")
+    options: dict[str, Any] = {str(field): False}
+    changed = dataclasses.replace(copy.deepcopy(config), **options)
+    model = get_peft_model(base.new(), changed).eval()
+    difference = (outputs(model, base.tokens) - outputs(base.new(), base.tokens)).abs().max()
+    require(float(difference) > 1e-6, "init_weights=False starts as the base")
+    return None
+
+
+def saving(base: Base, config: PeftConfig) -> str | None:
+    """What is saved loads to equal outputs: ``PeftModel.from_pretrained``, ``load_adapter``, also transformers'."""
+    model = base.wrapped(config)
+    expected, bare = outputs(model, base.tokens), outputs(base.new(), base.tokens)
+    require(not torch.equal(expected, bare), "the adapter changes nothing")
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = PeftModel.from_pretrained(base.new(), folder)
+        second = base.wrapped(config)
+        second.load_adapter(folder, adapter_name="other")
+        second.set_adapter("other")
+        by_transformers = base.new()
+        by_transformers.load_adapter(folder)
+        small = PeftModel.from_pretrained(base.new(), folder, low_cpu_mem_usage=True)
+    for each in (loaded, second, by_transformers, small):
+        require(near(outputs(each, base.tokens), expected, _EXACT), "a loaded adapter computes something else")
+    return None
+
+
+def several(base: Base, config: PeftConfig) -> str | None:
+    """Adapters are added, chosen, disabled and deleted by name; the chosen one alone trains."""
+    model = base.wrapped(config)
+    first, bare = outputs(model, base.tokens), outputs(base.new(), base.tokens)
+    model.add_adapter("second", copy.deepcopy(config))
+    model.eval()  # a new part is in training mode
+    require(torch.equal(outputs(model, base.tokens), first), "a further adapter acts before it is chosen")
+    model.set_adapter("second")
+    moved(model, seed=1)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    require(bool(trained) and all(".second" in name for name in trained), "not the chosen adapter alone trains")
+    second = outputs(model, base.tokens)
+    with model.disable_adapter():
+        require(torch.equal(outputs(model, base.tokens), bare), "a disabled adapter acts")
+    require(torch.equal(outputs(model, base.tokens), second), "enabled again it computes something else")
+    model.delete_adapter("second")
+    model.set_adapter("default")
+    require(not torch.equal(second, outputs(model, base.tokens)), "the deleted adapter acts")
+    require(not any(".second" in name for name in model.state_dict()), "the deleted adapter has tensors left")
+    return None
+
+
+def state_dict(base: Base, config: PeftConfig) -> str | None:
+    """``inject_adapter_in_model`` finds the layers in a state dict, and PEFT's functions carry it over."""
+    source = moved(inject_adapter_in_model(copy.deepcopy(config), base.new()))
+    state = get_peft_model_state_dict(source)
+    target = inject_adapter_in_model(copy.deepcopy(config), base.new(), state_dict=state)
+    found: Any = set_peft_model_state_dict(target, state)
+    require(not found.unexpected_keys, "the state dict has unexpected tensors")
+    require(adapter_parameters(target).keys() == adapter_parameters(source).keys(), "it is injected elsewhere")
+    equal = near(outputs(target.eval(), base.tokens), outputs(source.eval(), base.tokens), _EXACT)
+    require(equal, "the state dict makes another model")
+    return None
+
+
+def further_modules(base: Base, config: PeftConfig) -> str | None:
+    """``modules_to_save`` are trained, saved and loaded beside the adapter."""
+    head = base.model.get_output_embeddings()
+    name = next(name for name, module in base.model.named_modules() if module is head)
+    return _trained_too(base, config, {"modules_to_save": [name.split(".")[-1]]}, "modules_to_save.default")
+
+
+def tokens(base: Base, config: PeftConfig) -> str | None:
+    """``trainable_token_indices`` are trained, saved and loaded beside the adapter."""
+    embedding = base.model.get_input_embeddings()
+    name = next(name for name, module in base.model.named_modules() if module is embedding)
+    options = {"trainable_token_indices": {name.split(".")[-1]: sorted({*base.tokens[0, :2].tolist()})}}
+    return _trained_too(base, config, options, "trainable_tokens_delta")
+
+
+def _trained_too(base: Base, config: PeftConfig, options: dict[str, Any], part: str) -> str | None:
+    require(all(hasattr(config, name) for name in options), f"there is no {min(options)}")
+    wider = dataclasses.replace(copy.deepcopy(config), **options)
+    model = base.wrapped(wider)
+    require(any(p.requires_grad and part in name for name, p in model.named_parameters()), f"{part} is not trained")
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = PeftModel.from_pretrained(base.new(), folder)
+    require(near(outputs(loaded, base.tokens), outputs(model, base.tokens), _EXACT), f"{part} is not saved")
+    without = base.wrapped(config)
+    require(not torch.equal(outputs(without, base.tokens), outputs(model, base.tokens)), f"{part} does not act")
+    return None
+
+
+def chosen(base: Base, config: PeftConfig) -> str | None:
+    """``target_modules``, ``exclude_modules``, ``layers_to_transform`` and ``layers_pattern`` choose."""
+    names = get_peft_model(base.new(), copy.deepcopy(config)).targeted_module_names
+    last = survey(base.model).blocks[-1]
+    *_, pattern, index = last.split(".")
+    after = [name for name in names if not name.startswith(survey(base.model).blocks[0])]
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({"target_modules": after}, after),
+        ({"target_modules": "|".join(map(re.escape, after))}, after),
+        ({"exclude_modules": names[:1]}, names[1:]),
+        ({"exclude_modules": re.escape(names[0])}, names[1:]),
+    ]
+    if len(after) > 1:  # more layers than one, which some methods need
+        layers = [int(index) - 1, int(index)]
+        last_two = [name for name in names if any(f".{layer}." in name for layer in layers)]
+        cases.append(({"layers_to_transform": layers, "layers_pattern": pattern}, last_two))
+    for options, expected in cases:
+
+        def wrap(options: dict[str, Any] = options, expected: list[str] = expected) -> None:
+            narrow = dataclasses.replace(copy.deepcopy(config), **options)
+            found = get_peft_model(base.new(), narrow).targeted_module_names
+            require(found == expected, f"{min(options)} changes {found} instead of {expected}")
+            lists = (name for name in ("target_modules", "exclude_modules") if isinstance(options.get(name), list))
+            require(all(isinstance(getattr(narrow, name), set) for name in lists), "a list does not become a set")
+
+        if (why := refusal(wrap)) and len(survey(base.model).blocks) > 2:  # some methods need two layers
+            return why
+    return None
+
+
+def task_types(base: Base, config: PeftConfig) -> str | None:
+    """A base with a head of its own, or none, is wrapped as its task says; the head is trained, saved and loaded."""
+    for task, name in TASKS.items():
+        auto: Any = getattr(transformers, name)
+        if type(base.model.config) not in auto._model_mapping:
+            continue
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            headed = Base(auto.from_config(base.model.config), base.tokens)
+        try:
+            model = headed.wrapped(dataclasses.replace(copy.deepcopy(config), task_type=task))
+        except NoMatchingPeftModuleError:  # full names of modules are others in another class
+            continue
+        trained = [each for each, p in model.named_parameters() if p.requires_grad and "modules_to_save" in each]
+        has_head = task in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
+        require(bool(trained) == has_head, f"{task}: the head is not trained")
+        require(
+            has_head or task is not None or type(model) is PeftModel, f"without a task it is a {type(model).__name__}"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            loaded = PeftModel.from_pretrained(headed.new(), folder)
+        equal = near(outputs(loaded, base.tokens), outputs(model, base.tokens), _EXACT)
+        require(equal, f"{task}: what is saved loads to other outputs")
+    return None
+
+
+def dtypes(base: Base, config: PeftConfig) -> str | None:
+    """Parts are in fp32 on a base in bf16; ``autocast_adapter_dtype=False`` puts them in the dtype of the base."""
+    low = Base(base.new().to(torch.bfloat16), base.tokens)
+    for autocast, dtype in ((True, torch.float32), (False, torch.bfloat16)):
+        model = low.wrapped(config, autocast_adapter_dtype=autocast)
+        model.add_adapter("second", copy.deepcopy(config), autocast_adapter_dtype=autocast)
+        found = {p.dtype for p in adapter_parameters(model).values()}
+        require(found == {dtype}, f"autocast_adapter_dtype={autocast} gives {found}")
+        require(bool(outputs(model, base.tokens).isfinite().all()), f"in {dtype} its outputs are not finite")
+    return None
+
+
+def merging(base: Base, config: PeftConfig) -> str | None:
+    """Merged weights compute what the adapter did; unmerged, the base's are there again, bit for bit."""
+    model, bare = base.wrapped(config), outputs(base.new(), base.tokens)
+    expected, before = outputs(model, base.tokens), copy.deepcopy(model.state_dict())
+    if why := refusal(model.merge_adapter):
+        for call in (model.merge_and_unload, lambda: model.merge_and_unload(safe_merge=True)):
+            require(refusal(call) is not None, "merge_adapter is refused, and merge_and_unload is not")
+        _require_untouched(model, before, expected, base)
+        return why
+    require(near(outputs(model, base.tokens), expected), "merged it computes something else")
+    model.unmerge_adapter()
+    require(near(outputs(model, base.tokens), expected), "unmerged it computes something else")
+    model.merge_adapter(safe_merge=True)
+    with model.disable_adapter():
+        require(near(outputs(model, base.tokens), bare), "a disabled merged adapter acts")
+    for parameter in adapter_parameters(broken := base.wrapped(config)).values():
+        parameter.data.fill_(torch.inf)
+    require(refusal(lambda: broken.merge_adapter(safe_merge=True)) is not None, "safe_merge merges infinite weights")
+    merged = base.wrapped(config).merge_and_unload(safe_merge=True)
+    require(near(outputs(merged, base.tokens), expected), "merged and unloaded it computes otherwise")
+    require(list(merged.state_dict()) == list(base.model.state_dict()), "merged and unloaded it is not the stock model")
+    return None
+
+
+def _require_untouched(model: Any, before: dict[str, Tensor], expected: Tensor, base: Base) -> None:
+    state = model.state_dict()
+    same = state.keys() == before.keys() and all(torch.equal(state[name], tensor) for name, tensor in before.items())
+    require(same and torch.equal(outputs(model, base.tokens), expected), "what is refused changes the model")
+
+
+def unloading(base: Base, config: PeftConfig) -> str | None:
+    """``unload`` gives the base back, bit for bit, and it can be wrapped again."""
+    plain = base.wrapped(config).unload()
+    require([n for n, _ in plain.named_modules()] == [n for n, _ in base.model.named_modules()], "modules are left")
+    require(
+        torch.equal(outputs(plain, base.tokens), outputs(base.new(), base.tokens)), "unloaded it computes otherwise"
+    )
+    get_peft_model(plain, copy.deepcopy(config))
+    return None
+
+
+def rows(base: Base, config: PeftConfig) -> str | None:
+    """``adapter_names`` chooses an adapter for each row of a batch."""
+    model = base.wrapped(config)
+    before, expected = copy.deepcopy(model.state_dict()), outputs(model, base.tokens)
+    names = ["default", *["__base__"] * (len(base.tokens) - 1)]
+    found: list[Tensor] = []
+    if why := refusal(lambda: found.append(outputs(model, base.tokens, adapter_names=names))):
+        _require_untouched(model, before, expected, base)
+        return why
+    by_hand = torch.cat([expected[:1], outputs(base.new(), base.tokens)[1:]])
+    require(near(found[0], by_hand), "a row has another adapter than was asked for")
+    return None
+
+
+def weighted(base: Base, config: PeftConfig) -> str | None:
+    """``add_weighted_adapter`` makes one adapter of several."""
+    model = base.wrapped(config)
+    model.add_adapter("second", copy.deepcopy(config))
+    model.eval()  # a new part is in training mode
+    before, expected = copy.deepcopy(model.state_dict()), outputs(model, base.tokens)
+    if why := refusal(lambda: model.add_weighted_adapter(["default", "second"], [1.0, 0.0], "both", "cat")):
+        _require_untouched(model, before, expected, base)
+        return why
+    model.set_adapter("both")
+    require(near(outputs(model, base.tokens), expected), "the sum is another")
+    return None
+
+
+def mixed_types(base: Base, config: PeftConfig) -> str | None:
+    """``PeftMixedModel`` takes it beside adapters of other types; ``hfpatch.patch`` stacks all methods anyway."""
+    return refusal(lambda: get_peft_model(base.new(), copy.deepcopy(config), mixed=True))
+
+
+def as_lora(base: Base, config: PeftConfig) -> str | None:
+    """``convert_to_lora`` approximates it by a LoRA."""
+    return refusal(lambda: convert_to_lora(base.wrapped(config), rank=2))
+
+
+def hot_swapping(base: Base, config: PeftConfig) -> str | None:
+    """``hotswap_adapter`` puts other weights into an adapter."""
+    with tempfile.TemporaryDirectory() as folder:
+        base.wrapped(config).save_pretrained(folder)
+        return refusal(lambda: hotswap_adapter(base.wrapped(config), folder, "default"))
+
+
+CATALOGUE: dict[str, Entry] = {
+    "configuration": configuration,
+    "modes": modes,
+    "init_weights": other_start,
+    "save and load": saving,
+    "several adapters": several,
+    "state dict": state_dict,
+    "modules_to_save": further_modules,
+    "tokens": tokens,
+    "chosen modules": chosen,
+    "task types": task_types,
+    "dtypes": dtypes,
+    "unload": unloading,
+    "merge": merging,
+    "rows": rows,
+    "weights": weighted,
+    "mixed types": mixed_types,
+    "as LoRA": as_lora,
+    "hot swap": hot_swapping,
+}
+"""What an entry is called -> the entry; its docstring says what is promised."""
+REFUSABLE = ("merge", "rows", "weights", "mixed types", "as LoRA", "hot swap")
+"""What a tuner may refuse, in one line that says why."""
+
+
+def kept(base: Base, config: PeftConfig, name: str) -> str | None:
+    """Run an entry; return None, or why it is refused.
+
+    Raises:
+        Broken: if the promise is broken, or something is refused that may not be.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT's advice
+        why = CATALOGUE[name](base, config)
+    require(why is None or name in REFUSABLE, f"{why}")
+    return why
+
+
+def _lora_keeps(base: Base, name: str) -> bool:
+    """Return whether a LoRA on the attention keeps a promise on this model."""
+    try:
+        kept(base, LoraConfig(r=2, target_modules=attention_modules(base.model)), name)
+    except Exception:  # whatever a model raises
+        return False
+    return True
+
+
+def peft_calls(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
+    """All that every PEFT tuner promises, on a tiny random twin of the model."""
+    if not isinstance(config, MethodConfig):
+        return True, "does not apply: PEFT's own method"
+    small = dataclasses.replace(
+        copy.deepcopy(config), layers_to_transform=None, layers_pattern=None, target_modules=None, exclude_modules=None
+    )
+    try:
+        base = Base(twin(model.config), torch.arange(3, 3 + tokens.shape[1])[None].repeat(2, 1))
+        outputs(get_peft_model(base.new(), copy.deepcopy(small)), base.tokens)
+    except Exception as error:  # a rank as wide as the model, inputs other than tokens, ...
+        return True, f"does not apply: not on a tiny twin: {type(error).__name__}: {error}".splitlines()[0]
+    refused = []
+    for name in CATALOGUE:
+        try:
+            if kept(base, small, name):
+                refused.append(name)
+        except Exception as error:
+            if _lora_keeps(base, name):
+                return False, f"{name}: {type(error).__name__}: {error}".splitlines()[0]
+            refused.append(f"{name} (as for a LoRA on this model)")
+    done = f"{len(CATALOGUE) - len(refused)} of {len(CATALOGUE)} on a tiny twin"
+    return True, done + (f"; refused, with the reason: {', '.join(refused)}" if refused else "")

@@ -1,0 +1,196 @@
+"""Measuring a comparison before it is run: parts of steps and of tasks, for as long as there is time."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hfpatch.data.plan import draw_plans
+from hfpatch.evaluation.selection import select
+from hfpatch.evaluation.sizing import (
+    Spread,
+    TaskRequests,
+    Timed,
+    base_spread,
+    collect_requests,
+    documents_within,
+    scorer_of,
+    time_requests,
+)
+from hfpatch.results.forecast import MeasuredKind
+from hfpatch.runs.progress import Progress
+from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.surgery.methods import Method
+from hfpatch.surgery.patch import patch, unpatch
+from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory
+from hfpatch.training.probe import train_probe
+from hfpatch.training.records import StepRecord
+from hfpatch.tuners.config import method_name
+
+BASE = "base"
+SECONDS = 20.0
+"""How long a forecast measures, loading and tokenising aside."""
+_REPEATS = 4  # steps, of which the last is timed: a first one is mostly start-up
+FORWARD = 1 / 3
+"""How long a forward pass takes, of a step's time for each token."""
+_STEP, _SCORE, _SPREAD = 2.0, 1.0, 2.0  # shares of the time
+
+
+class _Timer:
+    """Shares out the time for measuring, and says how much is left."""
+
+    def __init__(self, seconds: float, weights: float, progress: Progress) -> None:
+        self._each, self._weights, self._progress = seconds / weights, weights, progress
+
+    def share(self, kind: str, what: str, weight: float) -> float:
+        """Return the seconds for one of the measurements."""
+        self._progress.evaluating(kind, f"{what}, about {round(self._each * self._weights)} s left")
+        self._weights -= weight
+        return self._each * weight
+
+
+def kind_of(method: Method) -> str:
+    """Return the kind of a method, whose members take about the same time a parameter."""
+    parts = [
+        method_name(config) + (" (DoRA)" if getattr(config, "use_dora", False) else "") for config in method.configs
+    ]
+    return " + ".join(parts) or BASE
+
+
+def _largest(setup: ComparisonSetup) -> dict[str, str]:
+    """Return the method of each kind that has the most parameters."""
+    chosen: dict[str, str] = {}
+    for name, method in setup.methods.items():
+        kind = kind_of(method)
+        if kind not in chosen or setup.sizes[name].trainable > setup.sizes[chosen[kind]].trainable:
+            chosen[kind] = name
+    return chosen
+
+
+@dataclass
+class Measured:
+    """What was measured of a comparison.
+
+    Attributes:
+        asked: what each task asks for.
+        timed: how long the base takes for each task.
+        spreads: how documents vary under the base, of the tasks where that was measured.
+        kinds: the times and the memory of each kind of method.
+    """
+
+    asked: dict[str, TaskRequests]
+    timed: dict[str, Timed] = field(default_factory=dict)
+    spreads: dict[str, Spread] = field(default_factory=dict)
+    kinds: dict[str, MeasuredKind] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """How far everything was sampled."""
+        tokens = [timed.tokens for timed in self.timed.values() if timed.tokens]
+        steps = [kind.step_share for kind in self.kinds.values() if kind.step_share is not None]
+        said = [f"{_range(tokens, '{:,}')} tokens of each task"] if tokens else []
+        said += [f"{_range(steps, '{:.0%}')} of a step of each kind of method"] if steps else []
+        return f"Measured were {' and '.join(said)}; the rest in proportion to its operations."
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def measure(setup: ComparisonSetup, seconds: float, progress: Progress, *, spread: bool) -> Measured:
+    """Measure what takes time, for about so many seconds: the base on each task, each kind of method, the spreads."""
+    recipe, base, largest = setup.recipe, setup.base, _largest(setup)
+    progress.evaluating(BASE, "requests of the tasks")
+    given = (base.model, base.tokenizer, recipe.evaluation)
+    found = Measured(collect_requests(*given, recipe.data_dir))
+    tasks = found.asked.values()
+    per_task, per_kind = _SCORE + spread * _SPREAD, _SCORE + _STEP
+    timer = _Timer(seconds, per_task * len(tasks) + per_kind * len(largest), progress)
+    base.model.eval()
+    scorer = scorer_of(*given)
+    for name, asked in found.asked.items():
+        found.timed[name] = time_requests(scorer, [asked], timer.share(BASE, f"a part of {name}", _SCORE))
+    chosen = select(recipe.evaluation, recipe.data_dir)
+    for name, asked in found.asked.items() if spread else ():
+        left = timer.share(BASE, f"documents of {name}", _SPREAD)
+        if asked.encoded and not asked.generated:
+            each = found.timed[name].seconds / asked.documents
+            if documents := documents_within(asked, each, left, base.model.device.type):
+                found.spreads[name] = base_spread(*given, chosen.only(name, documents))
+    together: Timed | None = None  # the base on a sample of all tasks, to which the methods are compared
+    for kind, name in sorted(largest.items(), key=lambda pair: pair[0] != BASE):
+        with _patched(setup, name) as model:
+            model.eval()
+            reset_peak_memory()
+            left = timer.share(kind, "a part of all tasks", _SCORE)
+            own = scorer if kind == BASE else scorer_of(model, base.tokenizer, recipe.evaluation)
+            timed = time_requests(own, list(tasks), left)
+            together = together or timed
+            ratio = timed.seconds / together.seconds if together.seconds else 1.0
+            scored = {task: each.seconds * ratio for task, each in found.timed.items()}
+            memory = peak_memory_bytes()
+            left = timer.share(kind, "a part of a training step", _STEP)
+            token_s = timed.seconds / max(1, sum(each.tokens for each in tasks))
+            step = {} if kind == BASE else _time_step(setup, model, token_s / FORWARD, left)
+        found.kinds[kind] = MeasuredKind(method=name, evaluation_s=scored, evaluation_memory_bytes=memory, **step)
+    return found
+
+
+def _time_step(setup: ComparisonSetup, model: PreTrainedModel, token_s: float, seconds: float) -> dict[str, Any]:
+    """Return seconds and memory of an optimiser step, from one of as many of its blocks as there is time for."""
+    training = setup.recipe.training
+    batch, micro = training.batch_size, training.micro_batch_size or 1
+    blocks = min(batch, max(1, int(seconds / max(token_s * setup.blocks.block_size, 1e-9))))
+    blocks = max(blocks // micro * micro, 1)
+    start = time.perf_counter()
+    step, memory = _take_steps(setup, model, 1, blocks)
+    took = time.perf_counter() - start
+    if took + 2 * step <= seconds or training.compile:
+        step, memory = _take_steps(setup, model, _REPEATS if _REPEATS * step <= seconds else 2, blocks)
+    share = blocks / batch
+    return {"step_s": step / share, "step_share": share, "training_memory_bytes": memory}
+
+
+@contextmanager
+def _patched(setup: ComparisonSetup, name: str) -> Iterator[PreTrainedModel]:
+    """Yield the base with a new patch in it, and take it out again."""
+    model, configs = setup.base.model, setup.methods[name].configs
+    if configs:
+        patch(model, configs, seed=setup.recipe.training.seeds[0])
+    try:
+        yield model
+    finally:
+        if configs:
+            unpatch(model)
+
+
+def _take_steps(setup: ComparisonSetup, model: PreTrainedModel, steps: int, blocks: int) -> tuple[float, int]:
+    """Return the seconds of the last of several optimiser steps of so many blocks, and their peak memory."""
+    training, records = setup.recipe.training, list[StepRecord]()
+    micro = training.micro_batch_size if blocks >= (training.micro_batch_size or 1) else None
+    changed = {"steps": steps, "warmup_steps": 0, "save_every": None, "evaluate_every": None, "report_to": ()}
+    changed |= {"patience": None, "keep_best": False, "batch_size": blocks, "micro_batch_size": micro}
+    settings = training.model_copy(update=changed)
+    seed = training.seeds[0]
+    plan = draw_plans(settings, setup.blocks, [seed])[seed]
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = train_probe(
+            model,
+            settings=settings,
+            blocks=setup.blocks,
+            plan=plan,
+            seed=seed,
+            run_dir=Path(folder) / "run",
+            on_step=records.append,
+            origin={"frozen": setup.base.sha256},
+            blocks_checked=True,
+        )
+    return records[-1].seconds, outcome.peak_memory_bytes

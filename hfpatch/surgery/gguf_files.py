@@ -1,0 +1,225 @@
+"""GGUF files as bases: finding one, reading what it is, and the plain model that its dequantised weights make."""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import re
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from hfpatch.errors import HfpatchError, first_line
+from hfpatch.support.files import sha256_file
+
+SUFFIX = ".gguf"
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+_FLOATS = ("F32", "F16", "BF16", "F64")
+_MOST = re.compile(r"^(ALL|MOSTLY)_")
+_STRING, _ARRAY = 8, 9
+_FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_ALIGNMENT = 32
+_ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A GGUF file that is complete.
+
+    Attributes:
+        path: where it is.
+        sha256: of the whole file.
+        quantization: how most of its weights are written, as llama.cpp calls it: Q4_1, Q4_K_M, F16, ...
+        metadata: what its header says, lists left out.
+        sizes: how many values each tensor has, by llama.cpp's name.
+    """
+
+    path: Path
+    sha256: str
+    quantization: str
+    metadata: dict[str, Any]
+    sizes: dict[str, int]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What results say of the file: ``weights`` in words."""
+        quantized = self.quantization not in _FLOATS
+        return {
+            "file": self.path.name,
+            "file_sha256": self.sha256,
+            "quantization": self.quantization,
+            "weights": f"dequantised from {self.quantization}" if quantized else f"read as {self.quantization}",
+        }
+
+
+def find_gguf(name: str, revision: str | None = None) -> Path | None:
+    """Return the local path of the GGUF file that a base's name stands for; None if it stands for something else.
+
+    Args:
+        name: ``FILE.gguf``, a folder that has one and no ``config.json``, or ``ORG/REPO/FILE.gguf`` of the hub, which
+            is downloaded.
+        revision: hub branch, tag or commit.
+
+    Raises:
+        HfpatchError: if there is no such file, the folder has several, or the hub cannot be reached.
+    """
+    path = Path(name)
+    if path.is_dir():
+        found = [] if (path / "config.json").is_file() else sorted(path.glob(f"*{SUFFIX}"))
+        if len(found) > 1:
+            names = ", ".join(file.name for file in found)
+            raise HfpatchError(f"{name}: has several GGUF files ({names}); name one of them")
+        return found[0].absolute() if found else None
+    if not name.endswith(SUFFIX):
+        return None
+    if path.is_file():
+        return path.absolute()
+    owner, *rest = name.split("/", 2)
+    if len(rest) < 2 or owner in ("", ".", "..", "~") or path.parent.is_dir():
+        beside = ", ".join(file.name for file in sorted(path.parent.glob(f"*{SUFFIX}"))) or "none"
+        raise HfpatchError(f"{name}: no such file (GGUF files in its folder: {beside}); of the hub: ORG/REPO/FILE.gguf")
+    from transformers.utils.hub import cached_file
+
+    try:
+        return Path(str(cached_file(f"{owner}/{rest[0]}", rest[1], revision=revision)))
+    except OSError as error:
+        raise HfpatchError(
+            f"{name}: cannot be had from the hub: {first_line(error)} Check the name, the network and HF_HUB_OFFLINE"
+        ) from error
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read the header of a GGUF file, check that the file is as long as its tensors need, and hash it.
+
+    Raises:
+        HfpatchError: if the package ``gguf`` is not installed, or the file is damaged, truncated or a part of several.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise HfpatchError(f"{path.name}: GGUF files need the package gguf; pip install 'hfpatch[gguf]'")
+    if shard := _SHARD.search(path.name):
+        raise HfpatchError(
+            f"{path}: is one of {int(shard[1])} parts; make one file of them: llama-gguf-split --merge FIRST OUT"
+        )
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            header = _Header(data)
+            metadata, tensors = header.read()
+            alignment = int(metadata.get("general.alignment", _ALIGNMENT))
+            start, sizes, by_kind = -(-header.place // alignment) * alignment, {}, dict[str, int]()
+            for name, shape, kind, offset in tensors:
+                block, length = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+                sizes[name], stored = prod(shape), prod(shape) // block * length
+                by_kind[GGMLQuantizationType(kind).name] = by_kind.get(GGMLQuantizationType(kind).name, 0) + stored
+                if start + offset + stored > len(data):
+                    raise ValueError(f"{name} ends after {start + offset + stored:,} of {len(data):,} bytes")
+        if not tensors or "general.architecture" not in metadata:
+            raise ValueError("it has no model")
+        most = metadata.get("general.file_type")
+        named = None if most is None else _MOST.sub("", LlamaFileType(most).name)
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError, struct.error) as error:
+        raise HfpatchError(f"{path}: damaged, truncated or no GGUF file ({first_line(error)}); get it again") from error
+    return GgufFile(path, sha256_file(path), named or max(by_kind, key=by_kind.__getitem__), metadata, sizes)
+
+
+class _Header:
+    """Reads a GGUF file from its beginning, without going through the lists of the tokenizer value by value."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self.place = data, 0
+
+    def read(self) -> tuple[dict[str, Any], list[tuple[str, tuple[int, ...], int, int]]]:
+        """Return the metadata, and name, shape, type and offset of each tensor."""
+        if self._data[:4] != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        self.place = 4
+        version = self._value("<I")
+        if version not in (2, 3):
+            raise ValueError(f"version {version} of the format")
+        count, keys = self._value("<Q"), self._value("<Q")
+        metadata = {}
+        for _ in range(keys):
+            key, kind = self._string(), self._value("<I")
+            metadata[key] = self._typed(kind)
+        tensors = []
+        for _ in range(count):
+            name, dimensions = self._string(), self._value("<I")
+            shape = tuple(self._value("<Q") for _ in range(dimensions))
+            tensors.append((name, shape, self._value("<I"), self._value("<Q")))
+        return {key: value for key, value in metadata.items() if value is not None}, tensors
+
+    def _typed(self, kind: int) -> Any:
+        """Return a value of the metadata; None for a list, which is skipped."""
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._value(_FORMATS[kind])
+        kind, count = self._value("<I"), self._value("<Q")
+        if kind in _FORMATS:
+            self.place += count * struct.calcsize(_FORMATS[kind])
+        else:
+            for _ in range(count):
+                self._typed(kind)
+        return None
+
+    def _value(self, layout: str) -> Any:
+        value = struct.unpack_from(layout, self._data, self.place)[0]
+        self.place += struct.calcsize(layout)
+        return value
+
+    def _string(self) -> str:
+        length = self._value("<Q")
+        text = self._data[self.place : self.place + length]
+        if len(text) < length:
+            raise ValueError("it ends within its header")
+        self.place += length
+        return text.decode()
+
+
+def gguf_loading() -> dict[str, Any]:
+    """Return the options of ``from_pretrained`` that dequantise a file where transformers could keep it packed."""
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)  # older versions always dequantise
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+def as_plain(model: Any) -> Any:
+    """Take away what transformers keeps of the quantiser, so that a dequantised model saves and exports as any other.
+
+    All weights are plain tensors already, and no module is the quantiser's.
+    """
+    for key in ("hf_quantizer", "quantization_method", "is_quantized"):
+        vars(model).pop(key, None)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config.architectures = [type(model).__name__]
+    return model
+
+
+def check_complete(model: Any, file: GgufFile) -> None:
+    """Check that a model is what its file describes: transformers leaves out what it does not know, and says nothing.
+
+    Raises:
+        HfpatchError: if the file's rotary frequencies are scaled and the model's are not, or the file has more or fewer
+            values than the model.
+    """
+    architecture, kind = file.metadata["general.architecture"], type(model).__name__
+    advice = "it would be another model; take the original one"
+    scaling = str(file.metadata.get(f"{architecture}.rope.scaling.type", "none"))
+    of_config = str(getattr(model.config, "rope_parameters", None) or getattr(model.config, "rope_scaling", None))
+    tables = [name for name in file.sizes if _ROPE.fullmatch(name)]
+    if (scaling != "none" and scaling not in of_config) or (tables and "'default'" in of_config):
+        what = tables[0] if tables else f"RoPE scaling {scaling!r}"
+        raise HfpatchError(f"{file.path}: transformers does not read its {what}, so {advice}")
+    tied = "output.weight" if model.get_output_embeddings().weight is model.get_input_embeddings().weight else ""
+    stored = sum(size for name, size in file.sizes.items() if name not in (*tables, tied))
+    values = sum(parameter.numel() for parameter in model.parameters())
+    if stored != values:
+        raise HfpatchError(
+            f"{file.path}: has {stored:,} values and {kind} has {values:,}: transformers reads another layout, so "
+            f"{advice}"
+        )

@@ -1,0 +1,297 @@
+"""Putting what linear methods do into the weights of the base, for PEFT's merging and :func:`hfpatch.fold`.
+
+At each place a linear method returns an affine function of what it is given, so its matrices are read by calling the
+method itself with zeros and with unit vectors. All of it is computed in fp64.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.sites import AttentionSite
+from hfpatch.sites.modules import unwrapped
+from hfpatch.sites.site import joined
+from hfpatch.tuners.acting import PROJECTED, MethodSite, Parts
+from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.places import output_projection
+
+Acting = tuple[MethodConfig, Parts, MethodSite]
+"""An adapter at a site: its method, its parts, and the site."""
+_ROWS = 3
+_ROUNDING = 1e-12
+
+
+@torch.no_grad()
+def merged_weights(site: AttentionSite, acting: Sequence[Acting]) -> list[tuple[nn.Parameter, Tensor]]:
+    """Return the base's weights and biases that compute what adapters do at a site, with their values.
+
+    Args:
+        site: the attention branch.
+        acting: the adapters, in the order in which they act.
+
+    Raises:
+        HfpatchError: if one is not linear, or a place has no plain matrix of its own.
+    """
+    for config, _, _ in acting:
+        if why := config.unmergeable():
+            raise _cannot(config, site, why)
+    merge = _Merge(site)
+    double = [
+        (config, {name: copy.deepcopy(part).double().eval() for name, part in parts.items()}, method)
+        for config, parts, method in acting
+    ]
+    for target in PROJECTED:
+        for each in double:
+            merge.projected(target, *each)
+    for each in double:
+        merge.output(*each)
+    for each in double:
+        merge.left(*each)
+    for each in reversed(double):  # the last adapter stands right before the matrix
+        merge.mixed(*each)
+    for each in reversed(double):
+        merge.entered(*each)
+    return [pair for matrix in merge.matrices.values() for pair in matrix.values()]
+
+
+def _cannot(config: MethodConfig, site: AttentionSite, why: str) -> HfpatchError:
+    return HfpatchError(
+        f"{site.host_path}: the {config.spec.label} cannot be merged into the weights: {why}; keep the adapter, or "
+        "export base and adapter as one model (hfpatch export); unload() gives the base back"
+    )
+
+
+@dataclass
+class _Matrix:
+    """A linear projection as y = x W + b.
+
+    Args:
+        path: path of the module, from the model.
+        module: the module.
+        weight: W, ``(in, out)``.
+        bias: b, ``(out,)``; zeros where the module has none.
+    """
+
+    path: str
+    module: Any
+    weight: Tensor
+    bias: Tensor
+
+    def values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yield the module's parameters with their new values."""
+        parameter = self.module.weight
+        yield parameter, (self.weight if hasattr(self.module, "nx") else self.weight.T).to(parameter.dtype)
+        if isinstance(getattr(self.module, "bias", None), nn.Parameter):
+            yield self.module.bias, self.bias.to(self.module.bias.dtype)
+        elif self.bias.isfinite().all() and self.bias.any():
+            raise HfpatchError(f"{self.path} has no bias, which the adapter's constant term would be merged into")
+
+
+class _Merge:
+    """The projections of a site, while adapters are put into them."""
+
+    def __init__(self, site: AttentionSite) -> None:
+        self.site = site
+        self.matrices: dict[nn.Module, _Matrix] = {}
+        self.uses = Counter(id(p) for _, p in site.around.named_parameters(remove_duplicate=False))
+
+    def projected(self, target: str, config: Any, parts: Parts, method: MethodSite) -> None:
+        """Merge what an adapter makes of a query, key or value, and of the heads of a query without a norm."""
+        places, d = config.acts_at(), self.site.hidden_size
+        if target in places:
+            projection = self.site.projections[target]
+            matrix = self._matrix(joined(self.site.path, projection.path), self.site.projection_module(target))
+            (own, read), constant = _affine(
+                lambda q, x: getattr(config, target)(parts, q, x, method), projection.columns.size, d, like=matrix
+            )
+            if read.any() and projection.source is not None:
+                why = f"it reads what enters the attention, and {projection.path} a low-rank image of it"
+                raise _cannot(config, self.site, why)
+            self._columns(target, matrix, own, read if read.any() else None, constant)
+        if target == "query" and "heads" in places and (heads := self.site.heads) is not None:
+            if heads.norm is not None:
+                raise _cannot(config, self.site, f"it acts behind {heads.norm}, whose weight all heads share")
+            path, width = self.site.projections["query"].path, self.site.projections["query"].columns.size
+            matrix = self._matrix(joined(self.site.path, path), self.site.projection_module("query"))
+            by_head = (1, -1, heads.count, width // heads.count)
+            (own,), constant = _affine(
+                lambda q: config.heads(parts, q.reshape(by_head), method).reshape(q.shape), width, like=matrix
+            )
+            self._columns("query", matrix, own, None, constant)
+
+    def output(self, config: Any, parts: Parts, method: MethodSite) -> None:
+        """Merge what an adapter makes of what the output projection returns."""
+        if "output" in config.acts_at():
+            matrix = self._output_matrix(config)
+            inputs, outputs = matrix.weight.shape
+            (own, read), constant = _affine(
+                lambda o, a: config.output(parts, o, a, method), outputs, inputs, like=matrix
+            )
+            matrix.weight = _times(matrix.weight, own) + read
+            matrix.bias = matrix.bias @ own + constant
+
+    def left(self, config: Any, parts: Parts, method: MethodSite) -> None:
+        """Merge what an adapter makes of the branch, where the output projection is the last that computes it."""
+        site, factor = self.site, self.site.exit_factor
+        if "stream" in config.acts_at():
+            raise _cannot(config, site, "there is no matrix behind the block")
+        if "left" not in config.acts_at():
+            return
+        matrix = self._output_matrix(config)
+        if site.exit is not site.attention and unwrapped(site.exit) is not matrix.module:
+            raise _cannot(config, site, f"{site.exit_path} comes between the output projection and the residual stream")
+        (own, read), constant = _affine(
+            lambda o, x: o + (config.left(parts, o * factor, x, method) - o * factor) / factor,
+            matrix.weight.shape[1],
+            site.hidden_size,
+            like=matrix,
+        )
+        if read.any():
+            raise _cannot(config, site, "no matrix leads from what enters the attention to the residual stream")
+        matrix.weight, matrix.bias = _times(matrix.weight, own), matrix.bias @ own + constant
+
+    def mixed(self, config: Any, parts: Parts, method: MethodSite) -> None:
+        """Merge what an adapter makes of what the output projection reads."""
+        if "mixed" in config.acts_at():
+            matrix = self._output_matrix(config)
+            (own, read), constant = _affine(
+                lambda a, x: config.mixed(parts, a, x, method),
+                matrix.weight.shape[0],
+                self.site.hidden_size,
+                like=matrix,
+            )
+            if read.any():
+                raise _cannot(config, self.site, "the output projection does not read what enters the attention")
+            _put_before(matrix, own, constant)
+
+    def entered(self, config: Any, parts: Parts, method: MethodSite) -> None:
+        """Merge what an adapter makes of what enters the attention."""
+        if "entered" in config.acts_at():
+            readers = [self._matrix(path, module) for path, module in self._readers().items()]
+            (own,), constant = _affine(
+                lambda x: config.entered(parts, x, method), self.site.hidden_size, like=readers[0]
+            )
+            for matrix in readers:
+                _put_before(matrix, own, constant)
+
+    def _columns(self, target: str, matrix: _Matrix, own: Tensor, read: Tensor | None, constant: Tensor) -> None:
+        columns = self.site.projections[target].columns
+        weight = _times(columns.read(matrix.weight), own)
+        matrix.weight = columns.write(matrix.weight, weight if read is None else weight + read)
+        matrix.bias = columns.write(matrix.bias, columns.read(matrix.bias) @ own + constant)
+
+    def _output_matrix(self, config: MethodConfig) -> _Matrix:
+        module = output_projection(self.site)
+        if module is None:
+            raise _cannot(config, self.site, "the attention has no output projection of its own")
+        return self._matrix(self.site.output_path, module)
+
+    def _matrix(self, path: str, module: nn.Module) -> _Matrix:
+        if module not in self.matrices:
+            weight = _plain_weight(module, path, self.uses).double()
+            rows = weight if hasattr(module, "nx") else weight.T
+            bias: Any = getattr(module, "bias", None)
+            bias = rows.new_zeros(rows.shape[1]) if bias is None else bias.detach().double()
+            self.matrices[module] = _Matrix(path, module, rows, bias)
+        return self.matrices[module]
+
+    def _readers(self) -> dict[str, nn.Module]:
+        """Return the projections that read the hidden state, by path from the model.
+
+        Raises:
+            HfpatchError: if something else may read it too, which would then get x instead of x~.
+        """
+        site = self.site
+        added = tuple(n for n, module in site.attention.named_modules() if isinstance(module, BaseTunerLayer))
+        projections = {
+            joined(site.path, projection.path): site.inner_module(projection.path)
+            for projection in site.projections.values()
+            if projection.source is None
+        }
+        if set(site.entries) == set(projections.values()):
+            return projections
+        for name, module in site.attention.named_modules():
+            if (
+                not name.startswith(added)
+                and module not in projections.values()
+                and joined(site.path, name) != site.output_path
+                and any(_could_read(p, site.hidden_size) for p in module._parameters.values())
+            ):
+                raise HfpatchError(
+                    f"{site.path}: {name or 'the attention itself'} may read the hidden state besides query, key and "
+                    "value, so what enters the attention cannot be changed by their weights"
+                )
+        return projections
+
+
+def _affine(act: Callable[..., Tensor], *widths: int, like: _Matrix) -> tuple[list[Tensor], Tensor]:
+    """Return the matrices ``(width, out)`` and the constant ``(out,)`` of an affine function of vectors."""
+    zeros = [like.weight.new_zeros(1, 1, width) for width in widths]
+    constant = act(*zeros)[0, 0]
+    matrices = []
+    for index, width in enumerate(widths):
+        given = [zero.expand(1, width, -1) for zero in zeros]
+        given[index] = torch.eye(width, dtype=torch.float64, device=constant.device)[None]
+        matrix = act(*given)[0] - constant
+        is_zero = matrix.abs().max() <= _ROUNDING * max(1.0, float(constant.abs().max()))
+        matrices.append(torch.zeros_like(matrix) if is_zero else matrix)
+    return matrices, constant
+
+
+def _times(weight: Tensor, matrix: Tensor) -> Tensor:
+    """Return ``weight @ matrix``, which most often is the unit matrix or a diagonal."""
+    diagonal = matrix.diagonal()
+    return weight * diagonal if torch.equal(matrix, torch.diag(diagonal)) else weight @ matrix
+
+
+def _put_before(matrix: _Matrix, own: Tensor, constant: Tensor) -> None:
+    matrix.bias = matrix.bias + constant @ matrix.weight
+    matrix.weight = own @ matrix.weight
+
+
+def _could_read(parameter: Tensor | None, hidden_size: int) -> bool:
+    """Return whether a parameter may be a matrix that hidden states are multiplied with; packed ones have any shape."""
+    if parameter is None or parameter.dim() < 2:
+        return False
+    return hidden_size in parameter.shape or not parameter.is_floating_point()
+
+
+def _plain_weight(module: nn.Module, at: str, uses: Counter[int]) -> nn.Parameter:
+    """Return the weight of a linear projection.
+
+    Raises:
+        HfpatchError: if it is quantised, sharded, offloaded or shared, or the module computes something else with it.
+    """
+    weight: Any = module._parameters.get("weight")
+    if type(weight) is not nn.Parameter or not weight.is_floating_point() or weight.dim() != 2:
+        why = "is no plain matrix (quantised, sharded or composed)"
+    elif weight.is_meta:
+        why = "has no values here (offloaded)"
+    elif uses[id(weight)] > 1:
+        why = "is tied to another parameter"
+    elif not _is_product(module, weight):
+        why = f"is not used as a matrix alone by {type(module).__name__}"
+    else:
+        found: nn.Parameter = weight
+        return found
+    raise HfpatchError(f"{at}: the weight {why}, so nothing can be merged into it")
+
+
+def _is_product(module: nn.Module, weight: Tensor) -> bool:
+    """Return whether the module maps x to xW + b, on a few rows."""
+    inputs = weight.shape[0] if hasattr(module, "nx") else weight.shape[1]
+    x = torch.linspace(-1, 1, _ROWS * inputs, dtype=weight.dtype, device=weight.device).reshape(1, _ROWS, inputs)
+    expected = x @ (weight if hasattr(module, "nx") else weight.T)
+    bias: Any = getattr(module, "bias", None)
+    expected = expected if bias is None else expected + bias
+    found = module.forward(x)  # without hooks: the patch may have one here
+    return bool((found - expected).abs().max() <= 100 * torch.finfo(weight.dtype).eps * expected.abs().max())

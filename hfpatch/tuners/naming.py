@@ -1,0 +1,97 @@
+"""Which attentions a configuration names, by the options that PEFT's configurations have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+
+from peft.tuners.tuners_utils import check_target_module_exists
+
+from hfpatch.errors import HfpatchError
+from hfpatch.sites import AttentionSite
+from hfpatch.tuners.config import MethodConfig
+
+_FILLED_IN = "_filled_in"
+
+
+def fill_in(config: MethodConfig, paths: set[str], given: set[str] | str | None) -> None:
+    """Say in ``target_modules`` what was changed; the next injection of the same object chooses as it was given."""
+    config.target_modules = paths
+    setattr(config, _FILLED_IN, (paths, given))
+
+
+def chosen_modules(config: MethodConfig) -> set[str] | str | None:
+    """Return ``target_modules`` as they were given, before an injection filled them in."""
+    paths, given = getattr(config, _FILLED_IN, (None, None))
+    return given if paths is not None and config.target_modules == paths else config.target_modules
+
+
+def named_sites(sites: Sequence[AttentionSite], config: MethodConfig) -> list[AttentionSite]:
+    """Return the sites that ``target_modules``, ``exclude_modules`` and ``modules_to_save`` leave, as PEFT reads them.
+
+    Raises:
+        HfpatchError: if a name or a pattern is of no attention: a method changes these as a whole.
+    """
+    targets = chosen_modules(config)
+    for option, given in (("target_modules", targets), ("exclude_modules", config.exclude_modules)):
+        _require_attentions(sites, config, option, given)
+    every = {path for site in sites for path in _paths(site)}
+    options = SimpleNamespace(
+        target_modules=every if targets is None else targets,
+        target_parameters=None,
+        exclude_modules=config.exclude_modules,
+        modules_to_save=config.modules_to_save,
+    )
+    left = SimpleNamespace(**{**vars(options), "target_modules": every})  # excluded by one name is excluded
+    return [
+        site
+        for site in sites
+        if all(check_target_module_exists(left, path) for path in _paths(site))
+        and any(check_target_module_exists(options, path) for path in _paths(site))
+    ]
+
+
+def wanted_layers(sites: Sequence[AttentionSite], config: MethodConfig) -> set[int] | None:
+    """Return the indices of the layers that ``layers_to_transform`` names; None stands for all.
+
+    Raises:
+        HfpatchError: if ``layers_pattern`` is the name of no list of layers, or a list does not have a layer.
+    """
+    layers, pattern = config.layers_to_transform, config.layers_pattern
+    if layers is None:
+        return None
+    wanted = {layers} if isinstance(layers, int) else {*layers}
+    if not pattern:
+        return wanted
+    names = [pattern] if isinstance(pattern, str) else pattern
+    found: dict[int, set[int]] = {}
+    for site in sites:
+        for match in (re.match(rf"(?:^|.*?\.){name}\.(?P<index>\d+)$", site.block_path) for name in names):
+            if match is not None:
+                found.setdefault(int(match["index"]), set()).add(site.layer)
+    if missing := sorted(wanted - found.keys()):
+        held = f"which has layers {min(found)} to {max(found)}" if found else "which no list of this model is called"
+        raise HfpatchError(f"layers_to_transform: layers {missing} are not in layers_pattern={pattern!r}, {held}")
+    return set().union(*(found[index] for index in wanted))
+
+
+def _paths(site: AttentionSite) -> Iterable[str]:
+    """Return what an attention is called: its own path, and that of the module that its layers are put under."""
+    return dict.fromkeys((site.path, site.host_path))
+
+
+def _require_attentions(
+    sites: Sequence[AttentionSite], config: MethodConfig, option: str, given: set[str] | str | None
+) -> None:
+    paths = [path for site in sites for path in _paths(site)]
+    for name in [given] if isinstance(given, str) else sorted(given or ()):
+        try:
+            is_one = re.compile(name if isinstance(given, str) else rf"(.*\.)?{re.escape(name)}")
+        except re.error as error:
+            raise HfpatchError(f"{option}={name!r} is no regular expression: {error}") from error
+        if not any(map(is_one.fullmatch, paths)):
+            raise HfpatchError(
+                f"{config.spec.label}: {option}={name!r} names no attention of this model, such as {paths[0]}; the "
+                "method changes whole attention branches: name those, or choose layers with layers_to_transform"
+            )

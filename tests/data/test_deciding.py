@@ -1,0 +1,384 @@
+"""The documents that decide: they occur once, in no task, and nothing that they say is trained on."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, normalizers
+from tokenizers.processors import TemplateProcessing
+
+from hfpatch.data.blocks import IGNORE
+from hfpatch.data.copies import Digester, Digests
+from hfpatch.data.corpora import open_corpus
+from hfpatch.data.deciding import (
+    NOTHING,
+    Candidates,
+    TaskDocument,
+    choose_documents,
+    copies_of_tasks,
+    digest_tasks,
+    tokenizer_documents,
+)
+from hfpatch.data.load import load_splits
+from hfpatch.data.token_file import describe_token_file, write_token_file
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings
+
+TEXTS = [f"document number {place} tells of things" for place in range(20)]
+TEXTS[4] = TEXTS[17]  # twice
+TEXTS[9] = "  document number\n 15 tells of   things"  # the same but for white space
+TEMPLATE = (
+    "{% if tools %}{{ tools }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+SYSTEM = {"role": "system", "content": "You are a lamp that shines on the harbour whenever a ship comes by at night."}
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def chat(tokenizer):
+    return with_template(tokenizer)
+
+
+def with_template(tokenizer, begun=False):
+    """Return a tokenizer with a chat template; documents may begin with the token that ends them."""
+    backend, end = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), "<|endoftext|>"
+    if begun:
+        backend.post_processor = TemplateProcessing(single=f"{end} $A", special_tokens=[(end, 0)])
+    made = type(tokenizer)(tokenizer_object=backend, bos_token=end, eos_token=end, pad_token=end)
+    made.chat_template = TEMPLATE
+    return made
+
+
+def candidates(texts, held_out=0, tuning=0):
+    digester = Digester()
+    digests = Digests.of([[(digester.text(text), True)] for text in texts])
+    nothing = np.zeros(len(texts), bool)
+    return Candidates("here", digests, ~nothing, nothing, held_out, tuning)
+
+
+def task(*texts, read=()):
+    """Return the documents of one task, one for each text."""
+    return {"own": [TaskDocument(read, (text,)) for text in texts]}
+
+
+def test_the_last_documents_are_taken_that_occur_once_and_in_no_task():
+    tasks = task("A long article.\ndocument number 14 tells of things\nIt ends.", TEXTS[16])
+    said = digest_tasks(tasks, Digester()).values
+    (chosen,) = choose_documents([candidates(TEXTS, held_out=1, tuning=3)], said)
+    assert chosen.held_out.tolist() == [19]
+    assert chosen.tuning.tolist() == [12, 13, 18]  # 17 and 15 come twice, 16 is a task's, 14 a line of one
+    assert chosen.train.tolist() == [*range(12), *range(14, 18)]
+    (chosen,) = choose_documents([candidates(TEXTS, held_out=4)], NOTHING)
+    assert chosen.held_out.tolist() == [14, 16, 18, 19]
+
+
+def test_what_tasks_say_is_found_by_task_and_short_or_shared_parts_are_not():
+    rule, line = "Answer the question below in as few words as you can, without a reason.", story(1)
+    tasks = {
+        "read": [TaskDocument((f"{TEXTS[3]} yes", "no way"), (TEXTS[5],)), TaskDocument((story(2),), ())],
+        "lines": [TaskDocument((), (rule, f"A title\n{line}\nA short line")), TaskDocument((), (rule, "A title"))],
+    }
+    texts = [f"{TEXTS[3]}\n yes", "no way", TEXTS[5], story(2), line, "A title", rule, story(3)]
+    documents = [[(Digester().text(text), True)] for text in texts]
+    for parts in ([rule, "a"], [line, "b"], ["no way", "c"], [story(2), "d"]):  # of conversations
+        documents.append([(Digester().text(" ".join(parts)), True), (Digester().text(parts[0]), False)])
+    copies = digest_tasks(tasks, Digester()).copies
+    found, counts = copies_of_tasks(Digests.of(documents), len(documents), copies)
+    assert np.flatnonzero(found).tolist() == [0, 1, 3, 4, 6, 9, 11]
+    assert counts == {"read": 4, "lines": 3}
+    plain = Candidates("here", Digests.of(documents), np.ones(len(documents), bool), found)
+    (chosen,) = choose_documents([plain], NOTHING)
+    assert chosen.train.tolist() == [2, 5, 7, 8, 10]
+
+
+def test_blocks_stay_where_no_task_has_a_document(tmp_path, tokenizer):
+    settings = DataSettings(source=write_rows(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS]), block_size=64)
+    alone = load_splits(settings, tokenizer)
+    beside = load_splits(settings, tokenizer, tasks=task(story(1), TEXTS[3]))
+    assert (beside.train.sha256, beside.cautions) == (alone.train.sha256, ())
+
+
+def test_a_token_file_without_ends_is_named(tmp_path, tokenizer):
+    """What the tasks have of it cannot be found; with ends it is left out, also of the file of another tool."""
+    texts, cautions = [story(n) for n in range(9)], []
+    for ends in (True, False):
+        file = tmp_path / f"{ends}.bin"
+        write_token_file(file, texts, tokenizer, DataSettings(layout="stream", append_eos=ends))
+        for suffix in (".json", ".safetensors"):
+            file.with_suffix(suffix).unlink()
+        describe_token_file(file, tokenizer)
+        settings = DataSettings(source=str(file), layout="stream", block_size=16)
+        with pytest.warns(UserWarning, match="data: "):
+            splits = load_splits(settings, tokenizer, tasks=task(story(4)))
+        cautions += splits.cautions
+    assert [caution.partition(".bin ")[2] for caution in cautions] == [
+        "are in the tasks, too (own 1), and are not trained on",
+        "has no end-of-text token between documents, so whether the tasks' documents are in it is not known",
+    ]
+
+
+def test_digests_differ_with_the_words_alone(tokenizer):
+    digester = Digester(tokenizer)
+    assert digester.text("a  b\n") == digester.text(" a b") != digester.text("ab")
+    assert digester.text("A b") != digester.text("a b")
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    lower = Digester(type(tokenizer)(tokenizer_object=backend))
+    assert lower.text("A  ﬁsh") == lower.text("a fish")
+    ids = np.array([0, 5, 6, 0, 0], np.uint16)
+    assert digester.ids(ids) == digester.ids(ids[1:3]) != digester.ids(ids[1:2])
+
+
+@pytest.mark.parametrize(
+    ("tuning", "held_out", "said"),
+    [
+        (20, 0, "tuning.held_out is 20 and there are 20 documents, so none is left"),
+        (15, 5, "tuning.held_out is 15, data.held_out 5 and there are 20 documents"),
+        (17, 0, "of 20 documents only 16 occur once in the text and in none of the tasks"),
+        (0, 20, "data.held_out is 20 and there are 20 documents, so none is left"),
+        (0, 17, "data.held_out is 17, and of 20 documents only 16 occur once in the text; hold fewer out"),
+    ],
+)
+def test_too_few_documents_are_one_line(tuning, held_out, said):
+    with pytest.raises(HfpatchError, match=said):
+        choose_documents([candidates(TEXTS, held_out, tuning)], NOTHING)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "stream"])
+@pytest.mark.parametrize("held_out", [None, 2])
+def test_the_splits_share_no_document_and_lose_none(tmp_path, tokenizer, layout, held_out):
+    path = tmp_path / "text.jsonl"
+    write_rows(path, [{"text": text} for text in TEXTS])
+    size = 8 if layout == "stream" else 64
+    settings = DataSettings(source=str(path), block_size=size, layout=layout, held_out=held_out)
+    given = {"tuning": 3, "tasks": task(TEXTS[16])}  # too short not to be trained on
+    splits = load_splits(settings, tokenizer, **given)
+    own = [14, 18, 19] if held_out is None else [12, 13, 14]
+    last = [] if held_out is None else [18, 19]
+    expected = {"train": [text for place, text in enumerate(TEXTS) if place not in (*own, *last)]}
+    expected |= {"held_out": [TEXTS[place] for place in last]} if held_out else {}
+    expected["tuning"] = [TEXTS[place] for place in own]
+    parts = blocks_of(splits)
+    assert {name: blocks.documents for name, blocks in parts.items()} == {n: len(t) for n, t in expected.items()}
+    for name, texts in expected.items():
+        ids = [[*tokenizer(text).input_ids, tokenizer.eos_token_id] for text in texts]
+        if layout == "stream":  # the rest that fills no block is left out
+            joined = [token for each in ids for token in each]
+            rows = [token for row in range(len(parts[name])) for token in parts[name].rows[row].tolist()]
+            assert rows == joined[: len(joined) // size * size]
+        else:
+            sizes = parts[name].sizes.tolist()
+            assert sorted(sizes) == sorted(map(len, ids))
+            assert parts[name].tokens == sum(map(len, ids))
+    if held_out is None:
+        other = load_splits(settings, tokenizer)
+        assert other.tuning is None
+        assert other.train.documents == len(TEXTS)
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        kept = load_splits(settings, tokenizer, **given, cache_dir=cache)
+        assert {name: blocks.sha256 for name, blocks in blocks_of(kept).items()} == {
+            name: blocks.sha256 for name, blocks in parts.items()
+        }
+    excluding = load_splits(settings, tokenizer, tuning=3, cache_dir=cache)
+    assert excluding.tuning.sha256 != splits.tuning.sha256
+
+
+def blocks_of(splits):
+    return {name: part for name, part in vars(splits).items() if name != "cautions" and part is not None}
+
+
+def told(blocks, tokenizer):
+    return "".join(tokenizer.decode(blocks[row]["input_ids"]) for row in range(len(blocks)))
+
+
+def as_messages(number):
+    question, answer = f"Where is lamp {number}?", f"At mill {number}."
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def reordered(message):
+    return dict(reversed(message.items()))
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda turns: {"messages": [reordered(message) for message in turns]},
+        lambda turns: {"messages": [{**message, "id": 7} for message in turns]},
+        lambda turns: {"messages": [{**message, "name": None} for message in turns]},
+        lambda turns: {"messages": [*turns, {"role": "user", "content": "And now?"}, reordered(as_messages(99)[1])]},
+        lambda turns: {"prompt": turns[:1], "completion": turns[1:]},
+        lambda turns: {"text": turns[1]["content"]},
+        lambda turns: {"text": f"<user>{turns[0]['content']}<|endoftext|><assistant>{turns[1]['content']}"},
+    ],
+    ids=["order of keys", "unused key", "null", "longer", "prompt and completion", "text of a reply", "rendered"],
+)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_conversations_that_are_trained_on_in_another_form_do_not_decide(tmp_path, chat, layout, copy):
+    rows = [{"messages": as_messages(number)} for number in range(12)]
+    copies = [copy(as_messages(number)) for number in range(6, 12)]
+    name = next(name for name in ("messages", "prompt", "text") if name in copies[0])
+    format_ = {"prompt": "prompt_completion"}.get(name, name)
+    mixture = [
+        {"source": write_rows(tmp_path / "a.jsonl", rows), "format": "messages"},
+        {"source": write_rows(tmp_path / "b.jsonl", copies), "format": format_, "weight": 1e-6},
+    ]
+    settings = DataSettings(mixture=mixture, layout=layout, block_size=60, held_out=2)
+    splits = load_splits(settings, chat, tuning=3, tasks=task("At mill 3."))
+    assert [f"mill {n}." in told(splits.held_out, chat) for n in range(12)] == [n in (4, 5) for n in range(12)]
+    assert [f"mill {n}." in told(splits.tuning, chat) for n in range(12)] == [n < 3 for n in range(12)]
+
+
+def test_documents_of_one_token_are_not_chosen(tmp_path, chat):
+    """Nor others in their place; and a reply that is cut off is nothing to decide by."""
+    texts = [*(f"the lamp {n}" for n in range(6)), "the lamp 0", *"eamil"]
+    source = write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    settings = DataSettings(source=source, append_eos=False, layout="padded", block_size=16, held_out=2)
+    splits = load_splits(settings, chat, tuning=2)
+    found = [
+        [told(part.take(np.array([row])), chat).partition("<|")[0] for row in range(len(part))]
+        for part in blocks_of(splits).values()
+    ]
+    assert found == [
+        ["the lamp 0", "the lamp 1", "the lamp 0"],
+        ["the lamp 4", "the lamp 5"],
+        ["the lamp 2", "the lamp 3"],
+    ]
+    rows = [{"prompt": "why? " * (9 if n > 3 else 1), "completion": f"for {n}"} for n in range(7)]
+    source = write_rows(tmp_path / "b.jsonl", rows)
+    settings = DataSettings(source=source, format="prompt_completion", layout="padded", block_size=16, held_out=2)
+    with pytest.warns(UserWarning, match="have none to learn"):
+        splits = load_splits(settings, chat)
+    assert ["for 2" in told(splits.held_out, chat), "for 3" in told(splits.held_out, chat)] == [True, True]
+
+
+@pytest.mark.parametrize("append_eos", [True, False])
+def test_a_tokenizer_is_not_trained_on_what_is_held_out(tmp_path, append_eos):
+    texts = [*(f"the lamp {n}" for n in range(8)), "lonely", "the lamp 0"]
+    sources = [write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts])]
+    sources.append(write_rows(tmp_path / "b.jsonl", [{"text": text} for text in ["the lamp 7", "the lamp 8"]]))
+    settings = [DataSettings(source=each, held_out=2 - n, append_eos=append_eos) for n, each in enumerate(sources)]
+    found = list(tokenizer_documents([(open_corpus(each), each) for each in settings]))
+    assert found == [*texts[: 6 if append_eos else 5], "the lamp 7"]
+    free = [each.model_copy(update={"held_out": None}) for each in settings]
+    assert len(list(tokenizer_documents([(open_corpus(each), each) for each in free]))) == 12
+
+
+# What decides is not trained on, whatever the sources, their formats, mixture, slices and layout
+
+
+def story(number):
+    """Return a sentence of words that no other has, long enough to count as a text by itself."""
+    draw = random.Random(number)
+    return " ".join("".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(9))
+
+
+def row_of(numbers, form, spaced):
+    """Return one or two stories in one of the forms of a row."""
+    first, second = (story(number).replace(" ", "  " if spaced else " ") for number in numbers)
+    asked, said = {"role": "user", "content": f"Go on, {numbers[0]}."}, {"content": first, "role": "assistant"}
+    more, last = {"role": "user", "content": "And then?"}, {"role": "assistant", "content": second, "id": spaced}
+    return {
+        "text": {"text": first},
+        "prompt_completion": {"prompt": f"Tell of {numbers[1]}: ", "completion": first},
+        "told": {"prompt": second + " ", "completion": first},
+        "chat_completion": {"prompt": [SYSTEM, asked, said, more], "completion": [last]},
+        "messages": {"messages": [SYSTEM, asked, said, more, last]},
+        "short": {"messages": [asked, said], "tools": [{"name": f"tool {numbers[1]}"}]},
+    }[form]
+
+
+FORMS = {
+    "text": ["text"],
+    "messages": ["messages", "short"],
+    "prompt_completion": ["prompt_completion", "told"],
+    "chat": ["chat_completion"],
+}
+SEEDS = 10
+SPLITS = ["train", "train[:60%]", "train[40%:]", "train[:-2]", "train[3:]"]
+
+
+def make_source(draw, folder, tokenizer, layout, number):
+    """Write a source of a dozen rows, some of which are copies of others in some form, and say how it is read."""
+    kind = draw.choice(["text"] if layout == "stream" else list(FORMS))
+    pool = [*range(60), *range(100 * number, 100 * number + 40)]
+    pairs = zip(draw.choices(pool, k=16), draw.choices(pool, k=16), strict=True)
+    rows = [row_of(pair, draw.choice(FORMS[kind]), draw.random() < 0.3) for pair in pairs]
+    path = folder / f"{number}.jsonl"
+    found = {"source": write_rows(path, rows)}
+    if layout == "stream" and draw.random() < 0.5:
+        file = path.with_suffix(".bin")
+        write_token_file(file, [row["text"] for row in rows], tokenizer, DataSettings(layout="stream"))
+        if draw.random() < 0.5:  # as another tool would leave it
+            file.with_suffix(".json").unlink()
+            file.with_suffix(".safetensors").unlink()
+            describe_token_file(file, tokenizer)
+        return {"source": str(file)}
+    return {**found, "format": {"chat": "prompt_completion"}.get(kind, kind), "split": draw.choice(SPLITS)}
+
+
+def windows(blocks, size=12, *, learned):
+    """Return every stretch of so many tokens in the rows; of those that are learned only, if so asked."""
+    found = set()
+    for index in range(len(blocks)):
+        row = blocks[index]
+        ids, counted = row["input_ids"].tolist(), (row["labels"] != IGNORE).tolist()
+        for start in range(len(ids) - size + 1):
+            if all(counted[start : start + size]) or not learned:
+                found.add(tuple(ids[start : start + size]))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*data.block_size|.*are in the training text, too|.*are in the tasks, too")
+@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_no_window_of_what_decides_is_trained_on(tokenizer, tmp_path, layout, begun):
+    """Nor of what the tasks say."""
+    chat, done, left_out = with_template(tokenizer, begun), 0, 0
+    for seed in range(SEEDS):
+        draw, folder = random.Random(f"{seed} {layout} {begun}"), tmp_path / str(seed)
+        folder.mkdir()
+        made = [make_source(draw, folder, chat, layout, number) for number in range(draw.randint(1, 3))]
+        size = draw.choice([20, 60] if layout == "stream" else [100, 400])
+        common = {"layout": layout, "block_size": size, "held_out": draw.randint(0, 3)}
+        mixture = {"mixture": [{**source, "weight": draw.choice([1.0, 2.0])} for source in made]}
+        chosen = DataSettings(**(mixture if len(made) > 1 else made[0]), **common)
+        tuning, told = draw.randint(1, 3), [story(number) for number in draw.sample(range(60), 4)]
+        tasks = {
+            "read": [TaskDocument((f"{text} ",), ()) for text in told[:2]],
+            "lines": [TaskDocument((), (f"A title\n{text}\n", "more")) for text in told[2:]],
+        }
+        evaluation = None
+        if draw.random() < 0.5:
+            evaluation = DataSettings(**make_source(draw, folder, chat, layout, 7), layout=layout, block_size=size)
+        try:
+            given = {"tuning": tuning, "tasks": tasks, "evaluation": evaluation}
+            splits = load_splits(chosen, chat, **given, cache_dir=folder / "cache")
+        except HfpatchError as error:
+            if not any(part in str(error) for part in ("occur once", "do not fill", "all ", "a token to learn")):
+                raise
+            continue
+        trained, deciding = windows(splits.train, learned=False), windows(splits.tuning, learned=True)
+        assert splits.tuning.documents == tuning
+        assert not deciding & windows_of_texts(told, chat), seed
+        if splits.held_out is not None:
+            deciding |= windows(splits.held_out, learned=True)
+            assert evaluation or splits.held_out.documents == chosen.held_out
+        deciding |= windows_of_texts(told, chat)
+        assert not deciding & trained, seed
+        left_out += len(splits.cautions)
+        done += 1
+    assert min(done, left_out) > SEEDS / 3
+
+
+def windows_of_texts(texts, tokenizer, size=12):
+    rows = [tokenizer(text)["input_ids"] for text in texts]
+    return {tuple(row[start : start + size]) for row in rows for start in range(len(row) - size + 1)}

@@ -1,0 +1,111 @@
+"""Which document each token of held-out blocks is from, and the bytes of its text."""
+
+import numpy as np
+import pytest
+
+from hfpatch.data.documents import describe_documents
+from hfpatch.data.load import load_splits
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.data import DataSettings
+
+SIZE = 16
+TEXTS = [f"Document {n}: " + "the Fähre – über 東京 🙂 again " * (n % 4) + "end." for n in range(9)]
+KEPT = TEXTS[-6:]
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(TEXTS))
+    return path
+
+
+def load(source, tokenizer, layout, **options):
+    chosen = DataSettings(source=str(source), block_size=SIZE, layout=layout, held_out=len(KEPT))
+    return load_splits(chosen, tokenizer, **options).held_out
+
+
+def ids_of(tokenizer):
+    return [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in KEPT]
+
+
+def stretches(tokenizer, layout):
+    """Return (document, ids, whether the first is predicted) for every stretch of a document that is in a row."""
+    documents = ids_of(tokenizer)
+    if layout == "padded":
+        return [(number, ids[:SIZE], False) for number, ids in enumerate(documents)]
+    if layout == "packed":
+        cut = [(n, ids[at : at + SIZE], False) for n, ids in enumerate(documents) for at in range(0, len(ids), SIZE)]
+        return [each for each in cut if len(each[1]) > 1]
+    flat = [(number, token) for number, ids in enumerate(documents) for token in ids]
+    rows = [flat[at : at + SIZE] for at in range(0, len(flat) - SIZE + 1, SIZE)]
+    found = []
+    for row in rows:
+        for number in dict.fromkeys(number for number, _ in row):
+            found.append((number, [token for n, token in row if n == number], number != row[0][0]))
+    return found
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
+def test_each_token_is_from_its_document(source, tokenizer, layout, cached, tmp_path):
+    options = {"cache_dir": tmp_path / "cache"} if cached else {}
+    load(source, tokenizer, layout, **options)
+    blocks = load(source, tokenizer, layout, **options)
+    found = []
+    for index, owners in enumerate(blocks.owners):
+        row = blocks[index]
+        assert ((owners < 0) == (np.arange(SIZE) >= blocks._pieces(index).sum())).all()
+        for place in np.flatnonzero(np.diff(owners, prepend=-2)):
+            stop = next((at for at in range(place, SIZE) if owners[at] != owners[place]), SIZE)
+            if owners[place] >= 0:
+                ids, labels = row["input_ids"][place:stop].tolist(), row["labels"][place:stop]
+                found.append((int(owners[place]), ids, bool(labels[0] != -100)))
+    assert sorted(found) == sorted(stretches(tokenizer, layout))
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded", "stream"])
+def test_bytes_are_those_of_the_predicted_text(source, tokenizer, layout):
+    blocks = load(source, tokenizer, layout)
+    expected = np.zeros(len(KEPT), np.int64)
+    backend = tokenizer.backend_tokenizer
+    for number, ids, first in stretches(tokenizer, layout):
+        tokens = [backend.id_to_token(each) for each in ids[0 if first else 1 :] if each != tokenizer.eos_token_id]
+        expected[number] += sum(map(len, tokens))  # a character of byte-level BPE's alphabet is a byte
+    found = describe_documents(blocks, tokenizer)
+    whole = [len(ids) <= SIZE for ids in ids_of(tokenizer)] if layout == "padded" else [False] * len(KEPT)
+    if layout == "padded":  # nothing is cut inside a character
+        assert found.bytes[whole].tolist() == expected[whole].tolist()
+    assert abs(found.bytes - expected).max() <= 3 * (1 + max(map(len, ids_of(tokenizer))) // SIZE)
+    assert len(set(found.hashes)) == len(KEPT)
+
+
+def test_hashes_tell_documents_and_what_is_predicted_apart(source, tokenizer, tmp_path):
+    one = describe_documents(load(source, tokenizer, "packed"), tokenizer).hashes
+    assert describe_documents(load(source, tokenizer, "packed"), tokenizer).hashes == one
+    source.write_text("\n\n".join([*TEXTS[:-1], "Another end."]))
+    other = describe_documents(load(source, tokenizer, "packed"), tokenizer).hashes
+    assert one[:-1] == other[:-1]
+    assert one[-1] != other[-1]
+
+
+def test_text_to_train_on_does_not_keep_them(source, tokenizer):
+    chosen = DataSettings(source=str(source), block_size=SIZE, held_out=2)
+    with pytest.raises((ValueError, HfpatchError), match="do not know their documents"):
+        describe_documents(load_splits(chosen, tokenizer).train, tokenizer)
+
+
+def test_a_mixture_has_the_documents_of_one_source_after_the_other(source, tokenizer, tmp_path):
+    other = tmp_path / "b.txt"
+    other.write_text("\n\n".join(f"Another text, {n}." for n in range(9)))
+    sources = [{"source": str(path), "weight": 1.0} for path in (source, other)]
+    chosen = DataSettings(mixture=sources, block_size=SIZE, held_out=8)
+    blocks = load_splits(chosen, tokenizer).held_out
+    alone = [
+        load_splits(DataSettings(source=str(path), block_size=SIZE, held_out=4), tokenizer).held_out
+        for path in (source, other)
+    ]
+    found, parts = describe_documents(blocks, tokenizer), [describe_documents(each, tokenizer) for each in alone]
+    assert found.hashes == [digest for each in parts for digest in each.hashes]
+    assert found.bytes.tolist() == [size for each in parts for size in each.bytes.tolist()]
+    assert describe_documents(blocks.take(np.arange(len(alone[0]))), tokenizer).hashes == parts[0].hashes

@@ -1,0 +1,77 @@
+"""What PEFT's tuners promise, for every method; ``python -m peft_catalogue`` writes the tables of docs/peft.md."""
+
+import functools
+import re
+import sys
+from pathlib import Path
+
+import torch
+from families import make_config, make_tokens
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+
+from hfpatch import LoReFTConfig, NonlinearLoraConfig, NonlinearQueryConfig, PreProjectionConfig, methods
+from hfpatch.promises.catalogue import CATALOGUE, REFUSABLE, Base, kept
+
+FILE = Path(__file__).parents[1] / "docs" / "peft.md"
+CASES = {  # as the page calls it -> configuration; every method of hfpatch with its defaults, LoRA to compare with
+    "LoraConfig()": LoraConfig(r=2, init_lora_weights=True),
+    **{f"{name}()": getattr(methods, name)() for name in methods.__all__},
+    'PreProjectionConfig(activation="identity")': PreProjectionConfig(activation="identity"),
+    "PreProjectionConfig(content_skip=True)": PreProjectionConfig(content_skip=True),
+    'NonlinearLoraConfig(activation="identity")': NonlinearLoraConfig(activation="identity"),
+    'NonlinearQueryConfig(activation="identity", input_norm="none", output_norm="none")': NonlinearQueryConfig(
+        activation="identity", input_norm="none", output_norm="none"
+    ),
+    'LoReFTConfig(at="branch")': LoReFTConfig(at="branch"),
+}
+MUST = [name for name in CATALOGUE if name not in REFUSABLE]
+
+
+@functools.cache
+def base():
+    """Return a tiny Llama of three layers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(make_config("llama", num_hidden_layers=3))
+    return Base(model.eval(), make_tokens())
+
+
+def cell(case, name):
+    """Return what the page says of an entry and a configuration."""
+    why = kept(base(), CASES[case], name)
+    if why is None:
+        return "yes"
+    reason = re.search(r"into the weights: (.*?)[;(]|(no bias)", why)
+    return f"no: {(reason[1] or reason[2]).strip()}" if reason else "no"
+
+
+def tables(cells):
+    """Return the tables: what the entries are, and what each configuration refuses."""
+    promises = [[name, " ".join(CATALOGUE[name].__doc__.split()).replace("``", "`")] for name in CATALOGUE]
+    rows = [[f"`{case}`", *(cells[case, name] for name in REFUSABLE)] for case in CASES]
+    found = []
+    for head, body in ((["", "what is tried"], promises), (["configuration", *REFUSABLE], rows)):
+        lines = [head, ["---"] * len(head), *body]
+        found.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return found
+
+
+def page(cells):
+    """Return the page with its tables."""
+    text = FILE.read_text(encoding="utf-8")
+    for name, table in zip(("promises", "refusals"), tables(cells), strict=True):
+        before, rest = text.split(f"<!-- {name} -->\n", 1)
+        text = f"{before}<!-- {name} -->\n\n{table}\n\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
+    return text
+
+
+def main():
+    """Write the page."""
+    cells = {(case, name): cell(case, name) for case in CASES for name in CATALOGUE}
+    assert all(cells[case, name] == "yes" for case in CASES for name in MUST)
+    FILE.write_text(page(cells), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""What every PEFT tuner promises, for every method and LoRA; docs/peft.md must say what comes out here."""
+
+import peft_catalogue
+import pytest
+from families import make_model, make_tokens
+from own_methods import defined, forgotten
+from peft.tuners import tuners_utils
+
+import hfpatch
+from hfpatch.promises import catalogue, run
+
+PAGE = peft_catalogue.FILE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", peft_catalogue.MUST)
+@pytest.mark.parametrize("case", peft_catalogue.CASES)
+def test_every_method_does_what_lora_does(case, name):
+    assert peft_catalogue.cell(case, name) == "yes"
+
+
+@pytest.mark.parametrize("case", peft_catalogue.CASES)
+def test_the_page_says_what_is_refused(case):
+    cells = [peft_catalogue.cell(case, name) for name in catalogue.REFUSABLE]
+    assert f"| `{case}` | {' | '.join(cells)} |" in PAGE.splitlines()
+
+
+def test_the_page_lists_what_is_tried_and_nothing_that_is_not():
+    promises, _ = peft_catalogue.tables(
+        dict.fromkeys(((c, n) for c in peft_catalogue.CASES for n in catalogue.CATALOGUE), "")
+    )
+    assert promises in PAGE
+    assert sum(line.startswith("| `") for line in PAGE.splitlines()) >= len(peft_catalogue.CASES)
+
+
+def test_a_method_of_ones_own_gets_it_unasked(monkeypatch):
+    monkeypatch.setattr(run, "PROMISES", [each for each in run.PROMISES if each[1] is catalogue.peft_calls])
+    with forgotten():
+        (verdict,) = hfpatch.check(make_model("llama"), defined(method="mine")()).verdicts
+    assert (verdict.promise, verdict.holds) == ("what every PEFT tuner promises", True)
+    refused = [name for name in catalogue.REFUSABLE if name != "rows"]
+    assert verdict.seen == f"13 of 18 on a tiny twin; refused, with the reason: {', '.join(refused)}"
+
+
+def test_what_is_broken_is_named(monkeypatch):
+    """Modules to save once were no option of a method, and the head of a classifier was neither trained nor saved."""
+    monkeypatch.setattr(tuners_utils, "set_additional_trainable_modules", lambda **options: None)
+    for name in ("modules_to_save", "tokens"):
+        with pytest.raises(catalogue.Broken, match="is not trained"):
+            catalogue.kept(peft_catalogue.base(), hfpatch.PreProjectionConfig(), name)
+
+
+def test_a_refusal_where_none_may_be_is_a_broken_promise(monkeypatch):
+    monkeypatch.setitem(catalogue.CATALOGUE, "unload", lambda base, config: "it is not possible")
+    with pytest.raises(catalogue.Broken, match="it is not possible"):
+        catalogue.kept(peft_catalogue.base(), hfpatch.PreProjectionConfig(), "unload")
+
+
+def test_what_a_lora_cannot_do_on_a_model_either_does_not_apply(monkeypatch):
+    def fails(base, config):
+        raise KeyError("of the model")
+
+    monkeypatch.setattr(catalogue, "CATALOGUE", {"unload": fails})
+    holds, seen = catalogue.peft_calls(make_model("llama"), hfpatch.PreProjectionConfig(), make_tokens())
+    assert (holds, seen) == (
+        True,
+        "0 of 1 on a tiny twin; refused, with the reason: unload (as for a LoRA on this model)",
+    )
+    unless_lora = lambda base, config: None if config.peft_type == "LORA" else fails(base, config)  # noqa: E731
+    monkeypatch.setattr(catalogue, "CATALOGUE", {"unload": unless_lora})
+    holds, seen = catalogue.peft_calls(make_model("llama"), hfpatch.PreProjectionConfig(), make_tokens())
+    assert (holds, seen) == (False, "unload: KeyError: 'of the model'")

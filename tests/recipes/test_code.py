@@ -1,0 +1,252 @@
+"""Code outside the installed packages: what of a recipe is such, and that none of it runs unless the user said so."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from own_methods import forgotten
+
+import hfpatch
+from hfpatch import HfpatchError
+from hfpatch.__main__ import main
+from hfpatch.evaluation.tasks import hub_dataset
+from hfpatch.promises import run
+from hfpatch.recipes.code import refuse_code
+from hfpatch.recipes.comparison import load_recipe
+from hfpatch.recipes.pretraining import load_pretrain_or_study
+from hfpatch.recipes.strict import write_yaml
+from hfpatch.runs.engines import launching
+from hfpatch.support import plugins
+from hfpatch.support.plugins import is_installed, is_installed_path
+from hfpatch.support.resources import recipes_dir
+from hfpatch.surgery.methods import validate_methods
+
+RAN = "from pathlib import Path\nPath('ran').touch()\n"
+METHOD = f"""{RAN}
+from dataclasses import dataclass
+import hfpatch
+from hfpatch.nn import normal_
+from torch import nn
+
+@hfpatch.method("of_a_stranger", size="rank")
+@dataclass
+class Method(hfpatch.MethodConfig):
+    rank: int = 2
+
+    def build(self, site, seed):
+        up = nn.Linear(site.hidden_size, site.width("value"), bias=False)
+        nn.init.zeros_(up.weight)
+        return nn.ModuleDict({{"up": up}})
+
+    def value(self, parts, v, x, site):
+        return v + parts["up"](x)
+"""
+TASK = """
+task: of_a_stranger
+dataset_path: json
+dataset_kwargs: {data_files: rows.jsonl}
+test_split: train
+output_type: multiple_choice
+doc_to_text: %s
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{gold}}"
+metric_list: [{metric: acc}]
+"""
+TEMPLATE = "{{ cycler.__init__.__globals__.os.makedirs('ran', 511, True) or question }}"
+BASE = {
+    "name": "theirs",
+    "model": {"name": "tinyworld/gpt2"},
+    "data": {"source": "tinyworld/shifted", "max_documents": 20, "block_size": 32},
+    "training": {"steps": 1, "warmup_steps": 0, "batch_size": 2},
+    "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 2},
+    "methods": {"baseline": [], "skip": [{"type": "pre_projection"}]},
+}
+PRETRAINING = {
+    "name": "theirs",
+    "architecture": {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32},
+    "tokenizer": {"train_vocab_size": 300},
+    "data": BASE["data"],
+}
+
+
+def with_part(**part):
+    return {"methods": {"baseline": [], "skip": [part]}}
+
+
+FOREIGN = {
+    "a method": ("methods.skip.0.type", "strange_module:Method", with_part(type="strange_module:Method")),
+    "an option": (
+        *("methods.skip.0.tokenizer_kwargs.trust_remote_code", "true"),
+        with_part(type="prompt_tuning", tokenizer_kwargs={"trust_remote_code": True}),
+    ),
+    "task files": (
+        *("evaluation.include_path", "tasks"),
+        {"evaluation": {"tasks": ["of_a_stranger"], "include_path": "tasks", "limit": 2}},
+    ),
+    "a model's code": ("model.trust_remote_code", "true", {"model": {"name": "model", "trust_remote_code": True}}),
+    "code that a model writes": (
+        *("evaluation.confirm_run_unsafe_code", "true"),
+        {"evaluation": {"tasks": ["tinyworld_cloze"], "confirm_run_unsafe_code": True}},
+    ),
+}
+"""By what it is: the key, its value as it is shown, and how it is put into a recipe."""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Change into a stranger's folder: a recipe of each kind, and a module, a task and a model that leave ``ran``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "strange_module.py").write_text(METHOD)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "theirs.yaml").write_text(TASK % "!function strange.text")
+    (tmp_path / "tasks" / "strange.py").write_text(f"{RAN}\ndef text(doc):\n    return doc['question']\n")
+    rows = [{"question": f"q{n}", "choices": ["a", "b"], "gold": 0} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "model").mkdir()
+    config = "from transformers import PreTrainedConfig\nclass Config(PreTrainedConfig):\n    model_type = 'strange'\n"
+    (tmp_path / "model" / "strange.py").write_text(RAN + config)
+    auto = {"AutoConfig": "strange.Config"}
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "strange", "auto_map": auto}))
+    for name, (_, _, changes) in FOREIGN.items():
+        (tmp_path / f"{name}.yaml").write_text(write_yaml({**BASE, **changes}))
+    with forgotten():
+        yield tmp_path
+    sys.modules.pop("strange_module", None)
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+@pytest.mark.parametrize("command", ["compare", "compare --dry-run", "train --method skip", "plan"])
+def test_nothing_of_a_recipe_runs_unasked(here, capsys, what, command):
+    key, value, _ = FOREIGN[what]
+    name, *options = command.split()
+    assert main([name, f"{what}.yaml", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{what}.yaml: names code outside the installed packages ({key}={value})" in line
+    assert "--trust-code" in line
+    assert not (here / "ran").exists()
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("what", ["a method", "task files", "a model's code"])
+def test_it_runs_where_the_user_said_so(here, capsys, what):
+    assert main(["compare", f"{what}.yaml", "--trust-code", "--dry-run"]) == (2 if what == "a model's code" else 0)
+    assert (here / "ran").exists()
+    assert "names code" not in capsys.readouterr().err  # the model has no code but that of its configuration
+
+
+def test_an_override_is_said_by_the_user_and_covers_what_it_names_alone(here):
+    assert load_recipe("a method.yaml", ["methods.skip=[{type: strange_module:Method}]"]).methods["skip"]
+    assert load_recipe("task files.yaml", ["evaluation.include_path=null"]).evaluation.include_path is None
+    (here / "theirs.yaml").write_text(write_yaml(BASE))
+    assert load_recipe("theirs.yaml", ["model.trust_remote_code=true"]).model.trust_remote_code
+    with pytest.raises(HfpatchError, match=r"\(methods.skip.0.type=strange_module:Method\)"):
+        load_recipe("a method.yaml", ["methods.skip.0.rank=3", "model.trust_remote_code=true"])
+
+
+def test_in_python_a_file_needs_consent_and_what_the_caller_built_does_not(here):
+    validate_methods(load_recipe("a method.yaml", trust_code=True).methods)
+    assert (here / "ran").exists()
+
+
+def test_pretraining_recipes_name_kernels_alone(here):
+    (here / "theirs.yaml").write_text(write_yaml(PRETRAINING))
+    assert load_pretrain_or_study("theirs.yaml").name == "theirs"
+    kernel = {"architecture": {**PRETRAINING["architecture"], "attn_implementation": "someone/kernel"}}
+    (here / "theirs.yaml").write_text(write_yaml({**PRETRAINING, **kernel}))
+    for command in ("pretrain", "tokenize"):
+        assert main([command, "theirs.yaml"]) == 2
+    assert load_pretrain_or_study("theirs.yaml", trust_code=True).name == "theirs"
+
+
+def test_what_comes_with_hfpatch_names_none():
+    for file in recipes_dir().glob("*.yaml"):
+        text = file.read_text()
+        (load_recipe if "\nmethods:" in text else load_pretrain_or_study)(file)
+
+
+def test_a_task_of_include_path_runs_code_without_naming_any(here):
+    """So the folder as a whole is code: its templates are not confined."""
+    (here / "tasks" / "theirs.yaml").write_text(TASK % f'"{TEMPLATE}"')
+    assert main(["compare", "task files.yaml"]) == 2
+    assert not (here / "ran").exists()
+    options = ["--tasks", "of_a_stranger", "--include-path", "tasks", "--no-cache"]
+    assert main(["eval", "--model", "tinyworld/gpt2", *options]) == 0
+    assert (here / "ran").exists()
+
+
+def test_looking_up_the_data_of_a_task_runs_nothing_of_it(here):
+    assert hub_dataset("of_a_stranger", include_path=here / "tasks") is None
+    assert not (here / "ran").exists()
+
+
+def test_a_method_named_on_the_command_line_is_said(here, monkeypatch):
+    monkeypatch.setattr(run, "PROMISES", run.PROMISES[:1])
+    assert main(["check", "tinyworld/gpt2", "--method", "strange_module:Method"]) == 0
+    assert (here / "ran").exists()
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Put a folder among those where packages are installed, and return it."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.setattr(plugins.sysconfig, "get_path", lambda name: str(folder))
+    monkeypatch.setattr(plugins.site, "getsitepackages", lambda: [])
+    monkeypatch.setattr(plugins.site, "ENABLE_USER_SITE", False)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    plugins._installed_folders.cache_clear()
+    yield folder
+    plugins._installed_folders.cache_clear()
+
+
+def test_installed_is_what_lies_among_the_packages_also_editable(site, tmp_path, monkeypatch):
+    (site / "theirs_a.py").touch()
+    by_path, by_record, nowhere = (tmp_path / name for name in ("by_path", "by_record", "nowhere"))
+    for name, folder in {"theirs_b": by_path, "theirs_c": by_record, "theirs_d": nowhere}.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("raise RuntimeError('imported')")
+        monkeypatch.syspath_prepend(folder)
+    (site / "theirs.pth").write_text(f"import nothing\n{by_path}\n")
+    info = site / "theirs_c-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs_c\nVersion: 1.0\n")
+    (info / "direct_url.json").write_text(json.dumps({"url": by_record.as_uri(), "dir_info": {"editable": True}}))
+    names = ("theirs_a", "theirs_b.inner", "theirs_c", "theirs_d", "sys", "hfpatch.methods.canon", "not_there")
+    assert [is_installed(name) for name in names] == [True, True, True, False, True, True, True]
+    assert is_installed_path(site / "x") and not is_installed_path(nowhere)  # noqa: PT018
+
+
+def test_the_working_directory_is_none_also_where_it_hides_or_adds_to_a_package(site, monkeypatch):
+    (site / "theirs_a.py").touch()
+    (site / "theirs_e").mkdir()  # a package in several places
+    (site / "theirs_e" / "one.py").touch()
+    assert is_installed("theirs_a") and is_installed("theirs_e.one")  # noqa: PT018
+    Path("theirs_a.py").touch()
+    Path("theirs_e").mkdir()
+    before = list(sys.path)
+    assert not is_installed("theirs_a")
+    assert not is_installed("theirs_e.one")
+    assert sys.path == before
+
+
+def test_an_installed_module_is_imported_without_the_working_directory(site, monkeypatch):
+    (site / "theirs_f.py").write_text("import sys\nfound = list(sys.path)")
+    found = plugins.named_object("theirs_f:found")
+    assert str(Path.cwd()) not in found
+    del sys.modules["theirs_f"]
+    refuse_code({"methods": {"a": [{"type": "theirs_f:found"}]}}, [], "recipe.yaml")
+    assert hfpatch.__name__ not in sys.path
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python reads PYTHONSAFEPATH since 3.11")
+@pytest.mark.parametrize("given", ["", "."])
+def test_processes_of_a_run_find_modules_of_the_working_directory_only_if_their_parent_does(here, monkeypatch, given):
+    monkeypatch.setattr(sys, "path", [*([str(here)] if given else []), *sys.path])
+    asked = [sys.executable, "-m", "strange_module"]
+    done = subprocess.run(asked, env=launching._environment(), capture_output=True, text=True, check=False)
+    assert ("No module named strange_module" not in done.stderr) == bool(given)

@@ -1,0 +1,110 @@
+"""Adapters in the weights of the base: in which order, one after the other, and beside others."""
+
+import copy
+
+import pytest
+import torch
+from families import logits_of, make_model, make_tokens, perturb
+from peft import LoraConfig, get_peft_model
+
+import hfpatch
+from hfpatch import CanonConfig, HfpatchError, NonlinearLoraConfig, PreProjectionConfig, QueryTemperatureConfig
+
+LINEAR = {
+    "pre": lambda **options: PreProjectionConfig(activation="identity", expansion=0.5, **options),
+    "lora": lambda **options: NonlinearLoraConfig(rank=3, activation="identity", **options),
+    "temperature": QueryTemperatureConfig,
+    "canon": lambda **options: CanonConfig(width=1, at="qkv", **options),
+}
+
+
+def trained(kind, case="gpt2"):
+    """A model with two adapters that act one after the other."""
+    model = get_peft_model(make_model(case), LINEAR[kind]()).double().eval()
+    model.add_adapter("second", LINEAR[kind](seed=1))
+    model.base_model.set_adapter(["default", "second"])
+    perturb(model, std=0.3)
+    return model.double()
+
+
+def close(a, b):
+    return (a - b).abs().max() <= 1e-9 * b.abs().max()
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+def test_adapters_merge_in_the_order_in_which_they_act_however_they_are_named(kind):
+    model, tokens = trained(kind), make_tokens()
+    base, expected = logits_of(make_model("gpt2").double(), tokens), logits_of(model, tokens)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.merge_adapter(["second"])
+    only_second = logits_of(model, tokens)
+    with pytest.warns(UserWarning, match="additionally merging default"):
+        model.merge_adapter(["default"])
+    assert close(logits_of(model, tokens), expected)
+    assert not close(only_second, expected)
+    model.unmerge_adapter()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    model.base_model.set_adapter(["second"])
+    assert close(only_second, logits_of(model, tokens))
+    merged = copy.deepcopy(model)
+    merged.merge_adapter()
+    with merged.disable_adapter():
+        assert torch.equal(logits_of(merged, tokens), base)
+    assert close(logits_of(model.merge_and_unload(adapter_names=["default", "second"]), tokens), expected)
+
+
+def test_the_weights_of_a_pre_projection_are_those_of_the_formula():
+    model = get_peft_model(make_model("llama"), PreProjectionConfig(activation="identity", layers_to_transform=1))
+    perturb(model)
+    layer = model.base_model.model.model.layers[1].self_attn
+    parts = layer.hfpatch_pre_projection.parts("default")
+    inside = torch.eye(32) + parts["up"].weight.T @ parts["down"].weight.T
+    expected = [(inside @ getattr(layer, f"{name}_proj").weight.T).T.detach() for name in "qkv"]
+    model.merge_adapter()
+    for name, weight in zip("qkv", expected, strict=True):
+        torch.testing.assert_close(getattr(layer, f"{name}_proj").weight.detach(), weight)
+
+
+def test_a_broken_adapter_is_not_merged_safely():
+    model = get_peft_model(make_model("llama"), LINEAR["pre"]())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.base_model.model.model.layers[1].self_attn.hfpatch_pre_projection.preproj_down.default.weight.data[0] = (
+        torch.nan
+    )
+    with pytest.raises(
+        ValueError, match=r"NaNs detected in the merged weights\. The adapter default seems to be broken"
+    ):
+        model.base_model.model.model.layers[1].self_attn.hfpatch_pre_projection.merge(safe_merge=True)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if "preproj_" not in name)
+
+
+def test_one_kind_is_not_merged_under_another():
+    """LoRA's own matrices would go on to read what no longer passes the pre-projection."""
+    model = make_model("llama")
+    model.add_adapter(LINEAR["pre"](), adapter_name="pre")
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]), adapter_name="lora")
+    layer = model.model.layers[0].self_attn.hfpatch_pre_projection
+    with pytest.raises(HfpatchError, match="layer 0: other adapters act beside the pre-projection"):
+        layer.merge(adapter_names=["pre"])
+
+
+def test_merged_adapters_are_not_unpatched_folded_or_deleted():
+    model = hfpatch.patch(make_model("llama"), LINEAR["lora"]())
+    for each in model.modules():
+        if isinstance(each, hfpatch.tuners.MethodLayer):
+            each.merge()
+    for call in (hfpatch.unpatch, hfpatch.fold):
+        with pytest.raises(HfpatchError, match=r"is merged .*; call unmerge_adapter\(\) first"):
+            call(model)
+    wrapped = get_peft_model(make_model("llama"), LINEAR["lora"]())
+    wrapped.merge_adapter()
+    with pytest.raises(ValueError, match="merged"):
+        wrapped.delete_adapter("default")
+
+
+def test_only_a_method_that_says_so_is_merged():
+    class Config(hfpatch.MethodConfig):
+        """Says nothing."""
+
+    assert "does not say that it is linear" in Config.unmergeable(None)
