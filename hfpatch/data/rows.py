@@ -27,17 +27,20 @@ class Rows:
     Attributes:
         format: what a row is.
         columns: the columns that are read, in the order of :data:`hfpatch.recipes.sources.COLUMNS`.
+        template: the text around a prompt, ``{}`` in its place.
         unread: the other columns that were found.
     """
 
     format: Format = "text"
     columns: tuple[str, ...] = ("text",)
+    template: str = "{}"
     unread: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
     def of(cls, settings: TextSource) -> Rows:
         """Return how the rows of a recipe's source are read."""
-        return cls(settings.format, tuple(getattr(settings, name) for name in COLUMNS[settings.format]))
+        columns = tuple(getattr(settings, name) for name in COLUMNS[settings.format])
+        return cls(settings.format, columns, settings.prompt_template)
 
     def documents(self, rows: Iterable[tuple[str, dict[str, Any]]], source: str) -> Iterator[str]:
         """Yield the document of each row; rows with a null, or with nothing to learn, are left out, with a warning.
@@ -103,7 +106,13 @@ class Rows:
                 return None
             return _as_json({"messages": messages, **_for_template(row, place)}, place)
         read = _text if isinstance(values[0], str) else _messages
+        if read is _messages and self.template != "{}":
+            raise HfpatchError(
+                f"{place}: prompts are messages, which the chat template writes; leave prompt_template out"
+            )
         prompt, completion = (read(value, place, name) for value, name in zip(values, self.columns, strict=True))
+        if isinstance(prompt, str):
+            prompt = self.template.replace("{}", prompt)
         given = {} if read is _text else _for_template(row, place)
         return _as_json({"prompt": prompt, "completion": completion, **given}, place)
 

@@ -27,7 +27,7 @@ LISTS = {
     "list_tags": {"list_groups": False, "list_subtasks": False},
 }
 """What ``--tasks`` takes to list tasks: what each leaves out of lm-eval's tables."""
-_OWN = ("tinyworld", "paper")
+_OWN = ("tinyworld", "paper", "metamath")
 _DEFINED = re.compile(r"""^(?:task|group|tag):[ \t]+["']?([\w.:-]+)["']?[ \t]*$""", re.MULTILINE)
 Index = dict[str, Any]
 

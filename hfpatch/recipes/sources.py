@@ -92,6 +92,8 @@ class TextSource(Section):
     """The column of the prompt: text, or a list of messages."""
     completion_column: str = "completion"
     """The column of the completion: text, or a list of messages."""
+    prompt_template: str = "{}"
+    """The text around each prompt that is text, whose place is ``{}``: ``"Question: {}\\nAnswer:"``."""
     max_documents: PositiveInt | None = None
     """Take only the first documents that pass the filter; None takes all."""
     streaming: bool = False
@@ -107,6 +109,14 @@ class TextSource(Section):
                 raise ValueError(
                     f"data.{idle[0]} is of data.format={format_}, and data.format is {self.format}; change one of them"
                 )
+        if self.prompt_template.count("{}") != 1:
+            raise ValueError(
+                f"data.prompt_template is {self.prompt_template!r}; write {{}} once, where the prompt goes"
+            )
+        if self.prompt_template != "{}" and self.format != "prompt_completion":
+            raise ValueError(
+                f"data.prompt_template is of data.format=prompt_completion, and data.format is {self.format}"
+            )
         return self
 
     @property

@@ -244,6 +244,21 @@ def test_templates_that_do_not_fit_are_one_clear_line(chat, tmp_path, template, 
         load_splits(data.model_copy(update={"chat_template": str(tmp_path / "none.jinja")}), chat)
 
 
+def test_a_template_surrounds_the_prompt(chat, tmp_path):
+    template = "Question: {} Think {step}.\nAnswer:"
+    rows = [{"query": "1 {} 1?", "response": " 2"}, {"query": "2 + 2?", "response": " 4"}]
+    data = DataSettings(
+        source=write_rows(tmp_path / "a.jsonl", rows), format="prompt_completion", prompt_template=template,
+        prompt_column="query", completion_column="response", layout="padded", block_size=64,
+    )  # fmt: skip
+    blocks = load_splits(data, chat).train
+    for row, asked in enumerate(rows):
+        prompt = f"Question: {asked['query']} Think {{step}}.\nAnswer:"
+        ids, labels = encode({"prompt": prompt, "completion": asked["response"]}, chat)
+        assert blocks[row]["input_ids"][: len(ids)].tolist() == ids
+        assert blocks[row]["labels"][: len(ids)].tolist() == labels
+
+
 @pytest.mark.parametrize(
     ("format_", "row", "message"),
     [

@@ -31,6 +31,8 @@ def recipe(tmp_path):
         ([TWO, "data.mixture.0.format=messages", "data.layout=stream"], "data.mixture: data.layout is stream"),
         ([TWO, "data.held_out=8", "data.mixture.0.max_documents=4"], r"data.held_out is 4; must be below .*\(4\)"),
         ([TWO, "data.held_out=2", "data.mixture.1.source=a"], "data.mixture.1 are train and train of a, so"),
+        (["data.format=prompt_completion", "data.prompt_template=Ask"], "write {} once, where the prompt goes"),
+        (["data.prompt_template=Ask {}"], "is of data.format=prompt_completion, and data.format is text"),
         (["data.format=mesages"], "must be 'text', 'messages' or 'prompt_completion'"),
         (["data.format=messages", "data.text_column=x"], "data.text_column is of data.format=text"),
         (["data.format=messages", "data.layout=stream"], "set data.layout=packed or padded"),

@@ -464,7 +464,7 @@ KEYS = {
         "source": "tinyworld/base", "config": ({"source": "a/b"}, "de"), "split": "train[:50%]",
         "revision": ({"source": "a/b"}, "v2"), "format": ({"source": "chats"}, "messages"), "text_column": "body",
         "messages_column": (MESSAGES, "turns"), "prompt_column": (PAIRS, "question"),
-        "completion_column": (PAIRS, "answer"), "max_documents": 50,
+        "completion_column": (PAIRS, "answer"), "prompt_template": (PAIRS, "Question: {}"), "max_documents": 50,
         "streaming": ({"source": "a/b", "max_documents": 5}, True),
         "mixture": [{"source": f"tinyworld/{name}", "weight": 1.0} for name in ("base", "shifted")],
         "chat_template": (MESSAGES, "chat.jinja"),
