@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hfpatch.surgery.folder import load_patch, save_patch
     from hfpatch.surgery.matching import sized
     from hfpatch.surgery.patch import patch, patch_summary, unpatch
+    from hfpatch.surgery.scale import scale_patch
     from hfpatch.tuners import MethodConfig, MethodSite, method
 
 _HOMES = {
@@ -62,6 +63,7 @@ _HOMES = {
     "patch_summary": "surgery.patch",
     "register_family": "sites",
     "save_patch": "surgery.folder",
+    "scale_patch": "surgery.scale",
     "sized": "surgery.matching",
     "unpatch": "surgery.patch",
 }
@@ -94,6 +96,7 @@ __all__ = [
     "patch_summary",
     "register_family",
     "save_patch",
+    "scale_patch",
     "sized",
     "unpatch",
 ]

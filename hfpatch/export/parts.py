@@ -75,7 +75,14 @@ def _method(
     modules = modules_at(site, [place for place in PLACES if place in places]) | row_at(site, layer.method)
     at = {role: [names[module] for module in found] for role, found in modules.items()}
     sites = [asdict(layer.sites[name]) for name in layer.working_adapters()]
-    options = {"method": layer.method.spec.name, "sites": sites, "adapters": list(map(_options, configs))}
+    options: dict[str, Any] = {
+        "method": layer.method.spec.name,
+        "sites": sites,
+        "adapters": list(map(_options, configs)),
+    }
+    factors = [layer.scales[name] for name in layer.working_adapters()]
+    if set(factors) != {1.0}:
+        options["factors"] = factors
     item = _item("hfpatch_method", layer.method.spec.name, site, at, options)
     if layer.method.spec.shares:
         item["around_blocks"] = site.around_path

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import HookedModule
 from hfpatch.sites.family import NO_WEIGHTS
-from hfpatch.tuners.acting import PLACES, ActingModule, MethodSite
+from hfpatch.tuners.acting import PLACES, ActingModule, MethodSite, scaled
 
 
 class Matrix(nn.Module):
@@ -115,8 +115,15 @@ METHODS: dict[str, Any] = {}
 class MethodParts(ActingModule):
     """The parts of one method at one site: those of each adapter, which act one after the other."""
 
-    def __init__(self, method: str, sites: list[dict[str, Any]], adapters: list[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        method: str,
+        sites: list[dict[str, Any]],
+        adapters: list[dict[str, Any]],
+        factors: list[float] | None = None,
+    ) -> None:
         super().__init__()
+        self.factors = factors or [1.0] * len(adapters)
         self.sites = [MethodSite.read(site) for site in sites]
         self.site = self.sites[0]  # what adapters do not differ in
         self.methods = [METHODS[method](**options) for options in adapters]
@@ -133,7 +140,8 @@ class MethodParts(ActingModule):
         """Yield what acts at a place: the method, its parts and the site."""
         for index, (method, parts, site) in enumerate(zip(self.methods, self.parts, self.sites, strict=True)):
             if place in method.acts_at():
-                yield method, parts, self.in_call(site, method, str(index), place) if self.reads_rows else site
+                in_call = self.in_call(site, method, str(index), place) if self.reads_rows else site
+                yield scaled(method, self.factors[index]), parts, in_call
 
     def looks_back(self) -> bool:
         """Return whether a method reads earlier positions of the row."""

@@ -44,7 +44,7 @@ def fold(model: Model) -> Model:
     folded = []
     for site in find_sites(model):
         acting = [
-            (layer.configs[name], layer.parts(name), layer.sites[name])
+            (layer.scaled(name), layer.parts(name), layer.sites[name])
             for layer in layers_at(site)
             for name in layer.working_adapters()
         ]
@@ -63,5 +63,5 @@ def _require_foldable(model: nn.Module) -> None:
             raise HfpatchError(f"{name}: a {type(layer).__name__} cannot be folded; only hfpatch's own methods can")
         if layer.merged:
             raise HfpatchError(f"{name}: {layer.merged_adapters[0]!r} is merged already; call unmerge_adapter() first")
-        if idle := [adapter for adapter in layer.configs if adapter not in layer.working_adapters()]:
+        if idle := [adapter for adapter in layer.configs if adapter not in layer.active_adapters]:
             raise HfpatchError(f"{name}: {idle[0]!r} is not active, and would be lost; activate it or delete it")

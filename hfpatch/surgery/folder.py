@@ -37,6 +37,7 @@ from hfpatch.surgery.bases import bytes_of, difference, fingerprint
 from hfpatch.surgery.card import patch_card
 from hfpatch.surgery.manifest import FORMAT, MANIFEST, Adapter, Base, Fingerprint, Manifest, read_manifest
 from hfpatch.surgery.patch import activate, patch, stack, unpatch
+from hfpatch.surgery.scale import is_scaled, scale_patch
 from hfpatch.tuners.adapters import (
     active_adapters,
     adapter_parameters,
@@ -80,6 +81,11 @@ def save_patch(model: Any, directory: str | Path) -> Path:
     if not stack(model):
         raise HfpatchError("the model has no adapters to save; call hfpatch.patch(model, config) first")
     require_untouched_base(stack(model).values())
+    if is_scaled(model):
+        raise HfpatchError(
+            "the patch is scaled, and a folder has it as it was trained; call hfpatch.scale_patch(model, 1) before, "
+            "and hfpatch.load_patch(model, directory, scale=...) later"
+        )
     directory = Path(directory)
     _require_replaceable(directory)
     with atomic_directory(directory) as temporary:
@@ -130,7 +136,12 @@ def require_adapter_saved(model: nn.Module, folder: Path) -> None:
 
 
 def load_patch(
-    model: Model, directory: str | Path, *, trainable: bool = False, allow_other_base: bool = False
+    model: Model,
+    directory: str | Path,
+    *,
+    trainable: bool = False,
+    allow_other_base: bool = False,
+    scale: float = 1.0,
 ) -> Model:
     """Stack the adapters of a saved patch on a model, in place and strictly; those active when it was saved are active.
 
@@ -139,6 +150,7 @@ def load_patch(
         directory: what :func:`save_patch` wrote, or the folder of a single PEFT adapter.
         trainable: leave the active adapters trainable.
         allow_other_base: accept a base whose weights differ from those that the patch was trained on.
+        scale: what the change is multiplied by, see :func:`hfpatch.scale_patch`.
 
     Raises:
         HfpatchError: if a file is missing, damaged or pickled, a tensor is missing, unexpected or of another shape,
@@ -161,10 +173,11 @@ def load_patch(
     try:
         for name, folder in folders.items():
             _fill(model, name, tensors[name], folder)
+        activate(model, manifest.active if manifest is not None else None, trainable=trainable, upcast=False)
+        scale_patch(model, scale)
     except HfpatchError:
         unpatch(model)
         raise
-    activate(model, manifest.active if manifest is not None else None, trainable=trainable, upcast=False)
     model.eval()
     return model
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -140,6 +141,31 @@ class SiteInCall(MethodSite):
             raise HfpatchError(f"{self.slot}: steps={steps} of the {self.most} that steps_back() declares")
         self.asked.append(steps)
         return self.row.earlier(f"{self.slot}.{len(self.asked)}", value, steps)
+
+
+class Scaled:
+    """A method whose change is multiplied at every place: v + factor · (act(v) - v).
+
+    Args:
+        method: the method.
+        factor: 0 would be the base and 1 the method, which both go without this.
+    """
+
+    def __init__(self, method: Any, factor: float) -> None:
+        self.method, self.factor = method, factor
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.method, name)
+        return partial(self._act, found) if name in PLACES else found
+
+    def _act(self, function: Any, parts: Parts, value: Tensor, *others: Any) -> Tensor:
+        changed: Tensor = function(parts, value, *others)
+        return value + self.factor * (changed - value)
+
+
+def scaled(method: Any, factor: float) -> Any:
+    """Return a method with its change multiplied by a factor."""
+    return method if factor == 1 else Scaled(method, factor)
 
 
 class ActingModule(SharingModule):

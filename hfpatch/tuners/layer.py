@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.initialization import move_
 from hfpatch.sites import AttentionSite
-from hfpatch.tuners.acting import ActingModule, MethodSite, Parts
+from hfpatch.tuners.acting import ActingModule, MethodSite, Parts, scaled
 from hfpatch.tuners.config import MethodConfig, drawn_as
 from hfpatch.tuners.merging import merged_weights
 from hfpatch.tuners.places import defined_places, method_site, modules_at, row_at
@@ -47,6 +47,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         self.sites: dict[str, MethodSite] = {}
         self.part_names: dict[str, tuple[str, ...]] = {}
         self.places: dict[str, tuple[str, ...]] = {}
+        self.scales: dict[str, float] = {}
         self.adapter_layer_names: tuple[str, ...] = ()
         self._disable_adapters = False
         self._active_adapter: list[str] = []
@@ -90,6 +91,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
             self.held(name)[adapter_name] = module
         self.configs[adapter_name], self.sites[adapter_name] = config, site
         self.part_names[adapter_name], self.places[adapter_name] = tuple(parts), config.acts_at()
+        self.scales[adapter_name] = 1.0
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
     def held(self, part: str) -> nn.ModuleDict:
@@ -107,8 +109,19 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         for name in self.working_adapters():
             if place in self.places[name]:
                 config, site = self.configs[name], self.sites[name]
-                method: Any = config if rows is None else OfRows(config, [each == name for each in rows])
+                method = self.scaled(name)
+                if rows is not None:
+                    method = OfRows(method, [each == name for each in rows])
                 yield method, self.parts(name), self.in_call(site, config, name, place) if self.reads_rows else site
+
+    def scaled(self, adapter_name: str) -> Any:
+        """Return an adapter's configuration, with its change multiplied as `set_scale` says."""
+        return scaled(self.configs[adapter_name], self.scales[adapter_name])
+
+    def set_scale(self, adapter: str, scale: float) -> None:
+        """Multiply the change of an adapter at each of its places; 0 is the base and 1 the adapter, bit for bit."""
+        if adapter in self.scales:
+            self.scales[adapter] = float(scale)
 
     def acts(self, place: str) -> bool:
         """Return whether an adapter acts at a place in this forward pass."""
@@ -123,11 +136,12 @@ class MethodLayer(ActingModule, BaseTunerLayer):
         if self.disable_adapters or self.merged_adapters:
             return []
         rows = names_of_rows(self)
-        return [name for name in self.configs if name in (self.active_adapters if rows is None else rows)]
+        chosen = self.active_adapters if rows is None else rows
+        return [name for name in self.configs if name in chosen and self.scales[name]]
 
     def delete_adapter(self, adapter_name: str) -> None:
         """Delete an adapter from this layer."""
-        for held in (self.configs, self.sites, self.part_names, self.places):
+        for held in (self.configs, self.sites, self.part_names, self.places, self.scales):
             held.pop(adapter_name, None)
         super().delete_adapter(adapter_name)
 
@@ -145,7 +159,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
             HfpatchError: if no weights can compute it.
         """
         named = self.active_adapters if adapter_names is None else adapter_names
-        names = [name for name in self.configs if name in (*self.merged_adapters, *named)]
+        names = [name for name in self.configs if name in (*self.merged_adapters, *named) and self.scales[name]]
         around = {module for root in (self.branch.host, self.branch.attention) for module in root.modules()}
         if any(isinstance(module, BaseTunerLayer) and id(module) != id(self) for module in around):
             raise HfpatchError(
@@ -153,7 +167,7 @@ class MethodLayer(ActingModule, BaseTunerLayer):
                 "so it cannot be merged alone; hfpatch.fold merges a stack of hfpatch's linear methods"
             )
         with self._unmerged():
-            return merged_weights(self.branch, [(self.configs[n], self.parts(n), self.sites[n]) for n in names])
+            return merged_weights(self.branch, [(self.scaled(n), self.parts(n), self.sites[n]) for n in names])
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Put adapters into the weights of the base, in fp64 until they are rounded to its dtype.

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hfpatch.errors import HfpatchError
 from hfpatch.tuners.acting import PLACES
-from hfpatch.tuners.config import MethodConfig
 
 
 class _Rows(threading.local):
@@ -51,7 +50,7 @@ class OfRows:
         rows: whether it acts, for each row.
     """
 
-    def __init__(self, config: MethodConfig, rows: Sequence[bool]) -> None:
+    def __init__(self, config: Any, rows: Sequence[bool]) -> None:
         self.config, self.rows = config, rows
 
     def __getattr__(self, name: str) -> Any:

@@ -1,0 +1,88 @@
+"""The change that a patch makes, multiplied: from the base at 0 to the patch at 1, without training."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.tuners.adapters import AdapterWrapper
+from hfpatch.tuners.layer import MethodLayer
+
+Model = TypeVar("Model", bound=nn.Module)
+_TRAINED = "_hfpatch_trained_scaling"  # of a LoRA layer: its factors at scale 1
+
+
+def scale_patch(model: Model, scale: float) -> Model:
+    """Multiply the change that each active adapter makes, in place.
+
+    .. math::
+        v + scale · (act(v) - v)                  at each place where a method acts on v
+        x W + scale · (alpha / rank) (x A) B      for LoRA
+
+    At 0 the model computes what the base computes and at 1 what the patch computes, bit for bit. Gates and temperatures
+    move towards 1, x~ and queries towards the base's. Each call replaces the scale of the call before. Rewinding along
+    this path trades learning for less forgetting, see arXiv 2605.28819.
+
+    Args:
+        model: a patched model, or a PEFT model.
+        scale: a finite number; above 1 the change is larger than it was trained.
+
+    Returns:
+        The same model.
+
+    Raises:
+        HfpatchError: if the model has no adapters, one is merged, or the change of one is no sum that can be scaled
+            (DoRA, IA3, modules that are saved beside an adapter); the model is then unchanged.
+    """
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise HfpatchError(f"scale={scale!r} must be a finite number, such as 0.5")
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, AdapterWrapper)]
+    if not layers:
+        raise HfpatchError("the model has no adapters to scale; call hfpatch.patch(model, config) first")
+    for name, layer in layers:
+        if scale != 1:
+            _require_scalable(name, layer)
+    for _, layer in layers:
+        if isinstance(layer, MethodLayer):
+            for adapter in layer.active_adapters:
+                layer.set_scale(adapter, scale)
+        elif isinstance(layer, LoraLayer):
+            _scale_lora(layer, scale)
+    return model
+
+
+def is_scaled(model: nn.Module) -> bool:
+    """Return whether an adapter's change is multiplied by another number than 1."""
+    return any(
+        any(factor != 1 for factor in module.scales.values())
+        if isinstance(module, MethodLayer)
+        else getattr(module, _TRAINED, module.scaling) != module.scaling
+        for module in model.modules()
+        if isinstance(module, MethodLayer | LoraLayer)
+    )
+
+
+def _scale_lora(layer: Any, scale: float) -> None:
+    trained = getattr(layer, _TRAINED, {})
+    trained = {name: trained.get(name, factor) for name, factor in layer.scaling.items()}
+    setattr(layer, _TRAINED, trained)
+    for adapter in layer.active_adapters:
+        if adapter in layer.scaling:
+            layer.scaling[adapter] = trained[adapter] * scale
+
+
+def _require_scalable(name: str, layer: Any) -> None:
+    active = list(getattr(layer, "active_adapters", ()))
+    if isinstance(layer, BaseTunerLayer) and layer.merged:
+        raise HfpatchError(f"{name}: {layer.merged_adapters[0]!r} is merged; call unmerge_adapter() before scale_patch")
+    if isinstance(layer, MethodLayer):
+        return
+    variants = set(active) & set(getattr(layer, "lora_variant", ()))  # DoRA and others
+    if not isinstance(layer, LoraLayer) or variants:
+        kind = f"the variant of LoRA at {name}" if variants else f"{type(layer).__name__} at {name}"
+        raise HfpatchError(f"{kind} has no factor; scale_patch takes hfpatch's methods and plain LoRA")
