@@ -37,7 +37,7 @@ from hfpatch.cli.options import (
     with_options,
 )
 from hfpatch.cli.quiet import quiet_libraries
-from hfpatch.cli.running import RESUME, interruptible, print_report
+from hfpatch.cli.running import RESUME, interruptible, methods_there, print_report
 from hfpatch.support.lazy import collection_paused
 
 app = typer.Typer(
@@ -55,6 +55,7 @@ app = typer.Typer(
 def compare(
     recipe: RecipeArgument,
     overrides: Overrides = None,
+    methods: options.Methods = None,
     out: Out = None,
     resume: Resume = False,
     data_dir: DataDir = None,
@@ -71,6 +72,7 @@ def compare(
 ) -> None:
     """Train and evaluate every method of a recipe, then report.
 
+    With --methods A,B only these; the same with --resume adds to those that the folder has, and without --methods the rest.
     On several processes, which share every training and evaluation: accelerate launch -m hfpatch compare RECIPE
 
     Example: hfpatch compare quickstart training.seeds=[0] --out runs/first
@@ -83,6 +85,7 @@ def compare(
         recipe, with_options(overrides, data_dir, model=model, gguf_file=gguf_file), trust_code=trust_code
     )
     folder = out or Path("runs") / loaded.name
+    loaded = options.only_methods(loaded, methods, methods_there(folder) if resume else ())
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress, is_first_process

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +13,7 @@ import typer
 from hfpatch.support.version import __version__
 
 if TYPE_CHECKING:
-    from hfpatch.recipes.comparison import ModelSettings
+    from hfpatch.recipes.comparison import ModelSettings, Recipe
 
 
 def _print_version(asked: bool) -> None:
@@ -37,6 +39,10 @@ Overrides = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe name> if not given.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Skip what is complete and continue the rest.")]
+Methods = Annotated[
+    str | None,
+    typer.Option(metavar="A,B", help="Some of the recipe's methods; the baseline is always among them."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[Path | None, typer.Option(help="A folder that holds local copies of hub data sets.")]
 GgufFile = Annotated[
@@ -68,6 +74,34 @@ def with_options(
     """Return the overrides of a recipe, with ``--data-dir``, ``--model`` and ``--gguf-file`` among them."""
     given = {"data_dir": data_dir, "model.name": model, "model.gguf_file": gguf_file}
     return [*(overrides or []), *(f"{key}={json.dumps(str(value))}" for key, value in given.items() if value)]
+
+
+def split_names(names: str) -> list[str]:
+    """Return the names in a list with commas between them."""
+    return [name for name in map(str.strip, names.split(",")) if name]
+
+
+def only_methods(recipe: Recipe, methods: str | None, also: Collection[str] = ()) -> Recipe:
+    """Return the recipe with the methods that ``--methods`` names, and print what they are not compared with.
+
+    Args:
+        recipe: the whole recipe.
+        methods: the option; None keeps all.
+        also: methods to keep beside them.
+
+    Raises:
+        HfpatchError: as `Recipe.only`.
+    """
+    from hfpatch.recipes.pairs import left_out_of_pairs
+    from hfpatch.support.ranks import may_speak
+
+    if methods is None:
+        return recipe
+    named = split_names(methods)
+    some = recipe.only([*named, *(name for name in also if named and name in recipe.methods)])
+    for sentence in left_out_of_pairs(recipe, some) if may_speak() else ():
+        print(f"note: {sentence}", file=sys.stderr)
+    return some
 
 
 def model_settings(

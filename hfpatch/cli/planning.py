@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from hfpatch.cli.options import AsJson, BaseModel, DataDir, GgufFile, Overrides, RecipeArgument, TrustCode, with_options
+from hfpatch.cli.options import (
+    AsJson,
+    BaseModel,
+    DataDir,
+    GgufFile,
+    Methods,
+    Overrides,
+    RecipeArgument,
+    TrustCode,
+    only_methods,
+    with_options,
+)
 from hfpatch.cli.quiet import quiet_libraries
 from hfpatch.support.lazy import collection_paused
 
@@ -16,6 +27,7 @@ from hfpatch.support.lazy import collection_paused
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
+    methods: Methods = None,
     effect: Annotated[
         float | None,
         typer.Option(help="A difference to find the documents and seeds for: 0.01 is one point, or 1 % of perplexity."),
@@ -38,6 +50,7 @@ def plan(
     loaded = load_recipe(
         recipe, with_options(overrides, data_dir, model=model, gguf_file=gguf_file), trust_code=trust_code
     )
+    loaded = only_methods(loaded, methods)
     quiet_libraries()
     with collection_paused():
         from hfpatch.cli.progress import choose_progress

@@ -15,6 +15,19 @@ from hfpatch.support.signals import sigterm_answered_by
 RESUME = "the same command with --resume continues in {}"
 
 
+def methods_there(folder: Path) -> list[str]:
+    """Return the methods of the comparison in a folder; none where there is no comparison.
+
+    Raises:
+        HfpatchError: if its recipe cannot be read.
+    """
+    from hfpatch.recipes.strict import read_yaml
+
+    path = folder / "recipe.yaml"
+    methods = read_yaml(path).get("methods") if path.is_file() else None
+    return list(methods) if isinstance(methods, dict) else []
+
+
 def print_report(folder: Path) -> None:
     """Print the summary of a report and where it is."""
     from hfpatch.reporting.report import document_of

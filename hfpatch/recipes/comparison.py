@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +30,7 @@ from hfpatch.recipes.strict import (
     write_yaml,
 )
 from hfpatch.recipes.training import TrainingSettings, held_out_mistake, loop_mistake
-from hfpatch.recipes.tuning import TuningSettings, Values, trial_training, tuning_mistake, tuning_seed
+from hfpatch.recipes.tuning import TuningSettings, Values, split_key, trial_training, tuning_mistake, tuning_seed
 
 PLACES = ("trust_remote_code", "device_map")
 """Options of loading that decide no number."""
@@ -171,6 +171,31 @@ class Recipe(Section):
     def tuning_seed(self) -> int:
         """The seed of all trials of tuning, which no final run uses."""
         return tuning_seed(self.training.seeds)
+
+    def only(self, methods: Collection[str]) -> Recipe:
+        """Return the recipe with some of its methods, and the baseline.
+
+        Raises:
+            HfpatchError: if there is no such method, none is named, or one has the size of a method that is left out.
+        """
+        known = f"; there are {', '.join(self.trained)}"
+        if not methods:
+            raise HfpatchError(f"--methods names no method of {self.name}{known}")
+        for name in methods:
+            if name not in self.methods:
+                hint = nearest(name, self.methods) or known
+                raise HfpatchError(f"--methods: no method {name!r} in {self.name}{hint}")
+        kept = {name: parts for name, parts in self.methods.items() if name in {self.baseline, *methods}}
+        for name, parts in kept.items():
+            missing = next((part["match"] for part in parts if part.get("match", name) not in kept), None)
+            if missing is not None:
+                raise HfpatchError(f"--methods: {name} has the size of {missing} (match), which is left out; add it")
+        changed = {**self.model_dump(mode="json"), "methods": kept}
+        if self.tuning is not None:
+            grid = self.tuning.grid.items()
+            owners = {None, *kept}
+            changed["tuning"]["grid"] = {key: tried for key, tried in grid if split_key(key, self.methods)[0] in owners}
+        return Recipe.model_validate_json(json.dumps(changed), strict=True)
 
     def tuned(self, method: str, values: Values) -> Recipe:
         """Return the recipe without tuning, at the values that a trial of one method had."""

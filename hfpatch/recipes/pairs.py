@@ -28,6 +28,17 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
     return {name: [recipe.baseline, *_others(recipe, name)] for name in recipe.methods if name != recipe.baseline}
 
 
+def left_out_of_pairs(whole: Recipe, some: Recipe) -> list[str]:
+    """Return a sentence for each method of ``some`` whose comparisons with others of ``whole`` cannot be made."""
+    wanted, made = references(whole), references(some)
+    absent = {name: [other for other in wanted[name] if other not in some.methods] for name in made}
+    return [
+        f"{name} is not compared with {', '.join(others)}, which --methods leaves out"
+        for name, others in absent.items()
+        if others
+    ]
+
+
 def in_one_group(anchors: Mapping[str, Collection[str]], one: str, other: str) -> bool:
     """Return whether one method is matched to the other, or both are matched to a third.
 

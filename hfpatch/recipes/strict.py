@@ -238,6 +238,7 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
     """Set ``value`` under the dotted ``keys``; below a mapping with free keys or a list any key goes."""
     known: type[BaseModel] | None = model
     place: Any = values
+    is_free = False  # whether the place is a field that is a mapping, out of which null takes an entry
     for depth, key in enumerate(keys):
         at: Any = key
         if known is not None and not isinstance(place, list) and key not in known.model_fields:
@@ -251,15 +252,21 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
             raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")
         elif known is not None and place.get(key) is None:
             place[key] = {}
-        if depth == len(keys) - 1:
+        if depth == len(keys) - 1 and value is None and is_free:
+            if key not in place:
+                raise HfpatchError(f"override {override!r}: no entry {key!r} to take out{nearest(key, place)}")
+            del place[key]
+        elif depth == len(keys) - 1:
             place[at] = value
             if known is not None and isinstance(place, dict) and value is not None:
                 place.pop(getattr(known, "instead_of", {}).get(key), None)
         elif isinstance(place, dict) and key not in place:
             raise HfpatchError(f"override {override!r}: unknown key {key!r}{nearest(key, place)}")
         else:
-            known = section_of(known, key) if known is not None and isinstance(at, str) else known
+            inside = section_of(known, key) if known is not None and isinstance(at, str) else known
             place = place[at]
+            is_free = known is not None and inside is None and isinstance(place, dict)
+            known = inside
 
 
 def section_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:

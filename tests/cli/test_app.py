@@ -288,6 +288,46 @@ def test_compare_and_report_print_the_table_and_the_report(capsys, tmp_path, rec
         assert f"report: {out / 'report.html'}" in shown
 
 
+MORE = RECIPE + "  lora: [{type: lora, match: pre_projection}]\n  skip: [{type: pre_projection, expansion: 0, content_skip: true}]\n"
+
+
+def test_some_methods_of_a_recipe_are_run_and_resume_adds_others(capsys, tmp_path, recipe):
+    recipe.write_text(MORE)
+    out = tmp_path / "out"
+    resumed = ["compare", str(recipe), "--out", str(out), "--resume"]
+    assert main(["compare", str(recipe), "--methods", "pre_projection", "--out", str(out)]) == 0
+    assert "note: pre_projection is not compared with lora, which --methods leaves out" in capsys.readouterr().err
+    assert list(load_results(out).methods) == ["baseline", "pre_projection"]
+    trained = (out / "runs" / "pre_projection" / "seed-0" / "training.json").read_bytes()
+    assert main([*resumed, "--methods", "skip"]) == 0
+    assert list(load_results(out).methods) == ["baseline", "pre_projection", "skip"]
+    capsys.readouterr()
+    assert main(resumed) == 0
+    assert "note:" not in capsys.readouterr().err
+    whole, alone = load_results(out), tmp_path / "alone"
+    assert (out / "runs" / "pre_projection" / "seed-0" / "training.json").read_bytes() == trained
+    assert main(["compare", str(recipe), "--out", str(alone)]) == 0
+    assert list(whole.methods) == ["baseline", "pre_projection", "lora", "skip"]
+    assert whole.comparisons == load_results(alone).comparisons
+    refused(capsys, "compare", recipe, "--methods", "lora", "--out", out)
+
+
+@pytest.mark.parametrize("command", ["compare", "plan"])
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        ("lora", "lora has the size of pre_projection (match), which is left out; add it"),
+        ("pre_projection,loar", "no method 'loar' in small (did you mean 'lora'?)"),
+        (",", "--methods names no method of small; there are pre_projection, lora, skip"),
+    ],
+)
+def test_methods_that_cannot_be_run_alone_are_one_line(capsys, tmp_path, recipe, monkeypatch, command, methods, expected):
+    monkeypatch.chdir(tmp_path)
+    recipe.write_text(MORE)
+    assert expected in refused(capsys, command, recipe, "--methods", methods)
+    assert list(tmp_path.iterdir()) == [recipe]
+
+
 def test_one_report_of_two_runs_and_the_export_of_a_patch(capsys, tmp_path, recipe):
     for seed in (0, 1):
         assert main(["compare", str(recipe), f"training.seeds=[{seed}]", "--out", str(tmp_path / f"run{seed}")]) == 0

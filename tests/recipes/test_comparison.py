@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe, load_recipe
+from hfpatch.recipes.pairs import left_out_of_pairs
 from hfpatch.recipes.strict import read_yaml, write_yaml
 
 PLAIN = """\
@@ -289,3 +290,65 @@ def test_what_goes_by_held_out_text_needs_some(tmp_path, key):
         load_recipe("quickstart", [f"training.{key}={value}"])
     loaded = load_recipe("quickstart", [f"training.{key}={value}", "data.held_out=100"])
     assert getattr(loaded.training, key) == value
+
+
+SIX = """\
+name: six
+tuning:
+  learning_rates: [0.001, 0.01]
+  grid:
+    methods.lora.0.lora_alpha: [4, 8]
+    methods.pre_projection.0.expansion: [1, 2]
+    methods.matched.0.lora_alpha: [4, 8]
+training: {steps: 60}
+data: {max_documents: 1000}
+methods:
+  baseline: []
+  pre_projection: [{type: pre_projection}]
+  lora: [{type: lora, r: 4}]
+  matched: [{type: lora, match: pre_projection}]
+"""
+
+
+def test_some_methods_of_a_recipe_are_a_recipe_with_the_baseline(write):
+    recipe = load_recipe(write(SIX))
+    some = recipe.only(["matched", "pre_projection"])
+    assert list(some.methods) == ["baseline", "pre_projection", "matched"]
+    assert list(some.tuning.grid) == ["methods.pre_projection.0.expansion", "methods.matched.0.lora_alpha"]
+    kept = {"methods", "tuning"}
+    assert some.model_dump(exclude=kept) == recipe.model_dump(exclude=kept)
+    assert recipe.only(recipe.methods) == recipe
+    assert list(recipe.only(["baseline"]).methods) == ["baseline"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        (["lroa"], "--methods: no method 'lroa' in six (did you mean 'lora'?)"),
+        (["x"], "--methods: no method 'x' in six; there are pre_projection, lora, matched"),
+        (["lora", "matched"], "--methods: matched has the size of pre_projection (match), which is left out; add it"),
+        ([], "--methods names no method of six; there are pre_projection, lora, matched"),
+    ],
+)
+def test_methods_that_cannot_be_alone_are_one_line(write, methods, expected):
+    with pytest.raises(HfpatchError) as caught:
+        load_recipe(write(SIX)).only(methods)
+    assert str(caught.value) == expected
+
+
+def test_null_takes_an_entry_out_of_a_mapping(write):
+    recipe = load_recipe(write(PLAIN), ["methods.lora=null"])
+    assert list(recipe.methods) == ["baseline", "pre_projection"]
+    rates = ["training.learning_rates={skip: 0.1, lora: 0.2}", "training.learning_rates.skip=null"]
+    assert load_recipe(write(PLAIN), rates).training.learning_rates == {"lora": 0.2}
+    assert "no entry 'lroa' to take out (did you mean 'lora'?)" in refused(write(PLAIN), "methods.lroa=null")
+    without = "methods.pre_projection=null", "tuning=null"
+    assert "methods.matched.0.match is 'pre_projection', which is not among methods" in refused(write(SIX), *without)
+
+
+def test_what_a_chosen_method_would_be_compared_with_is_named(write):
+    recipe = load_recipe(write(SIX))
+    assert left_out_of_pairs(recipe, recipe.only(["pre_projection"])) == [
+        "pre_projection is not compared with matched, which --methods leaves out"
+    ]
+    assert left_out_of_pairs(recipe, recipe.only(["pre_projection", "matched"])) == []
