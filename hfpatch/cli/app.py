@@ -72,7 +72,7 @@ def compare(
 ) -> None:
     """Train and evaluate every method of a recipe, then report.
 
-    With --methods A,B only these; the same with --resume adds to those that the folder has, and without --methods the rest.
+    With --methods A,B only these; --resume --methods C adds C to those in the folder, --resume alone all the others.
     On several processes, which share every training and evaluation: accelerate launch -m hfpatch compare RECIPE
 
     Example: hfpatch compare quickstart training.seeds=[0] --out runs/first
@@ -146,7 +146,11 @@ def report(
     run_dirs: Annotated[
         list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that compare, pretrain or eval wrote.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Where the report of several runs goes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where a report of several runs or of some methods goes.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Some methods of a run; verdicts are those of the whole comparison."),
+    ] = None,
 ) -> None:
     """Write the report of a run folder again, from its result files; or one report of several comparisons.
 
@@ -158,11 +162,14 @@ def report(
     from hfpatch.reporting import default_out, write_joint_report, write_report
     from hfpatch.reporting.terminal import print_document
 
-    if len(run_dirs) == 1 and out is None:
+    names = None if methods is None else options.split_names(methods)
+    if len(run_dirs) == 1 and out is None and names is None:
         written = write_report(run_dirs[0], pdf=True)
-        print_document(written.document)
     else:
-        written = write_joint_report(run_dirs, out or default_out(run_dirs), pdf=True)
+        place = out or default_out(run_dirs, names or ())
+        written = write_joint_report(run_dirs, place, pdf=True, methods=names)
+    if len(run_dirs) == 1 and (out is None or names):
+        print_document(written.document)
     print(f"report: {written.html}")
 
 

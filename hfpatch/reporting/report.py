@@ -70,7 +70,9 @@ def document_of(folder: Path) -> Document:
     return study_document(results) if isinstance(results, StudyResults) else evaluation_document(results)
 
 
-def write_report(run_dir: Path, out: Path | None = None, *, pdf: bool = False) -> Report:
+def write_report(
+    run_dir: Path, out: Path | None = None, *, pdf: bool = False, methods: Sequence[str] | None = None
+) -> Report:
     """Write ``report.html``, ``report.md``, ``results.csv`` and ``figures/`` from the results in ``run_dir``.
 
     ``results.tex`` too, but of a study, which has the headline and the scores as tables for a paper. The same results
@@ -81,11 +83,14 @@ def write_report(run_dir: Path, out: Path | None = None, *, pdf: bool = False) -
         run_dir: what ``hfpatch compare``, ``pretrain`` or ``eval --output`` wrote.
         out: the folder of the report; None takes ``run_dir``.
         pdf: also write each figure as PDF; those that are there are written again anyway.
+        methods: the methods of a comparison to report, with the verdicts of the whole; None reports all.
 
     Raises:
-        HfpatchError: if ``run_dir`` has no results that can be read, or ``out`` cannot be written.
+        HfpatchError: if ``run_dir`` has no results that can be read or no such method, or ``out`` cannot be written.
     """
     results, place = load_results(run_dir), out or run_dir
+    if methods is not None and not isinstance(results, ComparisonResults):
+        raise HfpatchError(f"{run_dir}: contains no comparison, so it has no methods to choose; leave out --methods")
     if isinstance(results, StudyResults):
         drawn = draw_study(results)
         document, summary = study_document(results, to_svgs(drawn)), study_differences(results, title=True)
@@ -93,13 +98,16 @@ def write_report(run_dir: Path, out: Path | None = None, *, pdf: bool = False) -
         return _with_pdfs(report, place, drawn, pdf=pdf)
     if isinstance(results, EvaluationResults):
         return _write_evaluations({run_dir.name: results}, evaluation_document(results), place)
-    report = _write(place, [read_material("", run_dir, results)], (), pdf=pdf)
+    material = read_material("", run_dir, results)
+    report = _write(place, [material if methods is None else _only(material, methods)], (), pdf=pdf)
     if out is None:
         write_patch_cards(run_dir, results)
     return report
 
 
-def write_joint_report(run_dirs: Sequence[Path], out: Path, *, pdf: bool = False) -> Report:
+def write_joint_report(
+    run_dirs: Sequence[Path], out: Path, *, pdf: bool = False, methods: Sequence[str] | None = None
+) -> Report:
     """Write one report of several comparisons or evaluations, or of one folder of any kind, to ``out``.
 
     Comparisons share the tables where they measured the same frozen model on the same documents, and are reported side
@@ -112,7 +120,11 @@ def write_joint_report(run_dirs: Sequence[Path], out: Path, *, pdf: bool = False
     if any((out / name).exists() for name in _RUN_FILES):
         raise HfpatchError(f"{out}: is a run, whose own report would be lost; choose another --out")
     if len(run_dirs) == 1:
-        return write_report(run_dirs[0], out, pdf=pdf)
+        return write_report(run_dirs[0], out, pdf=pdf, methods=methods)
+    if methods is not None:
+        raise HfpatchError(
+            f"--methods chooses methods of one run, and there are {len(run_dirs)}; report each by itself"
+        )
     if isinstance(load_results(run_dirs[0]), EvaluationResults):
         sources = {label: load_evaluation(path) for label, path in labels(run_dirs).items()}
         return _write_evaluations(sources, joint_evaluation_document(sources), out)
@@ -128,10 +140,19 @@ def _write_evaluations(sources: Mapping[str, EvaluationResults], document: Docum
     return write_document(document, out, csv=evaluation_csv(sources), tex=tex)
 
 
-def default_out(run_dirs: Sequence[Path]) -> Path:
-    """Return the folder for the report of several runs where none is named."""
-    names = "+".join(re.sub(r"[^\w.-]", "_", path.resolve().name) for path in run_dirs)
+def default_out(run_dirs: Sequence[Path], methods: Sequence[str] = ()) -> Path:
+    """Return the folder for the report of several runs, or of some methods of one, where none is named."""
+    names = "+".join(re.sub(r"[^\w.-]", "_", name) for name in [*(path.resolve().name for path in run_dirs), *methods])
     return Path("runs") / f"report-{names}"[:100]
+
+
+def _only(material: Material, methods: Sequence[str]) -> Material:
+    """Return what is known of some methods of a run."""
+    results = material.results.only(methods)
+    layers = [(name, series) for name, series in material.layers if name in results.methods]
+    sides = tuple(side for side in material.samples.sides if side.method in results.methods)
+    samples, sources = replace(material.samples, sides=sides), dict.fromkeys(material.sources, results)
+    return replace(material, results=results, layers=layers, samples=samples, sources=sources)
 
 
 def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping[str, Mapping[str, str]]) -> Material:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from hfpatch.errors import HfpatchError, nearest
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
 from hfpatch.results.tuning import Tuning
@@ -238,6 +240,38 @@ class ComparisonResults(Part):
         from hfpatch.results.frames import notebook_table
 
         return notebook_table(self)
+
+    def only(self, methods: Collection[str]) -> ComparisonResults:
+        """Return the results of some methods and the baseline, with the p-values and verdicts of the whole comparison.
+
+        A warning says so.
+
+        Raises:
+            HfpatchError: if there is no such method, or none is named.
+        """
+        known = f"; there are {', '.join(self.others)}"
+        wrong = next((name for name in methods if name not in self.methods), None)
+        if wrong is not None:
+            raise HfpatchError(f"--methods: no method {wrong!r} in {self.name}{nearest(wrong, self.methods) or known}")
+        if not methods:
+            raise HfpatchError(f"--methods names no method of {self.name}{known}")
+        kept = {name: method for name, method in self.methods.items() if name in {self.baseline, *methods}}
+        shown = len(kept) - (self.baseline in kept)
+        note = (
+            f"Shown are {shown} of {len(self.others)} methods: p-values and verdicts are those of the whole "
+            "comparison, corrected over all its methods."
+        )
+        made = {
+            name: [each for each in getattr(self, name) if each.method in kept and each.reference in kept]
+            for name in ("comparisons", "low_noise")
+        }
+        tuning = self.tuning and self.tuning.model_copy(
+            update={
+                "trials": [trial for trial in self.tuning.trials if trial.method in kept],
+                "chosen": {name: choice for name, choice in self.tuning.chosen.items() if name in kept},
+            }
+        )
+        return self.model_copy(update={"methods": kept, "tuning": tuning, "warnings": [note, *self.warnings], **made})
 
     @property
     def baseline(self) -> str | None:

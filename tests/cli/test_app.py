@@ -288,7 +288,10 @@ def test_compare_and_report_print_the_table_and_the_report(capsys, tmp_path, rec
         assert f"report: {out / 'report.html'}" in shown
 
 
-MORE = RECIPE + "  lora: [{type: lora, match: pre_projection}]\n  skip: [{type: pre_projection, expansion: 0, content_skip: true}]\n"
+MORE = f"""{RECIPE}\
+  lora: [{{type: lora, match: pre_projection}}]
+  skip: [{{type: pre_projection, expansion: 0, content_skip: true}}]
+"""
 
 
 def test_some_methods_of_a_recipe_are_run_and_resume_adds_others(capsys, tmp_path, recipe):
@@ -309,6 +312,11 @@ def test_some_methods_of_a_recipe_are_run_and_resume_adds_others(capsys, tmp_pat
     assert main(["compare", str(recipe), "--out", str(alone)]) == 0
     assert list(whole.methods) == ["baseline", "pre_projection", "lora", "skip"]
     assert whole.comparisons == load_results(alone).comparisons
+    capsys.readouterr()
+    assert main(["report", str(out), "--methods", "skip", "--out", str(tmp_path / "shown")]) == 0
+    shown = capsys.readouterr().out
+    assert "Shown are 1 of 3 methods" in shown.replace("\n", " ")
+    assert "lora" not in shown.partition("report: ")[0].partition("·")[0]
     refused(capsys, "compare", recipe, "--methods", "lora", "--out", out)
 
 
@@ -321,7 +329,7 @@ def test_some_methods_of_a_recipe_are_run_and_resume_adds_others(capsys, tmp_pat
         (",", "--methods names no method of small; there are pre_projection, lora, skip"),
     ],
 )
-def test_methods_that_cannot_be_run_alone_are_one_line(capsys, tmp_path, recipe, monkeypatch, command, methods, expected):
+def test_methods_that_cannot_be_alone_are_one_line(capsys, tmp_path, recipe, monkeypatch, command, methods, expected):
     monkeypatch.chdir(tmp_path)
     recipe.write_text(MORE)
     assert expected in refused(capsys, command, recipe, "--methods", methods)

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from hfpatch.errors import HfpatchError
-from hfpatch.reporting import write_report
+from hfpatch.reporting import write_joint_report, write_report
+from hfpatch.results.folder import load_comparison
 
 DRAWN = ("differences", "quality", "training")
 FILES = sorted([*(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")), "figures/summary.png"])
@@ -80,6 +81,25 @@ def test_an_incomplete_run_is_reported_as_far_as_it_got(run_dir, raw, build):
     for page in (report.html, report.markdown):
         assert "lora: no training curve (metrics.jsonl)." in page.read_text()
         assert "lora: no finished run with seed 1." in page.read_text()
+
+
+def test_a_report_of_some_methods_has_the_verdicts_of_the_whole(run_dir, raw, tmp_path):
+    whole, some = load_comparison(run_dir), load_comparison(run_dir).only(["lora"])
+    out = tmp_path / "some"
+    report = write_joint_report([run_dir], out, methods=["lora"])
+    assert list(some.methods) == ["baseline", "lora"]
+    assert some.comparisons == [
+        one for one in whole.comparisons if one.method == "lora" and one.reference == "baseline"
+    ]
+    note = f"Shown are 1 of {len(whole.others)} methods: p-values and verdicts are those of the whole comparison"
+    assert all(note in path.read_text() for path in (report.markdown, report.html))
+    assert not any(f"| {name} |" in report.markdown.read_text() for name in whole.others if name != "lora")
+    assert {row.split(",")[0] for row in report.csv.read_text().splitlines()[1:]} == {"baseline", "lora"}
+    assert not (run_dir / "report.html").exists()
+    with pytest.raises(HfpatchError, match=r"no method 'loar' in .* \(did you mean 'lora'"):
+        write_joint_report([run_dir], out, methods=["loar"])
+    with pytest.raises(HfpatchError, match="there are 2; report each by itself"):
+        write_joint_report([run_dir, run_dir], out, methods=["lora"])
 
 
 def test_a_hostile_run_is_written_whole(build, hostile, tmp_path):
