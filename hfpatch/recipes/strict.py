@@ -23,6 +23,12 @@ Model = TypeVar("Model", bound=BaseModel)
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 SEED_LIMIT = 2**32
+RATES = ("lr", "learning_rate")
+NO_OWN_RATE = (
+    "; a method has no rate of its own: tuning: finds each method's best, training.learning_rates gives a group of "
+    "tensors (lora, skip, query, ...) its own"
+)
+"""What a message says to one of :data:`RATES` in a method."""
 """Seeds are below it, as NumPy's must be."""
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
@@ -246,7 +252,10 @@ def _put(values: dict[str, Any], keys: list[str], value: object, override: str, 
             raise HfpatchError(f"override {override!r}: unknown key {name!r}{_meant(key, known, model)}")
         if isinstance(place, list):
             if not key.isdecimal() or int(key) >= len(place):
-                raise HfpatchError(f"override {override!r}: {key!r} is not an index of a list of {len(place)} items")
+                hint = NO_OWN_RATE if key in RATES else ""
+                raise HfpatchError(
+                    f"override {override!r}: {key!r} is not an index of a list of {len(place)} items{hint}"
+                )
             at = int(key)
         elif not isinstance(place, dict):
             raise HfpatchError(f"override {override!r}: {key!r} lies below a {_kind_of(place)}, which has no keys")

@@ -16,6 +16,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.code import REFERENCE
 from hfpatch.recipes.comparison import match_mistake
 from hfpatch.recipes.sizes import SIZES
+from hfpatch.recipes.strict import NO_OWN_RATE, RATES
 from hfpatch.surgery.budget import count_added
 from hfpatch.surgery.matching import match_size
 from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
@@ -185,7 +186,8 @@ def _check_keys(where: str, part: Part, methods: Methods, name: str) -> None:
     known = [*options, "type", "match"]
     for key in part:
         if key not in known:
-            raise HfpatchError(f"{where}: {kind} has no option {key!r}{nearest(str(key), known)}")
+            hint = NO_OWN_RATE if key in RATES else nearest(str(key), known)
+            raise HfpatchError(f"{where}: {kind} has no option {key!r}{hint}")
     if mistake := match_mistake(name, part, methods):
         raise HfpatchError(where + mistake)
 

@@ -92,6 +92,10 @@ def test_overrides_are_yaml_values_under_dotted_keys(write, overrides, read, exp
         ("training.seeds=[0", ["not valid YAML"]),
         ("name={{ name }}", ["not valid YAML", "a key is a list or a mapping"]),
         ("methods.lora.².r=4", ["'²' is not an index of a list of 1 items"]),
+        (
+            "methods.lora.lr=3e-3",
+            ["is not an index", "a method has no rate of its own: tuning: ", "training.learning_rates"],
+        ),
         ("training.steps=sixty", ["training.steps", '"sixty"', "integer"]),
     ],
 )

@@ -178,6 +178,7 @@ BAD = {
         "no option 'content_skipp' .*did you mean 'content_skip'",
     ),
     "internal option": ([{"type": "pre_projection", "peft_type": "LORA"}], "no option 'peft_type'"),
+    "rate": ([{"type": "lora", "lr": 1e-3}], r"lora has no option 'lr'; .* tuning: .* training\.learning_rates"),
     "second part": ([{"type": "lora", "r": 1}, {"type": "lora", "rr": 1}], r"methods\.m\[1\]: lora has no option 'rr'"),
     "bad value": ([{"type": "pre_projection", "activation": "swish"}], r"methods\.m\[0\]: activation='swish'"),
     "rank 0": ([{"type": "lora", "r": 0}], r"methods\.m\[0\]: .*r"),

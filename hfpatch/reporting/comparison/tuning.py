@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from hfpatch.recipes.training import group_of
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.numbers import NOTHING, count, decimal, listed
@@ -30,11 +31,35 @@ def rates_sentence(results: ComparisonResults) -> str:
         return _tuned_sentence(results.tuning)
     if not results.training or not results.others:
         return ""
-    rate, groups = results.training.get("lr"), results.training.get("learning_rates")
-    shown = f" ({rate:g})" if isinstance(rate, int | float) and not groups else ""
+    named: dict[str, list[str]] = {}
+    for name in results.others:
+        named.setdefault(_own_rates(results, name), []).append(name)
+    shown = next(iter(named))
     if len(results.others) == 1:
-        return f"One learning rate{shown}, not tuned: another may change the result."
-    return f"All methods at {'the same rates' if groups else 'one rate'}{shown}, which may favour some."
+        return f"One learning rate{shown and f' ({shown})'}, not tuned: another may change the result."
+    if len(named) == 1:
+        which = "the same rates" if "(" in shown else "one rate"
+        return f"All methods at {which}{shown and f' ({shown})'}, which may favour some."
+    *first, (last, rest) = sorted(named.items(), key=lambda pair: len(pair[1]))
+    clauses = [f"{listed(names)} at {rate}" for rate, names in first]
+    clauses.append(f"{f'the other {len(rest)}' if len(rest) > 1 else rest[0]} at {last}")
+    return f"No rate was tuned: {listed(clauses)}, which may favour some."
+
+
+def _own_rates(results: ComparisonResults, name: str) -> str:
+    """Return the rates of a method's tensors: ``0.001``, or ``0.001 (lora 0.01)``; nothing where that is not known.
+
+    The groups of its tensors, :func:`hfpatch.recipes.training.group_of`, are those of its update survival.
+    """
+    rate, rates = results.training.get("lr"), results.training.get("learning_rates") or {}
+    trains = [run.train for run in results.methods[name].runs.values() if run.train is not None]
+    groups = {group_of(tensor) for train in trains for tensor in train.update_survival if tensor != "all"}
+    if not isinstance(rate, int | float):
+        return ""
+    own = {group: rates[group] for group in sorted(groups or rates) if rates.get(group, rate) != rate}
+    if groups and groups == own.keys() and len({*own.values()}) == 1:
+        return f"{next(iter(own.values())):g}"
+    return f"{rate:g}" + (f" ({', '.join(f'{group} {value:g}' for group, value in own.items())})" if own else "")
 
 
 def _tuned_sentence(tuning: Tuning) -> str:

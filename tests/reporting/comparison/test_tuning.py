@@ -1,5 +1,6 @@
 """How rates were chosen, as the report says and draws it."""
 
+import json
 import csv
 import io
 from dataclasses import replace
@@ -28,13 +29,43 @@ def tuned(build):
 def test_the_first_thing_said_is_how_the_rates_were_chosen(tuned, results, raw, build):
     assert rates_sentence(tuned) == "Each method at its best of 3 rates."
     assert rates_sentence(results) == "All methods at one rate (0.001), which may favour some."
-    groups = {**raw["training"], "lr": 1e-3, "learning_rates": {"lora": 1e-2}}
-    untuned = raw | {"tuning": None, "training": groups}
-    assert rates_sentence(build(untuned)) == "All methods at the same rates, which may favour some."
     alone = {name: raw["methods"][name] for name in ("baseline", SKIP)}
-    text = rates_sentence(build(untuned | {"methods": alone, "comparisons": []}))
-    assert text == "One learning rate, not tuned: another may change the result."
+    text = rates_sentence(build(raw | {"tuning": None, "methods": alone, "comparisons": []}))
+    assert text == "One learning rate (0.001), not tuned: another may change the result."
     assert rates_sentence(build({"schema": 2, "kind": "comparison", "name": "empty"})) == ""
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        (
+            {"lora": ["lora_A", "lora_B"], SKIP: ["preproj_up", "preproj_skip"], "third": ["preproj_up"]},
+            "No rate was tuned: lora at 0.003 and the other 2 at 1e-05, which may favour some.",
+        ),
+        (
+            {"lora": ["lora_A"], SKIP: ["preproj_up", "lora_A"]},
+            "No rate was tuned: lora at 0.003 and pre_projection_skip at 1e-05 (lora 0.003), which may favour some.",
+        ),
+        (
+            {"lora": ["lora_A", "preproj_up"], SKIP: ["preproj_up", "lora_A"]},
+            "All methods at the same rates (1e-05 (lora 0.003)), which may favour some.",
+        ),
+        ({"lora": ["lora_A"], "third": ["lora_B"]}, "All methods at one rate (0.003), which may favour some."),
+        (
+            {SKIP: ["preproj_up"], "third": ["temperature_query"]},
+            "All methods at one rate (1e-05), which may favour some.",
+        ),
+    ],
+)
+def test_rates_of_groups_are_told_of_the_methods_that_have_them(raw, build, tensors, expected):
+    untuned = raw | {"tuning": None, "comparisons": [], "training": {"lr": 1e-5, "learning_rates": {"lora": 3e-3}}}
+    methods = {"baseline": raw["methods"]["baseline"]}
+    for name, groups in tensors.items():
+        own = json.loads(json.dumps(raw["methods"]["lora"]))
+        for run in own["runs"].values():
+            run["train"]["update_survival"] = dict.fromkeys([*groups, "all"], 1.0)
+        methods[name] = own
+    assert rates_sentence(build(untuned | {"methods": methods})) == expected
 
 
 def test_more_trials_than_rates_are_said(tuned):
