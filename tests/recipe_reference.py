@@ -45,6 +45,7 @@ JSON_TYPES = {
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 PART = {
     "type": "Which method: one of hfpatch's own or one of PEFT's, in lower case, or package.module:Class.",
+    "label": "What tables and figures call the method; in its first part.",
     "match": "The method whose parameter count this part's size is solved for.",
     "target_modules": "LoRA and others of PEFT: attention, mlp, all-linear, or a list of names of modules.",
 }
@@ -98,7 +99,12 @@ def part_schema():
             for key, types, text, default in rows_of(options_of(config))
         }
         is_it = {"properties": {"type": {"const": name}}, "required": ["type"]}
-        rules.append({"if": is_it, "then": {"properties": {"type": {}, **size, **keys}, "additionalProperties": False}})
+        rules.append(
+            {
+                "if": is_it,
+                "then": {"properties": {"type": {}, "label": {}, **size, **keys}, "additionalProperties": False},
+            }
+        )
     properties = {key: {"description": text} for key, text in PART.items()}
     own = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
     properties["type"]["anyOf"] = [{"enum": method_types()}, own]

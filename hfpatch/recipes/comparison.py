@@ -36,6 +36,7 @@ PLACES = ("trust_remote_code", "device_map")
 """Options of loading that decide no number."""
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
+_LONGEST_LABEL = 40
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -148,12 +149,21 @@ class Recipe(Section):
     """The method of no part that all others are compared with."""
     methods: Annotated[dict[str, list[dict[str, Any]]], Field(min_length=1)]
     """Each method is a list of parts, ``{type: pre_projection, content_skip: true}``; the baseline is ``[]``."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """What methods are called in the headline, tables, figures and LaTeX; a ``label`` in a method's first part says the
+    same. Files, folders and options use the names above."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Recipe:
         measured = self.data.held_out is not None
         loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=measured)
-        for mistake in (loop, _lists_mistake(self), _methods_mistake(self), _tuning_mistake(self)):
+        for mistake in (
+            loop,
+            _lists_mistake(self),
+            _methods_mistake(self),
+            _labels_mistake(self),
+            _tuning_mistake(self),
+        ):
             if mistake:
                 raise ValueError(mistake)
         return self
@@ -190,7 +200,8 @@ class Recipe(Section):
             missing = next((part["match"] for part in parts if part.get("match", name) not in kept), None)
             if missing is not None:
                 raise HfpatchError(f"--methods: {name} has the size of {missing} (match), which is left out; add it")
-        changed = {**self.model_dump(mode="json"), "methods": kept}
+        labels = {name: label for name, label in self.labels.items() if name in kept}
+        changed = {**self.model_dump(mode="json"), "methods": kept, "labels": labels}
         if self.tuning is not None:
             grid = self.tuning.grid.items()
             owners = {None, *kept}
@@ -251,7 +262,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: 
     Raises:
         HfpatchError: for each mistake a recipe can hold, naming the file, the key and what is allowed.
     """
-    recipe = load_as(path, overrides, Recipe, trust_code=trust_code)
+    recipe = load_as(path, overrides, Recipe, trust_code=trust_code, rearranged=_labels_of_parts)
     for override in overrides if recipe.tuning is not None else ():
         if read_override(override)[0] == "training.lr":
             raise HfpatchError(
@@ -259,6 +270,19 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: 
                 "tuning.learning_rates, or add tuning=null"
             )
     return recipe
+
+
+def _labels_of_parts(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values with the label in a method's first part in ``labels``, unless it has one there."""
+    methods, given = values.get("methods"), values.get("labels", {})
+    if not isinstance(methods, dict) or not isinstance(given, dict):
+        return values
+    labels, bare = {}, dict(methods)
+    for name, parts in methods.items():
+        if isinstance(parts, list) and parts and isinstance(parts[0], dict) and "label" in parts[0]:
+            labels[name] = parts[0]["label"]
+            bare[name] = [{key: value for key, value in parts[0].items() if key != "label"}, *parts[1:]]
+    return {**values, "methods": bare, "labels": {**labels, **given}} if labels else values
 
 
 def _tuning_mistake(recipe: Recipe) -> str | None:
@@ -295,6 +319,19 @@ def _methods_mistake(recipe: Recipe) -> str | None:
                 return f"{where} has no type; write type: {known}"
             if mistake := match_mistake(name, part, methods):
                 return where + mistake
+    return None
+
+
+def _labels_mistake(recipe: Recipe) -> str | None:
+    seen = {name: name for name in recipe.methods if name not in recipe.labels}
+    for name, label in recipe.labels.items():
+        if name not in recipe.methods:
+            return f"labels.{name} is of no method{nearest(name, recipe.methods)}"
+        if not label.strip() or not label.isprintable() or len(label) > _LONGEST_LABEL:
+            return f"labels.{name} is {label!r}; must be a line of 1 to {_LONGEST_LABEL} characters"
+        if label in seen:
+            return f"labels.{name} is {label!r}, which {seen[label]} is called too; give each method its own"
+        seen[label] = name
     return None
 
 

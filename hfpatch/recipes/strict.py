@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
@@ -130,14 +130,24 @@ for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
-def load_as(path: Path | str, overrides: Sequence[str], model: type[Model], *, trust_code: bool) -> Model:
-    """Read a recipe of the kind that ``model`` describes; otherwise as `hfpatch.recipes.comparison.load_recipe`."""
+def load_as(
+    path: Path | str,
+    overrides: Sequence[str],
+    model: type[Model],
+    *,
+    trust_code: bool,
+    rearranged: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Model:
+    """Read a recipe of the kind that ``model`` describes; otherwise as `hfpatch.recipes.comparison.load_recipe`.
+
+    ``rearranged`` brings what the file and the overrides say into the model's layout.
+    """
     file = find_recipe(Path(path))
     values = read_yaml(file)
     if overrides:
         values = apply_overrides(values, overrides, model)
     source = f"{file} with {' '.join(overrides)}" if overrides else str(file)
-    recipe = validate(values, model, source)
+    recipe = validate(rearranged(values), model, source)
     if not trust_code:
         said = [read_override(override)[0] for override in overrides]
         refuse_code(recipe.model_dump(mode="json"), said, str(file))

@@ -30,6 +30,8 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
         _labelled("SHA-256", digest(model.get("sha256"))),
     )
     facts = [("Protocol", PROTOCOLS.get(results.protocol, results.protocol)), ("Model", described)]
+    labels = [f"{label} = {name}" for name, label in results.labels.items() if label != name]
+    facts.append(("Methods, by their names in files", ", ".join(labels)))
     facts.append(("Data", data_text(results.data)))
     for seed, plan in results.plan.items():
         sizes = f"{plan.get('steps', '?')} steps of {plan.get('batch_size', '?')} blocks"

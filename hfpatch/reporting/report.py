@@ -66,7 +66,8 @@ def document_of(folder: Path) -> Document:
     results = load_results(folder)
     if isinstance(results, ComparisonResults):
         nothing = Samples((), {}, ())
-        return comparison_document([Material("", results, (), nothing, [*missing(results)], {"": results})])
+        material = Material("", results, (), nothing, [*missing(results)], {"": results})
+        return comparison_document([_labelled(material)])
     return study_document(results) if isinstance(results, StudyResults) else evaluation_document(results)
 
 
@@ -155,6 +156,15 @@ def _only(material: Material, methods: Sequence[str]) -> Material:
     return replace(material, results=results, layers=layers, samples=samples, sources=sources)
 
 
+def _labelled(material: Material) -> Material:
+    """Return what is known of a run with its methods under their labels, and as it was for its CSV files."""
+    results, labels = material.results.labelled(), material.results.labels
+    layers = [(labels[name], series) for name, series in material.layers]
+    sides = tuple(replace(side, method=labels[side.method]) for side in material.samples.sides)
+    samples = replace(material.samples, sides=sides)
+    return replace(material, results=results, layers=layers, samples=samples, unlabelled=material)
+
+
 def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping[str, Mapping[str, str]]) -> Material:
     """Return the runs as one, every method by its name in the union."""
     layers = [(names[one.title][method], series) for one in each for method, series in one.layers]
@@ -169,8 +179,10 @@ def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping
 
 
 def _write(out: Path, material: Sequence[Material], checks: Sequence[Check], *, pdf: bool) -> Report:
+    csv = results_csv({each.title: each.results for each in material})
+    material = [_labelled(each) for each in material]
     summary = differences(material[0].results, title=True) if len(material) == 1 else None
-    csv, tex = results_csv({each.title: each.results for each in material}), _latex(material)
+    tex = _latex(material)
     drawn = [draw(each.results, each.layers) for each in material]
     shown = [replace(each, drawn=to_svgs(own)) for each, own in zip(material, drawn, strict=True)]
     document = comparison_document(shown, checks)

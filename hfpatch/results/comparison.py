@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ from hfpatch.results.tuning import Tuning
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 class Curve(Part):
@@ -122,8 +124,14 @@ def read_match(values: Values) -> Match | SizeMatch:
 
 
 class Method(Part):
-    """One method: its parts, what it trains, its runs by seed, and over seeds its loss curve and layers."""
+    """One method: its parts, what it trains, its runs by seed, and over seeds its loss curve and layers.
 
+    ``label`` is what reports call it; None is the name under which the results have it.
+    """
+
+    written_if_set = frozenset({"label"})
+
+    label: str | None = None
     parts: list[Values] = Field(default_factory=list)
     parameters: Parameters
     match: Match | SizeMatch | None = None
@@ -221,6 +229,12 @@ class ComparisonResults(Part):
         values = super().to_json()
         return values if self.tuning is not None else {key: values[key] for key in values if key != "tuning"}
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
+        """Return a copy, which finds its own comparisons and not those of the original."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy.__dict__.pop("_index", None)
+        return copy
+
     def to_pandas(self, table: str | None = None) -> DataFrame:
         """Return a table of the results as a pandas DataFrame.
 
@@ -274,6 +288,34 @@ class ComparisonResults(Part):
         return self.model_copy(update={"methods": kept, "tuning": tuning, "warnings": [note, *self.warnings], **made})
 
     @property
+    def labels(self) -> dict[str, str]:
+        """What reports call each method: its label, or its name where it has none or another has the same label."""
+        labels = [method.label for method in self.methods.values()]
+        free = {label for label in labels if label and labels.count(label) == 1 and label not in self.methods}
+        return {name: each.label if each.label in free else name for name, each in self.methods.items()}
+
+    def labelled(self) -> ComparisonResults:
+        """Return the results with every method under its label, for tables and figures."""
+        new = self.labels
+        if all(name == label for name, label in new.items()):
+            return self
+
+        methods = {}
+        for name, method in self.methods.items():
+            match = method.match and _renamed(method.match, new, "to")
+            methods[new[name]] = method.model_copy(update={"match": match})
+        update: Values = {
+            "methods": methods,
+            "comparisons": [_renamed(each, new, "method", "reference") for each in self.comparisons],
+            "low_noise": [_renamed(each, new, "method", "reference") for each in self.low_noise],
+        }
+        if self.tuning is not None:
+            trials = [_renamed(trial, new, "method") for trial in self.tuning.trials]
+            chosen = {new.get(name, name): choice for name, choice in self.tuning.chosen.items()}
+            update["tuning"] = self.tuning.model_copy(update={"trials": trials, "chosen": chosen})
+        return self.model_copy(update=update)
+
+    @property
     def baseline(self) -> str | None:
         """The method that adds nothing: what the others are compared with."""
         if "baseline" in self.methods and not self.methods["baseline"].parts:
@@ -319,3 +361,9 @@ class ComparisonResults(Part):
     @cached_property
     def _index(self) -> dict[tuple[str, str | None, str, str], Comparison]:
         return {(c.method, c.reference, c.task, c.metric): c for c in reversed([*self.comparisons, *self.low_noise])}
+
+
+def _renamed(part: AnyPart, names: Mapping[str, str], *fields: str) -> AnyPart:
+    """Return a part with new names in those of its fields that name a method."""
+    old = {field: getattr(part, field) for field in fields}
+    return part.model_copy(update={field: names.get(name, name) for field, name in old.items()})

@@ -30,8 +30,8 @@ ABSENT = "absent"
 def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     """Return how a recipe differs from that of a folder: what it adds, and what changes something that exists.
 
-    More seeds are an addition, unless the trials of tuning would take place with another seed. So is all that is said
-    about a method or a variant that has no run in the folder.
+    More seeds are an addition, unless the trials of tuning would take place with another seed. So are labels, and all
+    that is said about a method or a variant that has no run in the folder.
 
     Raises:
         HfpatchError: if the recipe in the folder cannot be read.
@@ -47,7 +47,7 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
         if before == now or any(key == name or key.startswith(f"{name}.") for name in NOT_IDENTITY):
             continue
         fits = _adds_seeds(recipe, before, now) if key in ("training.seeds", "seeds") else _is_about(key, unrun)
-        (added if fits else changed)[key] = (before, now)
+        (added if fits or key.startswith("labels.") else changed)[key] = (before, now)
     return added, changed
 
 

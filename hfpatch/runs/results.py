@@ -83,6 +83,7 @@ def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Me
     done = {seed: read_json(path.result) for seed, path in paths.items()}
     layers = (LayerSeries.model_validate(series) for result in done.values() for series in result["layers"])
     return Method(
+        label=setup.recipe.labels.get(name),
         parts=setup.recipe.methods[name],
         parameters=Parameters(trainable=size.trainable, added=size.added, base=size.base),
         match=read_match(match.to_json()) if match else None,

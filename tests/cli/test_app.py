@@ -318,6 +318,10 @@ def test_some_methods_of_a_recipe_are_run_and_resume_adds_others(capsys, tmp_pat
     assert "Shown are 1 of 3 methods" in shown.replace("\n", " ")
     assert "lora" not in shown.partition("report: ")[0].partition("·")[0]
     refused(capsys, "compare", recipe, "--methods", "lora", "--out", out)
+    assert main([*resumed, "labels.skip=Skip only"]) == 0
+    assert "Skip only" in capsys.readouterr().out
+    assert load_results(out).methods["skip"].label == "Skip only"
+    assert (out / "runs" / "pre_projection" / "seed-0" / "training.json").read_bytes() == trained
 
 
 @pytest.mark.parametrize("command", ["compare", "plan"])

@@ -356,3 +356,29 @@ def test_what_a_chosen_method_would_be_compared_with_is_named(write):
         "pre_projection is not compared with matched, which --methods leaves out"
     ]
     assert left_out_of_pairs(recipe, recipe.only(["pre_projection", "matched"])) == []
+
+
+def test_a_label_is_what_reports_call_a_method(write):
+    part = load_recipe(write(PLAIN.replace("    - type: lora\n", "    - type: lora\n      label: LoRA (rank 4)\n")))
+    plain = load_recipe(write(PLAIN))
+    assert part.labels == {"lora": "LoRA (rank 4)"}
+    assert part.methods == plain.methods  # so that nothing that a run is made from differs
+    assert load_recipe(write(PLAIN), ["labels.baseline=Frozen base"]).labels == {"baseline": "Frozen base"}
+    assert load_recipe(write(part.to_yaml())) == part
+    assert load_recipe(write(part.to_yaml()), ["methods.lora.0.label=Low rank"]).labels == part.labels
+    assert load_recipe(write(part.to_yaml()), ["labels.lora=Low rank"]).labels == {"lora": "Low rank"}
+    assert part.only(["pre_projection"]).labels == {}
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("labels.lroa=LoRA", "labels.lroa is of no method (did you mean 'lora'?)"),
+        ("labels.lora=' '", "labels.lora is ' '; must be a line of 1 to 40 characters"),
+        ("labels.lora=pre_projection", "labels.lora is 'pre_projection', which pre_projection is called too"),
+        ("labels={lora: A, pre_projection: A}", "is 'A', which lora is called too; give each method its own"),
+        ("methods.lora.0.label=3", "labels.lora is 3; must be a string"),
+    ],
+)
+def test_a_label_that_cannot_be_one_is_one_line(write, label, expected):
+    assert expected in refused(write(PLAIN), label)

@@ -9,6 +9,8 @@ import pytest
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import write_joint_report, write_report
+from hfpatch.reporting.document import Table
+from hfpatch.reporting.report import document_of
 from hfpatch.results.folder import load_comparison
 
 DRAWN = ("differences", "quality", "training")
@@ -100,6 +102,30 @@ def test_a_report_of_some_methods_has_the_verdicts_of_the_whole(run_dir, raw, tm
         write_joint_report([run_dir], out, methods=["loar"])
     with pytest.raises(HfpatchError, match="there are 2; report each by itself"):
         write_joint_report([run_dir, run_dir], out, methods=["lora"])
+
+
+def test_labels_are_shown_and_are_no_keys(run_dir, raw):
+    plain = {path.name: path.read_bytes() for path in write_report(run_dir).paths}
+    raw["methods"]["lora"]["label"] = "Low rank"
+    (run_dir / "results.json").write_text(json.dumps(raw))
+    results = load_comparison(run_dir)
+    assert results.comparison("lora", "tinyworld_cloze", "baseline") is not None
+    assert results.labelled().comparison("lora", "tinyworld_cloze", "baseline") is None
+    assert results.labelled().comparison("Low rank", "tinyworld_cloze", "baseline").p == pytest.approx(
+        results.comparison("lora", "tinyworld_cloze", "baseline").p
+    )
+    report = write_report(run_dir)
+    assert "Low rank &" in report.tex.read_text()
+    for path in (report.markdown, report.html, *(each for each in report.figures if each.suffix == ".svg")):
+        assert "Low rank" in path.read_text(), path
+    assert "Low rank = lora" in report.markdown.read_text()
+    for path in report.paths:
+        assert path.suffix != ".csv" or path.read_bytes() == plain[path.name]
+    headline, *_ = (
+        block for block in document_of(run_dir).summary if isinstance(block, Table) and block.name == "headline"
+    )
+    assert {"Low rank"} <= {row.cells[0] for row in headline.rows}
+    assert "lora" not in {row.cells[0] for row in headline.rows}
 
 
 def test_a_hostile_run_is_written_whole(build, hostile, tmp_path):

@@ -18,7 +18,7 @@ from hfpatch.reporting.comparison.low_noise import low_noise_section
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
-from hfpatch.reporting.comparison.tuning import rates_sentence, tuning_sections
+from hfpatch.reporting.comparison.tuning import rates_sentence, tuning_csv, tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.floor import warned_of_floor
 from hfpatch.reporting.numbers import NOTHING, count, duration
@@ -79,6 +79,7 @@ class Material:
         missing: what is missing, a sentence each.
         sources: label -> results of each run behind it, for protocol and environment.
         drawn: the figures as SVG documents, by name. The summary for a terminal needs none.
+        unlabelled: the same with every method under its name in the recipe, where results and the rest have labels.
     """
 
     title: str
@@ -88,6 +89,12 @@ class Material:
     missing: Sequence[str]
     sources: Mapping[str, ComparisonResults]
     drawn: Mapping[str, str] = field(default_factory=dict)
+    unlabelled: Material | None = None
+
+    @property
+    def data(self) -> Material:
+        """What goes into CSV files, where a method has its name and not its label."""
+        return self.unlabelled or self
 
 
 def read_material(label: str, run_dir: Path, results: ComparisonResults) -> Material:
@@ -173,9 +180,9 @@ def _sections(material: Material) -> Iterator[doc.Section]:
     )
     yield doc.Section("protocol", "Protocol and provenance", _labelled(material, protocol_facts), "Protocol")
     yield doc.Section("warnings", "Warnings", _warnings(material))
-    download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": results}))
+    download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.data.results}))
     yield doc.Section("results", "Results", (main_table(results), download, method_table(results)))
-    yield from tuning_sections(results, material.drawn.get("tuning"))
+    yield from tuning_sections(results, material.drawn.get("tuning"), tuning_csv(material.data.results))
     yield from attribution(results)
     others = len(results.others)
     left_out = (
@@ -187,7 +194,7 @@ def _sections(material: Material) -> Iterator[doc.Section]:
             continue  # it is part of another section
         title, short, caption = _FIGURES[name]
         caption += left_out if others > MOST_METHODS else ""
-        figure = doc.Figure(name, title, caption, svg, figure_csv(name, results, material.layers))
+        figure = doc.Figure(name, title, caption, svg, figure_csv(name, material.data.results, material.data.layers))
         yield doc.Section(name, title, (figure,), short)
     pairs = paired_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))

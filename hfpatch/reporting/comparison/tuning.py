@@ -88,15 +88,15 @@ def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:
     return [("Tuned", f"{_values(choice.values)}, the best of {choice.trials} trials")]
 
 
-def tuning_sections(results: ComparisonResults, svg: str | None) -> Iterator[doc.Section]:
-    """Yield the section on tuning, where something was tuned; ``svg`` is its figure."""
+def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> Iterator[doc.Section]:
+    """Yield the section on tuning, where something was tuned; ``svg`` is its figure, ``data`` the figure's CSV."""
     tuning = results.tuning
     if tuning is None or not tuning.trials:
         return
     blocks: list[doc.Block] = [doc.Text(_how(tuning))]
     if svg is not None:
         title = "Held-out loss against learning rate"
-        blocks.append(doc.Figure("tuning", title, _CAPTION, svg, tuning_csv(results)))
+        blocks.append(doc.Figure("tuning", title, _CAPTION, svg, data))
     blocks += [choice_table(results), trial_table(results)]
     yield doc.Section("tuning", "Tuning", tuple(blocks))
 

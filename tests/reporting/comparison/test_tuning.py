@@ -1,8 +1,8 @@
 """How rates were chosen, as the report says and draws it."""
 
-import json
 import csv
 import io
+import json
 from dataclasses import replace
 
 import pytest
