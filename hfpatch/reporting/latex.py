@@ -1,4 +1,4 @@
-"""Tables as LaTeX, for a paper: a ``tabular`` with the rules of the package booktabs."""
+"""Tables as LaTeX, for a paper, with the rules of the package booktabs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ _SPECIAL = {
 """``[`` and ``*`` after a line's end would be its argument; ``−``, ``×`` and the like are what reports write."""
 
 
-def latex(table: Table, *, comments: Iterable[str] = ()) -> str:
-    """Return a table as a ``tabular``.
+def latex(table: Table, *, comments: Iterable[str] = (), caption: str = "") -> str:
+    """Return a table as a ``tabular``, or with a caption as a ``table`` that floats.
 
     Args:
         table: what to show; lines of a heading become lines of the head, those of a cell are joined.
         comments: lines above it that LaTeX does not set.
+        caption: what stands above the table, which then has the label ``tab:`` and its name.
     """
     alignment = "".join("r" if column.number else "l" for column in table.columns)
     heads = [(column.name, *column.notes) for column in table.columns]
     depth = max(len(head) for head in heads)
     head = [[each[line] if line < len(each) else "" for each in heads] for line in range(depth)]
     body = [[" ".join(cell.lines if isinstance(cell, Cell) else (cell,)) for cell in row.cells] for row in table.rows]
-    lines = [*(f"% {' '.join(comment.split())}" for comment in comments), rf"\begin{{tabular}}{{{alignment}}}"]
-    lines += [r"\toprule", *map(_line, head), r"\midrule", *map(_line, body), r"\bottomrule", r"\end{tabular}"]
+    set_above = [rf"\caption{{{escape(caption)}}}", rf"\label{{tab:{table.name}}}"]
+    lines = [
+        *(f"% {' '.join(comment.split())}" for comment in comments),
+        *([r"\begin{table}", r"\centering", *set_above] if caption else []),
+        *(rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", *map(_line, head), r"\midrule", *map(_line, body)),
+        *(r"\bottomrule", r"\end{tabular}"),
+        *([r"\end{table}"] if caption else []),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -37,6 +37,11 @@ from hfpatch.results.folder import load_comparison, load_evaluation, load_result
 from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyResults
 from hfpatch.support.files import atomic_file, write_text
 
+_HEADLINE = (
+    "Gains are against the frozen base, in brackets their 95 % intervals; a range of ranks is what these intervals "
+    "allow; × is the number of trainable parameters over that of the LoRA named; – stands for what was not measured."
+)
+"""What the marks of the headline table mean."""
 _RUN_FILES = ("results.json", "recipe.yaml")
 
 
@@ -137,7 +142,8 @@ def write_joint_report(
 
 def _write_evaluations(sources: Mapping[str, EvaluationResults], document: Document, out: Path) -> Report:
     table = score_table_of(sources)
-    tex = "\n".join(["% needs \\usepackage{booktabs}\n", latex(table, comments=(document.title, table.caption))])
+    caption = " ".join(filter(None, (f"{document.title}.", table.caption)))
+    tex = "\n".join(["% needs \\usepackage{booktabs}\n", latex(table, caption=caption)])
     return write_document(document, out, csv=evaluation_csv(sources), tex=tex)
 
 
@@ -153,7 +159,8 @@ def _only(material: Material, methods: Sequence[str]) -> Material:
     layers = [(name, series) for name, series in material.layers if name in results.methods]
     sides = tuple(side for side in material.samples.sides if side.method in results.methods)
     samples, sources = replace(material.samples, sides=sides), dict.fromkeys(material.sources, results)
-    return replace(material, results=results, layers=layers, samples=samples, sources=sources)
+    note = results.warnings[0]
+    return replace(material, results=results, layers=layers, samples=samples, sources=sources, note=note)
 
 
 def _labelled(material: Material) -> Material:
@@ -206,13 +213,15 @@ def _with_pdfs(report: Report, out: Path, figures: Mapping[str, Figure], *, pdf:
 
 
 def _latex(material: Sequence[Material]) -> str:
-    """Return of each run the headline and the scores, as tables of their own."""
+    """Return of each run the headline and the scores, as tables of their own with what their marks mean."""
     tables = []
-    for each in material:
+    for place, each in enumerate(material):
         name, found = each.title or each.results.name, headline(each.results)
-        tables.append(latex(headline_table(found), comments=(name, found.sentence)))
-        scores = score_table(each.results)
-        tables.append(latex(scores, comments=(f"{name}: {scores.title.lower()}", scores.caption)))
+        first, scores = headline_table(found, name="headline"), score_table(each.results)
+        for table, words in ((first, f"{found.sentence} {_HEADLINE}"), (scores, scores.caption)):
+            table = replace(table, name=f"{table.name}-{place + 1}" if len(material) > 1 else table.name)
+            caption = " ".join(filter(None, (f"{name}: {table.title.lower()}.", words, each.note)))
+            tables.append(latex(table, caption=caption))
     return "\n".join(["% needs \\usepackage{booktabs}\n", *tables])
 
 
@@ -224,7 +233,8 @@ def write_document(document: Document, out: Path, *, csv: str, tex: str = "", su
         out: the folder.
         csv: the content of ``results.csv``.
         tex: the content of ``results.tex``, which is not written without any.
-        summary: the figure that is understood by itself, in a README say; it becomes ``figures/summary.png``.
+        summary: the figure that is understood by itself, in a README say; it becomes ``figures/summary.png`` and
+            ``summary.pdf``.
 
     Raises:
         HfpatchError: if ``out`` cannot be written.
@@ -236,9 +246,10 @@ def write_document(document: Document, out: Path, *, csv: str, tex: str = "", su
                 figures.append(out / "figures" / f"{name}.{ending}")
                 write_text(figures[-1], text)
     if summary is not None:
-        figures.append(out / "figures" / "summary.png")
-        with atomic_file(figures[-1]) as temporary:
-            temporary.write_bytes(to_png(summary))
+        for name, content in (("summary.png", to_png(summary)), ("summary.pdf", to_pdf(summary))):
+            figures.append(out / "figures" / name)
+            with atomic_file(figures[-1]) as temporary:
+                temporary.write_bytes(content)
     pages = out / "report.html", out / "report.md", out / "results.csv"
     report = Report(*pages, tuple(figures), document, out / "results.tex" if tex else None)
     write_text(report.csv, csv)

@@ -49,3 +49,13 @@ def test_a_table_is_a_whole_tabular(text):
         assert len(cells) == 3
         assert all(cell.strip() == "" or set_as(cell.strip()) for cell in cells)
     assert source.count("{") - source.count("\\{") == source.count("}") - source.count("\\}")
+
+
+def test_a_caption_makes_it_a_table_that_floats():
+    table = Table("main", "T", (Column("a"),), (Row(("1",)),))
+    lines = latex(table, caption=HOSTILE).splitlines()
+    assert lines[:2] == [r"\begin{table}", r"\centering"]
+    assert set_as(lines[2].removeprefix(r"\caption{").removesuffix("}")) == " ".join(HOSTILE.split())
+    assert lines[3] == r"\label{tab:main}"
+    assert lines[4:-1] == latex(table).splitlines()
+    assert lines[-1] == r"\end{table}"

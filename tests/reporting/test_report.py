@@ -14,7 +14,13 @@ from hfpatch.reporting.report import document_of
 from hfpatch.results.folder import load_comparison
 
 DRAWN = ("differences", "quality", "training")
-FILES = sorted([*(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")), "figures/summary.png"])
+FILES = sorted(
+    [
+        *(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")),
+        "figures/summary.pdf",
+        "figures/summary.png",
+    ]
+)
 FILES += ["report.html", "report.md", "results.csv", "results.tex"]
 
 
@@ -57,7 +63,7 @@ def test_figures_are_pdfs_too_when_asked_and_never_older_than_their_svgs(run_dir
         assert str(run_dir) not in text
         assert not re.search(r"20[3-9]\d-|<dc:date>|Matplotlib v", text)
     pdfs = sorted(path for path in report.figures if path.suffix == ".pdf")
-    assert [path.name for path in pdfs] == [f"{name}.pdf" for name in DRAWN]
+    assert [path.name for path in pdfs] == [*(f"{name}.pdf" for name in (*DRAWN[:2], "summary", DRAWN[2]))]
     first = {path: path.read_bytes() for path in pdfs}
     assert all(content.startswith(b"%PDF") for content in first.values())
     assert b"DejaVuSans" in first[pdfs[0]]  # with its font, so that a minus sign is one
@@ -65,7 +71,7 @@ def test_figures_are_pdfs_too_when_asked_and_never_older_than_their_svgs(run_dir
     (run_dir / "results.json").write_text(json.dumps(raw))
     pdfs[-1].unlink()
     again = write_report(run_dir)
-    assert {path for path in again.figures if path.suffix == ".pdf"} == set(pdfs[:-1])
+    assert {path for path in again.figures if path.suffix == ".pdf"} == set(pdfs[:-1])  # summary.pdf is always there
     assert pdfs[1].name == "quality.pdf"
     assert pdfs[1].read_bytes() != first[pdfs[1]]
 
@@ -98,6 +104,7 @@ def test_a_report_of_some_methods_has_the_verdicts_of_the_whole(run_dir, raw, tm
     assert not any(f"| {name} |" in report.markdown.read_text() for name in whole.others if name != "lora")
     assert {row.split(",")[0] for row in report.csv.read_text().splitlines()[1:]} == {"baseline", "lora"}
     assert not (run_dir / "report.html").exists()
+    assert report.tex.read_text().count("Shown are 1 of") == 2
     with pytest.raises(HfpatchError, match=r"no method 'loar' in .* \(did you mean 'lora'"):
         write_joint_report([run_dir], out, methods=["loar"])
     with pytest.raises(HfpatchError, match="there are 2; report each by itself"):
@@ -116,6 +123,8 @@ def test_labels_are_shown_and_are_no_keys(run_dir, raw):
     )
     report = write_report(run_dir)
     assert "Low rank &" in report.tex.read_text()
+    assert report.tex.read_text().count(r"\caption{") == report.tex.read_text().count(r"\end{table}") == 2
+    assert r"\dag{} The test alone finds a difference" in report.tex.read_text()
     for path in (report.markdown, report.html, *(each for each in report.figures if each.suffix == ".svg")):
         assert "Low rank" in path.read_text(), path
     assert "Low rank = lora" in report.markdown.read_text()

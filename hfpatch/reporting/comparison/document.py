@@ -80,6 +80,7 @@ class Material:
         sources: label -> results of each run behind it, for protocol and environment.
         drawn: the figures as SVG documents, by name. The summary for a terminal needs none.
         unlabelled: the same with every method under its name in the recipe, where results and the rest have labels.
+        note: what a table of some of the run's methods must say of them.
     """
 
     title: str
@@ -90,6 +91,7 @@ class Material:
     sources: Mapping[str, ComparisonResults]
     drawn: Mapping[str, str] = field(default_factory=dict)
     unlabelled: Material | None = None
+    note: str = ""
 
     @property
     def data(self) -> Material:

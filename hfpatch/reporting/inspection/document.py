@@ -19,7 +19,6 @@ from hfpatch.analysis.reparametrisation import WHY_NOT
 from hfpatch.reporting import document as doc
 from hfpatch.reporting.facts import gguf_text
 from hfpatch.reporting.numbers import MINUS, NOTHING, count, decimal, interval, short_count, signed, significant
-from hfpatch.sites import AttentionSite
 from hfpatch.tuners.adapters import tensor_group
 
 Columns = Mapping[str, Callable[[Any], str]]
@@ -39,8 +38,7 @@ def inspection_document(found: Inspection, drawn: Iterable[tuple[str, str, str, 
     """
     figures = {name: doc.Figure(name, title, f"{title}. {caption}", svg) for name, title, caption, svg in drawn}
     branches, added, ablations, training = _branches(found), _added(found), _ablations(found), _training(found)
-    relations = [_relations(found, patched=False), _relations(found, patched=True), _by_offset(found)]
-    attention = [_attention(found, patched=False), _attention(found, patched=True)]
+    relations, attention = [*_relations(found), _by_offset(found)], _attention(found)
     linearised, reparametrisation = _linearised(found), _reparametrisation(found)
     facts, notes = _facts(found), doc.Sentences(tuple(found.notes), title="What is not shown")
     download = doc.Download("inspection.json", "All numbers as JSON", json.dumps(found.to_json()), "application/json")
@@ -98,27 +96,31 @@ def _table(name: str, title: str, items: Iterable[Any], columns: Columns, captio
     return doc.Table(name, title, headings, tuple(map(doc.Row, rows)), caption)
 
 
+def _layer_table(name: str, title: str, items: Mapping[int, Any], columns: Columns, caption: str) -> doc.Table:
+    """Return a table with a row for each layer of ``items``, neighbouring layers whose cells are equal in one."""
+    cells = ((layer, tuple(cell(item) for cell in columns.values())) for layer, item in items.items())
+    rows = [(_layers([layer for layer, _ in group]), *same) for same, group in groupby(cells, key=itemgetter(1))]
+    if len(rows) == 1 < len(items):
+        caption = f"{len(items)} layers, all alike. {caption}"
+    places = {heading: itemgetter(place) for place, heading in enumerate(("layer", *columns))}
+    return _table(name, title, rows, places, caption)
+
+
 def _branches(found: Inspection) -> doc.Table:
-    """Return a row for neighbouring layers that are alike; in their paths N is the number of the layer."""
-
-    def cells(site: AttentionSite) -> tuple[str, ...]:
-        query = site.projections["query"].path if "query" in site.projections else NOTHING
-        path, exit_path = (_SEGMENT.sub("N", each) for each in (site.path, site.exit_path))
-        added = count(found.summary.per_layer.get(site.layer, 0))
-        return site.family, path, query, "itself" if exit_path == path else exit_path, added
-
-    rows = []
-    for (family, path, query, leaving, added), group in groupby(found.sites, key=cells):
-        sites = list(group)
-        if len(sites) == 1:
-            path, leaving = sites[0].path, "itself" if leaving == "itself" else sites[0].exit_path
-        rows.append((_layers([site.layer for site in sites]), family, path, query, leaving, added))
-    names = ("layer", "family", "attention", "query", "joins the residual as", "added")
-    caption = "Paths are those of the model without a patch; added: the patch's parameters, of each layer."
-    if len(rows) == 1 < len(found.sites):
-        caption = f"{len(found.sites)} layers, all alike. {caption}"
-    columns = {name: itemgetter(place) for place, name in enumerate(names)}
-    return _table("branches", "Attention branches", rows, columns, caption)
+    columns: Columns = {
+        "family": lambda site: site.family,
+        "attention": lambda site: _SEGMENT.sub("N", site.path),
+        "query": lambda site: site.projections["query"].path if "query" in site.projections else NOTHING,
+        "joins the residual as": lambda site: (
+            "itself" if site.exit_path == site.path else _SEGMENT.sub("N", site.exit_path)
+        ),
+        "added": lambda site: count(found.summary.per_layer.get(site.layer, 0)),
+    }
+    caption = (
+        "Paths are those of the model without a patch, N is the number of the layer; added: the patch's parameters, of "
+        "each layer."
+    )
+    return _layer_table("branches", "Attention branches", {site.layer: site for site in found.sites}, columns, caption)
 
 
 def _layers(layers: Sequence[int]) -> str:
@@ -127,29 +129,29 @@ def _layers(layers: Sequence[int]) -> str:
     return f"{layers[0]}–{layers[-1]}" if in_a_row else ", ".join(map(str, layers))
 
 
-def _attention(found: Inspection, *, patched: bool) -> doc.Table:
+def _attention(found: Inspection) -> list[doc.Table]:
+    """Return the tables without the patch and with it."""
     columns: Columns = {
-        "layer": lambda heads: str(heads[0].layer),
         "on the first token": lambda heads: _spread(each.sink for each in heads),
         "entropy": lambda heads: _spread(each.entropy for each in heads),
         "tokens back": lambda heads: _spread((each.distance for each in heads), 1),
     }
-    if patched:
-        heads = _by_layer(found.attention_patched).values()
-        return _table("attention-patched", "Attention with the patch", heads, columns, "As above.")
     caption = (
         "Mean [least, most] over the heads of a layer, each the mean over the queries but a document's first. On the "
         "first token: the weight on the first token of the document (a sink where it is near 1); entropy: of the "
         "weights, in nats; tokens back: the mean distance of what is attended to."
     )
-    return _table("attention", "Attention on the text", _by_layer(found.attention).values(), columns, caption)
+    bare, patched = _by_layer(found.attention), _by_layer(found.attention_patched)
+    return [
+        _layer_table("attention", "Attention on the text", bare, columns, caption),
+        _layer_table("attention-patched", "Attention with the patch", patched, columns, "As above."),
+    ]
 
 
 def _added(found: Inspection) -> doc.Table:
     skips, queries = _by_layer(found.skip_norms), _by_layer(found.query_sizes)
     moved, skip_sizes = _by_layer(found.pre_projection_sizes), _by_layer(found.skip_sizes)
     columns: Columns = {
-        "layer": str,
         "‖x~−x‖/‖x‖": lambda layer: _joined(_number(each.size) for each in moved[layer]),
         "‖W_skip‖": lambda layer: _joined(_number(each.norm) for each in skips[layer]),
         "1e-4·d": lambda layer: _joined(_number(each.at_paper_init) for each in skips[layer][:1]),
@@ -162,21 +164,19 @@ def _added(found: Inspection) -> doc.Table:
         'Means over tokens. Compare ‖W_skip‖ with 1e-4·d, the norm that init="paper" gives before any training. '
         "f is the nonlinear term of a query, A its anchor."
     )
-    return _table("added", title, sorted({*skips, *queries, *moved}), columns, caption)
+    layers = sorted({*skips, *queries, *moved})
+    return _layer_table("added", title, dict(zip(layers, layers, strict=True)), columns, caption)
 
 
-def _relations(found: Inspection, *, patched: bool) -> doc.Table:
+def _relations(found: Inspection) -> list[doc.Table]:
+    """Return the tables without the patch and with it."""
     columns: Columns = {
-        "layer": lambda heads: str(heads[0].layer),
         "heads/key heads": lambda heads: f"{len(heads)}/{len({each.key_head for each in heads})}",
         "symmetric": lambda heads: _spread(each.here.symmetric for each in heads),
         "positive": lambda heads: _spread(each.here.positive_energy for each in heads),
         "signature": _signatures,
         "effective rank of S": lambda heads: _spread((each.here.effective_rank for each in heads), 1),
     }
-    if patched:
-        heads = _by_layer(found.relations_patched).values()
-        return _table("relations-patched", "Q-K relation with the patch", heads, columns, "As above.")
     caption = (
         "B = W_Q W_Kᵀ of each head, mean [least, most] over the heads of a layer, at relative offset 0. Symmetric: "
         "‖S‖²/‖B‖², 0.5 in random weights; positive: the share of ‖S‖² on positive eigenvalues; signature: how many "
@@ -184,7 +184,11 @@ def _relations(found: Inspection, *, patched: bool) -> doc.Table:
     )
     if found.gauge is not None:
         caption += f" A random change of basis inside the heads moves them by {found.gauge:.0e}."
-    return _table("relations", "Q-K relation", _by_layer(found.relations).values(), columns, caption)
+    bare, patched = _by_layer(found.relations), _by_layer(found.relations_patched)
+    return [
+        _layer_table("relations", "Q-K relation", bare, columns, caption),
+        _layer_table("relations-patched", "Q-K relation with the patch", patched, columns, "As above."),
+    ]
 
 
 def _signatures(heads: Sequence[HeadRelation]) -> str:
@@ -201,17 +205,14 @@ def _by_offset(found: Inspection) -> doc.Table:
         shares = [each.by_offset[offset].symmetric for each in heads if offset in each.by_offset]
         return decimal(fmean(shares), 2) if shares else NOTHING
 
-    columns: dict[str, Callable[[Any], str]] = {"layer": lambda heads: str(heads[0].layer)}
-    columns |= {f"Δ {offset}": partial(share, offset=offset) for offset in offsets}
+    columns: Columns = {f"Δ {offset}": partial(share, offset=offset) for offset in offsets}
     title = "Q-K relation by relative offset" + (", patched" if found.relations_patched else "")
     caption = "The symmetric share ‖S‖²/‖B‖² of B(Δ) = W_Q R(Δ) W_Kᵀ, the mean over heads, at each offset Δ."
-    heads = _by_layer(relations).values() if len(offsets) > 1 else ()
-    return _table("by-offset", title, heads, columns, caption)
+    return _layer_table("by-offset", title, _by_layer(relations if len(offsets) > 1 else ()), columns, caption)
 
 
 def _linearised(found: Inspection) -> doc.Table:
     columns: Columns = {
-        "layer": lambda fit: str(fit.layer),
         "logits explained": lambda fit: _spread(fit.explained, 3),
         "their change explained": lambda fit: _spread((each for each in fit.explained_change if each is not None), 3),
         "tokens of the fit": lambda fit: count(fit.fit_tokens),
@@ -221,7 +222,8 @@ def _linearised(found: Inspection) -> doc.Table:
         "the variance within the rows of the logit matrix, on other tokens than those of the fit; mean [least, most] "
         "over heads. Below 0 the fit is worse than none."
     )
-    return _table("linear", "Linear stand-in", found.linearised, columns, caption)
+    fits = {fit.layer: fit for fit in found.linearised}
+    return _layer_table("linear", "Linear stand-in", fits, columns, caption)
 
 
 def _ablations(found: Inspection) -> doc.Table:
@@ -268,7 +270,6 @@ def _training(found: Inspection) -> doc.Table:
 
 def _reparametrisation(found: Inspection) -> doc.Table:
     columns: Columns = {
-        "layer": lambda each: str(each.layer),
         "error, random Θ": lambda each: _number(each.invariance_error, 2),
         "error, Θ = W_Q": lambda each: each.obstacle or _number(each.elimination_error, 2),
         "parameters removed": lambda each: count(each.removed),
@@ -281,7 +282,8 @@ def _reparametrisation(found: Inspection) -> doc.Table:
         "Θ; and with Θ = W_Q, which leaves Q = X'. What prevents converting the model: ‖norm(hΘ) − "
         "norm(h)Θ‖/‖norm(h)Θ‖ and W_Q's distance from orthogonal. " + WHY_NOT
     )
-    return _table("reparametrisation", "Reparametrisation", found.reparametrisation, columns, caption)
+    layers = {each.layer: each for each in found.reparametrisation}
+    return _layer_table("reparametrisation", "Reparametrisation", layers, columns, caption)
 
 
 def _by_layer(items: Iterable[Any]) -> Mapping[int, list[Any]]:

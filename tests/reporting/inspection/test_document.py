@@ -96,8 +96,8 @@ def tables_of(found):
 def test_tables_show_what_was_found(found):
     assert tables_of(found) == {
         "Attention branches": [
-            ("0", "llama", "layers.0.attention", "–", "norm", "30"),
-            ("1", "llama", "layers.1.attention", "q_proj", "itself", "10"),
+            ("0", "llama", "layers.N.attention", "–", "norm", "30"),
+            ("1", "llama", "layers.N.attention", "q_proj", "itself", "10"),
         ],
         "What the patch adds": [
             ("0", "–", "2.55, 3.00", "0.0128", "0.224", "–", "–"),
@@ -147,11 +147,11 @@ def test_layers_that_differ_in_anything_are_not():
     sites[-1].family = "other"
     rows, caption = table_of(sites, {2: 7, 3: 7})
     assert [(row[0], row[1], row[2], row[5]) for row in rows] == [
-        ("0", "llama", "layers.0.attention", "0"),  # another exit, without a projection of the query
-        ("1", "llama", "layers.1.attention", "0"),
+        ("0", "llama", "layers.N.attention", "0"),  # another exit, without a projection of the query
+        ("1", "llama", "layers.N.attention", "0"),
         ("2, 3", "llama", "layers.N.attention", "7"),
         ("4, 6, 8", "llama", "layers.N.attention", "0"),  # between them blocks of another kind
-        ("9", "other", "layers.9.attention", "0"),
+        ("9", "other", "layers.N.attention", "0"),
     ]
     assert "alike" not in caption
 
@@ -250,3 +250,21 @@ def test_a_browser_shows_the_page_on_a_phone_without_a_request_or_an_error(found
         assert json.loads(downloading.value.path().read_text()) == found.to_json()
         browser.close()
     assert noise == []
+
+
+def test_neighbouring_layers_with_equal_cells_are_one_row():
+    layers = (0, 1, 2, 3, 5)
+    alike = {layer: PreProjectionSize(layer, 0.25 if layer != 3 else 0.5) for layer in layers}
+    tables = {
+        block.name: block
+        for section in inspection_document(inspection(pre_projection_sizes=[*alike.values()])).parts[0].sections
+        for block in section.blocks
+        if isinstance(block, Table)
+    }
+    assert [row.cells[:2] for row in tables["added"].rows] == [("0–2", "0.250"), ("3", "0.500"), ("5", "0.250")]
+    assert "all alike" not in tables["added"].caption
+    del alike[3]
+    tables = inspection_document(inspection(pre_projection_sizes=[*alike.values()])).summary
+    (added,) = (block for block in tables if isinstance(block, Table) and block.name == "added")
+    assert [row.cells[:2] for row in added.rows] == [("0, 1, 2, 5", "0.250")]
+    assert added.caption.startswith("4 layers, all alike. ")
