@@ -6,7 +6,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -22,7 +22,16 @@ from hfpatch.models import register_scratch
 from hfpatch.recipes.comparison import ModelSettings
 from hfpatch.recipes.strict import Dtype
 from hfpatch.sites.family import NO_WEIGHTS
-from hfpatch.surgery.gguf_files import SUFFIX, GgufFile, as_plain, check_complete, find_gguf, gguf_loading, read_gguf
+from hfpatch.surgery.gguf_files import (
+    SUFFIX,
+    GgufFile,
+    as_plain,
+    check_complete,
+    find_gguf,
+    gguf_loading,
+    parsed_once,
+    read_gguf,
+)
 from hfpatch.surgery.peft_registration import peft_is_imported
 from hfpatch.surgery.placement import tensor_parallel_plan
 from hfpatch.surgery.quantised import bits_config, keep_packing
@@ -119,7 +128,7 @@ def load_base(
     if tensor_parallel is not None:
         config = load_config(name, revision=revision, trust_remote_code=trust_remote_code)
         options["distributed_config"] = tensor_parallel_plan(config, tensor_parallel)
-    with _one_line_errors(f"model {name!r}", gguf=gguf is not None):
+    with _loading(f"model {name!r}", gguf=gguf is not None):
         register_scratch(source)
         model = AutoModelForCausalLM.from_pretrained(
             source,
@@ -181,7 +190,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> Any:
     """
     alone = Path(name).is_dir() and find_gguf(name) is None
     source, file = (name, None) if alone else locate(name, revision)
-    with _one_line_errors(f"tokenizer {name!r}", gguf=file is not None):
+    with _loading(f"tokenizer {name!r}", gguf=file is not None):
         return _tokenizer_of(source, file, revision)
 
 
@@ -201,7 +210,7 @@ def load_config(name: str, *, revision: str | None = None, trust_remote_code: bo
     is_json = Path(name).is_file() and not name.endswith(SUFFIX)
     source, file = (name, None) if is_json else locate(name, revision)
     options = {} if file is None else {"gguf_file": str(file)}
-    with _one_line_errors(f"the configuration of {name!r}", gguf=file is not None):
+    with _loading(f"the configuration of {name!r}", gguf=file is not None):
         register_scratch(source)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code, **options)
         if getattr(config, "transformers_weights", None) == NO_WEIGHTS:  # an export, read without its patch
@@ -368,15 +377,16 @@ def _tokenizer_of(source: str, file: Path | None, revision: str | None, *, trust
 
 
 @contextmanager
-def _one_line_errors(what: str, *, gguf: bool = False) -> Iterator[None]:
-    """Turn what transformers raises while it loads something into one line."""
+def _loading(what: str, *, gguf: bool = False) -> Iterator[None]:
+    """Turn what transformers raises while it loads something into one line, and let it parse a GGUF file once."""
     kinds: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError)
     advice = "Check the id, the network and HF_HUB_OFFLINE, or give a local folder"
     if gguf:
         kinds = (*kinds, RuntimeError, IndexError, struct.error)
         advice = "transformers cannot read this GGUF file; take the original model, or another conversion of it"
     try:
-        yield
+        with parsed_once() if gguf else nullcontext():
+            yield
     except kinds as error:
         if "trust_remote_code" in str(error):
             raise HfpatchError(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import mmap
+import os
 import re
 import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,6 +26,7 @@ _MOST = re.compile(r"^(ALL|MOSTLY)_")
 _STRING, _ARRAY = 8, 9
 _FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _ALIGNMENT = 32
+_PARSING = threading.RLock()
 _ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
 
 
@@ -177,6 +183,37 @@ class _Header:
             raise ValueError("it ends within its header")
         self.place += length
         return text.decode()
+
+
+@contextmanager
+def parsed_once() -> Iterator[None]:
+    """Within this context transformers parses a GGUF file once, where configuration, tokenizer and weights each would.
+
+    It also slices the file as a plain array in place of a `numpy.memmap`, and builds llama.cpp's table of names once in
+    place of once for each module; what is read is the same. A file that changed meanwhile is parsed again.
+    """
+    import gguf
+    import numpy as np
+
+    class Reader(gguf.GGUFReader):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value.view(np.ndarray) if isinstance(value, np.memmap) else value)
+
+    @functools.cache
+    def parse(path: str, size: int, changed: int) -> Any:
+        return Reader(path)
+
+    def reader(path: str | os.PathLike[str], mode: str = "r") -> Any:
+        found = Path(path).stat()
+        return parse(os.fspath(path), found.st_size, found.st_mtime_ns) if mode == "r" else plain(path, mode)
+
+    with _PARSING:  # the module is every thread's
+        plain, names = gguf.GGUFReader, gguf.get_tensor_name_map
+        vars(gguf).update(GGUFReader=reader, get_tensor_name_map=functools.cache(names))
+        try:
+            yield
+        finally:
+            vars(gguf).update(GGUFReader=plain, get_tensor_name_map=names)
 
 
 def gguf_loading() -> dict[str, Any]:

@@ -1,15 +1,18 @@
+import os
 import shutil
 
+import gguf
 import pytest
 import torch
 from families import logits_of
 from gguf_models import TEMPLATE, WORDS, damaged, holding, write_gguf
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hfpatch
 from hfpatch import HfpatchError, PreProjectionConfig
 from hfpatch.support.files import sha256_file
 from hfpatch.surgery.bases import load_base, load_config, load_tokenizer
-from hfpatch.surgery.gguf_files import find_gguf, read_gguf
+from hfpatch.surgery.gguf_files import find_gguf, gguf_loading, parsed_once, read_gguf
 
 TOKENS = torch.arange(2 * 9).view(2, 9) * 7 % len(WORDS)
 
@@ -145,3 +148,38 @@ def test_the_quantisation_of_a_file_that_does_not_name_it(tmp_path):
 @pytest.mark.parametrize("name", ["gpt2", "org/model", "tinyworld/gpt-neox"])
 def test_other_names_are_no_file(name):
     assert find_gguf(name) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_a_file_is_parsed_once_and_as_transformers_parses_it(tmp_path, monkeypatch, family):
+    file, parsed = tmp_path / "tiny.Q4_1.gguf", []
+    write_gguf(file, family, "Q4_1")
+    given = {"pretrained_model_name_or_path": str(tmp_path), "gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32, **gguf_loading())
+    tokenizer, config = AutoTokenizer.from_pretrained(**given), AutoConfig.from_pretrained(**given)
+    reader, init = gguf.GGUFReader, gguf.GGUFReader.__init__
+    monkeypatch.setattr(reader, "__init__", lambda self, path: (parsed.append(path), init(self, path))[1])
+    base = load_base(str(file))
+    assert len(parsed) == 1
+    assert gguf.GGUFReader is reader
+    assert {name: value.tolist() for name, value in base.model.state_dict().items()} == {
+        name: value.tolist() for name, value in model.state_dict().items()
+    }
+    assert load_config(str(file)).to_dict() == config.to_dict()
+    own = load_tokenizer(str(file))
+    assert own.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert (own.chat_template, own.special_tokens_map) == (
+        base.tokenizer.chat_template,
+        base.tokenizer.special_tokens_map,
+    )
+
+
+def test_a_file_that_changed_is_parsed_again(tmp_path):
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, "llama", "Q8_0")
+    with parsed_once():
+        first = gguf.GGUFReader(file)
+        assert gguf.GGUFReader(file) is first
+        write_gguf(file, "llama", "Q8_0", seed=1)
+        os.utime(file, ns=(1, 1))
+        assert gguf.GGUFReader(file) is not first
