@@ -11,12 +11,11 @@ from transformers import AutoTokenizer, GenerationConfig
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.export.write import write_model
 from hfpatch.models import take_apart
-from hfpatch.results.folder import refuse_a_run
 from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate
 from hfpatch.surgery.card import base_licence, export_card, shown_base
 from hfpatch.surgery.folder import CONFIG, load_patch
-from hfpatch.surgery.manifest import MANIFEST, read_manifest
+from hfpatch.surgery.manifest import MANIFEST, read_manifest, refuse_a_run
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"

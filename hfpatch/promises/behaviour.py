@@ -13,7 +13,6 @@ import torch
 from peft import LoraConfig, PeftConfig
 from torch import Tensor
 
-from hfpatch.analysis.running import keeping_flags
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.promises.common import (
     NEW_TOKENS,
@@ -29,6 +28,7 @@ from hfpatch.promises.common import (
     training,
     within,
 )
+from hfpatch.support.modes import keeping_flags
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch

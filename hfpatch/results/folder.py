@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.strict import validate
 from hfpatch.results.schema import SCHEMA, ComparisonResults, EvaluationResults, Results, StudyResults
-from hfpatch.support.files import read_json
+from hfpatch.support.files import printable, read_json
 
 Kind = TypeVar("Kind", ComparisonResults, EvaluationResults)
 
@@ -80,35 +77,3 @@ def _load(folder: Path, kind: type[Kind]) -> Kind:
         found, wanted = _COMMANDS[type(results)], _COMMANDS[kind]
         raise HfpatchError(f"{folder}: these are the results of hfpatch {found}, not of hfpatch {wanted}")
     return results
-
-
-def printable(value: Any) -> Any:
-    """Return a JSON value, at any depth, as others can read it.
-
-    Characters that neither XML nor UTF-8 can hold are replaced; NaN, infinities and integers beyond any float are None.
-    """
-    if isinstance(value, str):
-        return "".join(char if _is_printable(char) else "\ufffd" for char in value)
-    if isinstance(value, Mapping):
-        return {printable(key): printable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [printable(item) for item in value]
-    too_large = isinstance(value, int) and abs(value) > sys.float_info.max
-    return None if too_large or (isinstance(value, float) and not math.isfinite(value)) else value
-
-
-def _is_printable(char: str) -> bool:
-    code = ord(char)
-    if code < 0x20:
-        return char in "\t\n\r"
-    return not (0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 or code in (0xFFFE, 0xFFFF))
-
-
-def refuse_a_run(directory: Path) -> None:
-    """Say where the patches of a run are.
-
-    Raises:
-        HfpatchError: if the folder is a run.
-    """
-    if patches := sorted(directory.glob("runs/*/seed-*/patch")):
-        raise HfpatchError(f"{directory}: is a run; give one of its patches, such as {patches[0]}")

@@ -31,11 +31,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
-from hfpatch.results.folder import printable, refuse_a_run
-from hfpatch.support.files import atomic_directory, read_json, sha256_file, write_json, write_text
+from hfpatch.support.files import atomic_directory, printable, read_json, sha256_file, write_json, write_text
 from hfpatch.surgery.bases import bytes_of, difference, fingerprint
 from hfpatch.surgery.card import patch_card
-from hfpatch.surgery.manifest import FORMAT, MANIFEST, Adapter, Base, Fingerprint, Manifest, read_manifest
+from hfpatch.surgery.manifest import FORMAT, MANIFEST, Adapter, Base, Fingerprint, Manifest, read_manifest, refuse_a_run
 from hfpatch.surgery.patch import activate, patch, stack, unpatch
 from hfpatch.surgery.scale import is_scaled, scale_patch
 from hfpatch.tuners.adapters import (

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.strict import validate
-from hfpatch.results.folder import printable
-from hfpatch.support.files import read_json
+from hfpatch.support.files import printable, read_json
 
 MANIFEST = "patch.json"
 FORMAT = 2
@@ -89,3 +88,13 @@ def read_manifest(path: Path) -> Manifest:
             "own folders"
         )
     return validate(printable(raw), Manifest, f"{path}: not a patch manifest")
+
+
+def refuse_a_run(directory: Path) -> None:
+    """Say where the patches of a run are.
+
+    Raises:
+        HfpatchError: if the folder is a run.
+    """
+    if patches := sorted(directory.glob("runs/*/seed-*/patch")):
+        raise HfpatchError(f"{directory}: is a run; give one of its patches, such as {patches[0]}")

@@ -7,7 +7,8 @@ import pytest
 import hfpatch
 from hfpatch.errors import HfpatchError
 from hfpatch.results import ComparisonResults, load_results
-from hfpatch.results.folder import load_comparison, printable
+from hfpatch.results.folder import load_comparison
+from hfpatch.support.files import printable
 
 
 def test_what_was_written_is_read_back_equal(run_dir):
