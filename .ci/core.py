@@ -12,7 +12,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LAB = ("lm_eval", "datasets", "scipy", "matplotlib", "pandas", "pyarrow")
 BROUGHT_BY_OTHERS = ("typer", "rich")  # transformers installs both for a command of its own; the core imports neither
-LAB_OF_HFPATCH = ("analysis", "data", "evaluation", "integrations", "reporting", "results", "runs", "sharing", "training")
+LAB_OF_HFPATCH = (
+    "analysis",
+    "data",
+    "evaluation",
+    "integrations",
+    "reporting",
+    "results",
+    "runs",
+    "sharing",
+    "training",
+)
 
 
 def main() -> None:
@@ -108,7 +118,7 @@ def command_line() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done
     (line,) = done.stderr.splitlines()
-    assert line.startswith("hfpatch: error: ") and line.endswith("pip install 'hfpatch[lab]'"), line
+    assert line == "hfpatch: error: this needs lm_eval, which is not installed; pip install 'hfpatch[lab]'"
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def document_of(folder: Path) -> Document:
     Raises:
         HfpatchError: if the folder has no results that can be read.
     """
-    results = load_results(folder)
+    results = load_results(folder, None)
     if isinstance(results, ComparisonResults):
         nothing = Samples((), {}, ())
         return comparison_document([Material("", results, (), nothing, [*missing(results)], {"": results})])
@@ -85,7 +85,7 @@ def write_report(run_dir: Path, out: Path | None = None, *, pdf: bool = False) -
     Raises:
         HfpatchError: if ``run_dir`` has no results that can be read, or ``out`` cannot be written.
     """
-    results, place = load_results(run_dir), out or run_dir
+    results, place = load_results(run_dir, None), out or run_dir
     if isinstance(results, StudyResults):
         drawn = draw_study(results)
         document, summary = study_document(results, to_svgs(drawn)), study_differences(results, title=True)
@@ -113,7 +113,7 @@ def write_joint_report(run_dirs: Sequence[Path], out: Path, *, pdf: bool = False
         raise HfpatchError(f"{out}: is a run, whose own report would be lost; choose another --out")
     if len(run_dirs) == 1:
         return write_report(run_dirs[0], out, pdf=pdf)
-    if isinstance(load_results(run_dirs[0]), EvaluationResults):
+    if isinstance(load_results(run_dirs[0], None), EvaluationResults):
         sources = {label: load_evaluation(path) for label, path in labels(run_dirs).items()}
         return _write_evaluations(sources, joint_evaluation_document(sources), out)
     each = [read_material(label, path, load_comparison(path)) for label, path in labels(run_dirs).items()]

@@ -119,9 +119,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hfpatch import HfpatchError, MethodConfig, MethodSite, method
+from hfpatch import HfpatchError, MethodConfig, MethodSite, Parts, method
 from hfpatch.nn import normal_
-from hfpatch.tuners.acting import Parts
 from torch import Tensor, nn
 
 
