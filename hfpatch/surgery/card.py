@@ -63,7 +63,7 @@ def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | Non
         measured: what was measured; None where nothing was yet.
     """
     name = shown_base(base.name or base.class_name)
-    licence = base_licence(base.name)
+    licence = base.licence or base_licence(base.name)
     facts = [
         ("Model", f"{name} ({base.class_name})"),
         ("Fingerprint", base.fingerprint.exact),

@@ -30,16 +30,18 @@ class Base(_Part):
     """The model that a patch was made for.
 
     Attributes:
-        name: its id or folder; empty where it has none.
+        name: its hub id, or its folder's last part alone; empty where it has none.
         model_type: its architecture.
         class_name: its class, as ``class`` in the file.
         fingerprint: what identifies its weights.
+        licence: as its own card states it where the patch was made.
     """
 
     name: str
     model_type: str
     class_name: Annotated[str, Field(alias="class")]
     fingerprint: Fingerprint
+    licence: str | None = None
 
 
 class Adapter(_Part):
@@ -59,9 +61,10 @@ class Adapter(_Part):
 
 
 class Manifest(_Part):
-    """The stack in its order, and which of its adapters were active."""
+    """The stack in its order, which of its adapters were active, and the version of hfpatch that wrote it."""
 
     format: int
+    hfpatch: str | None = None
     base: Base
     active: list[str]
     adapters: Annotated[list[Adapter], Field(min_length=1)]
