@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hfpatch.surgery.patch import patch, patch_summary, unpatch
     from hfpatch.surgery.scale import scale_patch
     from hfpatch.tuners import MethodConfig, MethodSite, method
-    from hfpatch.tuners.acting import Parts
+    from hfpatch.tuners.hooks import Parts
 
 _HOMES = {
     "AttentionSite": "sites",
@@ -47,12 +47,12 @@ _HOMES = {
     "Family": "sites",
     "LoReFTConfig": "methods",
     "MethodConfig": "tuners.config",
-    "MethodSite": "tuners.acting",
+    "MethodSite": "tuners.hooks",
     "NonlinearLoraConfig": "methods",
     "NonlinearQueryConfig": "methods",
     "OutputGateConfig": "methods",
     "ParallelAdapterConfig": "methods",
-    "Parts": "tuners.acting",
+    "Parts": "tuners.hooks",
     "PreProjectionConfig": "methods",
     "QueryTemperatureConfig": "methods",
     "ValueResidualConfig": "methods",

@@ -33,9 +33,9 @@ from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
-from hfpatch.tuners.acting import MethodSite
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import MethodSite
 from hfpatch.tuners.places import method_site
 
 ALLOWED_FILES = {".safetensors", ".json", ".md"}

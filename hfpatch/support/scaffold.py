@@ -110,7 +110,7 @@ PLACES = {
         layer.register_forward_hook(lambda module, args, output, a=a, b=b: output + output @ a.T @ b.T)""",
     ),
 }
-"""The places of :data:`hfpatch.tuners.acting.PLACES`, in their order."""
+"""The places of :data:`hfpatch.tuners.hooks.PLACES`, in their order."""
 
 _METHOD = '''\
 """A low-rank term in the attention branch: change the formula, and say here what it is."""
