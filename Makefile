@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart smollm2 test test-processors lint format types hooks docs reference package bench architectures peft-methods vllm vllm-throughput oldest clean
+.PHONY: help install quickstart smollm2 test test-processors lint format types hooks docs reference package core bench architectures peft-methods vllm vllm-throughput oldest clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -94,6 +94,14 @@ package:  ## build the wheel and the source archive, and check what the package 
 	$(VENV)-package/bin/python -m pip install --quiet 'build>=1.2' 'twine>=6.1'
 	$(VENV)-package/bin/python -m build --outdir dist
 	$(VENV)-package/bin/twine check --strict dist/*
+
+core:  ## install the core alone, from its wheel, into a fresh environment and run the adapters there (under 2 minutes)
+	rm -rf $(VENV)-core build/core
+	$(PYTHON) -m venv $(VENV)-core
+	$(VENV)-core/bin/python -m pip wheel --quiet --no-deps --wheel-dir build/core .
+	$(VENV)-core/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps $(TORCH_INDEX) torch
+	$(VENV)-core/bin/python -m pip install --quiet --no-compile --constraint constraints.txt build/core/hfpatch-*.whl
+	$(VENV)-core/bin/python .ci/core.py
 
 architectures: install  ## try every method on every architecture and write docs/architectures.md (about 7 minutes)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m architectures.table

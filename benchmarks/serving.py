@@ -226,7 +226,7 @@ def reference(model: Any) -> dict[str, Any]:
 
 def export(model: Any, folder: Path) -> None:
     from hfpatch.export.write import write_model
-    from hfpatch.surgery.patch import stack
+    from hfpatch.tuners.adapters import stack
 
     folder.mkdir(parents=True, exist_ok=True)
     if stack(model):

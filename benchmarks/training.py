@@ -68,7 +68,7 @@ from hfpatch.nn.matmul import fast_matmul
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.training import TrainingSettings
 from hfpatch.support.files import write_json
-from hfpatch.support.heap import keep_freed_memory
+from hfpatch.support.malloc import keep_freed_memory
 from hfpatch.support.provenance import Clock, provenance
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch, patch_summary

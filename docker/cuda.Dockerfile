@@ -16,7 +16,7 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY hfpatch /src/hfpatch
 COPY recipes /src/recipes
 COPY eval /src/eval
-RUN pip install --constraint /src/constraints.txt /src \
+RUN pip install --constraint /src/constraints.txt '/src[lab]' \
     && useradd --create-home --uid 1000 hfpatch \
     && install --directory --owner 1000 /cache /work
 USER 1000

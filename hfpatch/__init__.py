@@ -14,6 +14,7 @@ from hfpatch.support.version import __version__
 from hfpatch.surgery.peft_registration import register_when_peft_is_imported
 
 if TYPE_CHECKING:
+    from hfpatch.export import export_patch
     from hfpatch.methods import (
         CanonConfig,
         LoReFTConfig,
@@ -29,13 +30,16 @@ if TYPE_CHECKING:
     from hfpatch.promises import check
     from hfpatch.results import load_results
     from hfpatch.sites import AttentionSite, Family, find_sites, register_family
-    from hfpatch.surgery.budget import match_lora_rank
+    from hfpatch.surgery.bases import load_base, load_tokenizer
+    from hfpatch.surgery.budget import attention_modules, count_added, match_lora_rank
     from hfpatch.surgery.fold import fold
     from hfpatch.surgery.folder import load_patch, save_patch
     from hfpatch.surgery.matching import sized
+    from hfpatch.surgery.methods import build_method
     from hfpatch.surgery.patch import patch, patch_summary, unpatch
     from hfpatch.surgery.scale import scale_patch
     from hfpatch.tuners import MethodConfig, MethodSite, method
+    from hfpatch.tuners.hooks import Parts
 
 _HOMES = {
     "AttentionSite": "sites",
@@ -43,20 +47,27 @@ _HOMES = {
     "Family": "sites",
     "LoReFTConfig": "methods",
     "MethodConfig": "tuners.config",
-    "MethodSite": "tuners.acting",
+    "MethodSite": "tuners.hooks",
     "NonlinearLoraConfig": "methods",
     "NonlinearQueryConfig": "methods",
     "OutputGateConfig": "methods",
     "ParallelAdapterConfig": "methods",
+    "Parts": "tuners.hooks",
     "PreProjectionConfig": "methods",
     "QueryTemperatureConfig": "methods",
     "ValueResidualConfig": "methods",
+    "attention_modules": "surgery.budget",
+    "build_method": "surgery.methods",
     "check": "promises",
+    "count_added": "surgery.budget",
+    "export_patch": "export",
     "fast_matmul": "nn.matmul",
     "find_sites": "sites",
     "fold": "surgery.fold",
+    "load_base": "surgery.bases",
     "load_patch": "surgery.folder",
     "load_results": "results",
+    "load_tokenizer": "surgery.bases",
     "match_lora_rank": "surgery.budget",
     "method": "tuners.registration",
     "patch": "surgery.patch",
@@ -80,16 +91,23 @@ __all__ = [
     "NonlinearQueryConfig",
     "OutputGateConfig",
     "ParallelAdapterConfig",
+    "Parts",
     "PreProjectionConfig",
     "QueryTemperatureConfig",
     "ValueResidualConfig",
     "__version__",
+    "attention_modules",
+    "build_method",
     "check",
+    "count_added",
+    "export_patch",
     "fast_matmul",
     "find_sites",
     "fold",
+    "load_base",
     "load_patch",
     "load_results",
+    "load_tokenizer",
     "match_lora_rank",
     "method",
     "patch",

@@ -7,11 +7,24 @@ import sys
 from collections.abc import Sequence
 
 from hfpatch.errors import HfpatchError
+from hfpatch.support.lab import needing_lab
 from hfpatch.support.ranks import may_speak
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 2 a mistake in what was given, 130 interrupted."""
+    try:
+        with needing_lab():
+            return _run(arguments)
+    except HfpatchError as error:
+        if may_speak():  # where there are several processes, one of them
+            print(f"hfpatch: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return 2
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     from hfpatch.cli.app import app
     from hfpatch.cli.help import CommandLineError, show_mistake
 
@@ -25,12 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if may_speak():
             show_mistake(error)
         return int(getattr(error, "exit_code", 2))
-    except HfpatchError as error:
-        if may_speak():  # where there are several processes, one of them
-            print(f"hfpatch: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        return 2
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return code if isinstance(code, int) else 0
 
 

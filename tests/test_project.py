@@ -93,6 +93,20 @@ def test_a_python_has_one_version_of_each_package(python):
     assert all(str(pin.specifier).startswith("==") for pin in pins)
 
 
+def test_the_page_on_stability_names_the_versions_that_are_tested(project):
+    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\w+) \| (\d\S* \| \d\S*) \|$", page, flags=re.MULTILINE))
+    pins = [
+        dict(re.findall(r"^([\w-]+)==([^;\s]+)", (ROOT / name).read_text(encoding="utf-8"), flags=re.MULTILINE))
+        for name in ("tests/oldest.txt", "constraints.txt")
+    ]
+    assert rows.keys() == {"Python", "torch", "transformers", "peft"}
+    for name in rows.keys() - {"Python"}:
+        assert rows[name] == f"{pins[0][name]} | {pins[1][name]}", name
+    minors = read(".github/workflows/ci.yml")["jobs"]["test"]["strategy"]["matrix"]["minor"]
+    assert rows["Python"] == f"3.{min(minors)} | 3.{max(minors)}"
+
+
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_an_image_copies_what_is_there_and_runs_hfpatch_as_a_user(path):
     lines = re.sub(r"\\\n", "", path.read_text(encoding="utf-8")).splitlines()

@@ -1,12 +1,19 @@
+import ast
 import dataclasses
 import importlib
 import inspect
+import json
+import re
+from pathlib import Path
 
 import pytest
 from peft import PeftConfig
 
 import hfpatch
 
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+DOCUMENTED = set(re.findall(r"^::: (hfpatch\.\S+)$", (ROOT / "docs/reference/api.md").read_text(), flags=re.MULTILINE))
 NAMES = [
     "PreProjectionConfig", "NonlinearQueryConfig", "QueryTemperatureConfig", "fold",
     "patch", "unpatch", "patch_summary", "save_patch", "load_patch",
@@ -47,7 +54,7 @@ def test_signatures_of_the_design():
     assert parameters(hfpatch.find_sites) == ["model"]
     assert parameters(hfpatch.match_lora_rank) == ["model", "budget", "target_modules"]
     assert parameters(hfpatch.check)[:2] == ["model_or_id", "config"]
-    assert parameters(hfpatch.load_results) == ["folder"]
+    assert parameters(hfpatch.load_results) == ["folder", "kind"]
 
 
 def test_options_of_the_design():
@@ -68,3 +75,44 @@ def test_packages_list_what_they_have(module):
     assert len(package.__all__) == len(set(package.__all__))
     for name in package.__all__:
         assert hasattr(package, name)
+
+
+def code_shown():
+    """Yield the file and the Python of every page, notebook and example."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for block in FENCE.findall(page.read_text(encoding="utf-8")):
+            yield page.name, block
+    for notebook in (ROOT / "examples").glob("*.ipynb"):
+        for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "code":
+                yield notebook.name, "".join(cell["source"])
+    for example in (ROOT / "examples").rglob("*.py"):
+        yield example.name, example.read_text(encoding="utf-8")
+
+
+def names_used(code):
+    """Yield the full name of everything of hfpatch that code imports or reads as an attribute."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "hfpatch":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hfpatch":
+            yield f"hfpatch.{node.attr}"
+
+
+def test_the_docs_use_public_names_alone():
+    modules = {name.rpartition(".")[0] for name in DOCUMENTED}
+    used = {(name, file) for file, code in code_shown() for name in names_used(code)}
+    assert len(used) > 50
+    assert sorted((name, file) for name, file in used if name not in DOCUMENTED | modules) == []
+
+
+def test_every_documented_name_is_there_and_every_name_of_the_top_level_is_documented():
+    for name in DOCUMENTED:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+    assert {f"hfpatch.{name}" for name in hfpatch.__all__} - DOCUMENTED == {"hfpatch.__version__"}
+
+
+def test_the_reference_has_each_name_once():
+    listed = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/api.md").read_text(), flags=re.MULTILINE)
+    assert sorted(set(listed)) == sorted(listed)

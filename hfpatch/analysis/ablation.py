@@ -11,9 +11,9 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from hfpatch.analysis.running import Batch, keeping_flags, next_token_losses
+from hfpatch.analysis.running import Batch, next_token_losses
 from hfpatch.errors import HfpatchError
-from hfpatch.support.modes import evaluating
+from hfpatch.support.modes import evaluating, keeping_flags
 from hfpatch.tuners.adapters import block_finder
 
 Score = Callable[[nn.Module], Sequence[float]]

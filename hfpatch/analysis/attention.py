@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hfpatch.analysis.running import Batch, Tokens, hooked, run, tokens_of
+from hfpatch.analysis.running import Batch, Tokens, run, tokens_of
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import base_model, find_sites
+from hfpatch.support.modes import hooked
 
 
 @dataclass(frozen=True)

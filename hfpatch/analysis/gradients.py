@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from hfpatch.analysis.running import Batch, keeping_flags, next_token_losses
+from hfpatch.analysis.running import Batch, next_token_losses
 from hfpatch.errors import HfpatchError
-from hfpatch.support.modes import evaluating
+from hfpatch.support.modes import evaluating, keeping_flags
 from hfpatch.tuners.adapters import adapter_parameters, block_finder, name_in_block
 
 

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 
 from hfpatch.analysis.heads import HeadWeights, head_size, layer_weights, split_heads
 from hfpatch.analysis.rotary import Rotary, rotary_of
-from hfpatch.analysis.running import Batch, Tokens, hooked, run, tokens_of
+from hfpatch.analysis.running import Batch, Tokens, run, tokens_of
 from hfpatch.errors import HfpatchError
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.nn import MixedProjection
 from hfpatch.sites import AttentionSite, find_sites, submodule, unwrapped
-from hfpatch.support.modes import evaluating
+from hfpatch.support.modes import evaluating, hooked
 from hfpatch.tuners.hidden_state import hidden_argument
 from hfpatch.tuners.layer import method_layer
 

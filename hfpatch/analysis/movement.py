@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.support.files import read_json
 from hfpatch.surgery.folder import load_patch
-from hfpatch.surgery.patch import patch, stack, unpatch
-from hfpatch.tuners.adapters import adapter_parameters, block_of, has_adapters, name_in_block
+from hfpatch.surgery.patch import patch, unpatch
+from hfpatch.tuners.adapters import adapter_parameters, block_of, has_adapters, name_in_block, stack
 from hfpatch.tuners.config import MethodConfig
 
 Tensors = Mapping[str, Tensor]

@@ -26,11 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.analysis.heads import weight_matrix
-from hfpatch.analysis.running import hooked
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, features, find_sites
 from hfpatch.sites.modules import linear_paths
-from hfpatch.support.modes import evaluating
+from hfpatch.support.modes import evaluating, hooked
 from hfpatch.tuners.adapters import has_adapters
 from hfpatch.tuners.hidden_state import hidden_argument, replace_hidden
 

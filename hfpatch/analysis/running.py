@@ -1,16 +1,14 @@
-"""Running a model on batches of text: which tokens count, hooks, losses, and how the model is left as it was."""
+"""Running a model on batches of text: which tokens count, their losses, the layers of a method."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hfpatch.sites import AttentionSite, base_model, find_sites
 from hfpatch.support.modes import evaluating
@@ -80,28 +78,6 @@ def next_token_losses(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     predicted = (tokens.counted & (tokens.positions > 0))[:, 1:]
     logits = model(**inputs, use_cache=False).logits[:, :-1][predicted].float()
     return F.cross_entropy(logits, inputs["input_ids"][:, 1:][predicted], reduction="none"), predicted
-
-
-@contextmanager
-def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Remove hooks at the end."""
-    handles = list(handles)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def keeping_flags(model: nn.Module) -> Iterator[None]:
-    """Put the ``requires_grad`` flags of all parameters back at the end."""
-    flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    try:
-        yield
-    finally:
-        for parameter, flag in flags.items():
-            parameter.requires_grad = flag
 
 
 def method_layers(model: nn.Module, method: type[MethodConfig]) -> Iterator[tuple[AttentionSite, MethodLayer]]:

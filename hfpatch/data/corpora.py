@@ -19,6 +19,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.sources import SplitPart, split_parts
 from hfpatch.support.files import check_data_dir, sha256_file
+from hfpatch.support.lab import needing_lab
 
 _TINYWORLD = ("tinyworld/base", "tinyworld/shifted")
 _SAVED = ("dataset_dict.json", "state.json")
@@ -182,7 +183,8 @@ def _digest_slice(of_whole: Callable[[], str], part: SplitPart) -> str:
 
 def _saved(path: Path, settings: DataSettings) -> Corpus:
     """Return the documents of a folder that `datasets`' ``save_to_disk`` wrote."""
-    import datasets
+    with needing_lab():
+        import datasets
 
     part, *others = split_parts(settings.split)
     if others:
@@ -246,7 +248,8 @@ def _hub(settings: DataSettings, data_dir: Path | None) -> Corpus:
 
 
 def _load_from_hub(settings: DataSettings, data_dir: Path | None) -> Any:
-    import datasets
+    with needing_lab():
+        import datasets
 
     options = {"streaming": True} if settings.streaming else {}
     try:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lm_eval.api.registry import model_registry
-
 from hfpatch.results.schema import Comparison, TaskResult
+from hfpatch.support.lab import needing_lab
 from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -49,7 +48,9 @@ _HOMES = {
     "unknown_base": "known_scores",
 }
 
-import_module("lm_eval.models")  # lm-eval fills its registry only while that is empty
+with needing_lab():
+    model_registry = import_module("lm_eval.api.registry").model_registry
+    import_module("lm_eval.models")  # lm-eval fills its registry only while that is empty
 if "hfpatch" not in model_registry:
     model_registry.register("hfpatch", target="hfpatch.evaluation.model:HfpatchLM")
 

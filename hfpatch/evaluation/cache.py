@@ -237,8 +237,7 @@ def _hash_adapters(model: nn.Module) -> str | None:
     """Return the SHA-256 of the adapters' configurations, state and tensors; None where there are none."""
     if not peft_is_imported():
         return None
-    from hfpatch.surgery.patch import stack
-    from hfpatch.tuners.adapters import AdapterWrapper, adapter_parameters
+    from hfpatch.tuners.adapters import AdapterWrapper, adapter_parameters, stack
 
     parameters = adapter_parameters(model)
     if not parameters:

@@ -11,12 +11,12 @@ from transformers import AutoTokenizer, GenerationConfig
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.export.write import write_model
 from hfpatch.models import take_apart
-from hfpatch.results.folder import refuse_a_run
 from hfpatch.support.files import atomic_directory, read_json, write_text
 from hfpatch.surgery.bases import load_base, locate
 from hfpatch.surgery.card import base_licence, export_card, shown_base
-from hfpatch.surgery.folder import CONFIG, load_patch
-from hfpatch.surgery.manifest import MANIFEST, read_manifest
+from hfpatch.surgery.folder import load_patch
+from hfpatch.surgery.manifest import MANIFEST, read_manifest, refuse_a_run
+from hfpatch.surgery.part_files import CONFIG
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"
@@ -92,7 +92,8 @@ def _named_base(patch: Path) -> str:
     """Return the base that a patch or an adapter was made for."""
     name: Any
     if (patch / MANIFEST).is_file():
-        name, file = read_manifest(patch / MANIFEST).base.name, MANIFEST
+        first, file = read_manifest(patch / MANIFEST).adapters[0], MANIFEST
+        name = read_json(patch / first.name / CONFIG).get("base_model_name_or_path")  # a path of this machine too
     elif (patch / CONFIG).is_file():
         name, file = read_json(patch / CONFIG).get("base_model_name_or_path"), CONFIG
     elif not patch.exists():

@@ -15,8 +15,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite, find_sites
 from hfpatch.sites.modules import unwrapped
 from hfpatch.sites.site import joined
-from hfpatch.tuners.acting import PLACES
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import PLACES
 from hfpatch.tuners.layer import MethodLayer, layers_at
 from hfpatch.tuners.places import modules_at, row_at
 

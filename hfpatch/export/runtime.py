@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.calls import HookedModule
 from hfpatch.sites.family import NO_WEIGHTS
-from hfpatch.tuners.acting import PLACES, ActingModule, MethodSite, scaled
+from hfpatch.tuners.hooks import PLACES, ActingModule, MethodSite, scaled
 
 
 class Matrix(nn.Module):

@@ -10,8 +10,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.export.runtime import MADE
 from hfpatch.sites.family import EXPORTED
 from hfpatch.support.generated import modelling_file
-from hfpatch.tuners.acting import PLACES
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import PLACES
 
 FILE = "modeling_hfpatch.py"
 _CALLED = ("build", "acts_at", "steps_back", *PLACES)  # of a method, by the runtime

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.nn import activation, low_rank_
-from hfpatch.tuners.acting import MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import MethodSite, Parts
 from hfpatch.tuners.registration import method
 
 TARGETS = ("query", "key", "value", "output")

@@ -12,8 +12,8 @@ from hfpatch.nn import NORMS, activation, anchor_preserving, anchored, make_norm
 from hfpatch.nn.anchors import require_square
 from hfpatch.nn.nonlinear import bottleneck_rank, init_nonlinear
 from hfpatch.sites import TARGETS
-from hfpatch.tuners.acting import MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import MethodSite, Parts
 from hfpatch.tuners.registration import method
 
 ANCHORS = ("weight", "identity")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from hfpatch.sites import AttentionSite
-from hfpatch.tuners.acting import MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import MethodSite, Parts
 from hfpatch.tuners.registration import method
 
 

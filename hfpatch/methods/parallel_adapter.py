@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.nn import activation, low_rank_
-from hfpatch.tuners.acting import ENDS, MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import ENDS, MethodSite, Parts
 from hfpatch.tuners.registration import method
 
 

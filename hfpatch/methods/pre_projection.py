@@ -12,8 +12,8 @@ from hfpatch.nn import ContentSkip, PreProjection, activation, pre_project
 from hfpatch.nn.preprojection import check_expansion, check_init
 from hfpatch.nn.skip import add_skip
 from hfpatch.sites import AttentionSite
-from hfpatch.tuners.acting import MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import MethodSite, Parts
 from hfpatch.tuners.registration import method
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hfpatch.nn import QueryTemperature, scale_heads
-from hfpatch.tuners.acting import MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import MethodSite, Parts
 from hfpatch.tuners.registration import method
 
 

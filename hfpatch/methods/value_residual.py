@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
-from hfpatch.tuners.acting import MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import MethodSite, Parts
 from hfpatch.tuners.registration import method
 
 

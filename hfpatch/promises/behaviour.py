@@ -13,7 +13,6 @@ import torch
 from peft import LoraConfig, PeftConfig
 from torch import Tensor
 
-from hfpatch.analysis.running import keeping_flags
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.promises.common import (
     NEW_TOKENS,
@@ -29,13 +28,14 @@ from hfpatch.promises.common import (
     training,
     within,
 )
+from hfpatch.support.modes import keeping_flags
 from hfpatch.surgery.bases import hash_weights
 from hfpatch.surgery.budget import attention_modules
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch, patch_summary, unpatch
-from hfpatch.tuners.acting import MethodSite
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import MethodSite
 from hfpatch.tuners.places import method_site
 
 ALLOWED_FILES = {".safetensors", ".json", ".md"}

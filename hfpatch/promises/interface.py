@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hfpatch.errors import HfpatchError
 from hfpatch.promises.common import changed_by, logits, perturbed
-from hfpatch.tuners.acting import MethodSite
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import MethodSite
 from hfpatch.tuners.places import method_site
 
 OTHER = "meta"  # stands for any device but the CPU: it takes no tensor of the CPU, and needs no hardware

@@ -14,11 +14,11 @@ from peft import PeftConfig
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hfpatch.analysis.running import hooked
 from hfpatch.methods import PreProjectionConfig
 from hfpatch.promises.common import changed_by, logits, rounding
 from hfpatch.promises.softmax import SoftmaxMode, attentions, silence
 from hfpatch.sites import AttentionSite, find_sites
+from hfpatch.support.modes import hooked
 from hfpatch.surgery.patch import patch, unpatch
 from hfpatch.tuners.adapters import adapter_parameters
 from hfpatch.tuners.hidden_state import hidden_argument

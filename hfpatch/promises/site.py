@@ -14,11 +14,11 @@ import torch
 from peft import PeftConfig
 from torch import Tensor, nn
 
-from hfpatch.analysis.running import hooked
 from hfpatch.methods import NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.promises.common import changed_by, leak, logits, perturbed, relative, rounding, within
 from hfpatch.promises.softmax import Observation, SoftmaxMode, attentions, observe, self_attention, silence
 from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
+from hfpatch.support.modes import hooked
 from hfpatch.tuners.hidden_state import hidden_argument, replace_hidden
 
 MOVED = 1e-6  # relative: what rounding alone does not move

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hfpatch.analysis.running import hooked
 from hfpatch.promises.common import logits
 from hfpatch.sites import AttentionSite
+from hfpatch.support.modes import hooked
 from hfpatch.tuners.hidden_state import hidden_argument
 
 MASKED = -1e4  # scores below it are masked

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hfpatch.errors import HfpatchError
-from hfpatch.results.folder import RESULTS, printable
+from hfpatch.results.folder import RESULTS
+from hfpatch.support.files import printable
 
 
 def labels(run_dirs: Sequence[Path]) -> dict[str, Path]:

@@ -68,7 +68,7 @@ def document_of(folder: Path) -> Document:
     Raises:
         HfpatchError: if the folder has no results that can be read.
     """
-    results = load_results(folder)
+    results = load_results(folder, None)
     if isinstance(results, ComparisonResults):
         nothing = Samples((), {}, ())
         material = Material("", results, (), nothing, [*missing(results)], {"": results})
@@ -94,7 +94,7 @@ def write_report(
     Raises:
         HfpatchError: if ``run_dir`` has no results that can be read or no such method, or ``out`` cannot be written.
     """
-    results, place = load_results(run_dir), out or run_dir
+    results, place = load_results(run_dir, None), out or run_dir
     if methods is not None and not isinstance(results, ComparisonResults):
         raise HfpatchError(f"{run_dir}: contains no comparison, so it has no methods to choose; leave out --methods")
     if isinstance(results, StudyResults):
@@ -131,7 +131,7 @@ def write_joint_report(
         raise HfpatchError(
             f"--methods chooses methods of one run, and there are {len(run_dirs)}; report each by itself"
         )
-    if isinstance(load_results(run_dirs[0]), EvaluationResults):
+    if isinstance(load_results(run_dirs[0], None), EvaluationResults):
         sources = {label: load_evaluation(path) for label, path in labels(run_dirs).items()}
         return _write_evaluations(sources, joint_evaluation_document(sources), out)
     each = [read_material(label, path, load_comparison(path)) for label, path in labels(run_dirs).items()]

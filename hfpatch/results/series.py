@@ -13,10 +13,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from hfpatch.errors import HfpatchError
-from hfpatch.results.folder import printable
 from hfpatch.results.records import read_whole_lines
 from hfpatch.results.schema import Curve, LayerSeries
-from hfpatch.support.files import read_json
+from hfpatch.support.files import printable, read_json
 
 ANALYSIS = "analysis.json"
 """Beside a run's patch, what ``hfpatch inspect MODEL --patch PATCH --json`` prints: measurement -> records."""

@@ -29,9 +29,9 @@ from hfpatch.sites import find_sites, survey
 from hfpatch.sites.heads import normed
 from hfpatch.surgery.bases import TINYWORLD, Base, load_model
 from hfpatch.surgery.folder import load_patch
-from hfpatch.surgery.patch import patch_summary, stack
+from hfpatch.surgery.patch import patch_summary
 from hfpatch.tinyworld.tasks import items
-from hfpatch.tuners.adapters import has_adapters
+from hfpatch.tuners.adapters import has_adapters, stack
 
 LENGTH = 256
 """The most tokens of one document that an inspection reads."""

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.reporting.cards import run_card
-from hfpatch.results.folder import load_comparison, refuse_a_run
+from hfpatch.results.folder import load_comparison
 from hfpatch.sharing.eval_results import eval_results
 from hfpatch.sharing.paths import cut_paths, paths_in, without_paths
 from hfpatch.surgery.card import shown_base
+from hfpatch.surgery.manifest import refuse_a_run
 
 Contents = dict[str, Path | bytes]
 """What goes to the hub: the path there, and the file or the bytes that it gets."""

@@ -6,13 +6,15 @@ import errno
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import socket
+import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -118,6 +120,28 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise HfpatchError(f"{path}: is not a JSON object")
     return value
+
+
+def printable(value: Any) -> Any:
+    """Return a JSON value, at any depth, as others can read it.
+
+    Characters that neither XML nor UTF-8 can hold are replaced; NaN, infinities and integers beyond any float are None.
+    """
+    if isinstance(value, str):
+        return "".join(char if _is_printable(char) else "\ufffd" for char in value)
+    if isinstance(value, Mapping):
+        return {printable(key): printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [printable(item) for item in value]
+    too_large = isinstance(value, int) and abs(value) > sys.float_info.max
+    return None if too_large or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+def _is_printable(char: str) -> bool:
+    code = ord(char)
+    if code < 0x20:
+        return char in "\t\n\r"
+    return not (0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 or code in (0xFFFE, 0xFFFF))
 
 
 def check_data_dir(folder: Path | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hfpatch.support.stripped import BASE, source_file, stripped
+from hfpatch.support.method_source import BASE, source_file, standalone_source
 from hfpatch.support.version import __version__
 
 LICENCE = """\
@@ -57,7 +57,7 @@ def modelling_file(
         name: its name there.
         stock: classes of transformers that the footer uses.
         footer: the code after the definitions.
-        methods: classes of methods, of hfpatch or anyone else's; see :func:`hfpatch.support.stripped.stripped`.
+        methods: classes of methods, of hfpatch or anyone else's; see :mod:`hfpatch.support.method_source`.
         called: the functions of a method that the code calls.
 
     Raises:
@@ -74,7 +74,7 @@ def modelling_file(
         used[method.__module__].add(method.__name__)  # whose code follows, without what belongs to PEFT
     for method in methods:
         _use(module, BASE, used)
-        code, names = stripped(method, called)
+        code, names = standalone_source(method, called)
         for each in names:
             _use(method.__module__, each, used)
         if classes.setdefault(method.__name__, code) != code:

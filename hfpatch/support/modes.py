@@ -1,13 +1,14 @@
-"""Training and evaluation mode of a model."""
+"""Changes to a model that end with a ``with`` block: evaluation mode, hooks, ``requires_grad`` flags."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.utils.hooks import RemovableHandle
 
 
 @contextmanager
@@ -20,3 +21,25 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks at the end."""
+    handles = list(handles)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def keeping_flags(model: nn.Module) -> Iterator[None]:
+    """Put the ``requires_grad`` flags of all parameters back at the end."""
+    flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    try:
+        yield
+    finally:
+        for parameter, flag in flags.items():
+            parameter.requires_grad = flag

@@ -110,7 +110,7 @@ PLACES = {
         layer.register_forward_hook(lambda module, args, output, a=a, b=b: output + output @ a.T @ b.T)""",
     ),
 }
-"""The places of :data:`hfpatch.tuners.acting.PLACES`, in their order."""
+"""The places of :data:`hfpatch.tuners.hooks.PLACES`, in their order."""
 
 _METHOD = '''\
 """A low-rank term in the attention branch: change the formula, and say here what it is."""
@@ -119,9 +119,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hfpatch import HfpatchError, MethodConfig, MethodSite, method
+from hfpatch import HfpatchError, MethodConfig, MethodSite, Parts, method
 from hfpatch.nn import normal_
-from hfpatch.tuners.acting import Parts
 from torch import Tensor, nn
 
 

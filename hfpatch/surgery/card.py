@@ -63,7 +63,7 @@ def patch_card(base: Base, adapters: Sequence[Adapter], measured: Measured | Non
         measured: what was measured; None where nothing was yet.
     """
     name = shown_base(base.name or base.class_name)
-    licence = base_licence(base.name)
+    licence = base.licence or base_licence(base.name)
     facts = [
         ("Model", f"{name} ({base.class_name})"),
         ("Fingerprint", base.fingerprint.exact),
@@ -164,15 +164,16 @@ def _list(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def _how_to_load(name: str, modules: Sequence[str]) -> str:
-    home, model = "transformers import AutoModelForCausalLM", f"AutoModelForCausalLM.from_pretrained({name!r})"
-    if name.startswith(_TINYWORLD) or name.endswith(SUFFIX):
-        home, model = "hfpatch.surgery.bases import load_base", f"load_base({name!r}).model"
+    model = f"AutoModelForCausalLM.from_pretrained({name!r})"
     imports = "\n".join(f"    import {module}" for module in ("hfpatch", *modules))
+    if name.startswith(_TINYWORLD) or name.endswith(SUFFIX):
+        model = f"hfpatch.load_base({name!r}).model"
+    else:
+        imports += "\n    from transformers import AutoModelForCausalLM"
     both = " and ".join(f"`import {module}`" for module in ("hfpatch", *modules))
     return f"""With hfpatch (`pip install hfpatch`), the whole stack:
 
 {imports}
-    from {home}
 
     model = {model}
     hfpatch.load_patch(model, "this folder")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.surgery.bases import difference, fingerprint
+from hfpatch.surgery.part_files import require_adapter_saved, write_patch
 from hfpatch.tuners.adapters import adapter_state
 
 TENSORS = "model.safetensors"
@@ -48,8 +49,6 @@ def _save(model: Any, save_directory: str | Path, is_main_process: bool = True, 
         HfpatchError: if something trained is not in the files, or, for several adapters, an option is given that asks
             for more than files in a folder.
     """
-    from hfpatch.surgery.folder import require_adapter_saved, write_patch
-
     directory, names, sharded = Path(save_directory), list(model.peft_config), options.get("state_dict") is not None
     if len(names) == 1:
         type(model).save_pretrained(model, directory, is_main_process=is_main_process, **options)

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.strict import validate
-from hfpatch.results.folder import printable
-from hfpatch.support.files import read_json
+from hfpatch.support.files import printable, read_json
 
 MANIFEST = "patch.json"
 FORMAT = 2
@@ -31,16 +30,18 @@ class Base(_Part):
     """The model that a patch was made for.
 
     Attributes:
-        name: its id or folder; empty where it has none.
+        name: its hub id, or its folder's last part alone; empty where it has none.
         model_type: its architecture.
         class_name: its class, as ``class`` in the file.
         fingerprint: what identifies its weights.
+        licence: as its own card states it where the patch was made.
     """
 
     name: str
     model_type: str
     class_name: Annotated[str, Field(alias="class")]
     fingerprint: Fingerprint
+    licence: str | None = None
 
 
 class Adapter(_Part):
@@ -60,9 +61,10 @@ class Adapter(_Part):
 
 
 class Manifest(_Part):
-    """The stack in its order, and which of its adapters were active."""
+    """The stack in its order, which of its adapters were active, and the version of hfpatch that wrote it."""
 
     format: int
+    hfpatch: str | None = None
     base: Base
     active: list[str]
     adapters: Annotated[list[Adapter], Field(min_length=1)]
@@ -89,3 +91,13 @@ def read_manifest(path: Path) -> Manifest:
             "own folders"
         )
     return validate(printable(raw), Manifest, f"{path}: not a patch manifest")
+
+
+def refuse_a_run(directory: Path) -> None:
+    """Say where the patches of a run are.
+
+    Raises:
+        HfpatchError: if the folder is a run.
+    """
+    if patches := sorted(directory.glob("runs/*/seed-*/patch")):
+        raise HfpatchError(f"{directory}: is a run; give one of its patches, such as {patches[0]}")

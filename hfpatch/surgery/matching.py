@@ -17,8 +17,7 @@ from hfpatch.errors import HfpatchError, whole_number
 from hfpatch.recipes.sizes import NO_SIZE, SIZES, Part, Size, Widths
 from hfpatch.sites import count_values, features, find_sites, unwrapped
 from hfpatch.surgery.budget import Trial, count_added
-from hfpatch.surgery.patch import stack
-from hfpatch.tuners.adapters import base_parameters
+from hfpatch.tuners.adapters import base_parameters, stack
 from hfpatch.tuners.config import MethodConfig, method_name
 from hfpatch.tuners.naming import chosen_modules
 

@@ -28,6 +28,7 @@ from hfpatch.tuners.adapters import (
     has_adapters,
     keep_mode,
     remove_adapters,
+    stack,
     upcast_adapters,
 )
 from hfpatch.tuners.checks import refusing_wrong_values, require_distinct_names, require_fitting, require_sound
@@ -114,11 +115,6 @@ def unpatch(model: Model) -> Model:
         for name, parameter in model.named_parameters():
             parameter.requires_grad = name in trainable
     return model
-
-
-def stack(model: nn.Module) -> dict[str, PeftConfig]:
-    """Return the configurations of a model's adapters by name, in the order of injection."""
-    return dict(getattr(model, "peft_config", None) or {})
 
 
 def activate(

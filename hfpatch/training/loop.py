@@ -26,7 +26,7 @@ from hfpatch.data.collate import collate
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import choose_library, fast_matmul, pinned_library
 from hfpatch.results.parts import TrainResult
-from hfpatch.support.heap import keep_freed_memory
+from hfpatch.support.malloc import keep_freed_memory
 from hfpatch.training.attention import attention_by_document
 from hfpatch.training.checkpoint import checkpoint_at, load_optimizer, load_trainables, save_checkpoint
 from hfpatch.training.diagnostics import diagnose

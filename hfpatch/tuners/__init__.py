@@ -2,8 +2,8 @@
 
 import peft  # noqa: F401  # first: hfpatch.methods follows its import, and imports modules of this package
 
-from hfpatch.tuners.acting import MethodSite
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import MethodSite
 from hfpatch.tuners.layer import MethodLayer, method_layer
 from hfpatch.tuners.registration import method
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
+from peft import PeftConfig
 from peft.tuners.ln_tuning.layer import LNTuningLayer
 from peft.tuners.osf.layer import OSFLayer
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
@@ -29,6 +30,11 @@ _ONE_ADAPTER = (AuxiliaryTrainingWrapper, LNTuningLayer, OSFLayer, TrainableToke
 def has_adapters(model: nn.Module) -> bool:
     """Return whether the model has an adapter of any method."""
     return any(isinstance(module, AdapterWrapper) for module in model.modules())
+
+
+def stack(model: nn.Module) -> dict[str, PeftConfig]:
+    """Return the configurations of a model's adapters by name, in the order of injection."""
+    return dict(getattr(model, "peft_config", None) or {})
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, first_line
 from hfpatch.sites import AttentionSite, features, find_sites, require_matrix, submodule
-from hfpatch.tuners.acting import PROJECTED
 from hfpatch.tuners.adapters import adapter_parameters, base_parameters
 from hfpatch.tuners.config import MethodConfig, method_name
+from hfpatch.tuners.hooks import PROJECTED
 from hfpatch.tuners.layer import MethodLayer, layers_at, stepping_aside
 
 _MUST_STAY = "which a patch must leave as they are"

@@ -13,8 +13,8 @@ from torch import nn
 
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
-from hfpatch.tuners.acting import PLACES, MethodSite
 from hfpatch.tuners.card import describe_loading
+from hfpatch.tuners.hooks import PLACES, MethodSite
 from hfpatch.tuners.options import fitting
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.support.plugins import one_line
-from hfpatch.tuners.acting import PLACES, MethodSite
 from hfpatch.tuners.config import MethodConfig, MethodSpec, option_types
+from hfpatch.tuners.hooks import PLACES, MethodSite
 from hfpatch.tuners.options import require_option_type
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

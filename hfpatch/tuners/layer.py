@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.initialization import move_
 from hfpatch.sites import AttentionSite
-from hfpatch.tuners.acting import ActingModule, MethodSite, Parts, scaled
 from hfpatch.tuners.config import MethodConfig, drawn_as
+from hfpatch.tuners.hooks import ActingModule, MethodSite, Parts, scaled
 from hfpatch.tuners.merging import merged_weights
 from hfpatch.tuners.places import defined_places, method_site, modules_at, row_at
 from hfpatch.tuners.rows import OfRows, names_of_rows

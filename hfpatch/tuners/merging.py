@@ -20,8 +20,8 @@ from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.sites.modules import unwrapped
 from hfpatch.sites.site import joined
-from hfpatch.tuners.acting import PROJECTED, MethodSite, Parts
 from hfpatch.tuners.config import MethodConfig
+from hfpatch.tuners.hooks import PROJECTED, MethodSite, Parts
 from hfpatch.tuners.places import output_projection
 
 Acting = tuple[MethodConfig, Parts, MethodSite]

@@ -9,9 +9,9 @@ from torch import nn
 from hfpatch.errors import HfpatchError
 from hfpatch.sites import AttentionSite
 from hfpatch.sites.modules import features, is_linear, unwrapped
-from hfpatch.tuners.acting import PLACES, PROJECTED, MethodSite
 from hfpatch.tuners.config import MethodConfig
-from hfpatch.tuners.earlier import cannot_look_back, known_attention
+from hfpatch.tuners.hooks import PLACES, PROJECTED, MethodSite
+from hfpatch.tuners.lookback import cannot_look_back, known_attention
 
 LOOKING_BACK = ("entered", *PROJECTED, "mixed")
 """The places where a method may read earlier positions."""
@@ -39,7 +39,7 @@ def defined_places(method: type[MethodConfig]) -> tuple[str, ...]:
 
 
 def modules_at(site: AttentionSite, places: Iterable[str]) -> dict[str, list[nn.Module]]:
-    """Return the modules that :meth:`hfpatch.tuners.acting.ActingModule.act_on` needs for places, if they exist."""
+    """Return the modules that :meth:`hfpatch.tuners.hooks.ActingModule.act_on` needs for places, if they exist."""
     found: dict[str, list[nn.Module]] = {}
     for place in places:
         if place == "entered":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hfpatch.errors import HfpatchError
-from hfpatch.tuners.acting import PLACES
+from hfpatch.tuners.hooks import PLACES
 
 
 class _Rows(threading.local):

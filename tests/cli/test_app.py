@@ -657,7 +657,7 @@ def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patch
     assert main([*arguments, "--output", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert found == load_results(out).to_json()
+    assert found == load_results(out, "evaluation").to_json()
     assert (found["schema"], found["kind"]) == (2, "evaluation")
     assert list(found["variants"]) == ["base", "same-patch", "spoilt-patch"]
     base, same, spoilt = (each["scores"]["tinyworld_cloze"]["metrics"] for each in found["variants"].values())
@@ -698,7 +698,7 @@ def test_eval_compares_whole_models(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == load_results(out).to_json()
+    assert found == load_results(out, "evaluation").to_json()
     assert {label: variant["model"]["name"] for label, variant in found["variants"].items()} == {
         "gpt-neox": "tinyworld/gpt-neox", "gpt2": "tinyworld/gpt2",
     }  # fmt: skip

@@ -12,7 +12,7 @@ from own_methods import forgotten
 from hfpatch.__main__ import main
 from hfpatch.promises import run
 from hfpatch.support.scaffold import PLACES
-from hfpatch.tuners.acting import PLACES as KNOWN
+from hfpatch.tuners.hooks import PLACES as KNOWN
 
 CONFIG = Path(__file__).parents[2] / "pyproject.toml"
 MADE = {

@@ -129,7 +129,7 @@ def test_scores_and_files_are_lm_evals(tmp_path, capsys, folders, tasks, given):
             assert len(load_dataset("json", data_files=str(path), split="train", cache_dir=tmp_path)) == len(
                 their_samples[name]
             )
-    assert load_results(tmp_path / "out").to_json()["variants"]["base"] == printed
+    assert load_results(tmp_path / "out", "evaluation").to_json()["variants"]["base"] == printed
 
 
 def test_each_model_and_patch_has_a_folder(tmp_path, folders):

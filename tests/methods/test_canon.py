@@ -17,7 +17,7 @@ from hfpatch.data.packing import packing_obstacle
 from hfpatch.evaluation.scorer.exactness import _mixes_tokens as mixes_tokens
 from hfpatch.export.write import write_model
 from hfpatch.nn import ShortConvolution
-from hfpatch.tuners.earlier import MARGIN, Row
+from hfpatch.tuners.lookback import MARGIN, Row
 
 CASES = [
     "gpt_neox",

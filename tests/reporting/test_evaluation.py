@@ -74,7 +74,7 @@ def test_a_terminal_shows_what_was_reused_and_the_warnings_last(results, capsys,
 
 def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(results, tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results.to_json()))
-    loaded = load_results(tmp_path)
+    loaded = load_results(tmp_path, "evaluation")
     assert loaded == results
     report = write_report(tmp_path, tmp_path / "report")
     before = [path.read_bytes() for path in report.paths]

@@ -1,13 +1,17 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import hfpatch
 from hfpatch.errors import HfpatchError
 from hfpatch.results import ComparisonResults, load_results
-from hfpatch.results.folder import load_comparison, printable
+from hfpatch.results.folder import load_comparison
+from hfpatch.support.files import printable
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_what_was_written_is_read_back_equal(run_dir):
@@ -87,7 +91,7 @@ def test_a_study_is_no_comparison(tmp_path):
     parameters = {"total": 2, "non_embedding": 1}
     study = {"schema": 2, "kind": "pretraining", "complete": False, "seeds": [0], "baseline": "a"}
     (tmp_path / "results.json").write_text(json.dumps({**study, "variants": {"a": {"parameters": parameters}}}))
-    assert load_results(tmp_path).kind == "pretraining"
+    assert load_results(tmp_path, None).kind == "pretraining"
     with pytest.raises(HfpatchError, match="results of hfpatch pretrain, not of hfpatch compare"):
         load_comparison(tmp_path)
 
@@ -123,3 +127,27 @@ def test_a_folder_is_only_read(run_dir):
 def test_reading_results_loads_no_torch(run_dir):
     code = f"import sys, hfpatch; hfpatch.load_results({str(run_dir)!r}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_results_of_another_kind_and_unknown_kinds_are_refused(run_dir):
+    assert load_results(run_dir, None) == load_results(run_dir, "comparison")
+    with pytest.raises(HfpatchError, match="these are the results of hfpatch compare, not of hfpatch eval"):
+        load_results(run_dir, "evaluation")
+    with pytest.raises(HfpatchError, match=r"kind='evaluatoin' \(did you mean 'evaluation'\?\)"):
+        load_results(run_dir, "evaluatoin")
+
+
+def test_the_kind_decides_the_type(tmp_path):
+    mypy = pytest.importorskip("mypy.api")
+    code = tmp_path / "snippet.py"
+    code.write_text(
+        "from typing import assert_type\n"
+        "from hfpatch.results import EvaluationResults, StudyResults, load_results\n"
+        "assert_type(load_results('run').methods['lora'].trainable, int)\n"
+        "assert_type(load_results('run', 'evaluation'), EvaluationResults)\n"
+        "assert_type(load_results('run', 'pretraining'), StudyResults)\n"
+        "load_results('run', None).methods['lora']\n"
+    )
+    out, _, _ = mypy.run([f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={tmp_path}", str(code)])
+    assert "Found 2 errors" in out, out  # a study and an evaluation have no methods
+    assert out.count(':6: error: Item "') == 2, out

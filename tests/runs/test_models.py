@@ -130,7 +130,7 @@ def test_what_does_not_compare_across_models_is_said(outcome, folder):
 
 def test_the_same_call_continues_and_another_is_refused(outcome, folder, monkeypatch):
     found, out, _ = outcome
-    assert load_results(out) == found
+    assert load_results(out, "evaluation") == found
     assert set(read_json(out / "evaluation.json")["models"]) == {"a", "b", "c"}
     again = evaluate_models(settings_of(folder), settings=evaluation_of(), data_dir=folder / "data", output=out)
     assert again.comparisons == found.comparisons

@@ -16,7 +16,7 @@ from peft import IA3Config, LoraConfig, PeftModel
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules
-from hfpatch.surgery.patch import stack
+from hfpatch.tuners.adapters import stack
 
 EACH = 2  # of the wrong values, for each place; all of them in turn
 PARTS = ("pre_projection", "lora", "nonlinear_query")
@@ -89,6 +89,19 @@ def test_what_is_written(written):
     for word in ("library_name: peft", "load_patch", *names, "2604.10791", "2603.13381", "2106.09685"):
         assert word in card
     assert list(written.parent.iterdir()) == [written]  # no temporary file remains
+
+
+def test_the_manifest_names_its_version_and_no_path_of_the_base(tmp_path):
+    model = patched()
+    model.name_or_path = str(tmp_path / "my-base")
+    (tmp_path / "my-base").mkdir()
+    (tmp_path / "my-base" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    text = (hfpatch.save_patch(model, tmp_path / "a") / "patch.json").read_text()
+    assert str(tmp_path) not in text
+    manifest = json.loads(text)
+    assert manifest["hfpatch"] == hfpatch.__version__
+    assert (manifest["base"]["name"], manifest["base"]["licence"]) == ("my-base", "apache-2.0")
+    assert "apache-2.0" in (tmp_path / "a" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("case", FEW)

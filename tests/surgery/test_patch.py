@@ -20,7 +20,7 @@ from torch import nn
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
 from hfpatch.surgery.budget import attention_modules
-from hfpatch.surgery.patch import stack
+from hfpatch.tuners.adapters import stack
 
 
 def lora(model, **options):

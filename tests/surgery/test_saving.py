@@ -97,13 +97,15 @@ def test_a_model_that_peft_wrapped_is_saved_as_one_that_it_did_not(tmp_path):
     ],
     ids=["empty file", "one missing", "one empty", "one partial", "another dtype", "other values"],
 )
-@pytest.mark.parametrize("where", ["safetensors.torch.save_file", "hfpatch.surgery.folder.get_peft_model_state_dict"])
+@pytest.mark.parametrize(
+    "where", ["safetensors.torch.save_file", "hfpatch.surgery.part_files.get_peft_model_state_dict"]
+)
 def test_a_tensor_that_is_not_in_the_files_is_an_error_and_nothing_is_written(where, damage, tmp_path, monkeypatch):
     """Whether the disk loses it, or PEFT does not say that there is one."""
     parts = [PreProjectionConfig(content_skip=True), LoraConfig(r=2, **QUERIES)]  # some are zero, with equal bytes
     model = hfpatch.patch(make_model("llama"), parts)
     to_disk = where == "safetensors.torch.save_file"
-    whole = safetensors.torch.save_file if to_disk else hfpatch.surgery.folder.get_peft_model_state_dict
+    whole = safetensors.torch.save_file if to_disk else hfpatch.surgery.part_files.get_peft_model_state_dict
 
     def less(given, *args, **kwargs):
         tensors = dict(given if to_disk else whole(given, *args, **kwargs))

@@ -87,6 +87,28 @@ def test_two_threads_in_step(case):
     assert all(torch.equal(found[index], expected[index]) for index in (0, 1))
 
 
+def test_patching_while_another_thread_runs_the_model_changes_its_result():
+    """So docs/stability.md says to do neither: the pass begins without a patch, and ends with one."""
+    model, tokens = make_model("gpt_neox"), make_tokens()
+    before, entered, patched_now, found = logits_of(model, tokens), threading.Event(), threading.Event(), []
+
+    def hold(*_):
+        entered.set()
+        patched_now.wait(timeout=120)
+
+    first = hfpatch.find_sites(model)[0].block
+    handle = first.register_forward_hook(hold)  # the blocks behind the first have not run yet
+    thread = threading.Thread(target=lambda: found.append(model(tokens).logits.detach()))
+    thread.start()
+    assert entered.wait(timeout=120)
+    perturb(hfpatch.patch(model, PreProjectionConfig()))
+    patched_now.set()
+    thread.join()
+    handle.remove()
+    assert not torch.equal(found[0], before)
+    assert not torch.equal(found[0], logits_of(model, tokens))
+
+
 @pytest.mark.parametrize("case", MODELS)
 def test_an_exception_leaves_nothing(case):
     model, tokens = patched(case), make_tokens()

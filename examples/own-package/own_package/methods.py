@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hfpatch import MethodConfig, MethodSite, method
-from hfpatch.tuners.acting import Parts
+from hfpatch import MethodConfig, MethodSite, Parts, method
 
 
 @method("head_mix")

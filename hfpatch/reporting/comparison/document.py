@@ -23,9 +23,9 @@ from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.floor import warned_of_floor
 from hfpatch.reporting.numbers import NOTHING, count, duration
 from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK, MOST_METHODS
-from hfpatch.results.folder import printable
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.series import QUANTITIES, read_analyses
+from hfpatch.support.files import printable
 
 _FIGURES = {
     "differences": (

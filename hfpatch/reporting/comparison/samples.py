@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from hfpatch.results.folder import printable
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.records import Array, TaskValues, read_values, read_whole_lines
 from hfpatch.results.schema import ComparisonResults
+from hfpatch.support.files import printable
 
 Record = Mapping[str, Any]
 

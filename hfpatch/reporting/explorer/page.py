@@ -74,7 +74,7 @@ def write_explorer(places: Sequence[Path], out: Path) -> Written:
     left_out: list[str] = []
     for label, folder in folders.items():
         try:
-            sources.append(Source(label, load_results(folder), _report(folder, out)))
+            sources.append(Source(label, load_results(folder, None), _report(folder, out)))
         except HfpatchError as error:
             left_out.append(str(error))
     if not sources:

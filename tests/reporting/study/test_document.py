@@ -214,8 +214,8 @@ def test_half_a_file_and_no_file_are_one_line(run_dir):
 
 def test_only_a_study_is_one(run_dir, tmp_path):
     comparison = write_run(tmp_path / "comparison", example())
-    assert isinstance(load_results(run_dir), StudyResults)
-    assert not isinstance(load_results(comparison), StudyResults)
+    assert isinstance(load_results(run_dir, None), StudyResults)
+    assert not isinstance(load_results(comparison, None), StudyResults)
     with pytest.raises(HfpatchError, match="the results of hfpatch pretrain, not of hfpatch compare"):
         load_comparison(run_dir)
 
@@ -246,7 +246,7 @@ def test_numbers_that_are_not_finite_are_read_as_unknown(tmp_path):
     raw = study()
     raw["runs"][-1]["evaluation"] = [[100, float("nan")], [200, float("inf")]]
     raw["rows"][3]["curve"] = [[100, float("nan"), None, None]]
-    read = load_results(write_study_run(tmp_path / "run", raw))
+    read = load_results(write_study_run(tmp_path / "run", raw), "pretraining")
     assert read.runs[-1].evaluation == [(100, None), (200, None)]
     assert read.rows[3].point == {"training.lr": 0.002}
     assert read.chosen["nonlinear"].point == LOW
@@ -264,7 +264,7 @@ def test_a_broken_file_is_a_report_or_one_line(tmp_path, place, junk):
         at = at[key]
     at[place[-1]] = junk
     try:
-        read = load_results(write_study_run(tmp_path / "run", raw))
+        read = load_results(write_study_run(tmp_path / "run", raw), "pretraining")
     except HfpatchError:
         return
     document = study_document(read)

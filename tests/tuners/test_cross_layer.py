@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import hfpatch
 from hfpatch import HfpatchError, MethodConfig, PreProjectionConfig
 from hfpatch.recipes.sizes import NO_SIZE
-from hfpatch.tuners import passes
+from hfpatch.tuners import cross_layer
 from hfpatch.tuners.adapters import adapter_parameters
 
 
@@ -95,7 +95,7 @@ def test_checkpointing_of_both_kinds_gives_the_same_gradients(case):
         functions = checkpoint_functions(model)
         for name, found in gradients(model, tokens).items():
             assert (found - expected[name]).abs().max() <= 1e-5 * expected[name].abs().max(), name
-        assert not passes.PASSES.stack
+        assert not cross_layer.PASSES.stack
     other = model(make_tokens(seed=1), use_cache=False).logits.sum()  # a second graph meanwhile
     gradients(model, tokens)
     model.zero_grad()
@@ -116,7 +116,7 @@ def test_blocks_that_something_else_checkpoints_are_refused():
     loss = model(tokens, labels=tokens, use_cache=False).loss
     with pytest.raises(HfpatchError, match="checkpoint its blocks by gradient_checkpointing_enable"):
         loss.backward()
-    assert not passes.PASSES.stack
+    assert not cross_layer.PASSES.stack
 
 
 def test_calls_inside_and_between_other_calls():
@@ -176,10 +176,10 @@ def test_a_call_that_fails_in_the_middle_changes_no_later_one(kind):
         with suppress(kind):
             model(make_tokens(3, 4, seed=5), use_cache=False)
         handle.remove()
-        assert kind is KeyboardInterrupt or not passes.PASSES.stack, path  # torch runs no hooks then
+        assert kind is KeyboardInterrupt or not cross_layer.PASSES.stack, path  # torch runs no hooks then
         for name, found in gradients(model, tokens).items():
             assert torch.allclose(found, expected[name], rtol=1e-4, atol=1e-6), name
-    passes.PASSES.stack.clear()
+    cross_layer.PASSES.stack.clear()
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_what_cannot_be_shared_is_said(config, says):
     model = hfpatch.patch(make_model("llama"), config())
     with pytest.raises(HfpatchError, match=says):
         logits_of(model, make_tokens())
-    assert not passes.PASSES.stack
+    assert not cross_layer.PASSES.stack
 
 
 def test_a_block_that_is_called_alone_shares_nothing():

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from hfpatch.support.heap import keep_freed_memory
+from hfpatch.support.malloc import keep_freed_memory
 
 PROGRAM = """
 import resource
-from hfpatch.support.heap import keep_freed_memory
+from hfpatch.support.malloc import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

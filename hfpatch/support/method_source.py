@@ -15,7 +15,7 @@ BASE = "Method"
 """What a method is a subclass of in the file that it is copied to."""
 
 
-def stripped(cls: type, called: Collection[str]) -> tuple[str, set[str]]:
+def standalone_source(cls: type, called: Collection[str]) -> tuple[str, set[str]]:
     """Return a method's class without decorators, defaults and checks, and the names of its module that it uses.
 
     The options stay as annotations. Of its functions, constants and classes, those stay that are ``called`` from

@@ -1,0 +1,165 @@
+"""The files of a saved patch, part by part: writing them, reading them back, and what each tensor is called there."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import xxhash
+from peft import get_peft_model_state_dict
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from hfpatch.errors import HfpatchError
+from hfpatch.support.files import printable, sha256_file, write_json, write_text
+from hfpatch.support.version import __version__
+from hfpatch.surgery.bases import bytes_of, fingerprint
+from hfpatch.surgery.card import base_licence, patch_card, shown_base
+from hfpatch.surgery.manifest import FORMAT, MANIFEST, Adapter, Base, Fingerprint, Manifest
+from hfpatch.tuners.adapters import active_adapters, adapter_parameters, stack, wrappers_of_others
+from hfpatch.tuners.config import home_of, method_name
+
+_Identity = tuple[tuple[int, ...], torch.dtype, str]
+
+CONFIG = "adapter_config.json"
+TENSORS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
+CARD = "README.md"
+PEFT_PREFIX = "base_model.model."
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}  # of torch; no part of a tensor's name
+
+
+def write_patch(model: Any, folder: Path, directory: Path) -> None:
+    """Write the files of a patch into an existing folder, whatever else it contains; not atomically.
+
+    Args:
+        model: a patched model.
+        folder: the folder.
+        directory: what errors call it.
+
+    Raises:
+        HfpatchError: if something trained is not in the files.
+    """
+    path = model.name_or_path or ""
+    named = {"name": path and shown_base(path), "licence": base_licence(path)}
+    kind = {"model_type": model.config.model_type, "class": type(model).__name__}
+    base = Base(**printable({**named, **kind}), fingerprint=Fingerprint(**fingerprint(model)))
+    adapters, written = [], Counter[_Identity]()
+    for name, config in stack(model).items():
+        part = folder / name
+        written.update(_write_tensors(tensors_of(model, name), part, directory))
+        sha256 = sha256_file(part / TENSORS)
+        entry = Adapter(name=name, method=method_name(config), sha256=sha256, module=home_of(config) or None)
+        saved = copy.deepcopy(config)
+        saved.inference_mode = True
+        for key, value in vars(saved).items():
+            if isinstance(value, set):  # which PEFT would write in an order that changes from process to process
+                setattr(saved, key, sorted(value))
+        saved.save_pretrained(str(part))
+        write_text(part / CARD, patch_card(base, [entry]))
+        adapters.append(entry)
+    _require_all_saved(model, written, directory)
+    manifest = Manifest(format=FORMAT, hfpatch=__version__, base=base, active=active_adapters(model), adapters=adapters)
+    write_json(folder / MANIFEST, manifest.model_dump(by_alias=True, exclude_none=True))
+    write_text(folder / CARD, patch_card(base, adapters))
+
+
+def require_adapter_saved(model: nn.Module, folder: Path) -> None:
+    """Find everything that is trainable or of an adapter in the folder of a model's only adapter, which others wrote.
+
+    Raises:
+        HfpatchError: if something is missing there.
+    """
+    _require_all_saved(model, Counter(map(tensor_identity, read_tensors(folder).values())), folder)
+
+
+def _write_tensors(tensors: dict[str, Tensor], folder: Path, directory: Path) -> list[_Identity]:
+    """Write one part's tensors, and return what is in the file."""
+    folder.mkdir(exist_ok=True)
+    try:
+        safetensors.torch.save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    except SafetensorError as error:  # also where the disk is full
+        raise OSError(str(error)) from error
+    written = {key: tensor_identity(tensor) for key, tensor in read_tensors(folder).items()}
+    if written != {key: tensor_identity(tensor) for key, tensor in tensors.items()}:
+        raise HfpatchError(f"{directory}: the file of {folder.name!r} is not what was saved")
+    return list(written.values())
+
+
+def _require_all_saved(model: nn.Module, written: Counter[_Identity], directory: Path) -> None:
+    """Find everything that is trainable or belongs to an adapter in what was written, bit for bit.
+
+    A tensor in a file counts for one parameter, so that two equal ones (as zeros at first) need two.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad} | adapter_parameters(model)
+    left, lost = written.copy(), []
+    for name, parameter in trained.items():
+        left[tensor_identity(parameter)] -= 1
+        if left[tensor_identity(parameter)] < 0:
+            lost.append(name)
+    if lost:
+        raise HfpatchError(
+            f"{directory}: {len(lost)} of {len(trained)} trained tensors would not be in the patch, such as {lost[0]}; "
+            "only the tensors of adapters are saved: freeze the rest, or adapt other modules"
+        )
+
+
+def tensor_identity(tensor: Tensor) -> _Identity:
+    """Return a tensor's shape, dtype and the hash of its bytes."""
+    return tuple(tensor.shape), tensor.dtype, xxhash.xxh3_128_hexdigest(bytes_of(tensor))
+
+
+def tensors_of(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """Return copies of an adapter's tensors, of which layers may share some, under the names of PEFT's files."""
+    rename, state = file_keys(model, name), nested_state(model, name)
+    return {rename(key): tensor.cpu().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
+
+
+def nested_state(model: nn.Module, name: str, *, keep_vars: bool = False) -> dict[str, Tensor]:
+    """Return an adapter's tensors under the names that this stack gives them; with ``keep_vars`` the model's own.
+
+    The base's embeddings are not among them.
+    """
+    state: dict[str, Tensor] = get_peft_model_state_dict(
+        model, model.state_dict(keep_vars=keep_vars), adapter_name=name, save_embedding_layers=False
+    )
+    return state
+
+
+def file_keys(model: nn.Module, name: str) -> Callable[[str], str]:
+    """Return the function from a tensor's name in this stack to that in its adapter's file.
+
+    There it is called as if no other adapter were wrapped around the module. A wrapper of the adapter itself stays in
+    the name: LoRA on fused experts wraps one module twice.
+    """
+    others = wrappers_of_others(model, name)
+
+    def file_key(key: str) -> str:
+        parts, kept = key.split("."), []
+        for index, part in enumerate(parts):
+            if part not in _WRAPPERS and not (part == "base_layer" and ".".join(parts[:index]) in others):
+                kept.append(part)
+        return PEFT_PREFIX + ".".join(kept)
+
+    return file_key
+
+
+def read_tensors(folder: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """Return the tensors of a part, whose file must have the given hash."""
+    path = folder / TENSORS
+    if not path.is_file():
+        pickle = (folder / PICKLE).is_file()
+        why = f"only a pickle ({PICKLE}), which is never loaded; save it again as safetensors" if pickle else "missing"
+        raise HfpatchError(f"{path}: {why}")
+    try:
+        tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise HfpatchError(f"{path}: truncated or not safetensors ({error})") from error
+    if sha256 is not None and sha256_file(path) != sha256:
+        raise HfpatchError(f"{path}: is not the file that {MANIFEST} names (another SHA-256); copy the patch again")
+    return tensors
