@@ -14,10 +14,10 @@ from hfpatch.support.lab import needing_lab
 from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hfpatch.evaluation.comparison import check_comparable, compare, compare_low_noise
+    from hfpatch.evaluation.comparison import check_comparable, compare
     from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
-    from hfpatch.evaluation.run import all_aggregations, evaluate, primary_aggregations
+    from hfpatch.evaluation.run import all_aggregations, evaluate
     from hfpatch.evaluation.tasks import load_tasks
 
 __all__ = [
@@ -28,10 +28,8 @@ __all__ = [
     "check_comparable",
     "check_known_scores",
     "compare",
-    "compare_low_noise",
     "evaluate",
     "load_tasks",
-    "primary_aggregations",
     "unknown_base",
 ]
 
@@ -41,10 +39,8 @@ _HOMES = {
     "check_comparable": "comparison",
     "check_known_scores": "known_scores",
     "compare": "comparison",
-    "compare_low_noise": "comparison",
     "evaluate": "run",
     "load_tasks": "tasks",
-    "primary_aggregations": "run",
     "unknown_base": "known_scores",
 }
 

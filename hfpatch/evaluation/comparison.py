@@ -17,24 +17,18 @@ from hfpatch.evaluation.clusters import Groups, count_groups
 from hfpatch.evaluation.metrics import Aggregation, Array, Metric, metric_named
 from hfpatch.evaluation.reading import Reader, read_metric
 from hfpatch.evaluation.stats import (
-    ALPHA,
     FEWEST_DOCUMENTS,
     Estimate,
     Part,
-    holm,
     over_documents,
     over_seeds,
     paired_accuracies,
     paired_permutation,
 )
 from hfpatch.results.low_noise import LOW_NOISE
-from hfpatch.results.schema import Comparison, TaskResult, Verdict
+from hfpatch.results.schema import Comparison, TaskResult
 
 RESAMPLES = 200
-CORRECTION = "methods and tasks, LoRAs apart"
-"""What Holm's correction covers; results name it, because earlier versions corrected over tasks alone, or over all
-comparisons between methods together."""
-_FEWEST_DISCORDANT = 6  # with 5 documents all changed one way, the exact McNemar p is still 0.0625
 
 Runs = Mapping[int, Path]
 
@@ -46,7 +40,7 @@ class _Tested:
     test: str
     p: float
     interval: tuple[float, float]
-    visible: float | None
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -101,80 +95,46 @@ def compare(
     tasks: Mapping[str, TaskResult],
     references: Mapping[str, Sequence[str]],
     baseline: str = "baseline",
-    loras: Collection[str] = (),
-    aggregations: Mapping[str, Aggregation] | None = None,
+    aggregations: Mapping[str, Mapping[str, Aggregation]] | None = None,
+    without_low_noise: Collection[str] = (),
 ) -> list[Comparison]:
-    """Compare methods document by document.
+    """Compare methods document by document, by the primary metric of each task and by its low-noise metrics.
 
     The baseline has no seed: its one run is paired with every seed of a method. Other runs are paired by seed, using
     only seeds that both have. If they share fewer than two, as when seeds of one diverged, all runs are used and only
-    documents are paired.
-
-    Holm's correction goes over one question at a time: over all comparisons with the baseline, over all with a LoRA,
-    and over all others.
+    documents are paired. Nothing is corrected here: :func:`hfpatch.results.verdicts.judge` decides.
 
     Args:
         records: for each method and seed the folder with ``<task>.jsonl`` records.
-        tasks: any run's result of each task; it names the primary metric and its direction.
+        tasks: any run's result of each task; it names the primary metric and its direction, and its metrics the
+            low-noise ones that the task has.
         references: for each method the methods to compare it with.
         baseline: the reference without training.
-        loras: the references that are LoRAs.
-        aggregations: each task's function from documents to the primary score; by default that of the metric's name.
+        aggregations: each task's own functions from documents to a score, by metric; by default that of its name.
+        without_low_noise: tasks that are compared by their primary metric alone.
 
     Returns:
-        One comparison for each method, reference and task, in that order; none with a method that has no run.
+        One comparison for each method, reference, task and metric, those by primary metrics first; none with a method
+        that has no run. A task whose low-noise values are not all finite, as where a model finds an answer impossible,
+        has none by them of that pair.
 
     Raises:
         HfpatchError: if a record is missing or broken, or two runs were not scored on the same documents.
     """
-    measures = [_Measure(result, _metric(result, (aggregations or {}).get(task))) for task, result in tasks.items()]
-    found = _compare_pairs(records, measures, references, baseline)
-    return _corrected(found, [tasks[one.task].higher_is_better for one in found], baseline, loras)
-
-
-def compare_low_noise(
-    records: Mapping[str, Runs],
-    *,
-    tasks: Mapping[str, TaskResult],
-    references: Mapping[str, Sequence[str]],
-    baseline: str = "baseline",
-    loras: Collection[str] = (),
-    aggregations: Mapping[str, Mapping[str, Aggregation]] | None = None,
-) -> list[Comparison]:
-    """Compare methods by every low-noise metric of every task, apart from those that are a task's primary one.
-
-    They are compared as `compare` does it, and corrected as a family of their own: their number does not change the
-    verdicts on the primary metrics, nor do those change theirs.
-
-    Args:
-        records: as `compare` takes them.
-        tasks: any run's result of each task; its metrics name the low-noise ones that the task has.
-        references: for each method the methods to compare it with.
-        baseline: the reference without training.
-        loras: the references that are LoRAs.
-        aggregations: each task's own functions from documents to a score, by metric.
-
-    Returns:
-        One comparison for each method, reference, task and metric. A task whose values are not all finite, as where
-        a model finds an answer impossible, has none of that pair.
-
-    Raises:
-        HfpatchError: as `compare`.
-    """
-    measures: list[_Measure] = []
+    functions = aggregations or {}
+    primary = [_Measure(result, _metric(result, functions.get(task, {}))) for task, result in tasks.items()]
+    others = []
     for name, higher in LOW_NOISE.items():
         for task, result in tasks.items():
-            if name in result.metrics and name != result.primary:
+            if name in result.metrics and name != result.primary and task not in without_low_noise:
                 chosen = result.model_copy(update={"primary": name, "higher_is_better": higher})
-                metric = _metric(chosen, (aggregations or {}).get(task, {}).get(name))
+                metric = _metric(chosen, functions.get(task, {}))
                 if metric.aggregate is None:  # else a task's own of another kind
-                    measures.append(_Measure(chosen, metric))
-    found = _compare_pairs(records, measures, references, baseline)
-    first = {each.result.task: each.result.primary for each in reversed(measures)}  # the first measure of each task
-    found.sort(key=lambda one: list(LOW_NOISE).index(first[one.task]))
-    broken = {(one.method, one.reference, one.task) for one in found if not math.isfinite(one.difference)}
-    known = [one for one in found if (one.method, one.reference, one.task) not in broken]
-    return _corrected(known, [LOW_NOISE[one.metric] for one in known], baseline, loras)
+                    others.append(_Measure(chosen, metric))
+    found = _compare_pairs(records, primary, references, baseline)
+    low_noise = _compare_pairs(records, others, references, baseline)
+    broken = {(one.method, one.reference, one.task) for one in low_noise if not math.isfinite(one.difference)}
+    return found + [one for one in low_noise if (one.method, one.reference, one.task) not in broken]
 
 
 @dataclass(frozen=True)
@@ -200,30 +160,16 @@ def _compare_pairs(
     return found
 
 
-def _corrected(
-    found: Sequence[Comparison], higher_is_better: Sequence[bool], baseline: str, loras: Collection[str]
-) -> list[Comparison]:
-    """Return comparisons with their verdicts; those with the baseline, with a LoRA and the others corrected apart."""
-    judged = list(found)
-    families = ["baseline" if one.reference == baseline else one.reference in loras for one in found]
-    for family in set(families):
-        places = [i for i, one in enumerate(found) if families[i] == family and one.p is not None]
-        for place, p in zip(places, holm([found[place].p or 0.0 for place in places]), strict=True):
-            verdict: Verdict = "within noise"
-            if p < ALPHA:
-                verdict = "better" if (found[place].difference > 0) == higher_is_better[place] else "worse"
-            judged[place] = found[place].model_copy(update={"p_holm": p, "verdict": verdict})
-    return judged
-
-
-def check_comparable(folder: Path, tasks: Mapping[str, TaskResult], aggregations: Mapping[str, Aggregation]) -> None:
+def check_comparable(
+    folder: Path, tasks: Mapping[str, TaskResult], functions: Mapping[str, Mapping[str, Aggregation]]
+) -> None:
     """Check that each task's primary score can be computed from a run's records, as a comparison by it needs.
 
     Raises:
         HfpatchError: with the task and the metric for which it cannot.
     """
     for task, result in tasks.items():
-        metric = _metric(result, aggregations.get(task))
+        metric = _metric(result, functions.get(task, {}))
         try:
             score = metric.overall(read_metric(folder / f"{task}.jsonl", result.primary)[1])
         except (ArithmeticError, TypeError, ValueError, AttributeError, LookupError) as error:
@@ -249,9 +195,9 @@ def _paired(records: Mapping[str, Runs], method: str, reference: str, *, untrain
     return _Pairing(ours, theirs, paired=False)
 
 
-def _metric(result: TaskResult, aggregation: Aggregation | None) -> Metric:
+def _metric(result: TaskResult, functions: Mapping[str, Aggregation]) -> Metric:
     name = result.primary.partition(",")[0]
-    return metric_named(name, higher_is_better=result.higher_is_better, aggregation=aggregation)
+    return metric_named(name, higher_is_better=result.higher_is_better, aggregation=functions.get(name))
 
 
 def _compare(method: str, reference: str, measure: _Measure, runs: _Pairing, reader: Reader) -> Comparison:
@@ -283,14 +229,13 @@ def _compare(method: str, reference: str, measure: _Measure, runs: _Pairing, rea
         seeds=len(runs.method),
         difference=metric.shift(base, difference),
         test=f"none (too few {few})",
-        verdict="too few documents",
     )
     if tested is None:
         return comparison
     low, high = (metric.shift(base, end) for end in tested.interval)
-    visible = None if tested.visible is None else metric.shift(base, tested.visible)
     test = tested.test if groups is None else tested.test.replace("documents", "groups of documents")
-    found = {"low": low, "high": high, "p": tested.p, "test": test, "smallest_visible": visible}
+    errors = [(float(part.error), float(part.freedom)) for part in tested.parts]
+    found = {"low": low, "high": high, "p": tested.p, "test": test, "errors": errors}
     return comparison.model_copy(update=found)
 
 
@@ -303,21 +248,19 @@ def _test_ratio(table: _Table, metric: Metric, runs: _Pairing) -> _Tested:
     documents = over_documents(difference, weights, shares=table.is_accuracy, groups=table.groups)
     seeds = over_seeds(table.ratios(table.method), table.ratios(table.reference), paired=runs.paired)
     estimate = Estimate(float(difference.sum() / weights.sum()), (documents, *([seeds] if seeds else [])))
-    visible = estimate.smallest_visible
     if seeds is not None:
         p, interval, test = estimate.p, estimate.interval, runs.test("")
     elif table.groups is not None:
         p, interval, test = estimate.p, estimate.interval, "paired t over documents"
     elif table.is_accuracy:
         p, interval = paired_accuracies(table.method[0], table.reference[0])
-        test, visible = "McNemar exact", max(visible, _FEWEST_DISCORDANT / len(difference))
+        test = "McNemar exact"
     else:
         p, interval = paired_permutation(difference, weights)
         test = "paired permutation" + (" of log ratios" if metric.exponential else "")
-    if not table.is_accuracy:
-        return _Tested(test, p, interval, visible)
-    interval = (max(interval[0], -1.0), min(interval[1], 1.0))  # no difference of accuracies is larger
-    return _Tested(test, p, interval, visible if visible <= 1 else None)
+    if table.is_accuracy:
+        interval = (max(interval[0], -1.0), min(interval[1], 1.0))  # no difference of accuracies is larger
+    return _Tested(test, p, interval, estimate.parts)
 
 
 def _test_aggregate(
@@ -342,7 +285,7 @@ def _test_aggregate(
     seeds = over_seeds(scores[0], scores[1], paired=runs.paired)
     estimate = Estimate(float(scores[0].mean() - scores[1].mean()), (documents, *([seeds] if seeds else [])))
     test = runs.test("paired bootstrap t over documents", "bootstrap t")
-    return _Tested(test, estimate.p, estimate.interval, estimate.smallest_visible)
+    return _Tested(test, estimate.p, estimate.interval, estimate.parts)
 
 
 class _Resampled:

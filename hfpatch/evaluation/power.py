@@ -20,7 +20,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom, chi2, norm
 
-from hfpatch.evaluation.stats import ALPHA, FEWEST_DOCUMENTS, POWER, Estimate, Part
+from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part
+from hfpatch.results.verdicts import ALPHA, POWER
 
 MOST_DOCUMENTS = 10**8
 MOST_SEEDS = 1000

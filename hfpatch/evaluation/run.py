@@ -225,18 +225,8 @@ def _score(
 
 
 def all_aggregations(tasks: Mapping[str, Any]) -> dict[str, dict[str, Aggregation]]:
-    """Return each task's own functions from documents to a score, by metric, as `compare_low_noise` takes them."""
+    """Return each task's own functions from documents to a score, by metric, as `compare` takes them."""
     return {name: dict(task.aggregation()) for name, task in tasks.items()}
-
-
-def primary_aggregations(tasks: Mapping[str, Any], results: Mapping[str, TaskResult]) -> dict[str, Aggregation]:
-    """Return each task's own function from documents to its primary score, as `compare` takes them.
-
-    Args:
-        tasks: lm-eval's tasks, as `load_tasks` returns them.
-        results: any run's results of these tasks.
-    """
-    return {name: task.aggregation()[results[name].primary.partition(",")[0]] for name, task in tasks.items()}
 
 
 def _records(samples: Sequence[Mapping[str, Any]], cluster: str | None) -> list[Record]:

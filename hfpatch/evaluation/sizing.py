@@ -17,7 +17,7 @@ from hfpatch.evaluation.asked import hash_task
 from hfpatch.evaluation.harness import quiet, templates_compiled_once
 from hfpatch.evaluation.metrics import metric_named, ratio_error
 from hfpatch.evaluation.model import Encoded, HfpatchLM
-from hfpatch.evaluation.run import evaluate, primary_aggregations, run_task, scorer_options
+from hfpatch.evaluation.run import evaluate, run_task, scorer_options
 from hfpatch.evaluation.selection import Selection, select
 from hfpatch.evaluation.windows import long_windows, row_operations
 from hfpatch.recipes.evaluation import EvaluationSettings
@@ -224,8 +224,8 @@ def _cut(request: Encoded, tokens: int) -> Encoded:
 
 
 def _spread(result: TaskResult, values: list[Any], tasks: Mapping[str, Any]) -> Spread:
-    aggregation = primary_aggregations(tasks, {result.task: result})[result.task]
-    metric = metric_named(result.primary.partition(",")[0], aggregation=aggregation)
+    name = result.primary.partition(",")[0]
+    metric = metric_named(name, aggregation=tasks[result.task].aggregation()[name])
     score = result.metrics[result.primary]
     if metric.aggregate is not None or len(values) < 2:
         return Spread(result.primary, result.n, score, None)

@@ -7,7 +7,6 @@ the quantity of interest is the ratio ``θ = mean over s of Σᵢ d[s, i] / Σ�
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,10 +15,8 @@ import scipy  # its parts are imported where they are first used
 
 from hfpatch.evaluation.clusters import Groups, group_sums, jackknife_error
 from hfpatch.evaluation.metrics import Array, ratio_error
+from hfpatch.results.verdicts import ALPHA, reach
 
-LEVEL = 0.95
-ALPHA = 1 - LEVEL
-POWER = 0.80
 FEWEST_DOCUMENTS = 20
 """With fewer documents, or groups of them, no difference is tested: below this the intervals have no known coverage."""
 _RESAMPLES = 9999
@@ -58,7 +55,7 @@ class Estimate:
 
     def reach(self, p: float) -> Any:
         """Return half the length of the interval at level 1 - p."""
-        return np.sqrt(sum((scipy.special.stdtrit(part.freedom, p / 2) * part.error) ** 2 for part in self.parts))
+        return reach(self.parts, p)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -78,14 +75,6 @@ class Estimate:
             lambda log_p: float(self.reach(np.exp(log_p))) - size, np.log(_SMALLEST_P), 0.0, xtol=1e-10
         )
         return float(np.exp(root))
-
-    @property
-    def smallest_visible(self) -> float:
-        """The true difference that a two-sided test at 5 % finds with a probability of about 80 %.
-
-        It is ``reach(0.05) + reach(0.4)``, for one part ``(t₀.₉₇₅ + t₀.₈) · error``, before any correction.
-        """
-        return float(self.reach(ALPHA) + self.reach(2 * (1 - POWER)))
 
 
 def over_documents(differences: Array, weights: Array, *, shares: bool = False, groups: Groups | None = None) -> Part:
@@ -179,13 +168,3 @@ def _random_halves(terms: Array, rng: np.random.Generator) -> Array:
         chosen = rng.integers(0, 2, size=(min(step, _RESAMPLES - start), documents), dtype=np.int8)
         sums[start : start + step] = chosen.astype(np.float64) @ terms
     return sums
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number by Holm's method: the k-th smallest of m times ``m + 1 - k``."""
-    corrected = [0.0] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(np.argsort(p_values)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = largest
-    return corrected

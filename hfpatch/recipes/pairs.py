@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hfpatch.recipes.controls import LINEAR_QUERY, Parts, controls_of, is_control, kind_of, targets_of
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import Recipe
+
+
+Question = Literal["base", "lora", "parts", "models"]
+"""What a pair of methods is compared for; see :mod:`hfpatch.results.verdicts`."""
 
 
 def references(recipe: Recipe) -> dict[str, list[str]]:
@@ -37,6 +41,23 @@ def left_out_of_pairs(whole: Recipe, some: Recipe) -> list[str]:
         for name, others in absent.items()
         if others
     ]
+
+
+def by_question(
+    made: Collection[tuple[str, str]], baseline: str | None, loras: Collection[str]
+) -> dict[Question, list[tuple[str, str]]]:
+    """Return which pairs answer which question: with the baseline, with a LoRA, and all others.
+
+    Args:
+        made: each method with one that it is compared with.
+        baseline: the base alone.
+        loras: the methods that are LoRA and nothing else.
+    """
+    found: dict[Question, list[tuple[str, str]]] = {}
+    for pair in made:
+        question: Question = "base" if pair[1] == baseline else "lora" if pair[1] in loras else "parts"
+        found.setdefault(question, []).append(pair)
+    return found
 
 
 def in_one_group(anchors: Mapping[str, Collection[str]], one: str, other: str) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from hfpatch.errors import HfpatchError
-from hfpatch.reporting.comparison.answer import answer
-from hfpatch.reporting.comparison.tables import cell_of, scale_of_task, terminal_table, unit_of
+from hfpatch.reporting.comparison.answer import answer, headline_table
+from hfpatch.reporting.comparison.changes import change_of, scale_in, verdict_text
+from hfpatch.reporting.comparison.tables import score_table
 from hfpatch.reporting.comparison.tuning import chosen_facts, rates_sentence
-from hfpatch.reporting.document import Cell
+from hfpatch.reporting.document import Table
 from hfpatch.reporting.facts import protocol_facts
-from hfpatch.reporting.numbers import NOTHING, count, documents_text, part_text, score
+from hfpatch.reporting.numbers import NOTHING, change_text, count, documents_text, part_text, score
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import write_text
 from hfpatch.support.markdown import block, escape, table
@@ -46,18 +47,15 @@ def write_patch_cards(run_dir: Path, results: ComparisonResults) -> list[Path]:
 def run_card(results: ComparisonResults) -> str:
     """Return the card of a repository that holds a whole run."""
     name = shown_base(str(results.model.get("name") or "the base"))
-    found, main = answer(results), terminal_table(results)
-    headings = [", ".join((column.name, *column.notes[:1])) for column in main.columns]
-    rows = [[escape(" ".join(str(cell).split("\n"))) for cell in row.cells] for row in main.rows]
     header = {"library_name": "peft", "base_model": hub_id(name), "license": base_licence(name), "tags": TAGS}
     sections = [
         front(header),
         f"# {escape(results.name)}: patches for {escape(name)}",
         block(results.description),
-        f"## Answer\n\n{block(found.headline)}",
+        f"## Answer\n\n{block(answer(results).sentence)}",
+        _shown(headline_table(results)),
         block(rates_sentence(results)),
-        "\n".join(f"- **{escape(each.subject)}** {escape(each.rest)}" for each in found.against_baseline),
-        f"## Results\n\n{table(list(map(escape, headings)), rows)}",
+        f"## Scores\n\n{_shown(score_table(results))}",
         "`report.html` is the whole report, `report.md` the same as Markdown; `results.csv` and `results.json` are the "
         "numbers.",
         "## How to load a patch\n\nEach patch is in `runs/METHOD/seed-N/patch`, with a card of its own:\n\n"
@@ -65,6 +63,12 @@ def run_card(results: ComparisonResults) -> str:
         '    hfpatch.load_patch(model, snapshot_download("this repository") + "/runs/METHOD/seed-0/patch")',
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _shown(content: Table) -> str:
+    """Return a table as Markdown with one line a heading and a cell."""
+    headings = [escape(", ".join((column.name, *column.notes[:1]))) for column in content.columns]
+    return table(headings, [[escape(" ".join(str(cell).split("\n"))) for cell in row.cells] for row in content.rows])
 
 
 def _measured(results: ComparisonResults, name: str, seed: int) -> Measured:
@@ -87,17 +91,18 @@ def _measured(results: ComparisonResults, name: str, seed: int) -> Measured:
 
 
 def _result(results: ComparisonResults, name: str, seed: int, task: str) -> list[str]:
-    info, scale = results.tasks[task], scale_of_task(results, task)
-    run = results.methods[name].runs[seed].evaluation.get(task)
-    base = results.mean(results.baseline, task) if results.baseline is not None else None
-    cell = cell_of(results, name, task)
-    _, difference, verdict = cell.lines if isinstance(cell, Cell) else ("", "", "")
+    """Return the scores by the measure that decides the task, and the verdict."""
+    info, metric = results.tasks[task], results.deciding[task].metric
+    scale, run = scale_in(results, task, metric), results.methods[name].runs[seed].evaluation.get(task)
+    base = results.mean(results.baseline, task, metric) if results.baseline is not None else None
+    verdict = results.verdict(name, task, results.baseline)
+    known = verdict is not None and verdict.n > 0
     return [
         task,
-        info.primary,
+        metric,
         documents_text(info.n, info.clusters),
         score(base, scale),
-        score(run.metrics.get(info.primary), scale) if run is not None else NOTHING,
-        f"{difference} {unit_of(results, task)}" if difference else NOTHING,
-        verdict or NOTHING,
+        score(run.metrics.get(metric), scale) if run is not None else NOTHING,
+        change_text(change_of(results, verdict, plain=False)) if known and verdict else NOTHING,
+        verdict_text(results, verdict) if verdict is not None else NOTHING,
     ]

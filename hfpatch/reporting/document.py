@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Tone = Literal["better", "worse", "mixed", "within noise", "too few documents", "at floor", "at chance", "unknown"]
+Tone = Literal["better", "worse", "mixed", "no difference shown", "not tested"]
 Fact = tuple[str, str]
 """A label and its value."""
 
@@ -62,11 +62,12 @@ class Findings:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its name, small lines below it, and whether it holds numbers, which are aligned right."""
+    """A column: its name, small lines below it, whether it holds numbers, which are aligned right, and a tooltip."""
 
     name: str
     notes: tuple[str, ...] = ()
     number: bool = False
+    tip: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Row:
         faint: whether it is greyed, because it says nothing.
         keys: its values under the keys of the table's filters.
         href: what its first cell links to, as an address that is escaped already; empty for nothing.
+        page_only: whether it is left out of Markdown.
     """
 
     cells: tuple[str | Cell, ...]
@@ -97,6 +99,7 @@ class Row:
     faint: bool = False
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     href: str = ""
+    page_only: bool = False
 
 
 @dataclass(frozen=True)

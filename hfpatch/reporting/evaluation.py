@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hfpatch.reporting.citations import citation_section
-from hfpatch.reporting.comparison.low_noise import what_they_see
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
 from hfpatch.reporting.facts import digest, evaluation_text, gguf_text, provenance_facts, settings_text
-from hfpatch.reporting.floor import evaluated_verdict
 from hfpatch.reporting.numbers import (
     NOTHING,
     count,
@@ -23,7 +21,7 @@ from hfpatch.reporting.numbers import (
 )
 from hfpatch.reporting.score_tables import value_text
 from hfpatch.reporting.tabular import csv_text
-from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults
+from hfpatch.results.schema import Comparison, EvaluatedVariant, EvaluationResults, Verdict
 
 
 def evaluation_document(results: EvaluationResults) -> Document:
@@ -48,9 +46,8 @@ def evaluation_document(results: EvaluationResults) -> Document:
 
 def evaluation_sections(results: EvaluationResults) -> tuple[Section, ...]:
     """Return the sections of one evaluation, without those that would be empty."""
-    explained = [Sentences(what_they_see(results.low_noise))] if results.low_noise else []
     sections = (
-        Section("results", "Results", (*_compared(results), *explained, *_score_tables(results))),
+        Section("results", "Results", (*_compared(results), *_score_tables(results))),
         Section("warnings", "Warnings", (Sentences(tuple(results.warnings)),) if results.warnings else ()),
         Section("protocol", "Protocol", (Facts(tuple(_protocol(results))),)),
         Section("environment", "Environment", (Facts(tuple(provenance_facts(results.provenance))),)),
@@ -63,10 +60,49 @@ def _score_tables(results: EvaluationResults) -> tuple[Table, ...]:
 
 
 def _compared(results: EvaluationResults) -> tuple[Table, ...]:
-    title = "Differences between the models" if results.of_models else "Differences from the base"
-    primary = _comparisons(results, "differences", title, results.comparisons)
-    low_noise = _comparisons(results, "low-noise", f"Low-noise metrics: {title.lower()}", results.low_noise)
-    return tuple(table for table in (primary, low_noise) if table.rows)
+    """Return the verdicts, and below them the differences by measures that decide nothing."""
+    if not results.comparisons:
+        return ()
+    several = results.of_models
+    headings = {
+        **({"model": False, "compared with": False} if several else {"patch": False}),
+        **{"task": False, "difference": True, "simultaneous": True, "p (Holm)": True, "detectable": True},
+        "verdict": False,
+    }
+    decided = {(each.method, each.other, each.task, each.metric) for each in results.verdicts}
+    others = [
+        each for each in results.comparisons if (each.method, each.reference, each.task, each.metric) not in decided
+    ]
+    rows = [_difference(each, each.other, several=several) for each in results.verdicts]
+    rows += [_difference(each, each.reference, several=several) for each in others]
+    title = "Differences between the models" if several else "Differences from the base"
+    family = max((each.family for each in results.verdicts), default=0)
+    caption = (
+        f"{'Model minus the one it is compared with' if several else 'Patch minus base'} in the metric's own unit with "
+        "its plain 95 % interval, paired by document. One measure decides each task, by a test corrected by Holm's "
+        f"method over all {'pairs' if several else 'patches'} and tasks ({family} tests); the simultaneous interval "
+        "belongs to its verdict. Detectable: what a corrected test finds in about four of five cases."
+    )
+    columns = tuple(Column(heading, number=number) for heading, number in headings.items())
+    return (Table("differences", title, columns, tuple(rows), caption),)
+
+
+def _difference(found: Verdict | Comparison, other: str, *, several: bool) -> Row:
+    verdict = found if isinstance(found, Verdict) else None
+    tested = verdict is not None and verdict.p_corrected is not None
+    visible = verdict.smallest_visible if verdict is not None else None
+    cells: list[str | Cell] = [found.method, *([other] if several else [])]
+    cells += [
+        Cell((found.task, f"{found.metric}, n = {documents_text(found.n, found.clusters)}")),
+        Cell((signed(found.difference, 4), interval(found.low, found.high, 4) if math.isfinite(found.low) else "")),
+        interval(verdict.simultaneous_low, verdict.simultaneous_high, 4) if verdict and tested else NOTHING,
+        p_text(verdict.p_corrected) if verdict else NOTHING,
+        NOTHING if visible is None else significant(visible, 2),
+    ]
+    if verdict is None:
+        return Row((*cells, "no verdict"), faint=True)
+    words = f"{verdict.verdict} ({verdict.why})" if verdict.why else verdict.verdict
+    return Row((*cells, Cell((words,), verdict.verdict)))
 
 
 def evaluation_csv(sources: Mapping[str, EvaluationResults]) -> str:
@@ -136,34 +172,3 @@ def _scores(results: EvaluationResults, place: int, variant: EvaluatedVariant) -
 
 def _value(value: float | None) -> str:
     return NOTHING if value is None else value_text(value)
-
-
-def _comparisons(results: EvaluationResults, name: str, title: str, comparisons: Sequence[Comparison]) -> Table:
-    several = results.of_models
-    headings = {
-        **({"model": False, "compared with": False} if several else {"patch": False}),
-        "task": False,
-        "difference": True,
-        "p (Holm)": True,
-        "detectable": True,
-        "verdict": False,
-    }
-    rows = (
-        (
-            *((each.method, each.reference) if several else (each.method,)),
-            Cell((each.task, f"{each.metric}, n = {documents_text(each.n, each.clusters)}")),
-            Cell((signed(each.difference, 4), interval(each.low, each.high, 4) if math.isfinite(each.low) else "")),
-            p_text(each.p_holm),
-            NOTHING if each.smallest_visible is None else significant(each.smallest_visible, 2),
-            Cell((evaluated_verdict(results, each),), evaluated_verdict(results, each)),
-        )
-        for each in comparisons
-    )
-    caption = (
-        f"{'Model minus the one it is compared with' if several else 'Patch minus base'} in the metric's own unit with "
-        "its 95 % interval, paired by document; p after Holm's correction over the "
-        f"{'pairs' if several else 'patches'}, tasks and metrics of this table. Detectable: the true difference that "
-        "had about four chances in five to be found, before correction."
-    )
-    columns = tuple(Column(heading, number=number) for heading, number in headings.items())
-    return Table(name, title, columns, tuple(map(Row, rows)), caption)

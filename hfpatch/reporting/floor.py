@@ -1,7 +1,6 @@
 """A base that scores nothing, or no better than guessing: a task on which methods cannot be distinguished.
 
-A verdict "within noise" would say there that a method changes nothing; what is known is that the task measures nothing.
-A difference that is found is one wherever the base is.
+That no difference is shown says nothing there of the methods. A difference that is found is one wherever the base is.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from hfpatch.reporting.numbers import Scale, scale_of
-from hfpatch.results.schema import Comparison, ComparisonResults, EvaluationResults, TaskResult, Verdict
+from hfpatch.results.schema import ComparisonResults, TaskResult
 
 Level = Literal["at floor", "at chance"]
-LEVELS: tuple[Level, ...] = ("at floor", "at chance")
 
 FLOOR = 0.01
 """The share of right answers up to which a base is at floor."""
@@ -46,30 +44,6 @@ def level_at(results: ComparisonResults, method: str | None, task: str) -> Level
     runs = results.methods[method].runs.values() if method in results.methods else ()
     levels = {level_of(run.evaluation.get(task)) for run in runs}
     return levels.pop() if len(levels) == 1 else None
-
-
-def shown_verdict(results: ComparisonResults, comparison: Comparison) -> Verdict | Level:
-    """Return a comparison's verdict, or instead of "within noise" that the reference is at floor or at chance.
-
-    That is so of primary metrics.
-    """
-    info = results.tasks.get(comparison.task)
-    if info is None or comparison.metric != info.primary or comparison.verdict != "within noise":
-        return comparison.verdict
-    return level_at(results, comparison.reference, comparison.task) or comparison.verdict
-
-
-def is_blind(results: ComparisonResults, comparison: Comparison) -> bool:
-    """Say whether a comparison found nothing where its reference is at floor or at chance, so that it says nothing."""
-    return shown_verdict(results, comparison) in LEVELS
-
-
-def evaluated_verdict(results: EvaluationResults, comparison: Comparison) -> Verdict | Level:
-    """Return the same of an evaluation, whose reference is what a patch or model is compared with."""
-    variant = results.variants.get(comparison.reference)
-    score = variant.scores.get(comparison.task) if variant is not None else None
-    level = level_of(score) if score is not None and score.primary == comparison.metric else None
-    return level if level is not None and comparison.verdict == "within noise" else comparison.verdict
 
 
 def floor_cautions(scores: Mapping[str, TaskResult], name: str = "the base") -> Iterator[str]:

@@ -35,6 +35,8 @@ def markdown(document: Document) -> str:
 def _section(section: Section, prefix: str) -> Iterator[str]:
     yield f"## {escape(section.title)}"
     for block in section.blocks:
+        if isinstance(block, Table) and all(row.page_only for row in block.rows):
+            continue
         if title := getattr(block, "title", "") if getattr(block, "heading", True) else "":
             yield "" if isinstance(block, Figure) else f"### {escape(title)}"
         yield from _block(block, prefix)
@@ -63,7 +65,8 @@ def _block(block: Block, prefix: str) -> Iterator[str]:
 
 def markdown_table(content: Table) -> str:
     """Return a table as Markdown; the lines of a heading or a cell are separated by ``<br>``."""
-    rows = [[_lines(cell.lines if isinstance(cell, Cell) else (cell,)) for cell in row.cells] for row in content.rows]
+    shown = (row for row in content.rows if not row.page_only)
+    rows = [[_lines(cell.lines if isinstance(cell, Cell) else (cell,)) for cell in row.cells] for row in shown]
     headings = [_lines((column.name, *column.notes)) for column in content.columns]
     return table(headings, rows, numbers=[column.number for column in content.columns])
 

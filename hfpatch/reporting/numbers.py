@@ -9,14 +9,12 @@ from enum import Enum
 from typing import Any
 
 from hfpatch.results.held_out import NATS_PER_TOKEN
-from hfpatch.results.low_noise import GOLD_PROBABILITY
+from hfpatch.results.low_noise import is_share
 from hfpatch.results.schema import Clusters
 
 MINUS = "−"
 NOTHING = "–"
 """What stands where there is no number."""
-
-_SHARES = ("acc", "exact_match", "f1", "em", "mcc", GOLD_PROBABILITY)
 
 
 class Scale(Enum):
@@ -32,7 +30,7 @@ class Scale(Enum):
 
 def scale_of(metric: str, higher_is_better: bool) -> Scale:
     """Return the unit in which differences of ``metric`` are reported."""
-    if metric.split(",")[0].split("_")[0] in _SHARES or metric in _SHARES:
+    if is_share(metric):
         return Scale.POINTS
     return Scale.RAW if higher_is_better or metric == NATS_PER_TOKEN else Scale.RELATIVE
 

@@ -33,11 +33,8 @@ LARGEST = 1e30
 _VERDICTS = {
     "better": (BLUE, "o", BLUE),
     "worse": (VERMILLION, "D", VERMILLION),
-    "within noise": (GREY, "o", PAPER),
-    "too few documents": (GREY, "x", GREY),
-    "at floor": (GREY, "x", GREY),
-    "at chance": (GREY, "x", GREY),
-    "unknown": (GREY, "o", PAPER),
+    "no difference shown": (GREY, "o", PAPER),
+    "not tested": (GREY, "x", GREY),
 }
 """Colour, marker and the marker's face."""
 _SHADES = 48  # from 49 on, matplotlib turns a colour bar into a picture
@@ -120,11 +117,19 @@ def named_rows(ax: Axes, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Interval:
-    """A row of a forest: a difference with its interval (NaN if it has none), and single values behind it."""
+    """A row of a forest.
+
+    Attributes:
+        change: the difference with the interval of its verdict (NaN if it has none).
+        verdict: decides colour and mark.
+        single: single values behind it.
+        plain: the interval of this difference alone, where it is not that of the verdict.
+    """
 
     change: Change
     verdict: str
     single: Sequence[float] = ()
+    plain: tuple[float, float] | None = None
 
 
 def forest(
@@ -132,7 +137,8 @@ def forest(
 ) -> None:
     """Draw differences around zero, a row each, within ± ``limit``; to the right is better.
 
-    ``rows`` are by their place in ``names``. A grey bar spans the differences that would not be detected. A difference
+    ``rows`` are by their place in ``names``. A grey bar spans the differences that a corrected test
+    rarely finds. A difference
     outside the panel is an arrow at its edge. Where a lower value is better, the axis runs backwards.
     """
     ax.set_xlim(*((-limit, limit) if higher_is_better else (limit, -limit)))
@@ -142,8 +148,11 @@ def forest(
             seen = min(change.smallest_visible, limit)
             ax.barh(y, 2 * seen, 0.62, -seen, color=BAND, zorder=1)
         low, high = np.clip([change.low, change.high], -limit, limit)
-        if low < high:
-            ax.hlines(y, low, high, color=colour, linewidth=1.8, zorder=3)
+        if low < high and not math.isinf(change.high - change.low):
+            ax.hlines(y, low, high, color=colour, linewidth=1.8 if row.plain is None else 0.9, zorder=3)
+        if row.plain is not None:
+            inner = np.clip(row.plain, -limit, limit)
+            ax.hlines(y, inner[0], inner[1], color=colour, linewidth=2.8, zorder=3)
         ax.plot(row.single, [y + 0.22] * len(row.single), "|", color=MUTED, markersize=5, zorder=3)
         if abs(change.difference) <= limit:
             ax.plot(change.difference, y, marker, color=colour, markerfacecolor=face, markersize=6.5, zorder=4)
@@ -179,11 +188,10 @@ def verdict_key(figure: Figure, verdicts: Iterable[str], *, bar: bool = False) -
     handles: list[Line2D | Patch] = []
     for verdict in verdicts:
         colour, marker, face = _VERDICTS[verdict]
-        label, dash = ("one seed", "none") if verdict == "unknown" else (verdict, "-")
-        look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face, "linestyle": dash}
-        handles.append(Line2D([], [], linewidth=1.8, label=label, **look))
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face}
+        handles.append(Line2D([], [], linewidth=1.8, label=verdict, **look))
     if bar:
-        handles.append(Patch(color=BAND, label="too small to be seen at this n"))
+        handles.append(Patch(color=BAND, label="a corrected test rarely finds less"))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, handletextpad=0.5, columnspacing=1.8)
 
 

@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import write_patch_cards
+from hfpatch.reporting.comparison.answer import answer, headline_table
 from hfpatch.reporting.comparison.data import results_csv
 from hfpatch.reporting.comparison.document import Material, comparison_document, missing, read_material
 from hfpatch.reporting.comparison.figures import differences, draw
-from hfpatch.reporting.comparison.headline import headline
-from hfpatch.reporting.comparison.headline_table import headline_table
 from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
 from hfpatch.reporting.comparison.tables import score_table
@@ -38,8 +37,8 @@ from hfpatch.results.schema import ComparisonResults, EvaluationResults, StudyRe
 from hfpatch.support.files import atomic_file, write_text
 
 _HEADLINE = (
-    "Gains are against the frozen base, in brackets their 95 % intervals; a range of ranks is what these intervals "
-    "allow; × is the number of trainable parameters over that of the LoRA named; – stands for what was not measured."
+    "Gains are against the frozen base, in brackets the simultaneous 95 % intervals of their verdicts; × is the number "
+    "of trainable parameters over that of the LoRA named; – stands for what was not measured."
 )
 """What the marks of the headline table mean."""
 _RUN_FILES = ("results.json", "recipe.yaml")
@@ -216,9 +215,9 @@ def _latex(material: Sequence[Material]) -> str:
     """Return of each run the headline and the scores, as tables of their own with what their marks mean."""
     tables = []
     for place, each in enumerate(material):
-        name, found = each.title or each.results.name, headline(each.results)
-        first, scores = headline_table(found, name="headline"), score_table(each.results)
-        for table, words in ((first, f"{found.sentence} {_HEADLINE}"), (scores, scores.caption)):
+        name = each.title or each.results.name
+        first, scores = headline_table(each.results), score_table(each.results)
+        for table, words in ((first, f"{answer(each.results).sentence} {_HEADLINE}"), (scores, scores.caption)):
             table = replace(table, name=f"{table.name}-{place + 1}" if len(material) > 1 else table.name)
             caption = " ".join(filter(None, (f"{name}: {table.title.lower()}.", words, each.note)))
             tables.append(latex(table, caption=caption))

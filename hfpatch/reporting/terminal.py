@@ -7,9 +7,8 @@ from rich.table import Column, Table
 from rich.text import Text as Styled
 
 from hfpatch.reporting import document as doc
-from hfpatch.reporting.floor import LEVELS
 
-_COLOURS = {"better": "green", "worse": "red", **dict.fromkeys(("within noise", "too few documents", *LEVELS), "dim")}
+_COLOURS = {"better": "green", "worse": "red", **dict.fromkeys(("no difference shown", "not tested"), "dim")}
 
 
 def print_document(document: doc.Document) -> None:

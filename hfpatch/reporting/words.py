@@ -1,16 +1,12 @@
-"""Words and marks that the reports of comparisons and of studies share."""
+"""Words that the reports of comparisons and of studies share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from hfpatch.reporting.numbers import listed
-from hfpatch.results.schema import Comparison
+from hfpatch.results.verdicts import Verdict
 
-HOLM_MARK = "*"
-"""Behind a verdict: the difference is significant after Holm's correction."""
-FALLEN_MARK = "†"
-"""Behind "within noise": the test alone finds a difference, which is not significant after the correction."""
 MOST_METHODS = 24
 """How many methods a figure shows at most, beside the baseline."""
 
@@ -25,10 +21,10 @@ def metrics_text(metrics: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(map(metric_text, metrics)))
 
 
-def measured(comparisons: Iterable[Comparison]) -> str:
+def measured(verdicts: Iterable[Verdict]) -> str:
     """Return on which tasks and by which metrics: ``arc_easy and piqa (acc) and lambada (acc, bits per byte)``."""
     metrics: dict[str, list[str]] = {}
-    for each in comparisons:
+    for each in verdicts:
         metrics.setdefault(each.task, []).append(each.metric)
     tasks: dict[str, list[str]] = {}
     for task, names in metrics.items():

@@ -7,17 +7,23 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, computed_field
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes import pairs
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
 from hfpatch.results.tuning import Tuning
+from hfpatch.results.verdicts import Measure, Pairs, Verdict, deciding, judge
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+MATCHED = 0.01
+"""Share by which two parameter counts may differ and still count as matched, where no size was solved for."""
 
 
 class Curve(Part):
@@ -198,10 +204,11 @@ class ComparisonResults(Part):
         tuning: what every method was tried at, and what was chosen; None where nothing was tuned.
         tasks: what each task measures.
         methods: each method with its runs.
-        comparisons: the paired differences by the tasks' primary metrics; empty until the comparison is complete.
-        low_noise: those by the low-noise metrics, where the tasks have them, corrected as a family of their own.
-        correction: what Holm's correction goes over.
+        questions: the pairs that each question compares, as the recipe declares them, before anything has run.
+        comparisons: the paired differences by every measure; empty until the comparison is complete.
+        verdicts: what is known of each pair on each task, by the measure that decides it.
         warnings: what a reader must know before believing a number.
+        joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
     """
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
@@ -219,10 +226,20 @@ class ComparisonResults(Part):
     evaluation: Values = Field(default_factory=dict)
     tasks: dict[str, Task] = Field(default_factory=dict)
     methods: dict[str, Method] = Field(default_factory=dict)
+    questions: dict[pairs.Question, list[tuple[str, str]]] = Field(default_factory=dict)
     comparisons: list[Comparison] = Field(default_factory=list)
-    low_noise: list[Comparison] = Field(default_factory=list)
-    correction: str = "methods and tasks"
     warnings: list[str] = Field(default_factory=list)
+    joined: list[Verdict] | None = Field(default=None, exclude=True)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """What is known of each pair on each task: the one list that every report reads."""
+        return (
+            self.joined
+            if self.joined is not None
+            else judge(self.comparisons, self._pairs, self.deciding, self._why_not)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the results as JSON values, without ``tuning`` where nothing was tuned."""
@@ -232,15 +249,16 @@ class ComparisonResults(Part):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, which finds its own comparisons and not those of the original."""
         copy = super().model_copy(update=update, deep=deep)
-        copy.__dict__.pop("_index", None)
+        for name in ("_index", "_decided", "_pairs", "deciding", "verdicts"):
+            copy.__dict__.pop(name, None)
         return copy
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
         """Return a table of the results as a pandas DataFrame.
 
         Args:
-            table: ``scores``, ``methods``, ``comparisons``, ``curves``, ``layers`` or ``trials``; the first if not
-                given.
+            table: ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers`` or ``trials``; the
+                first if not given.
 
         Raises:
             HfpatchError: if there is no such table.
@@ -276,8 +294,8 @@ class ComparisonResults(Part):
             "comparison, corrected over all its methods."
         )
         made = {
-            name: [each for each in getattr(self, name) if each.method in kept and each.reference in kept]
-            for name in ("comparisons", "low_noise")
+            "comparisons": [each for each in self.comparisons if each.method in kept and each.reference in kept],
+            "joined": [each for each in self.verdicts if each.method in kept and each.other in kept],
         }
         tuning = self.tuning and self.tuning.model_copy(
             update={
@@ -307,7 +325,7 @@ class ComparisonResults(Part):
         update: Values = {
             "methods": methods,
             "comparisons": [_renamed(each, new, "method", "reference") for each in self.comparisons],
-            "low_noise": [_renamed(each, new, "method", "reference") for each in self.low_noise],
+            "joined": [_renamed(each, new, "method", "other") for each in self.verdicts],
         }
         if self.tuning is not None:
             trials = [_renamed(trial, new, "method") for trial in self.tuning.trials]
@@ -354,13 +372,59 @@ class ComparisonResults(Part):
         loss = held_out.get("base_loss") if isinstance(held_out, dict) else None
         return loss if isinstance(loss, int | float) else None
 
-    def comparison(self, method: str, task: str, reference: str | None, metric: str | None = None) -> Comparison | None:
-        """Return the comparison by ``metric`` (the task's primary one if None), a low-noise one say, if it was made."""
-        return self._index.get((method, reference, task, metric or self.tasks[task].primary))
+    def comparison(self, method: str, task: str, reference: str | None, metric: str) -> Comparison | None:
+        """Return the paired difference by a metric, if it was made."""
+        return self._index.get((method, reference, task, metric))
+
+    def verdict(self, method: str, task: str, other: str | None) -> Verdict | None:
+        """Return what is known of a pair on a task; None where no question compares the pair."""
+        return self._decided.get((method, other, task))
+
+    def answers(self, question: pairs.Question, method: str | None = None) -> list[Verdict]:
+        """Return the verdicts on a question, of one method or of all, on the tasks that the results have."""
+        return [
+            each
+            for each in self.verdicts
+            if each.question == question and method in (None, each.method) and each.task in self.tasks
+        ]
+
+    @cached_property
+    def deciding(self) -> dict[str, Measure]:
+        """The measure that decides each task."""
+        primary = {task: Measure(info.primary, info.higher_is_better) for task, info in self.tasks.items()}
+        made = {(each.task, each.metric) for each in self.comparisons}
+        runs = (run for method in self.methods.values() for run in method.runs.values())
+        scored = ((task, metric) for run in runs for task, score in run.evaluation.items() for metric in score.metrics)
+        return deciding(primary, made or scored)
+
+    @cached_property
+    def _pairs(self) -> Pairs:
+        """The pairs of each question; of files that do not declare them, those that were compared."""
+        if self.questions:
+            return self.questions
+        loras = {name for name, method in self.methods.items() if pairs.is_lora(method.parts)}
+        made = dict.fromkeys((each.method, each.reference) for each in self.comparisons)
+        return pairs.by_question(made, self.baseline, loras)
+
+    def _why_not(self, method: str, other: str, task: str) -> str:
+        """Say why a pair was not compared on a task."""
+        if not self.complete:
+            return "the run is not complete"
+        for name in (method, other):
+            if name in self.methods and self.methods[name].all_diverged:
+                return f"{name} diverged"
+        other_measures = any(
+            (each.method, each.reference, each.task) == (method, other, task) for each in self.comparisons
+        )
+        return "not all values are finite" if other_measures else "not compared"
 
     @cached_property
     def _index(self) -> dict[tuple[str, str | None, str, str], Comparison]:
-        return {(c.method, c.reference, c.task, c.metric): c for c in reversed([*self.comparisons, *self.low_noise])}
+        return {(each.method, each.reference, each.task, each.metric): each for each in self.comparisons}
+
+    @cached_property
+    def _decided(self) -> dict[tuple[str, str | None, str], Verdict]:
+        return {(each.method, each.other, each.task): each for each in self.verdicts}
 
 
 def _renamed(part: AnyPart, names: Mapping[str, str], *fields: str) -> AnyPart:

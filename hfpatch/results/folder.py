@@ -71,6 +71,8 @@ def _read(folder: str | Path) -> Results:
     if schema != SCHEMA:
         advice = "update hfpatch" if schema > SCHEMA else "run the command again"
         raise HfpatchError(f"{path}: has layout {schema}, this version reads {SCHEMA}; {advice}")
+    if isinstance(raw.get("low_noise"), list):  # a file that has the differences by low-noise metrics apart
+        raw["comparisons"] = [*raw.get("comparisons", []), *raw["low_noise"]]
     return validate(printable(raw), _KINDS[kind], str(path))
 
 

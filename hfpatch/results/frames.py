@@ -12,6 +12,7 @@ from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.parts import Comparison, GroupResult, TaskResult, TrainResult
 from hfpatch.results.schema import EvaluatedVariant, EvaluationResults
 from hfpatch.results.study import StudyResults
+from hfpatch.results.verdicts import Verdict
 from hfpatch.support.notebook import html_table
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def _tables(results: ComparisonResults | StudyResults | EvaluationResults) -> Ta
             return {
                 "scores": lambda: _scores_of_methods(results),
                 "methods": lambda: _methods(results),
-                "comparisons": lambda: _comparisons((*results.comparisons, *results.low_noise)),
+                "verdicts": lambda: _pairs(results.verdicts),
+                "comparisons": lambda: _pairs(results.comparisons),
                 "curves": lambda: _curves(results),
                 "layers": lambda: _layers(results),
                 "trials": lambda: _trials(results),
@@ -64,13 +66,15 @@ def _tables(results: ComparisonResults | StudyResults | EvaluationResults) -> Ta
         case StudyResults():
             return {
                 "rows": lambda: _rows(results),
+                "verdicts": lambda: _pairs(results.verdicts),
                 "runs": lambda: _runs(results),
                 "curves": lambda: _curves_of_runs(results),
             }
         case EvaluationResults():
             return {
                 "scores": lambda: _scores_of_variants(results),
-                "comparisons": lambda: _comparisons((*results.comparisons, *results.low_noise)),
+                "verdicts": lambda: _pairs(results.verdicts),
+                "comparisons": lambda: _pairs(results.comparisons),
             }
 
 
@@ -112,8 +116,8 @@ def _cost(trained: list[TrainResult]) -> Record:
     return {key: fmean(getattr(each, key) for each in trained) if trained else None for key in _COST}
 
 
-def _comparisons(comparisons: Iterable[Comparison]) -> Iterator[Record]:
-    for each in comparisons:
+def _pairs(pairs: Iterable[Comparison | Verdict]) -> Iterator[Record]:
+    for each in pairs:
         record = each.model_dump(mode="json")
         clusters = record.pop("clusters", None)
         yield {**record, "groups": clusters["groups"] if clusters else None}
@@ -149,7 +153,7 @@ def _rows(study: StudyResults) -> Iterator[Record]:
             **{"variant": row.variant, **row.point, "best": row.best, "seeds": len(row.loss.values) if row.loss else 0},
             **{"loss": row.loss.mean if row.loss else None, "sd": row.loss.sd if row.loss else None},
             **{"improvement": improvement.get("mean")},
-            **{key: improvement.get(key) for key in ("low", "high", "p", "p_holm")},
+            **{key: improvement.get(key) for key in ("low", "high", "p")},
             **{"diverged": len(row.diverged), "seconds_per_step": row.seconds_per_step},
             **study.variants[row.variant].parameters.to_json(),
         }
@@ -204,11 +208,12 @@ def _overview(results: ComparisonResults | StudyResults | EvaluationResults) -> 
 
 
 def _of_tasks(results: ComparisonResults, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a method has on each task: the mean over seeds of its primary metric, and the verdict."""
-    for task, info in results.tasks.items():
-        mean, made = results.mean(name, task), results.comparison(name, task, results.baseline)
+    """Yield what a method has on each task: the mean over seeds of the measure that decides it, and the verdict."""
+    for task in results.tasks:
+        metric = results.deciding[task].metric
+        mean, made = results.mean(name, task, metric), results.verdict(name, task, results.baseline)
         shown = mean if made is None or mean is None else f"{mean:.4g} ({made.verdict})"
-        yield f"{task} ({info.primary})", shown
+        yield f"{task} ({metric})", shown
 
 
 def _of_groups(variant: EvaluatedVariant) -> Iterator[tuple[str, float]]:

@@ -19,7 +19,6 @@ from pydantic import (
 SCHEMA: Literal[2] = 2
 """The version of the layout; a file of another one is refused."""
 
-Verdict = Literal["better", "worse", "within noise", "too few documents"]
 Values = dict[str, Any]
 """Settings, versions and the like, as they are in recipes and libraries."""
 
@@ -212,7 +211,9 @@ class GroupResult(Part):
 
 
 class Comparison(Part):
-    """The difference of a method from a reference on one task, all numbers in the metric's own unit.
+    """The difference of a method from a reference on one task by one metric, in the metric's own unit.
+
+    It has no verdict: those of the metrics that decide are :class:`hfpatch.results.verdicts.Verdict`.
 
     Attributes:
         method: the method.
@@ -223,18 +224,17 @@ class Comparison(Part):
         clusters: the groups that they come in; None where they are taken as independent.
         seeds: seeds of the method.
         difference: method minus reference; for a perplexity ``reference · (exp(mean log ratio) - 1)``.
-        low: lower end of the 95 % interval; -inf where there are too few documents for one.
+        low: lower end of the 95 % interval of this difference alone; -inf where there are too few documents for one.
         high: upper end of that interval; inf likewise.
         p: two-sided p-value of no difference, by ``test``; below 0.05 where the interval leaves out 0.
-        p_holm: ``p`` corrected by Holm's method, over all methods and tasks compared with the baseline, over all
-            compared with a LoRA, or over all others; primary metrics by themselves, and low-noise ones by themselves.
         test: the name of the test.
-        smallest_visible: the true difference that had a chance of about 80 % to be found at 5 % with this sample,
-            before correction; None where there is none.
-        verdict: whether the difference is significant after correction, and which way it goes.
+        errors: the standard error and the degrees of freedom of each source of variation, documents and seeds; of a
+            perplexity those of the mean log ratio.
+        choices: how many times as many points the one was chosen from as the other; the interval and ``p`` are
+            corrected for it. None is once.
     """
 
-    written_if_set = frozenset({"clusters"})
+    written_if_set = frozenset({"clusters", "choices"})
 
     method: str
     reference: str
@@ -247,12 +247,6 @@ class Comparison(Part):
     low: Low = -math.inf
     high: High = math.inf
     p: float | None = None
-    p_holm: float | None = None
     test: str
-    smallest_visible: float | None = None
-    verdict: Verdict
-
-    @property
-    def falls_to_correction(self) -> bool:
-        """Whether the test alone finds a difference at 5 %, which is not significant after Holm's correction."""
-        return self.verdict == "within noise" and self.p is not None and self.p < 0.05
+    errors: list[tuple[float, float]] = Field(default_factory=list)
+    choices: int | None = None

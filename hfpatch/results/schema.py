@@ -7,9 +7,10 @@ other tools.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, computed_field
 
 from hfpatch.results.comparison import (
     ComparisonResults,
@@ -32,7 +33,6 @@ from hfpatch.results.parts import (
     TaskResult,
     TrainResult,
     Values,
-    Verdict,
 )
 from hfpatch.results.study import (
     AtStep,
@@ -48,6 +48,7 @@ from hfpatch.results.study import (
     VariantParameters,
 )
 from hfpatch.results.tuning import Choice, Trial, Tuning
+from hfpatch.results.verdicts import Measure, Verdict, deciding, judge
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -89,9 +90,9 @@ class EvaluationResults(Part):
         model: the base, or the first of several models: name, revision, hash, dtype.
         settings: the tasks and how they were run.
         variants: what was evaluated, by label; the bare base is ``base``.
-        comparisons: each patch compared with the base, where the base was evaluated too, by the primary metrics; of
-            several models each compared with all before it.
-        low_noise: the same by the low-noise metrics, where the tasks have them, corrected as a family of their own.
+        comparisons: each patch compared with the base, where the base was evaluated too, by every measure; of several
+            models each compared with all before it.
+        verdicts: what is known of each pair on each task, by the measure that decides it.
         warnings: what a reader must know before believing the scores.
         provenance: where the numbers come from.
     """
@@ -102,7 +103,6 @@ class EvaluationResults(Part):
     settings: Values
     variants: Annotated[dict[str, EvaluatedVariant], Field(min_length=1)]
     comparisons: list[Comparison] = Field(default_factory=list)
-    low_noise: list[Comparison] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
     provenance: Values = Field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class EvaluationResults(Part):
         """Return a table of the results as a pandas DataFrame.
 
         Args:
-            table: ``scores`` or ``comparisons``; the first if not given.
+            table: ``scores``, ``verdicts`` or ``comparisons``; the first if not given.
 
         Raises:
             HfpatchError: if there is no such table.
@@ -125,6 +125,16 @@ class EvaluationResults(Part):
 
         return notebook_table(self)
 
+    @computed_field  # type: ignore[prop-decorator]
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """What is known of each pair on each task: the one list that every report reads."""
+        scores = next(iter(self.variants.values())).scores
+        primary = {task: Measure(score.primary, score.higher_is_better) for task, score in scores.items()}
+        measures = deciding(primary, {(each.task, each.metric) for each in self.comparisons})
+        made = list(dict.fromkeys((each.method, each.reference) for each in self.comparisons))
+        return judge(self.comparisons, {"models" if self.of_models else "base": made} if made else {}, measures)
+
     @property
     def of_models(self) -> bool:
         """Whether several whole models were evaluated, instead of one base and its patches."""
@@ -136,6 +146,9 @@ Results = ComparisonResults | StudyResults | EvaluationResults
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of ``results.json``."""
+    """Return the JSON schema of ``results.json``; verdicts follow from the rest, and may be missing."""
     adapter: TypeAdapter[Any] = TypeAdapter(Annotated[Results, Field(discriminator="kind")])
-    return adapter.json_schema(by_alias=True, mode="serialization")
+    schema = adapter.json_schema(by_alias=True, mode="serialization")
+    for model in schema["$defs"].values():
+        model["required"] = [name for name in model.get("required", []) if name != "verdicts"]
+    return schema

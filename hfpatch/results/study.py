@@ -6,13 +6,16 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, computed_field, model_validator
 
-from hfpatch.results.parts import SCHEMA, Part, TrainResult, Values
+from hfpatch.results.parts import SCHEMA, Comparison, Part, TrainResult, Values
+from hfpatch.results.verdicts import Measure, Verdict, judge
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+VALIDATION_LOSS = "validation loss"
+"""What a study's variants are compared by."""
 Count = Annotated[int, Field(gt=0)]
 Point = Values
 """A point of a sweep: dotted key -> value; empty without a sweep."""
@@ -50,14 +53,13 @@ class Improvement(Part):
     """The share of the baseline's loss by which a variant's is lower, paired by seed, with its 95 % interval.
 
     ``choices`` says how many times as many points the one was chosen from as the other, rounded up; the interval and
-    ``p`` are corrected for it, ``p_holm`` for the number of variants too.
+    ``p`` are corrected for it. The number of variants is corrected for in the verdicts.
     """
 
     mean: float
     low: float | None = None
     high: float | None = None
     p: float | None = None
-    p_holm: float | None = None
     choices: Annotated[int, Field(gt=0)] = 1
 
 
@@ -146,11 +148,46 @@ class StudyResults(Part):
                 raise ValueError(f"{kind} names {unknown!r}, which is not among variants")
         return self
 
+    @computed_field  # type: ignore[prop-decorator]
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """What is known of each variant at its best point against the baseline's; the task is the validation loss."""
+        rows = {name: self.chosen.get(name) for name in self.others}
+        made = [self._compared(row, row.improvement) for row in rows.values() if row and row.improvement]
+        pairs = [(name, self.baseline) for name in self.others]
+        measures = {VALIDATION_LOSS: Measure("improvement", True)}
+        return judge(made, {"base": pairs}, measures, lambda *_: "not compared") if pairs else []
+
+    def verdict(self, variant: str) -> Verdict:
+        """Return the verdict on a variant."""
+        return next(each for each in self.verdicts if each.method == variant)
+
+    def _compared(self, row: Row, found: Improvement) -> Comparison:
+        """Return a row as a comparison by the loss."""
+        seeds = len(self.seed_values(row))
+        tested = row.best and found.p is not None
+        why = "one seed" if row.best else "the best point is not known yet"
+        return Comparison(
+            method=row.variant,
+            reference=self.baseline,
+            task=VALIDATION_LOSS,
+            metric="improvement",
+            n=0,
+            seeds=seeds,
+            difference=found.mean,
+            low=-math.inf if found.low is None else found.low,
+            high=math.inf if found.high is None else found.high,
+            p=found.p if tested else None,
+            test="paired t over seeds" if tested else f"none ({why})",
+            errors=[(1.0, seeds - 1)] if seeds > 1 else [],
+            choices=found.choices,
+        )
+
     def to_pandas(self, table: str | None = None) -> DataFrame:
         """Return a table of the results as a pandas DataFrame.
 
         Args:
-            table: ``rows``, ``runs`` or ``curves``; the first if not given.
+            table: ``rows``, ``verdicts``, ``runs`` or ``curves``; the first if not given.
 
         Raises:
             HfpatchError: if there is no such table.

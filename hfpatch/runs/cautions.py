@@ -9,15 +9,12 @@ from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.controls import controls_of
 from hfpatch.reporting.floor import floor_cautions
+from hfpatch.results.comparison import MATCHED
 from hfpatch.results.identity import computed_differently
 from hfpatch.results.schema import ComparisonResults, Method
 
-UNMATCHED = 0.01
-"""Share by which two trainable parameter counts may differ and still count as matched."""
 SURVIVAL = 0.9
 """Share of trained weights that an update must really change."""
-FEW_DOCUMENTS = 1000
-"""Below this, a task shows only large differences."""
 
 
 def cautions(recipe: Recipe, results: ComparisonResults, references: Mapping[str, list[str]]) -> list[str]:
@@ -28,7 +25,6 @@ def cautions(recipe: Recipe, results: ComparisonResults, references: Mapping[str
         *_sizes(recipe, results, references),
         *_survival(results.methods),
         *_cut_short(results.methods),
-        *_seeds(recipe),
         *_documents(results),
         *_settings(recipe, results),
     ]
@@ -89,7 +85,7 @@ def _sizes(recipe: Recipe, results: ComparisonResults, references: Mapping[str, 
         for control in controls:
             if (name, control) in smaller:  # a part of the method, smaller by design
                 continue
-            if control != results.baseline and abs(sizes[control] - sizes[name]) > UNMATCHED * sizes[name]:
+            if control != results.baseline and abs(sizes[control] - sizes[name]) > MATCHED * sizes[name]:
                 ratio = f"{name} ({sizes[name]:,}, a ratio of {sizes[control] / sizes[name]:.2f})"
                 unmatched.setdefault(control, []).append(ratio)
     for control, others in unmatched.items():
@@ -127,31 +123,14 @@ def _cut_short(methods: Mapping[str, Method]) -> Iterator[str]:
             yield f"{name}, seed {seed}: stopped early after {train.steps} steps, so it saw less text."
 
 
-def _seeds(recipe: Recipe) -> Iterator[str]:
-    if len(recipe.training.seeds) == 1:
-        yield "One seed only: how much the results vary from seed to seed is not known."
-
-
 def _documents(results: ComparisonResults) -> Iterator[str]:
     untested = [
         each.task if each.clusters is None else f"{each.task} ({each.clusters.groups} groups of {each.clusters.column})"
-        for each in results.comparisons
-        if each.verdict == "too few documents"
+        for each in results.verdicts
+        if each.why.startswith("too few")
     ]
     if untested:
         yield f"Too few documents to test any difference: {', '.join(dict.fromkeys(untested))}."
-    limits = []
-    for task, info in results.tasks.items():
-        sizes = [each.smallest_visible for each in results.comparisons if each.task == task]
-        known = [size for size in sizes if size is not None]
-        groups = None if info.clusters is None else info.clusters.groups
-        if (info.n if groups is None else groups) < FEW_DOCUMENTS and known:
-            largest = f"{max(known):.2g}" if max(known) < 100 else f"{max(known):,.0f}"
-            limits.append(
-                f"{largest} ({task}, {info.primary}, {info.n} documents{f' in {groups} groups' if groups else ''})"
-            )
-    if limits:
-        yield f"Few documents: differences below about {', '.join(limits)} cannot be distinguished from noise."
 
 
 def _settings(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:

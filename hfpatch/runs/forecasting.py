@@ -12,11 +12,11 @@ from hfpatch.evaluation.sizing import (
     TaskRequests,
     Timed,
 )
-from hfpatch.evaluation.stats import ALPHA, POWER
 from hfpatch.nn.matmul import pinned_library
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.comparison import read_match
 from hfpatch.results.forecast import Detectable, Forecast, MeasuredKind, PlannedMethod, PlannedTask, Work
+from hfpatch.results.verdicts import ALPHA, POWER
 from hfpatch.runs.measuring import FORWARD, SECONDS, Measured, kind_of, measure
 from hfpatch.runs.plan import Unit, plan_comparison
 from hfpatch.runs.progress import Progress

@@ -6,17 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hfpatch.evaluation import (
-    Comparison,
-    all_aggregations,
-    compare_low_noise,
-    primary_aggregations,
-)
+from hfpatch.evaluation import Comparison, all_aggregations
 from hfpatch.evaluation import compare as compare_records
-from hfpatch.evaluation.comparison import CORRECTION
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.comparison import Recipe
-from hfpatch.recipes.pairs import is_lora, references
+from hfpatch.recipes.pairs import Question, by_question, is_lora, references
 from hfpatch.results.comparison import read_match
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.identity import facts_of_base
@@ -62,8 +56,8 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         evaluation=recipe["evaluation"],
         tasks=_tasks(methods),
         methods=methods,
-        **(_comparisons(setup, runs, methods) if complete else {}),
-        correction=CORRECTION,
+        questions=_questions(setup.recipe),
+        comparisons=_comparisons(setup, runs, methods) if complete else [],
     )
     warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
     of_data = [f"{caution}." for caution in setup.cautions]
@@ -112,24 +106,27 @@ def _tasks(methods: Mapping[str, Method]) -> dict[str, Task]:
     return {task: Task.model_validate(score.to_json()) for task, score in scores.items()}
 
 
-def _comparisons(
-    setup: ComparisonSetup, runs: Sequence[PlannedRun], methods: Mapping[str, Method]
-) -> dict[str, list[Comparison]]:
-    """Return the paired differences by the primary metrics, and those by the low-noise ones."""
+def _questions(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
+    """Return the pairs of each question, all that the recipe declares."""
+    declared = [(name, other) for name, others in references(recipe).items() for other in others]
+    loras = [name for name, parts in recipe.methods.items() if is_lora(parts)]
+    return by_question(declared, recipe.baseline, loras)
+
+
+def _comparisons(setup: ComparisonSetup, runs: Sequence[PlannedRun], methods: Mapping[str, Method]) -> list[Comparison]:
+    """Return the paired differences by every measure."""
     records: dict[str, dict[int, Path]] = {}
     for run in runs:
         if methods[run.variant].runs[run.seed].diverged_step is None:
             records.setdefault(run.variant, {})[run.seed] = RunPaths(run.folder).evaluations
     recipe = setup.recipe
-    scores = methods[recipe.baseline].runs[0].evaluation
-    tasks = tasks_of(recipe)
-    compared = _compared(recipe, methods)
-    loras = [name for name, parts in recipe.methods.items() if is_lora(parts)]
-    given: dict[str, Any] = {"tasks": scores, "references": compared, "baseline": recipe.baseline, "loras": loras}
-    return {
-        "comparisons": compare_records(records, aggregations=primary_aggregations(tasks, scores), **given),
-        "low_noise": compare_low_noise(records, aggregations=all_aggregations(tasks), **given),
-    }
+    return compare_records(
+        records,
+        tasks=methods[recipe.baseline].runs[0].evaluation,
+        references=_compared(recipe, methods),
+        baseline=recipe.baseline,
+        aggregations=all_aggregations(tasks_of(recipe)),
+    )
 
 
 def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[str]]:
@@ -140,10 +137,10 @@ def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[s
 
 
 def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:
-    """Return whether complete results have the comparisons and the correction of today; an older version's may not."""
+    """Return whether complete results have the questions and comparisons of today; an older version's may not."""
     due = {(name, other) for name, others in _compared(recipe, results.methods).items() for other in others}
     made = {(each.method, each.reference) for each in results.comparisons}
-    return not results.tasks or (made == due and results.correction == CORRECTION)
+    return not results.tasks or (made == due and results.questions == _questions(recipe))
 
 
 def tasks_of(recipe: Recipe) -> dict[str, Any]:

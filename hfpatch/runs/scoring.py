@@ -286,7 +286,7 @@ def check_base(
         return surprises
     if surprises and not settings.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} --allow-unknown-base evaluates {compared} anyway")
-    evaluation.check_comparable(records, scores, evaluation.primary_aggregations(tasks, scores))
+    evaluation.check_comparable(records, scores, evaluation.all_aggregations(tasks))
     unknown = unknown_base(model.full_name, model.revision, model.dtype, scores, plain=settings.plain)
     return [*surprises, *([unknown] if unknown else []), *floor_cautions(scores, model.name)]
 
@@ -300,24 +300,26 @@ def differences(
     *,
     without_low_noise: Sequence[str] = (),
 ) -> dict[str, list[Comparison]]:
-    """Return the differences between variants by the primary metrics, and those by the low-noise ones.
+    """Return the differences between variants by the primary metrics and by the low-noise ones.
 
     Args:
         records: the folder that has a folder of records for each label.
         variants: what was evaluated, by label.
         tasks: lm-eval's tasks.
         references: for each label the labels to compare it with; none gives no differences.
-        baseline: the reference whose pairs are corrected as a family of their own.
+        baseline: the reference that has no seeds.
         without_low_noise: tasks of which variants score different bytes.
     """
     if not references:
         return {}
     scores = next(iter(variants.values())).scores
     runs = {label: {0: records / label} for label in variants}
-    given: dict[str, Any] = {"references": references, "baseline": baseline}
-    alike = {task: score for task, score in scores.items() if task not in without_low_noise}
-    primary, every = evaluation.primary_aggregations(tasks, scores), evaluation.all_aggregations(tasks)
-    return {
-        "comparisons": evaluation.compare(runs, tasks=scores, aggregations=primary, **given),
-        "low_noise": evaluation.compare_low_noise(runs, tasks=alike, aggregations=every, **given),
-    }
+    compared = evaluation.compare(
+        runs,
+        tasks=scores,
+        references=references,
+        baseline=baseline,
+        aggregations=evaluation.all_aggregations(tasks),
+        without_low_noise=without_low_noise,
+    )
+    return {"comparisons": compared}

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hfpatch.data.tokenizer import hash_tokenizer
-from hfpatch.evaluation.stats import ALPHA, Estimate, holm, over_seeds
+from hfpatch.evaluation.stats import Estimate, over_seeds
 from hfpatch.models.describe import describe_query
 from hfpatch.recipes.models import split_architecture
 from hfpatch.recipes.pretraining import Point, StudyRecipe
 from hfpatch.results.schema import AtStep, Improvement, Loss, Row, StudyResults, StudyRun, Variant
+from hfpatch.results.verdicts import ALPHA
 from hfpatch.runs.plan import PlannedRun, planned_runs
 from hfpatch.runs.pretraining import StudySetup
 from hfpatch.support.files import read_json
@@ -35,7 +36,7 @@ def collect_study(setup: StudySetup) -> StudyResults:
 
     whose mean over seeds has a 95 % interval and a p-value from Student's t. Both are corrected for the points that a
     variant was chosen from beyond those of the baseline, or the baseline beyond those of the variant (see
-    `improvement`). The p-values of the variants' best rows are then corrected for their number by Holm's method.
+    `improvement`). The verdicts correct for the number of variants.
     """
     recipe, corpus = setup.recipe, setup.corpus
     planned = list(planned_runs(recipe, setup.out))
@@ -147,7 +148,7 @@ def _best(rows: Sequence[Row]) -> Row | None:
 def _compared(
     rows: Sequence[Row], curves: Sequence[Mapping[int, Curve]], baseline: int, candidates: Mapping[str, int]
 ) -> list[Row]:
-    """Return the rows with their improvement over row ``baseline``, the p-values of the best ones corrected.
+    """Return the rows with their improvement over row ``baseline``.
 
     Args:
         rows: all rows.
@@ -161,13 +162,11 @@ def _compared(
     found = [
         improvement(losses[baseline], each, choices[i]) if i != baseline else None for i, each in enumerate(losses)
     ]
-    p = {i: each.p for i, each in enumerate(found) if rows[i].best and each is not None and each.p is not None}
-    p_holm = dict(zip(p, holm(list(p.values())), strict=True))
     compared = list(rows)
     for i, each in enumerate(found):
         if i != baseline:
             update = {
-                "improvement": each and each.model_copy(update={"p_holm": p_holm.get(i)}),
+                "improvement": each,
                 "improvement_by_step": _improvement_by_step(curves[baseline], curves[i], choices[i]),
             }
             compared[i] = rows[i].model_copy(update=update)
@@ -201,8 +200,7 @@ def improvement(baseline: Mapping[int, float], losses: Mapping[int, float], choi
         choices: ⌈k/m⌉, k and m the larger and the smaller number of points that the two are the best of.
 
     Returns:
-        The mean; its 95 % interval and p, which are None with one seed, or where seeds do not differ at all; no
-        p corrected over variants.
+        The mean; its 95 % interval and p, which are None with one seed, or where seeds do not differ at all.
     """
     ratios = np.array([(baseline[seed] - losses[seed]) / baseline[seed] for seed in losses if seed in baseline])
     if len(ratios) == 0:

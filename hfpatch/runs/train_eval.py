@@ -206,13 +206,13 @@ def _check_baseline(setup: ComparisonSetup, run: PlannedRun) -> None:
 
     Likewise if a task's metric cannot be used to compare methods.
     """
-    from hfpatch.evaluation import check_comparable, primary_aggregations
+    from hfpatch.evaluation import all_aggregations, check_comparable
     from hfpatch.runs.cautions import known_score_surprises, scores_of
     from hfpatch.runs.results import tasks_of
 
     result = read_json(run.result)
     scores = scores_of(result)
-    check_comparable(RunPaths(run.folder).evaluations, scores, primary_aggregations(tasks_of(setup.recipe), scores))
+    check_comparable(RunPaths(run.folder).evaluations, scores, all_aggregations(tasks_of(setup.recipe)))
     surprises = known_score_surprises(setup.recipe, scores)
     if surprises and not setup.recipe.evaluation.allow_unknown_base:
         raise HfpatchError(f"{' '.join(surprises)} evaluation.allow_unknown_base=true continues anyway")

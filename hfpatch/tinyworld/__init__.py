@@ -2,6 +2,6 @@
 
 from hfpatch.tinyworld.checkpoints import CHECKPOINTS, checkpoint
 from hfpatch.tinyworld.language import documents
-from hfpatch.tinyworld.tasks import TASKS, examples, items
+from hfpatch.tinyworld.tasks import DESCRIPTIONS, TASKS, examples, items
 
-__all__ = ["CHECKPOINTS", "TASKS", "checkpoint", "documents", "examples", "items"]
+__all__ = ["CHECKPOINTS", "DESCRIPTIONS", "TASKS", "checkpoint", "documents", "examples", "items"]

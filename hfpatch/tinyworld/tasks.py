@@ -16,6 +16,12 @@ from hfpatch.errors import HfpatchError, nearest
 Item = dict[str, Any]
 
 TASKS = ("cloze", "endings", "questions", "text")
+DESCRIPTIONS = {
+    "cloze": "the last word of a story, which follows from the whole of it",
+    "endings": "which of four endings is consistent with the story",
+    "questions": "a question on the story, with four answers",
+    "text": "the likelihood of whole stories in the shifted way of speaking",
+}
 ITEMS = 400
 _FOLDER = Path(__file__).parent / "items"
 

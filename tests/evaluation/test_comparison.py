@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import Comparison, TaskResult, compare, compare_low_noise
+from hfpatch.evaluation import Comparison, TaskResult, compare
+from hfpatch.results.verdicts import Measure, judge
 
 
 def result(task, primary, higher=True):
@@ -19,6 +20,15 @@ TASKS = {
     "quiz": result("quiz", "acc"),
     "novel": result("novel", "word_perplexity", higher=False),
 }
+
+
+MEASURES = {task: Measure(each.primary, each.higher_is_better) for task, each in TASKS.items()}
+
+
+def judged(made, measures=MEASURES):
+    """The verdicts on comparisons that answer one question."""
+    pairs = dict.fromkeys((one.method, one.reference) for one in made)
+    return judge(made, {"base": list(pairs)}, {one.task: measures[one.task] for one in made})
 
 
 def write(folder, task, metric, values, hashes=None):
@@ -56,32 +66,15 @@ def test_one_seed(records):
     runs, (before, after) = records
     quiz, novel = compare(runs, tasks=TASKS, references={"method": ["baseline"]})
     assert (quiz.method, quiz.reference, quiz.task, quiz.metric) == ("method", "baseline", "quiz", "acc")
-    assert (quiz.n, quiz.seeds, quiz.test, quiz.verdict) == (200, 1, "McNemar exact", "better")
+    assert (quiz.n, quiz.seeds, quiz.test) == (200, 1, "McNemar exact")
     assert quiz.difference == pytest.approx(14 / 200)
     assert quiz.p == pytest.approx(2 * (1 + 16) / 2**16)
     assert quiz.low < 0.07 < quiz.high
     assert quiz.high - quiz.low == pytest.approx(2 * 1.972 * math.sqrt((18 / 202 - (14 / 202) ** 2) / 201), rel=1e-3)
     assert novel.difference == pytest.approx(after - before)
-    assert (novel.n, novel.test, novel.verdict) == (40, "paired permutation of log ratios", "better")
+    assert (novel.n, novel.test) == (40, "paired permutation of log ratios")
+    assert {one.verdict for one in judged([quiz, novel])} == {"better"}
     assert novel.low < novel.difference < novel.high < 0
-
-
-def test_holm_goes_over_all_that_answers_one_question(records):
-    """Against the baseline, against a LoRA, and the rest."""
-    runs, _ = records
-    runs |= {"twin": runs["method"], "control": runs["baseline"], "lora": runs["baseline"], "dora": runs["baseline"]}
-    references = {"method": ["baseline", "control", "lora", "dora"], "twin": ["baseline", "lora"], "lora": ["baseline"]}
-    found = compare(runs, tasks=TASKS, references=references, loras=["lora", "dora"])
-    against = {("baseline",): [], ("lora", "dora"): [], ("control",): []}
-    for comparison in found:
-        next(family for names, family in against.items() if comparison.reference in names).append(comparison)
-    assert [len(family) for family in against.values()] == [6, 6, 2]
-    for family in against.values():
-        largest = 0.0
-        for place, one in enumerate(sorted(family, key=lambda comparison: comparison.p)):
-            largest = max(largest, min(1.0, (len(family) - place) * one.p))
-            assert one.p_holm == pytest.approx(largest)
-    assert {comparison.verdict for comparison in found if comparison.method != "lora"} == {"better"}
 
 
 def low_noise_runs(folder, documents=60):
@@ -107,25 +100,21 @@ def low_noise_runs(folder, documents=60):
     return runs
 
 
-def test_low_noise_metrics_are_tested_like_others_and_corrected_as_a_family_of_their_own(tmp_path):
+def test_low_noise_metrics_are_compared_like_others(tmp_path):
     runs = low_noise_runs(tmp_path)
     names = ("acc", "bits_per_byte", "gold_probability", "margin")
     tasks = {"quiz": result("quiz", "acc").model_copy(update={"metrics": dict.fromkeys(names, 0.5)})}
     given = {"tasks": tasks, "references": {"style": ["baseline", "same"], "same": ["baseline"]}}
-    found, primary = compare_low_noise(runs, **given), compare(runs, **given)
-    assert {one.metric for one in primary} == {"acc"}
+    every = compare(runs, **given)
+    found = [one for one in every if one.metric != "acc"]
+    assert [one.metric for one in every[:3]] == ["acc"] * 3
     assert [(one.method, one.reference, one.metric) for one in found] == [
         (method, reference, metric)
         for method, reference in (("style", "baseline"), ("style", "same"), ("same", "baseline"))
         for metric in names[1:]
     ]
-    for family in (True, False):
-        tested = sorted((one for one in found if (one.reference == "baseline") == family), key=lambda one: one.p)
-        assert len(tested) == (6 if family else 3)
-        corrected = np.maximum.accumulate([(len(tested) - k) * one.p for k, one in enumerate(tested)])
-        assert [one.p_holm for one in tested] == pytest.approx(np.minimum(corrected, 1.0))
     by_metric = {one.metric: one for one in found if (one.method, one.reference) == ("style", "baseline")}
-    assert [by_metric[metric].verdict for metric in names[1:]] == ["better", "within noise", "within noise"]
+    assert [by_metric[metric].p < 0.05 for metric in names[1:]] == [True, False, False]
     # The values by their definition: bits over bytes, and means.
     rows = {name: [json.loads(line) for line in (tmp_path / name / "quiz.jsonl").open()] for name in runs}
     bits = {name: -sum(row["bits_per_byte"][0] for row in each) / math.log(2) for name, each in rows.items()}
@@ -144,38 +133,41 @@ def test_a_low_noise_metric_that_is_primary_or_not_finite_is_not_tested_again(tm
     metrics = {"bits_per_byte": 1.0, "margin": 0.5}
     tasks = {"quiz": result("quiz", "bits_per_byte", higher=False).model_copy(update={"metrics": metrics})}
     given = {"tasks": tasks, "references": {"style": ["baseline"], "same": ["baseline"]}}
-    assert [(one.method, one.metric) for one in compare_low_noise(runs, **given)] == [("same", "margin")]
-    assert compare_low_noise(runs, aggregations={"quiz": {"margin": max}}, **given) == []  # a metric of the task's own
+    assert [(one.method, one.metric) for one in compare(runs, **given)[2:]] == [("same", "margin")]
+    of_its_own = compare(runs, aggregations={"quiz": {"margin": max}}, **given)
+    assert {one.metric for one in of_its_own} == {"bits_per_byte"}
+    assert {one.metric for one in compare(runs, without_low_noise=["quiz"], **given)} == {"bits_per_byte"}
 
 
 def test_worse_is_said_in_the_metrics_direction(records):
     runs, _ = records
     found = compare(runs, tasks=TASKS, references={"baseline": ["method"]})
-    assert [comparison.verdict for comparison in found] == ["worse", "worse"]
+    assert [verdict.verdict for verdict in judged(found)] == ["worse", "worse"]
 
 
-def test_equal_models_are_within_noise(records):
+def test_equal_models_show_no_difference(records):
     runs, _ = records
     runs["copy"] = runs["baseline"]
     quiz, novel = compare(runs, tasks=TASKS, references={"copy": ["baseline"]})
     for comparison in (quiz, novel):
         assert comparison.difference == 0
-        assert (comparison.p, comparison.p_holm, comparison.verdict) == (1, 1, "within noise")
+        (verdict,) = judged([comparison])
+        assert (comparison.p, verdict.p_corrected, verdict.verdict) == (1, 1, "no difference shown")
     assert (novel.low, novel.high) == (0, 0)
     assert (
         quiz.high == -quiz.low == pytest.approx(1.972 * math.sqrt(2 / 202 / 201), rel=1e-3)
     )  # some might have changed
-    assert quiz.smallest_visible == pytest.approx(6 / 200)
+    assert judged([quiz])[0].smallest_visible == pytest.approx(6 / 200)
 
 
 def test_smallest_visible_is_in_the_metrics_unit(records):
     runs, (before, _) = records
     quiz, novel = compare(runs, tasks=TASKS, references={"method": ["baseline"]})
     # Student's t at 0.975 and 0.8, with 201 and with 39 degrees of freedom.
-    assert quiz.smallest_visible == pytest.approx(
+    assert judged([quiz])[0].smallest_visible == pytest.approx(
         (1.97184 + 0.84339) * math.sqrt((18 / 202 - (14 / 202) ** 2) / 201), rel=1e-3
     )
-    ratio_error = math.log1p(novel.smallest_visible / before) / (2.02269 + 0.85114)
+    ratio_error = judged([novel])[0].smallest_visible / before / (2.02269 + 0.85114)
     assert ratio_error == pytest.approx(0.02 / math.sqrt(40), rel=0.3)
 
 
@@ -192,7 +184,7 @@ def test_several_seeds_share_the_baselines_single_run(tmp_path):
     assert (found.seeds, found.test) == (3, "paired t over seeds and documents")
     assert found.difference == pytest.approx(np.mean([values.mean() - base.mean() for values in tables]))
     assert found.low < found.difference < found.high
-    assert found.verdict == "better"
+    assert judged([found])[0].verdict == "better"
 
 
 def test_runs_are_paired_by_seed(tmp_path):
@@ -245,7 +237,8 @@ def test_direction_of_an_unknown_metric_comes_from_the_task(tmp_path):
     for higher, verdict in ((False, "worse"), (True, "better")):
         task = {"odd": result("odd", "surprise", higher)}
         (found,) = compare(runs, tasks=task, references={"a": ["b"]})
-        assert (found.test, found.verdict) == ("paired permutation", verdict)
+        (decided,) = judged([found], {"odd": Measure("surprise", higher)})
+        assert (found.test, decided.verdict) == ("paired permutation", verdict)
         assert found.difference == pytest.approx(0.2)
 
 
@@ -254,9 +247,10 @@ def test_too_few_documents_get_no_verdict(tmp_path, documents, seeds):
     runs = {"baseline": {0: write(tmp_path / "b", "quiz", "acc", [0.0] * documents)}}
     runs["a"] = {seed: write(tmp_path / f"a{seed}", "quiz", "acc", [1.0] * documents) for seed in range(seeds)}
     (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
-    assert (found.difference, found.verdict, found.test) == (1, "too few documents", "none (too few documents)")
+    assert (found.difference, found.test) == (1, "none (too few documents)")
+    assert [(one.verdict, one.why) for one in judged([found])] == [("not tested", "too few documents")]
     assert (found.low, found.high) == (-math.inf, math.inf)
-    assert (found.p, found.p_holm, found.smallest_visible) == (None,) * 3
+    assert found.p is None
 
 
 def test_what_no_difference_could_show_is_not_called_visible(tmp_path):
@@ -265,7 +259,8 @@ def test_what_no_difference_could_show_is_not_called_visible(tmp_path):
     for seed, right in enumerate((0, 100)):
         runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "acc", np.where(np.arange(120) < right, 1.0, base))
     (found,) = compare(runs, tasks={"quiz": TASKS["quiz"]}, references={"a": ["baseline"]})
-    assert (found.low, found.high, found.smallest_visible, found.verdict) == (-1, 1, None, "within noise")
+    (one,) = judged([found])
+    assert (found.low, found.high, one.smallest_visible, one.verdict) == (-1, 1, None, "no difference shown")
 
 
 @pytest.mark.parametrize(("seeds", "control"), [(2, 0), (3, 0), (3, 1)])
@@ -281,7 +276,7 @@ def test_seeds_that_vary_do_not_make_equal_methods_different(tmp_path, seeds, co
             runs["a"][seed] = write(tmp_path / f"a{seed}", "quiz", "odd", values)
         task = {"quiz": result("quiz", "odd")}
         (one,) = compare(runs, tasks=task, references={"a": ["control"]}, baseline="" if control else "control")
-        found.append(one.verdict != "within noise")
+        found.append(one.p < 0.05)
         assert (one.p < 0.05) == (not one.low <= 0 <= one.high)
     assert np.mean(found) < 0.08
 
@@ -302,7 +297,7 @@ def test_equal_methods_differ_in_five_percent_of_simulations(tmp_path):
             )
         runs = {name: {0: tmp_path / name} for name in "ab"}
         (found,) = compare(runs, tasks=tasks, references={"a": ["b"]})
-        verdicts.append(found.verdict != "within noise")
+        verdicts.append(found.p < 0.05)
     assert 0.02 < np.mean(verdicts) < 0.085
 
 

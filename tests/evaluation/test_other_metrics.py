@@ -11,12 +11,12 @@ from scipy.stats import t as student
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import (
     TaskResult,
+    all_aggregations,
     check_comparable,
     compare,
     comparison,
     evaluate,
     load_tasks,
-    primary_aggregations,
 )
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.results.low_noise import LOW_NOISE
@@ -124,10 +124,12 @@ def test_they_are_compared_by_lm_evals_own_function(scored, monkeypatch):
     folder, found, tasks = scored
     scores = found["baseline"]
     monkeypatch.setattr(comparison, "RESAMPLES", 30)
-    aggregations = primary_aggregations(tasks, scores)
+    aggregations = all_aggregations(tasks)
     check_comparable(folder / "baseline", scores, aggregations)
     runs = {"baseline": {0: folder / "baseline"}, "taught": {0: folder / "taught"}}
-    compared = compare(runs, tasks=scores, references={"taught": ["baseline"]}, aggregations=aggregations)
+    compared = compare(
+        runs, tasks=scores, references={"taught": ["baseline"]}, aggregations=aggregations, without_low_noise=TASKS
+    )
     assert [one.task for one in compared] == list(TASKS)
     for one in compared:
         _, metric, _, function = TASKS[one.task]
@@ -142,19 +144,23 @@ def test_they_are_compared_by_lm_evals_own_function(scored, monkeypatch):
         assert one.test == (
             "paired permutation of log ratios" if one.task == "perplexity" else "paired bootstrap t over documents"
         )
-    assert {one.task: one.verdict for one in compared}["perplexity"] == "better"
+    (perplexity,) = (one for one in compared if one.metric == "perplexity" and one.task == "perplexity")
+    assert perplexity.high < 0
+    assert perplexity.p < 0.05
 
 
 @pytest.mark.parametrize(("task", "metric"), [("brier", "brier_score"), ("median", "perplexity")])
 def test_the_interval_is_that_of_a_bootstrap_over_documents(scored, task, metric):
     folder, found, tasks = scored
     scores = {task: found["baseline"][task]}
-    aggregations = primary_aggregations({task: tasks[task]}, scores)
+    aggregations = all_aggregations({task: tasks[task]})
     runs = {"baseline": {0: folder / "baseline"}, "taught": {0: folder / "taught"}}
-    (one,) = compare(runs, tasks=scores, references={"taught": ["baseline"]}, aggregations=aggregations)
+    (one,) = compare(
+        runs, tasks=scores, references={"taught": ["baseline"]}, aggregations=aggregations, without_low_noise=TASKS
+    )
     both = [np.array(values(folder / name, task, metric), dtype=object) for name in ("taught", "baseline")]
     draws = np.random.default_rng(3).integers(0, DOCUMENTS, size=(1000, DOCUMENTS))
-    error = np.std([np.diff([aggregations[task](list(each[d])) for each in both]) for d in draws])
+    error = np.std([np.diff([aggregations[task][metric](list(each[d])) for each in both]) for d in draws])
     assert one.high - one.low == pytest.approx(2 * student.ppf(0.975, DOCUMENTS - 1) * error, rel=0.2)
 
 
@@ -167,9 +173,9 @@ def test_a_score_that_no_draw_changes_gets_no_verdict(tmp_path):
     rest = {"higher_is_better": True, "num_fewshot": 0, "data_sha256": "", "version": "1"}
     task = {"count": TaskResult(**fields, **rest)}
     runs = {name: {0: tmp_path / name} for name in ("baseline", "a")}
-    given = {"references": {"a": ["baseline"]}, "aggregations": {"count": lm_evals.median}}
+    given = {"references": {"a": ["baseline"]}, "aggregations": {"count": {"steps": lm_evals.median}}}
     (one,) = compare(runs, tasks=task, **given)
-    assert (one.difference, one.verdict, one.p) == (1.0, "too few documents", None)
+    assert (one.difference, one.test, one.p) == (1.0, "none (too few documents)", None)
 
 
 def test_several_seeds_add_their_own_variance(scored, monkeypatch):
@@ -177,8 +183,10 @@ def test_several_seeds_add_their_own_variance(scored, monkeypatch):
     monkeypatch.setattr(comparison, "RESAMPLES", 30)
     scores = {"f1": found["baseline"]["f1"]}
     runs = {"baseline": {0: folder / "baseline"}, "a": {0: folder / "taught", 1: folder / "baseline"}}
-    aggregations = primary_aggregations({"f1": tasks["f1"]}, scores)
-    (one,) = compare(runs, tasks=scores, references={"a": ["baseline"]}, aggregations=aggregations)
+    aggregations = all_aggregations({"f1": tasks["f1"]})
+    (one,) = compare(
+        runs, tasks=scores, references={"a": ["baseline"]}, aggregations=aggregations, without_low_noise=TASKS
+    )
     gain = found["taught"]["f1"].metrics["f1"] - found["baseline"]["f1"].metrics["f1"]
     assert one.test == "paired bootstrap t over seeds and documents"
     assert one.difference == pytest.approx(gain / 2)
@@ -207,6 +215,6 @@ def test_a_metric_that_records_cannot_give_again_is_refused_before_anything_is_c
     chosen = write_tasks(tmp_path, support, {"objects": (OWN, "objects", "!function own.last_of")})
     scores = evaluate(taught, tokenizer, settings=chosen, records_dir=tmp_path)
     assert math.isfinite(scores["objects"].metrics["objects"])
-    aggregations = primary_aggregations(load_tasks(chosen.tasks, **chosen.task_options), scores)
+    aggregations = all_aggregations(load_tasks(chosen.tasks, **chosen.task_options))
     with pytest.raises(HfpatchError, match="task objects: its metric objects does not follow from the documents'"):
         check_comparable(tmp_path, scores, aggregations)

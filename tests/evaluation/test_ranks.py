@@ -144,7 +144,7 @@ def assert_alike(found, expected, *, rel=1e-6):
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
-            assert_alike(found[key], value, rel=max(rel, A_FEW_DRAWS) if key in ("p", "p_holm") else rel)
+            assert_alike(found[key], value, rel=max(rel, A_FEW_DRAWS) if key in ("p", "p_corrected") else rel)
     elif isinstance(expected, list):
         for one, two in zip(found, expected, strict=True):
             assert_alike(one, two, rel=rel)

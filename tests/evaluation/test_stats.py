@@ -8,6 +8,7 @@ from scipy.stats import t as student
 
 from hfpatch.evaluation import stats
 from hfpatch.evaluation.stats import Estimate, Part
+from hfpatch.results.verdicts import holm
 
 
 def ones(count):
@@ -114,7 +115,7 @@ def test_an_estimate_with_one_part_is_students():
     estimate = Estimate(2.0, (Part(0.9, 7.0),))
     assert estimate.interval == pytest.approx(student.interval(0.95, 7, loc=2.0, scale=0.9))
     assert estimate.p == pytest.approx(2 * student.sf(2 / 0.9, 7), rel=1e-6)
-    assert estimate.smallest_visible == pytest.approx(0.9 * (student.ppf(0.975, 7) + student.ppf(0.8, 7)))
+    assert estimate.reach(0.4) == pytest.approx(0.9 * student.ppf(0.8, 7))
 
 
 @pytest.mark.parametrize("difference", [0.0, -1e-9, 0.3, -2.0, 5.0, 1e3])
@@ -171,18 +172,17 @@ def test_seeds_that_differ_widen_the_interval():
 
 
 def test_holm_by_hand():
-    assert stats.holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
-    assert stats.holm([0.2]) == [0.2]
-    assert stats.holm([]) == []
+    assert holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
+    assert holm([0.2]) == [0.2]
+    assert holm([]) == []
 
 
 @pytest.mark.parametrize("documents", [100, 30])
 def test_the_smallest_visible_difference_is_found_four_times_out_of_five(documents):
     rng = np.random.default_rng(8)
     tables = rng.normal(size=(4000, documents))
-    visible = Estimate(
-        0.0, (stats.over_documents(tables[0] / tables[0].std(ddof=1), ones(documents)),)
-    ).smallest_visible
+    estimate = Estimate(0.0, (stats.over_documents(tables[0] / tables[0].std(ddof=1), ones(documents)),))
+    visible = estimate.reach(0.05) + estimate.reach(0.4)
     errors = tables.std(axis=1, ddof=1) / math.sqrt(documents)
     found = Estimate(tables.mean(axis=1) + visible, (Part(errors, documents - 1),))
     assert 0.77 < np.mean(np.abs(found.difference) > found.reach(0.05)) < 0.84

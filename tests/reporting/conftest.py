@@ -19,6 +19,7 @@ TASKS = {
     "tinyworld_endings": {"primary": "acc_norm", "higher_is_better": True, "n": 200},
     "tinyworld_text": {"primary": "word_perplexity", "higher_is_better": False, "n": 60},
 }
+FREEDOM, T = 100, 1.983972  # Student's t of 0.975
 HOSTILE = '<script>alert("1")</script> | `$\\frac{x}$` *b* & _c_\n# x \u0000\ud800'
 
 
@@ -52,22 +53,21 @@ def train_result(speed):
     }
 
 
-def comparison(method, task, difference, half, verdict, *, reference="baseline", p_holm=0.5, visible=None):
+def comparison(method, task, difference, half, verdict, *, reference="baseline", p=None, metric=None):
+    """A difference whose p, if it is not given, makes the test say the verdict in a family of some hundred."""
     return {
         "method": method,
         "reference": reference,
         "task": task,
-        "metric": TASKS[task]["primary"],
+        "metric": metric or TASKS[task]["primary"],
         "n": TASKS[task]["n"],
         "seeds": 2,
         "difference": difference,
         "low": difference - half,
         "high": difference + half,
-        "p": p_holm / 3,
-        "p_holm": p_holm,
+        "p": p if p is not None else 1e-5 if verdict in ("better", "worse") else 0.5,
         "test": "paired bootstrap",
-        "smallest_visible": visible if visible is not None else 1.4 * half,
-        "verdict": verdict,
+        "errors": [[half / T, FREEDOM]],
     }
 
 
@@ -116,13 +116,13 @@ def example():
         ]
     )
     comparisons = [
-        comparison(skip, "tinyworld_cloze", 0.05, 0.03, "better", p_holm=0.003),
-        comparison(skip, "tinyworld_endings", 0.015, 0.05, "within noise", visible=0.06),
-        comparison(skip, "tinyworld_text", -2.4, 0.6, "better", p_holm=0.00003),
-        comparison(lora, "tinyworld_cloze", 0.015, 0.03, "within noise"),
-        comparison(lora, "tinyworld_endings", -0.005, 0.05, "within noise", visible=0.06),
-        comparison(lora, "tinyworld_text", -1.0, 0.5, "within noise", p_holm=0.06),
-        comparison(skip, "tinyworld_text", -1.4, 0.57, "better", reference=lora, p_holm=0.01),
+        comparison(skip, "tinyworld_cloze", 0.05, 0.03, "better", p=0.001),
+        comparison(skip, "tinyworld_endings", 0.015, 0.05, "no difference shown"),
+        comparison(skip, "tinyworld_text", -2.4, 0.6, "better"),
+        comparison(lora, "tinyworld_cloze", 0.015, 0.03, "no difference shown"),
+        comparison(lora, "tinyworld_endings", -0.005, 0.05, "no difference shown"),
+        comparison(lora, "tinyworld_text", -1.0, 0.5, "no difference shown", p=0.02),
+        comparison(skip, "tinyworld_text", -1.4, 0.57, "better", reference=lora, p=0.003),
     ]
     return {
         "schema": 2,
@@ -167,7 +167,6 @@ def example():
         "tasks": {name: {**info, **dict.fromkeys(OF_TASK, "d" * 64), "version": "1"} for name, info in TASKS.items()},
         "methods": methods,
         "comparisons": comparisons,
-        "correction": "tasks",
         "warnings": ["lora has 2.4 % more trainable parameters than pre_projection_skip."],
     }
 

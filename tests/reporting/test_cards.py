@@ -24,7 +24,7 @@ def test_a_report_puts_each_patchs_results_in_its_card(run_dir):
     folders = [patch_of(run_dir, "lora", seed) for seed in (0, 1)]
     write_report(run_dir)
     first, second = ((folder / "README.md").read_text() for folder in folders)
-    assert "| tinyworld_cloze | acc | 400 | 40.0 % | 41.0 % | +1.5 [−1.5, 4.5] points | within noise |" in first
+    assert "| tinyworld_cloze | acc | 400 | 40.0 % | 41.0 % | +1.5 [−2.6, 5.6] points | no difference shown |" in first
     assert "| 42.0 % |" in second
     for said in ("tinyworld/shifted, 2,000 documents", "Trained parameters: 81,920", "Seed: 0", "Batch plan, seed 0"):
         assert said in first
@@ -48,9 +48,9 @@ def test_the_card_of_a_run_has_answer_table_and_how_to_load(results):
     card = run_card(results)
     assert card.startswith("---\nlibrary_name: peft\n")
     for said in (
-        "Of 2 methods against baseline",
+        "Of 2 methods, 1 is better than baseline",
         "| lora | 81,920 |",
-        "45.0 % +5.0 [2.0, 8.0] better\\*",
+        "better on tinyworld_cloze (acc)",
         "load_patch",
     ):
         assert said in card

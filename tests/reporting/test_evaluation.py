@@ -30,33 +30,30 @@ def test_tables_have_every_score_and_every_comparison(results):
     tables = [block for block in evaluation_document(results).summary if isinstance(block, Table)]
     assert [table.title for table in tables] == [
         "small/llama", f"small/llama with {HOSTILE}/one", "Differences from the base",
-        "Low-noise metrics: differences from the base",
     ]  # fmt: skip
     assert cells(tables[1]) == [
         ("cloze", "acc", "0.2500", "0.0123", "1,234 in 300 groups of passage"),
         ("cloze", "perplexity", "2,500,000", "–", "1,234 in 300 groups of passage"),
     ]
     assert cells(tables[2]) == [
-        ("one", "cloze\nacc, n = 1,234", "−0.2500\n[−0.3000, −0.2000]", "< 0.0001", "0.051", "worse"),
-        ("two", "cloze\nacc, n = 1,234 in 300 groups of passage", "+0.1000\n", "–", "–", "too few documents"),
-    ]
-    assert cells(tables[3]) == [
-        ("one", "cloze\nbits_per_byte, n = 1,234", "−0.5000\n[−0.6000, −0.4000]", "0.0020", "–", "better")
-    ]
+        ("one", "cloze\nacc, n = 1,234", "−0.2500\n[−0.3000, −0.2000]", "[−0.3000, −0.2000]", "< 0.0001", "0.068",
+         "worse"),
+        ("two", "cloze\nacc, n = 1,234 in 300 groups of passage", "+0.1000\n", *"–––", "not tested (too few groups)"),
+        ("one", "cloze\nmargin, n = 1,234", "−0.5000\n[−0.6000, −0.4000]", *"–––", "no verdict"),
+    ]  # fmt: skip
 
 
 def test_several_models_have_their_names_and_what_each_is_compared_with(results):
     models = {label: {**results.model, "name": f"small/{label}", "tokenizer_sha256": "e" * 64} for label in ("x", "y")}
     variants = {label: EvaluatedVariant(model=model, scores={"cloze": score(0.5)}) for label, model in models.items()}
-    compared = [comparison("y", difference=0.0, verdict="within noise").model_copy(update={"reference": "x"})]
-    changed = {"variants": variants, "comparisons": compared, "low_noise": compared}
-    document = evaluation_document(results.model_copy(update=changed))
+    compared = [comparison("y", difference=0.0, reference="x", low=-0.1, high=0.1, p=1.0)]
+    document = evaluation_document(results.model_copy(update={"variants": variants, "comparisons": compared}))
     tables = [block for block in document.summary if isinstance(block, Table)]
     assert document.title == "x and y"
     assert document.glance[0] == ("Models", "2")
     titles = ["small/x", "small/y", "Differences between the models"]
-    assert [table.title for table in tables] == [*titles, "Low-noise metrics: differences between the models"]
-    assert cells(tables[2])[0][:3] == cells(tables[3])[0][:3] == ("y", "x", "cloze\nacc, n = 1,234")
+    assert [table.title for table in tables] == titles
+    assert cells(tables[2])[0][:3] == ("y", "x", "cloze\nacc, n = 1,234")
     protocol = dict(
         next(section for section in document.parts[0].sections if section.name == "protocol").blocks[0].items
     )
@@ -85,7 +82,7 @@ def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(res
         "The base is odd.",
         "1,200 parameters added",
         "few-shot examples 2",
-        "without the margin it does not say that a model tells right from wrong any better",
+        "One measure decides each task",
         "dddddddddddddddd…",
         "limit 1234",
     ):

@@ -49,9 +49,18 @@ def test_the_baseline_is_the_method_without_parts(build, raw):
     assert build(raw).baseline == "frozen"
 
 
-def test_a_difference_that_falls_to_the_correction_is_known(results):
-    fallen = [(c.method, c.task) for c in results.comparisons if c.falls_to_correction]
-    assert fallen == [("lora", "tinyworld_text")]  # p = 0.02, corrected 0.06
+def test_verdicts_follow_from_the_comparisons(results):
+    known = {(each.question, each.method, each.task): each.verdict for each in results.verdicts}
+    assert known["base", "lora", "tinyworld_text"] == "no difference shown"  # p = 0.02, corrected 0.08
+    assert known["lora", "pre_projection_skip", "tinyworld_text"] == "better"
+    assert {each.family for each in results.answers("base")} == {6}
+
+
+def test_differences_by_low_noise_metrics_that_a_file_has_apart_are_read(build, raw):
+    raw["low_noise"] = [{**each, "metric": "bits_per_byte"} for each in raw["comparisons"][:1]]
+    results = build(raw)
+    assert results.comparisons[-1].metric == "bits_per_byte"
+    assert results.deciding["tinyworld_cloze"].metric == "bits_per_byte"
 
 
 @pytest.mark.parametrize(

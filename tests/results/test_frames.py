@@ -65,16 +65,16 @@ def test_the_other_tables_of_a_comparison(comparison):
     assert methods.matched_to["lora"] == SKIP
     pairs = comparison.to_pandas("comparisons")
     assert len(pairs) == 7
-    assert pairs.iloc[0][["method", "reference", "difference", "verdict"]].tolist() == [
-        SKIP,
-        "baseline",
-        0.05,
-        "better",
-    ]
+    assert pairs.iloc[0][["method", "reference", "difference"]].tolist() == [SKIP, "baseline", 0.05]
+    verdicts = comparison.to_pandas("verdicts")
+    assert verdicts.iloc[0][["question", "method", "other", "verdict"]].tolist() == ["base", SKIP, "baseline", "better"]
+    assert len(verdicts) == 3 * 3  # three pairs on three tasks
     assert comparison.to_pandas("trials").chosen.sum() == 2
     curves = comparison.to_pandas("curves")
     assert curves[curves.method == SKIP].loss.tolist() == comparison.methods[SKIP].curve.loss
-    with pytest.raises(hfpatch.HfpatchError, match=r"to_pandas\('score'\).*there are scores, methods, comparisons"):
+    with pytest.raises(
+        hfpatch.HfpatchError, match=r"to_pandas\('score'\).*there are scores, methods, verdicts, comparisons"
+    ):
         comparison.to_pandas("score")
 
 
@@ -89,6 +89,7 @@ def test_a_study_and_an_evaluation(evaluated):  # noqa: F811
     assert scores[scores.model == "one"].groups.tolist() == [300, 300]
     assert not scores.is_group.any()
     assert len(evaluated.to_pandas("comparisons")) == 3
+    assert evaluated.to_pandas("verdicts").verdict.tolist() == ["worse", "not tested"]
 
 
 def test_groups_of_tasks_are_rows_of_their_own(evaluated):  # noqa: F811

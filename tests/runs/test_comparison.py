@@ -318,14 +318,29 @@ def test_each_method_is_held_against_the_baseline_and_its_control(straight):
     made = read_json(straight / "results.json")["comparisons"]
     pairs = {(each["method"], each["reference"]) for each in made}
     assert pairs == {("pre_projection", "baseline"), ("pre_projection", "lora"), ("lora", "baseline")}
-    assert {each["task"] for each in made} == {"tinyworld_cloze", "tinyworld_text"}
-    assert {each["seeds"] for each in made} == {2}
-    low_noise = read_json(straight / "results.json")["low_noise"]
-    assert {(each["method"], each["reference"]) for each in low_noise} == pairs
-    assert {(each["task"], each["metric"]) for each in low_noise} == {
-        ("tinyworld_cloze", "bits_per_byte"),
-        ("tinyworld_text", "bits_per_byte"),
+    assert {(each["task"], each["metric"]) for each in made} == {
+        *(("tinyworld_cloze", "acc"), ("tinyworld_text", "word_perplexity")),
+        *(("tinyworld_cloze", "bits_per_byte"), ("tinyworld_text", "bits_per_byte")),
     }
+    assert {each["seeds"] for each in made} == {2}
+
+
+def test_the_questions_are_written_before_anything_is_compared_and_each_is_one_family(straight):
+    results = read_json(straight / "results.json")
+    assert results["questions"] == {
+        "base": [["pre_projection", "baseline"], ["lora", "baseline"]],
+        "lora": [["pre_projection", "lora"]],
+    }
+    found = {(each["question"], each["method"], each["task"]): each for each in results["verdicts"]}
+    assert len(found) == 3 * 2
+    assert {each["metric"] for each in found.values()} == {"bits_per_byte"}
+    assert {each["family"] for each in found.values() if each["question"] == "base"} == {4}
+    assert {each["family"] for each in found.values() if each["question"] == "lora"} == {2}
+    for question in ("base", "lora"):
+        known = [each for each in found.values() if each["question"] == question]
+        p = sorted(each["p"] for each in known)
+        corrected = np.minimum(1, np.maximum.accumulate([(len(p) - rank) * each for rank, each in enumerate(p)]))
+        assert sorted(each["p_corrected"] for each in known) == pytest.approx(corrected)
 
 
 def test_every_method_sees_the_same_batches(straight):
@@ -401,8 +416,7 @@ def test_resuming_a_finished_run_of_other_pairs_compares_again_and_trains_nothin
     out = tmp_path / "out"
     shutil.copytree(straight, out)
     whole = read_json(out / "results.json")
-    for family in ("comparisons", "low_noise"):
-        whole[family] = [each for each in whole[family] if each["reference"] == "baseline"]
+    whole["comparisons"] = [each for each in whole["comparisons"] if each["reference"] == "baseline"]
     write_json(out / "results.json", {**whole, "provenance": {**whole["provenance"], "wall_s": 5000.0}})
     log = Log()
     found = compare(recipe, out, resume=True, progress=log)
@@ -550,7 +564,7 @@ def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_
 
 
 def test_a_metric_that_compares_nothing_stops_before_any_training(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(hfpatch.evaluation, "primary_aggregations", lambda *_: {"tinyworld_cloze": len})
+    monkeypatch.setattr(hfpatch.evaluation, "all_aggregations", lambda *_: {"tinyworld_cloze": {"acc": len}})
     with pytest.raises(HfpatchError, match="task tinyworld_cloze: its metric acc does not follow from"):
         compare(recipe, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "runs").iterdir()] == ["baseline"]

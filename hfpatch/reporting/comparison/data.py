@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from hfpatch.reporting.comparison.headline_table import HEADLINE_COLUMNS, headline_fields
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.held_out import HELD_OUT
-from hfpatch.results.schema import Comparison, ComparisonResults, LayerSeries
+from hfpatch.results.schema import ComparisonResults, LayerSeries
 
 _SCORES = ("method", "seed", "task", "metric", "value", "stderr", "n", "trainable")
+_PLAIN = ("difference", "low", "high", "p", "test")
+_DECIDED = ("question", "simultaneous_low", "simultaneous_high", "p_corrected", "family", "smallest_visible", "verdict")
+_DIFFERENCES = ("method", "other", "task", "metric", *_PLAIN, *_DECIDED, "why", "n", "seeds")
+_OF_PAIR = ("other", *_PLAIN, *_DECIDED, "why")
 _GROUPS = ("groups", "grouped_by")
-_RESULTS = (*_SCORES, *HEADLINE_COLUMNS, *_GROUPS)
+_RESULTS = (*_SCORES, *_OF_PAIR, *_GROUPS)
 _LOSS = "held_out_loss"
-_DIFFERENCES = (
-    *("method", "reference", "task", "metric", "difference", "low", "high", "p", "p_holm", "smallest_visible"),
-    *("n", "seeds", "test", "verdict"),
-)
 _FEWEST_STEPS, _MOST_STEPS, _MOST_LINES = 50, 500, 40_000
 
 Layers = Sequence[tuple[str, LayerSeries]]
@@ -24,12 +23,13 @@ Layers = Sequence[tuple[str, LayerSeries]]
 
 
 def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
-    """Return every number of every run in long format, and below them the headline.
+    """Return every number of every run in long format, and below them every paired difference.
 
-    A row of the headline is a method's: its columns are those from ``rank_best`` to ``verdict``, which are empty in all
-    other rows, as ``seed``, ``task``, ``metric`` and ``value`` are in its own. The loss on held-out text is a metric
-    without a task where its documents were not compared. The last columns say in how many groups a task's documents
-    come, and by which of their columns. Of several runs, by label, the first column says which.
+    A row of a difference has no ``seed`` and no ``value``; its columns are those from ``other`` to ``why``, which are
+    empty in all other rows. Those after ``test`` are the verdict's, which the measures that decide have alone. The loss
+    on held-out text is a metric without a task where its documents were not compared. The last columns say in how many
+    groups a task's documents come, and by which of their columns. Of several runs, by label, the first column says
+    which.
     """
     if len(runs) == 1:
         return csv_text(_RESULTS, _rows(next(iter(runs.values()))))
@@ -37,34 +37,46 @@ def results_csv(runs: Mapping[str, ComparisonResults]) -> str:
 
 
 def _rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
-    no_headline, no_score, no_groups = (None,) * len(HEADLINE_COLUMNS), (None,) * (len(_SCORES) - 2), (None, None)
+    no_pair = (None,) * len(_OF_PAIR)
     for name, method in results.methods.items():
         losses = method.held_out_losses
         if name == results.baseline and results.base_loss is not None:
             losses = {**dict.fromkeys(method.runs, results.base_loss), **losses}
         for seed, run in sorted(method.runs.items()):
             for task, score in run.evaluation.items():
-                groups = no_groups if score.clusters is None else (score.clusters.groups, score.clusters.column)
+                groups = (None, None) if score.clusters is None else (score.clusters.groups, score.clusters.column)
                 for metric, value in score.metrics.items():
                     scored = (seed, task, metric, value, score.stderr.get(metric), score.n, method.trainable)
-                    yield name, *scored, *no_headline, *groups
+                    yield name, *scored, *no_pair, *groups
             if seed in losses and HELD_OUT not in run.evaluation:
                 held_out = (seed, None, _LOSS, losses[seed], None, None, method.trainable)
-                yield name, *held_out, *no_headline, *no_groups
-    for name, trainable, fields in headline_fields(results):
-        yield name, *no_score, trainable, *fields, *no_groups
+                yield name, *held_out, *no_pair, None, None
+    for pair in _pairs(results):
+        trainable = results.methods[str(pair["method"])].trainable
+        named = (pair["method"], None, pair["task"], pair["metric"], None, None, pair["n"], trainable)
+        yield *named, *(pair.get(key) for key in _OF_PAIR), None, None
 
 
-def differences_csv(comparisons: Iterable[Comparison]) -> str:
-    """Return paired differences, a row each."""
-    return csv_text(_DIFFERENCES, ([getattr(each, key) for key in _DIFFERENCES] for each in comparisons))
+def _pairs(results: ComparisonResults) -> Iterator[dict[str, object]]:
+    """Yield every paired difference: those with verdicts, then those by measures that decide nothing."""
+    for each in results.verdicts:
+        if each.task in results.tasks and each.method in results.methods:
+            yield each.to_json()
+    for one in results.comparisons:
+        if one.task in results.tasks and results.deciding[one.task].metric != one.metric:
+            yield {**one.to_json(), "other": one.reference}
+
+
+def differences_csv(results: ComparisonResults) -> str:
+    """Return the paired differences, a row each."""
+    return csv_text(_DIFFERENCES, ([pair.get(key) for key in _DIFFERENCES] for pair in _pairs(results)))
 
 
 def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
     """Return the data of the figure called ``name``."""
     match name:
         case "differences":
-            return differences_csv(results.comparisons)
+            return differences_csv(results)
         case "quality":
             return csv_text(("method", "trainable", "task", "metric", "seed", "value"), _quality(results))
         case "training":

@@ -9,20 +9,24 @@ from typing import Any
 
 from hfpatch.reporting import document as doc
 from hfpatch.reporting.citations import citation_section
-from hfpatch.reporting.comparison.answer import answer
+from hfpatch.reporting.comparison.answer import answer, headline_table, uncovered
 from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
-from hfpatch.reporting.comparison.headline import headline
-from hfpatch.reporting.comparison.headline_table import headline_table
-from hfpatch.reporting.comparison.low_noise import low_noise_section
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.samples import Samples, read_samples
-from hfpatch.reporting.comparison.tables import main_table, method_table, paired_table, sides_table, terminal_table
+from hfpatch.reporting.comparison.tables import (
+    difference_table,
+    method_table,
+    score_table,
+    seed_table,
+    sides_table,
+    task_table,
+)
 from hfpatch.reporting.comparison.tuning import rates_sentence, tuning_csv, tuning_sections
 from hfpatch.reporting.facts import environment_facts, protocol_facts
 from hfpatch.reporting.floor import warned_of_floor
 from hfpatch.reporting.numbers import NOTHING, count, duration
-from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK, MOST_METHODS
+from hfpatch.reporting.words import MOST_METHODS
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.results.series import QUANTITIES, read_analyses
 from hfpatch.support.files import printable
@@ -31,8 +35,8 @@ _FIGURES = {
     "differences": (
         "Differences to the baseline",
         "Differences",
-        "Paired differences to the baseline with 95 % intervals; to the right is better in every panel. The grey bar "
-        "of a row covers the differences that its number of documents cannot show.",
+        "Differences to the baseline, to the right is better; thick lines are plain 95 % intervals, thin ones the "
+        "simultaneous intervals of the verdicts.",
     ),
     "quality": (
         "Quality against trainable parameters",
@@ -61,9 +65,11 @@ _SAMPLES = (
     "is what the evaluation recorded."
 )
 _LEGEND = (
-    "Mean over seeds, paired difference to the baseline (points, or % of a perplexity) with 95 % interval, verdict. "
-    f"{HOLM_MARK} significant at 5 % after Holm's correction over methods and tasks; {FALLEN_MARK} found by the test "
-    "alone, not significant after correction."
+    "Better, worse: a paired test at 5 % with Holm's correction over all methods and tasks of its question. No "
+    "difference shown: the test finds none, which does not prove that there is none.",
+    "One measure decides a task: bits per byte of the right answer or the text, else its primary metric. Bits per byte "
+    "of right answers also see style; whether wrong answers gained too is in the margin, which has no verdict.",
+    "[Intervals] of gains are simultaneous: all of a question cover with 95 %. More in docs/fair-comparison.md.",
 )
 
 
@@ -127,34 +133,25 @@ def comparison_document(material: Sequence[Material], checks: Sequence[Check] = 
     sources = [source for each in material for source in each.sources]
     compared = [_comparability(checks, sources, joined=not several)] if checks else []
     prefixes = [f"run{place + 1}-" if several else "" for place in range(len(material))]
-    opened = [_headline(each, prefix) for each, prefix in zip(material, prefixes, strict=True)]
-    answered = tuple(block for blocks in opened for block in blocks)
+    found = answer(first.results)
     return doc.Document(
         title=" and ".join(each.name or "Comparison" for each in results),
         description="Several runs, side by side." if several else first.results.description,
         complete=all(each.complete for each in results),
         glance=_glance(results, [source for each in material for source in each.sources.values()]),
-        opening=(doc.Section("answer", "Answer", answered), *compared),
+        opening=tuple(compared) if several else (),
         parts=tuple(
-            doc.Part(tuple(_sections(each)), each.title, prefix)
+            doc.Part(tuple(_sections(each, () if several else compared)), each.title, prefix)
             for each, prefix in zip(material, prefixes, strict=True)
         ),
         closing=(citation_section(source for each in material for source in each.sources.values()),),
         summary=(
-            terminal_table(first.results),
-            doc.Text(_LEGEND, "caption"),
-            doc.Sentences((*warned_of_floor(first.results), *first.missing)),
-            *answered,
+            score_table(first.results),
+            doc.Sentences((*warned_of_floor(first.results), *uncovered(first.results), *first.missing)),
+            headline_table(first.results),
+            doc.Text(f"{found.sentence} {rates_sentence(first.results)}".strip()),
         ),
     )
-
-
-def _headline(material: Material, prefix: str) -> tuple[doc.Block, ...]:
-    """Build what a report opens with: the table of methods, and the sentence under it."""
-    found = headline(material.results)
-    sentence = doc.Text(" ".join(filter(None, (found.sentence, rates_sentence(material.results)))))
-    table = headline_table(found, name=f"{prefix}headline", title=material.title)
-    return (table, sentence) if table.rows else (sentence,)
 
 
 def _glance(results: Sequence[ComparisonResults], sources: Sequence[ComparisonResults]) -> tuple[doc.Fact, ...]:
@@ -170,41 +167,51 @@ def _glance(results: Sequence[ComparisonResults], sources: Sequence[ComparisonRe
     )
 
 
-def _sections(material: Material) -> Iterator[doc.Section]:
+def _sections(material: Material, compared: Sequence[doc.Section]) -> Iterator[doc.Section]:
     results, samples = material.results, material.samples
-    found = answer(results)
-    between = doc.Findings(found.against_others, "Between methods", "comparisons")
-    yield doc.Section(
-        "findings",
-        "Method by method",
-        (doc.Text(found.headline), doc.Findings(found.against_baseline), *([between] if between.items else [])),
-        "Findings",
-    )
-    yield doc.Section("protocol", "Protocol and provenance", _labelled(material, protocol_facts), "Protocol")
-    yield doc.Section("warnings", "Warnings", _warnings(material))
-    download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.data.results}))
-    yield doc.Section("results", "Results", (main_table(results), download, method_table(results)))
-    yield from tuning_sections(results, material.drawn.get("tuning"), tuning_csv(material.data.results))
+    yield _answer(material)
+    yield from compared
+    if results.tasks:
+        yield doc.Section("what", "What the tasks are", (task_table(results, samples.documents),), "Tasks")
     yield from attribution(results)
-    others = len(results.others)
-    left_out = (
-        f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
-        "in either direction; the tables and the data have all."
-    )
-    for name, svg in material.drawn.items():
-        if name not in _FIGURES:
-            continue  # it is part of another section
-        title, short, caption = _FIGURES[name]
-        caption += left_out if others > MOST_METHODS else ""
-        figure = doc.Figure(name, title, caption, svg, figure_csv(name, material.data.results, material.data.layers))
-        yield doc.Section(name, title, (figure,), short)
-    pairs = paired_table(results)
-    yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
-    yield from low_noise_section(results)
+    yield from tuning_sections(results, material.drawn.get("tuning"), tuning_csv(material.data.results))
+    for name in ("quality", "training", "layers"):
+        if name in material.drawn:
+            title, short, _ = _FIGURES[name]
+            yield doc.Section(name, title, (_figure(name, material),), short)
     if samples.sides:
         blocks = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples)), sides_table(samples.sides))
         yield doc.Section("samples", "What changed sides", blocks)
+    pairs = difference_table(results)
+    yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
+    download = doc.Download("results.csv", "every number of every run (CSV)", results_csv({"": material.data.results}))
+    yield doc.Section("results", "Scores", (score_table(results), seed_table(results), download, method_table(results)))
+    yield doc.Section("protocol", "Protocol and provenance", _labelled(material, protocol_facts), "Protocol")
     yield doc.Section("environment", "Environment", _labelled(material, environment_facts))
+
+
+def _answer(material: Material) -> doc.Section:
+    """Build what a report opens with: the sentence, the table of methods, the differences, and what weakens them."""
+    results = material.results
+    blocks: list[doc.Block] = [doc.Text(answer(results).sentence, "headline")]
+    table = headline_table(results)
+    if table.rows:
+        blocks += [table, *(doc.Text(line, "caption") for line in _LEGEND)]
+    blocks += [_figure("differences", material)] if "differences" in material.drawn else []
+    return doc.Section("answer", "Answer", (*blocks, *_warnings(material)))
+
+
+def _figure(name: str, material: Material) -> doc.Figure:
+    title, _, caption = _FIGURES[name]
+    others = len(material.results.others)
+    if others > MOST_METHODS:
+        caption += (
+            f" Of {others} methods the {MOST_METHODS} are drawn whose differences to the baseline have the smallest p, "
+            "in either direction; the tables and the data have all."
+        )
+    return doc.Figure(
+        name, title, caption, material.drawn[name], figure_csv(name, material.data.results, material.data.layers)
+    )
 
 
 def _labelled(material: Material, facts: Callable[[ComparisonResults], list[doc.Fact]]) -> tuple[doc.Block, ...]:
@@ -219,8 +226,8 @@ def _warnings(material: Material) -> tuple[doc.Block, ...]:
         "Not checked yet: whether parameters match, updates survive and the base is sound is checked once a run is "
         "complete."
     )  # fmt: skip
-    warnings = warned_of_floor(results)
-    warned: doc.Block = doc.Sentences(tuple(warnings)) if warnings else doc.Text(none)
+    warnings = [*filter(None, [rates_sentence(results)]), *warned_of_floor(results), *uncovered(results)]
+    warned: doc.Block = doc.Sentences(tuple(dict.fromkeys(warnings)), "Warnings") if warnings else doc.Text(none)
     absent = doc.Sentences(tuple(material.missing), "What is missing")
     return (warned, absent) if absent.items else (warned,)
 
@@ -241,7 +248,7 @@ def _comparability(checks: Sequence[Check], labels: Sequence[str], *, joined: bo
     rows = []
     for check in checks:
         tone = doc.Cell(
-            (check.verdict,), "better" if check.verdict == "same" else "worse" if check.decides else "unknown"
+            (check.verdict,), "better" if check.verdict == "same" else "worse" if check.decides else "not tested"
         )
         rows.append(doc.Row((check.what, tone, *check.values, check.consequence or NOTHING)))
     columns = tuple(map(doc.Column, ("of the runs", "verdict", *labels, "what follows")))

@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hfpatch.reporting import plots
-from hfpatch.reporting.comparison.answer import control_for
-from hfpatch.reporting.comparison.tables import change_of, scale_of_task
+from hfpatch.reporting.comparison.answer import is_lora
+from hfpatch.reporting.comparison.changes import change_of, scale_in
 from hfpatch.reporting.comparison.tuning import tuning_figure
-from hfpatch.reporting.floor import LEVELS, shown_verdict
 from hfpatch.reporting.numbers import Change, Scale, short_count
 from hfpatch.reporting.theme import GREY, MUTED, report_style, short, styles
 from hfpatch.reporting.words import MOST_METHODS
@@ -45,8 +44,8 @@ def prominent(results: ComparisonResults) -> ComparisonResults:
     if len(results.others) <= MOST_METHODS:
         return results
     smallest: dict[str, float] = {}
-    for each in results.comparisons:
-        if each.reference == results.baseline and each.p is not None:
+    for each in results.answers("base"):
+        if each.p is not None:
             smallest[each.method] = min(each.p, smallest.get(each.method, 1.0))
     kept = {results.baseline, *sorted(results.others, key=lambda name: smallest.get(name, 1.0))[:MOST_METHODS]}
     return results.model_copy(update={"methods": {name: m for name, m in results.methods.items() if name in kept}})
@@ -54,16 +53,15 @@ def prominent(results: ComparisonResults) -> ComparisonResults:
 
 @report_style()
 def differences(results: ComparisonResults, *, title: bool = False) -> Figure | None:
-    """Draw the differences to the baseline with their intervals, a panel a task; None where none was made.
+    """Draw the verdicts against the baseline, a panel a task; None where none was made.
+
+    The thin line is the simultaneous interval, which belongs to the verdict, the thick one the plain interval.
 
     With ``title`` the figure can be shown alone.
     """
     results = prominent(results)
     made = {
-        (method, task): comparison
-        for task in results.tasks
-        for method in results.others
-        if (comparison := results.comparison(method, task, results.baseline)) is not None
+        (each.method, each.task): each for each in results.answers("base") if each.n and each.method in results.methods
     }
     if not made:
         return None
@@ -72,12 +70,16 @@ def differences(results: ComparisonResults, *, title: bool = False) -> Figure | 
     figure, axes = _task_panels(len(tasks), (1.8 if title else 1.45) + 0.34 * len(methods), share_y=True)
     for i, (task, ax) in enumerate(zip(tasks, axes, strict=True)):
         known = {y: made[method, task] for y, method in enumerate(methods) if (method, task) in made}
-        rows = {y: plots.Interval(change_of(results, each), shown_verdict(results, each)) for y, each in known.items()}
-        info, changes = results.tasks[task], [row.change for row in rows.values()]
-        plots.forest(ax, methods, rows, limit=_limit(changes), higher_is_better=info.higher_is_better)
+        rows = {}
+        for y, each in known.items():
+            plain = change_of(results, each)
+            change = change_of(results, each, plain=False)
+            rows[y] = plots.Interval(change, each.verdict, plain=(plain.low, plain.high))
+        measure, changes = results.deciding[task], [row.change for row in rows.values()]
+        plots.forest(ax, methods, rows, limit=_limit(changes), higher_is_better=measure.higher_is_better)
         ax.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
         unit = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline"}.get(changes[0].scale, "difference")
-        ax.set(title=short(task, 22), xlabel=f"{short(info.primary)}, {unit}\nbetter →")
+        ax.set(title=short(task, 22), xlabel=f"{short(measure.metric)}, {unit}\nbetter →")
         if i % plots.COLUMNS == plots.COLUMNS - 1 or i == len(tasks) - 1:
             counts = [results.methods[method].trainable for method in methods]
             plots.side_column(ax, "trained", [short_count(count) for count in counts], 46)
@@ -85,9 +87,8 @@ def differences(results: ComparisonResults, *, title: bool = False) -> Figure | 
         model, seeds = str(results.model.get("name") or "the base model"), len(results.seeds)
         plural = "s" * (seeds != 1)
         plots.headline(figure, f"What each method changes against the frozen {short(model, 40)} ({seeds} seed{plural})")
-    seen = {shown_verdict(results, each) for each in made.values()}
-    others = [verdict for verdict in ("too few documents", *LEVELS) if verdict in seen]
-    plots.verdict_key(figure, ["better", "worse", "within noise", *others], bar=True)
+    untested = any(each.verdict == "not tested" for each in made.values())
+    plots.verdict_key(figure, ["better", "worse", "no difference shown", *["not tested"] * untested], bar=True)
     return figure
 
 
@@ -109,7 +110,8 @@ def quality(results: ComparisonResults) -> Figure | None:
     looks = styles(list(results.methods), results.baseline)
     figure, axes = _task_panels(len(points), 2.6, key=len(looks))
     for (task, known), ax in zip(points.items(), axes, strict=True):
-        info, factor = results.tasks[task], 100.0 if scale_of_task(results, task) is Scale.POINTS else 1.0
+        info = results.tasks[task]
+        factor = 100.0 if scale_in(results, task, info.primary) is Scale.POINTS else 1.0
         base = results.mean(results.baseline, task) if results.baseline else None
         scaled = {name: (factor * mean, factor * spread) for name, (mean, spread) in known.items()}
         if base is not None and abs(base) < plots.LARGEST:
@@ -142,15 +144,14 @@ def _points(results: ComparisonResults, task: str) -> dict[str, tuple[float, flo
 def training(results: ComparisonResults) -> Figure | None:
     """Draw the training loss and its difference to a reference method's; None where there is no curve.
 
-    All methods see the same batches, so the noise of the batches cancels in the difference. The reference is a LoRA
-    that others are compared with, or the first method.
+    All methods see the same batches, so the noise of the batches cancels in the difference. The reference is the
+    first LoRA, or the first method.
     """
     curves = {name: method.curve for name, method in results.methods.items() if method.curve is not None}
     if not curves:
         return None
     looks = styles(list(results.methods), results.baseline, curves)
-    controls = (control_for(results, name) for name in curves)
-    reference = next((name for name in controls if name is not None and name in curves), next(iter(curves)))
+    reference = next((name for name in curves if is_lora(results.methods[name])), next(iter(curves)))
     held_out = any(curve.held_out for curve in curves.values())
     count = 1 + (len(curves) > 1) + held_out
     figure, axes = plots.panels(count, columns=3, width=11.0 / max(2, count), height=2.8, key=len(looks))

@@ -10,7 +10,7 @@ from hfpatch.reporting.facts import evaluation_text, settings_text
 from hfpatch.reporting.numbers import NOTHING
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
-from hfpatch.results.schema import Comparison, ComparisonResults, Method
+from hfpatch.results.schema import Comparison, ComparisonResults, Method, Verdict
 from hfpatch.support.files import hash_values
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "not recorded"
@@ -144,9 +144,12 @@ def _held_out(results: ComparisonResults) -> str:
 
 
 def _without_held_out(results: ComparisonResults) -> ComparisonResults:
+    """Return the results without the task; its tests still count in the families that they were corrected in."""
     tasks = {name: info for name, info in results.tasks.items() if name != HELD_OUT}
     comparisons = [each for each in results.comparisons if each.task != HELD_OUT]
-    return results.model_copy(update={"tasks": tasks, "comparisons": comparisons})
+    verdicts = [each for each in results.verdicts if each.task != HELD_OUT]
+    changed = {"tasks": tasks, "comparisons": comparisons, "joined": verdicts}
+    return ComparisonResults.model_validate({**dict(results), **changed}, by_name=True)
 
 
 def _differ(values: Sequence[str]) -> bool:
@@ -191,7 +194,7 @@ def _union(
     first, held_out = next(iter(runs.values())), [each.data.get("held_out") for each in runs.values()]
     methods: dict[str, Method] = {}
     comparisons: list[Comparison] = []
-    low_noise: list[Comparison] = []
+    verdicts: list[Verdict] = []
     for label, results in runs.items():
         new = names[label]
         for name, method in results.methods.items():
@@ -199,7 +202,9 @@ def _union(
             renamed = None if match is None else match.model_copy(update={"to": new.get(match.to, match.to)})
             methods.setdefault(new[name], method.model_copy(update={"match": renamed}))
         comparisons += _renamed(results.comparisons, new)
-        low_noise += _renamed(results.low_noise, new)
+        verdicts += [
+            each.model_copy(update={"method": new[each.method], "other": new[each.other]}) for each in results.verdicts
+        ]
     return ComparisonResults(
         name=" + ".join(runs),
         description="Several runs on the same frozen model and the same documents.",
@@ -211,8 +216,7 @@ def _union(
         tasks=first.tasks,
         methods=methods,
         comparisons=comparisons,
-        low_noise=low_noise,
-        correction="the comparisons of each run by itself",
+        joined=verdicts,
         warnings=[
             *(f"{c.what} of the runs: {c.verdict}; {c.consequence}." for c in checks if c.verdict != SAME),
             *(f"{label}: {warning}" for label, each in runs.items() for warning in each.warnings),

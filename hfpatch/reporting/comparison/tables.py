@@ -1,113 +1,74 @@
-"""The tables of a comparison: methods × tasks, the methods, every paired difference, what changed."""
+"""The tables of a comparison: scores, all paired differences, the methods, each seed's scores, what changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from math import inf
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
+from typing import Any
 
+from hfpatch.reporting.comparison.changes import change_of, is_text, scale_in, verdict_text
 from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Filter, Row, Table
-from hfpatch.reporting.floor import LEVELS, level_at, shown_verdict
+from hfpatch.reporting.floor import level_at
 from hfpatch.reporting.numbers import (
     NOTHING,
-    Change,
     Scale,
-    change,
     change_text,
     count,
     decimal,
+    digits_for,
     diverged_text,
     documents_text,
+    interval,
     memory,
     p_text,
     part_text,
-    scale_of,
     score,
     signed,
     significant,
 )
-from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK
+from hfpatch.reporting.words import metric_text
 from hfpatch.results.held_out import HELD_OUT
-from hfpatch.results.low_noise import LOW_NOISE
 from hfpatch.results.schema import Comparison, ComparisonResults, Method
+from hfpatch.results.verdicts import QUESTIONS, Verdict
+from hfpatch.tinyworld import DESCRIPTIONS, items
 
-_VERDICTS = ("better", "worse", "within noise", "too few documents", *LEVELS)
-_UNITS = {Scale.POINTS: "points", Scale.RELATIVE: "% of the baseline", Scale.RAW: "its own unit"}
-_FAMILIES = {
-    "methods and tasks": "Holm's correction goes over all comparisons with the baseline, and apart from them over all "
-    "others. ",
-    "methods and tasks, LoRAs apart": "Holm's correction goes over all comparisons with the baseline, apart from them "
-    "over all with a LoRA, and apart from both over all others. ",
-}
-"""What Holm's correction goes over, by the name of it in results; in the earliest ones over ``tasks``."""
-
-
-def scale_of_task(results: ComparisonResults, task: str) -> Scale:
-    """Return the scale of a task's primary metric."""
-    info = results.tasks[task]
-    return scale_of(info.primary, info.higher_is_better)
-
-
-def unit_of(results: ComparisonResults, task: str) -> str:
-    """Return the unit in which a task's differences are reported."""
-    return _UNITS[scale_of_task(results, task)]
-
-
-def change_of(results: ComparisonResults, comparison: Comparison) -> Change:
-    """Return a comparison's difference in the unit in which its metric is reported."""
-    info = results.tasks.get(comparison.task)
-    values = results.values(comparison.reference, comparison.task, comparison.metric) if info else []
-    return change(
-        comparison.difference,
-        comparison.low,
-        comparison.high,
-        comparison.smallest_visible,
-        scale=scale_of(comparison.metric, LOW_NOISE.get(comparison.metric, info.higher_is_better if info else True)),
-        reference=fmean(values) if values else None,
-    )
-
-
-def main_table(results: ComparisonResults) -> Table:
-    """Build the table of methods and tasks: mean over seeds, paired difference to the baseline, verdict, cost."""
-    scores, shown = score_table(results), list(results.methods)
-    costs = [(mean_of(results.methods[name], "tokens_per_s"), mean_of(results.methods[name], "peak_memory_bytes"))
-             for name in shown]  # fmt: skip
-    return replace(
-        scores,
-        columns=(*scores.columns, Column("tokens/s", number=True), Column("peak memory", number=True)),
-        rows=tuple(
-            replace(row, cells=(*row.cells, count(speed), memory(peak)))
-            for row, (speed, peak) in zip(scores.rows, costs, strict=True)
-        ),
-    )
+_LONGEST = 120
+"""Characters of an example that are shown: the last, where what is asked is."""
+_VERDICTS = ("better", "worse", "no difference shown", "not tested", "no verdict")
 
 
 def score_table(results: ComparisonResults) -> Table:
-    """Build the main table without cost."""
+    """Build the table of methods and tasks: the mean over seeds of each primary metric, and what training cost."""
     held_out = held_out_column(results)
-    over = "the tasks of a method" if results.correction == "tasks" else "all methods and tasks of this table"
+    rows = []
+    for name, method in results.methods.items():
+        speed, peak = mean_of(method, "tokens_per_s"), mean_of(method, "peak_memory_bytes")
+        loss = [_held_out(results, name)] if held_out is not None else []
+        scores = (score_of(results, name, task) for task in results.tasks)
+        cells = (name, count(method.trainable), *loss, *scores, count(speed), memory(peak))
+        rows.append(Row(cells, strong=name == results.baseline))
     return Table(
         name="main",
-        title="Results by method and task",
+        title="Scores",
         columns=(
             *(Column("method"), Column("trainable", number=True), *([held_out] if held_out else [])),
             *(_task(results, task) for task in results.tasks),
+            *(Column("tokens/s", number=True), Column("peak memory", number=True)),
         ),
-        rows=tuple(_row(results, name, with_loss=held_out is not None) for name in results.methods),
-        caption=(
-            "Each cell: the mean over seeds (the baseline with its standard error over documents), the paired "
-            "difference to the baseline with its 95 % interval in the unit that the heading gives in brackets, and the "
-            f"verdict. {HOLM_MARK} The difference is significant at 5 % after Holm's correction over {over}. Within "
-            "noise: the test finds no difference, which does not prove that there is none. Too few documents: nothing "
-            "was tested. At floor or at chance: the task measures nothing of the base. "
-            f"{FALLEN_MARK} The test alone finds a difference, which is not significant after the correction."
-        ),
+        rows=tuple(rows),
+        caption="The mean over seeds; the baseline with its standard error over documents. Differences and verdicts "
+        "are in the table of paired differences.",
         heading=False,
         search=True,
-        filters=(Filter("verdicts", "Any task is", _VERDICTS),),
+        narrow=_by_method(results),
     )
+
+
+def _by_method(results: ComparisonResults) -> tuple[Table, ...]:
+    """Return the scores for a narrow terminal, a line for each method and task."""
+    rows = tuple(Row((name, task, score_of(results, name, task))) for task in results.tasks for name in results.methods)
+    return (Table("main", "Scores", (Column("method"), Column("task"), Column("value", number=True)), rows),)
 
 
 def held_out_column(results: ComparisonResults) -> Column | None:
@@ -126,71 +87,23 @@ def _held_out(results: ComparisonResults, name: str) -> str:
     return decimal(fmean(losses), 4) + spread
 
 
-def terminal_table(results: ComparisonResults) -> Table:
-    """Build the main table for a terminal: without cost; for narrow ones a table for each task."""
-    scores = score_table(results)
-    fixed = len(scores.columns) - len(results.tasks)
-    columns = tuple(replace(column, notes=column.notes[:2], number=False) for column in scores.columns[fixed:])
-    by_task = tuple(
-        Table(
-            name=task.name,
-            title=f"{task.name}: {', '.join(task.notes)}",
-            columns=(*scores.columns[:2], Column("value"), Column("difference"), Column("verdict")),
-            rows=tuple(Row((*row.cells[:2], *_spread(row.cells[place + fixed]))) for row in scores.rows),
-        )
-        for place, task in enumerate(columns)
-    )
-    if fixed == 3:
-        rows = tuple(Row(row.cells[:3]) for row in scores.rows)
-        by_task = (Table("held-out", "Held-out loss", scores.columns[:3], rows), *by_task)
-    return replace(scores, columns=(*scores.columns[:fixed], *columns), caption="", narrow=by_task)
-
-
-def _spread(cell: str | Cell) -> tuple[str | Cell, ...]:
-    """Return the lines of a cell as cells: value, difference, verdict."""
-    if isinstance(cell, str):
-        return cell, "", ""
-    value, difference, verdict = cell.lines
-    return value, difference, Cell((verdict,), cell.tone)
-
-
 def _task(results: ComparisonResults, task: str) -> Column:
     info = results.tasks[task]
     better = "higher is better" if info.higher_is_better else "lower is better"
-    notes = (f"{info.primary}, n = {documents_text(info.n, info.clusters)}", better, f"[{unit_of(results, task)}]")
     level = level_at(results, results.baseline, task)
+    notes = (f"{info.primary}, n = {documents_text(info.n, info.clusters)}", better)
     return Column(task, (*notes, *([f"base {level}"] if level else [])), number=True)
 
 
-def _row(results: ComparisonResults, name: str, *, with_loss: bool) -> Row:
-    method = results.methods[name]
-    cells = tuple(cell_of(results, name, task) for task in results.tasks)
-    loss = [_held_out(results, name)] if with_loss else []
-    verdicts = tuple(str(cell.tone) for cell in cells if isinstance(cell, Cell))
-    is_baseline = name == results.baseline
-    return Row((name, count(method.trainable), *loss, *cells), strong=is_baseline, keys={"verdicts": verdicts})
-
-
-def cell_of(results: ComparisonResults, method: str, task: str) -> str | Cell:
-    """Return what one method does on one task: its mean, and where it was compared its difference and verdict."""
-    scale = scale_of_task(results, task)
+def score_of(results: ComparisonResults, method: str, task: str) -> str:
+    """Return a method's mean on a task by its primary metric; of the baseline with its standard error."""
+    metric = results.tasks[task].primary
+    scale = scale_in(results, task, metric)
     value = score(results.mean(method, task), scale)
     if method == results.baseline:
         return _with_error(results, method, task, value, scale)
-    comparison = results.comparison(method, task, results.baseline)
-    if comparison is None:
-        diverged = results.methods[method].diverged
-        return diverged_text(diverged) if diverged and value == NOTHING else value
-    difference = change_text(change_of(results, comparison), unit=False)
-    return Cell((value, difference, verdict_text(results, comparison)), shown_verdict(results, comparison))
-
-
-def verdict_text(results: ComparisonResults, comparison: Comparison) -> str:
-    """Return the verdict with the mark that the correction gives it."""
-    verdict = shown_verdict(results, comparison)
-    if verdict in ("better", "worse"):
-        return verdict + HOLM_MARK
-    return verdict + (FALLEN_MARK if comparison.falls_to_correction else "")
+    diverged = results.methods[method].diverged
+    return diverged_text(diverged) if diverged and value == NOTHING else value
 
 
 def _with_error(results: ComparisonResults, method: str, task: str, value: str, scale: Scale) -> str:
@@ -203,6 +116,96 @@ def _with_error(results: ComparisonResults, method: str, task: str, value: str, 
     if scale is Scale.POINTS:
         return f"{value.removesuffix(' %')} ± {decimal(100 * errors[0], 1)} %"
     return f"{value} ± {significant(errors[0], 2)}"
+
+
+def difference_table(results: ComparisonResults) -> Table:
+    """Build the table of all paired differences: first the verdicts, then the measures that decide nothing."""
+    decided = [each for each in results.verdicts if each.task in results.tasks and each.method in results.methods]
+    asked = {(each.method, each.other): each.question for each in decided}
+    others = [
+        each
+        for each in results.comparisons
+        if each.task in results.tasks and results.deciding[each.task].metric != each.metric
+    ]
+    rows = [_decided(results, each) for each in decided]
+    rows += [_undecided(results, each, QUESTIONS[asked[each.method, each.reference]]) for each in others]
+    sizes = {each.question: each.family for each in decided if each.family}
+    families = ", ".join(f"{QUESTIONS[question]} {size}" for question, size in sizes.items())
+    more = f" {len(others)} differences by other measures, which have no verdict, are in the page and in results.csv."
+    measures = tuple(
+        dict.fromkeys(map(metric_text, [*(one.metric for one in decided), *(one.metric for one in others)]))
+    )
+    return Table(
+        name="differences",
+        title="Paired differences",
+        columns=(
+            Column("method", ("against",)),
+            Column("task", ("measure",), tip="One measure decides a task; the others have no verdict."),
+            Column("difference", ("plain 95 % interval",), number=True, tip="Method minus reference."),
+            Column("simultaneous", number=True, tip="The interval of the verdict: all of a question cover together."),
+            Column("p (Holm)", ("p alone",), number=True),
+            Column("visible from", number=True, tip="What a corrected test finds in four of five cases."),
+            Column("verdict"),
+        ),
+        rows=tuple(rows),
+        caption=f"Method minus reference. Tests of each question: {families}.{more if others else ''}",
+        heading=False,
+        search=True,
+        filters=(
+            Filter("question", "Question", tuple(dict.fromkeys(QUESTIONS[each.question] for each in decided))),
+            Filter("measure", "Measure", measures),
+            Filter("task", "Task", tuple(results.tasks)),
+            Filter("verdicts", "Verdict", _VERDICTS),
+        ),
+    )
+
+
+def _decided(results: ComparisonResults, verdict: Verdict) -> Row:
+    plain, own = change_of(results, verdict), change_of(results, verdict, plain=False)
+    known, tested = verdict.n > 0, verdict.p_corrected is not None
+    visible = own.smallest_visible
+    cells = (
+        Cell((verdict.method, verdict.other)),
+        Cell((verdict.task, metric_text(verdict.metric))),
+        change_text(plain) if known else NOTHING,
+        interval(own.low, own.high, digits_for(own)) if tested else NOTHING,
+        Cell((p_text(verdict.p_corrected), p_text(verdict.p))) if tested else NOTHING,
+        NOTHING if visible is None else f"{significant(visible, 2)} {own.scale.value}".strip(),
+        Cell((verdict_text(results, verdict),), verdict.verdict),
+    )
+    keys = {"question": QUESTIONS[verdict.question], "task": verdict.task, "verdicts": verdict.verdict}
+    keys["measure"] = metric_text(verdict.metric)
+    return Row(cells, keys={key: (value,) for key, value in keys.items()})
+
+
+def _undecided(results: ComparisonResults, comparison: Comparison, question: str) -> Row:
+    cells = (
+        Cell((comparison.method, comparison.reference)),
+        Cell((comparison.task, metric_text(comparison.metric))),
+        change_text(change_of(results, comparison)),
+        *(NOTHING, NOTHING, NOTHING, "no verdict"),
+    )
+    keys = {"question": question, "task": comparison.task, "verdicts": "no verdict"}
+    keys["measure"] = metric_text(comparison.metric)
+    return Row(cells, faint=True, keys={key: (value,) for key, value in keys.items()}, page_only=True)
+
+
+def seed_table(results: ComparisonResults) -> Table:
+    """Build the table of each seed's scores by the primary metrics."""
+    rows = tuple(
+        Row((name, str(seed), *(_of_seed(results, name, seed, task) for task in results.tasks)), page_only=True)
+        for name, method in results.methods.items()
+        for seed in sorted(method.runs)
+        if method.parts
+    )
+    columns = (Column("method"), Column("seed", number=True), *(_task(results, task) for task in results.tasks))
+    return Table("seeds", "Each seed", columns, rows, folded=True)
+
+
+def _of_seed(results: ComparisonResults, name: str, seed: int, task: str) -> str:
+    info, run = results.tasks[task], results.methods[name].runs[seed]
+    value = run.evaluation[task].metrics.get(info.primary) if task in run.evaluation else None
+    return score(value, scale_in(results, task, info.primary))
 
 
 def method_table(results: ComparisonResults) -> Table:
@@ -247,61 +250,43 @@ def _matched(method: Method) -> str:
     return f"{match.to}: {match.words}, {count(match.target_parameters)} asked ({signed(100 * share, 1)} %)"
 
 
-def paired_table(results: ComparisonResults) -> Table:
-    """Build the table of all paired comparisons, in the order in which they were made."""
-    return Table(
-        name="pairs",
-        title="Paired differences",
-        columns=(
-            *(Column("method", ("reference",)), Column("task", ("metric, n",)), Column("verdict")),
-            Column("difference", ("in its own unit", "visible from"), number=True),
-            *(Column("p (Holm)", ("p alone",), number=True), Column("test", ("seeds",))),
-        ),
-        rows=tuple(_pair(results, comparison) for comparison in results.comparisons),
-        caption=(
-            "Every paired comparison: method minus reference, in the unit of the tables above and in the metric's own; "
-            "p after Holm's correction and before it. "
-            f"{_FAMILIES.get(results.correction, '')}Visible from: the true difference that "
-            "had about four chances in five to be found with these documents and seeds, before correction; none where "
-            "no difference would be."
-        ),
-        heading=False,
-        search=True,
-        filters=(
-            Filter("reference", "Reference", tuple(dict.fromkeys(each.reference for each in results.comparisons))),
-            Filter("task", "Task", tuple(results.tasks)),
-            Filter("verdicts", "Verdict", _VERDICTS),
-        ),
-    )
+def task_table(results: ComparisonResults, documents: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Table:
+    """Build the table of what the tasks are: what each asks, the measure that decides it, and one example.
+
+    Args:
+        results: the results.
+        documents: by task and key the fields of the documents whose records were read.
+    """
+    rows = []
+    for task in results.tasks:
+        words, example = _described(results, task)
+        known = next(iter(documents.get(task, {}).values()), {})
+        example = example or " ".join(f"{key}: {value}" for key, value in known.items())
+        shown = example if len(example) <= _LONGEST else f"… {example[-_LONGEST:]}"
+        rows.append(Row((task, words, metric_text(results.deciding[task].metric), shown or NOTHING)))
+    columns = tuple(map(Column, ("task", "what it asks", "decided by", "an example")))
+    return Table("tasks", "Tasks", columns, tuple(rows), heading=False)
 
 
-def _pair(results: ComparisonResults, comparison: Comparison) -> Row:
-    change = change_of(results, comparison)
-    shown = shown_verdict(results, comparison)
-    seeds = f", {count(comparison.seeds)} seed{'s' * (comparison.seeds != 1)}" if comparison.seeds else ""
-    cells = (
-        Cell((comparison.method, f"against {comparison.reference}")),
-        Cell((comparison.task, f"{comparison.metric}, n = {documents_text(comparison.n, comparison.clusters)}")),
-        Cell((verdict_text(results, comparison),), shown),
-        Cell((change_text(change), _own_unit(comparison), _visible(change))),
-        Cell((p_text(comparison.p_holm), p_text(comparison.p))),
-        f"{comparison.test}{seeds}",
-    )
-    keys = {"verdicts": shown, "task": comparison.task, "reference": comparison.reference}
-    return Row(cells, faint=shown in LEVELS, keys={key: (value,) for key, value in keys.items()})
+def _described(results: ComparisonResults, task: str) -> tuple[str, str]:
+    """Return what a task asks, and an example where the package has it."""
+    if task == HELD_OUT:
+        return "the likelihood of documents that are kept out of training", ""
+    own = task.removeprefix("tinyworld_")
+    if task != own and own in DESCRIPTIONS:
+        item = items(own)[0]
+        if own == "cloze":
+            return DESCRIPTIONS[own], " [".join(str(item["text"]).rsplit(" ", 1)) + "]"
+        return DESCRIPTIONS[own], str(item.get("ctx") or item.get("passage") or item["text"]) + _asked(item)
+    if is_text(results.tasks[task]):
+        return "the likelihood of whole texts", ""
+    return f"scored by {metric_text(results.tasks[task].primary)} in lm-eval", ""
 
 
-def _visible(change: Change) -> str:
-    visible = change.smallest_visible
-    return NOTHING if visible is None else f"from {significant(visible, 2)} {change.scale.value}".strip()
-
-
-def _own_unit(comparison: Comparison) -> str:
-    """Return the difference in the metric's own unit, 0 where it is nothing but rounding beside its interval."""
-    width = comparison.high - comparison.low
-    is_rounding = abs(comparison.difference) < 1e-9 * width < inf
-    text = significant(0.0 if is_rounding else comparison.difference, 3)
-    return f"+{text}" if comparison.difference > 0 and not is_rounding else text
+def _asked(item: Mapping[str, Any]) -> str:
+    """Return the question of an item and its answers."""
+    choices = item.get("endings") or item.get("choices", {}).get("text", ())
+    return f" {item.get('question', '')} [{' | '.join(map(str, choices))}]".replace("  ", " ") if choices else ""
 
 
 def sides_table(sides: Sequence[Sides]) -> Table:

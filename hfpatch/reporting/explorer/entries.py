@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from hfpatch.reporting.comparison.measures import UNTESTED
-from hfpatch.reporting.comparison.tables import change_of, mean_of
-from hfpatch.reporting.floor import evaluated_verdict, shown_verdict
+from hfpatch.reporting.comparison.changes import change_of
+from hfpatch.reporting.comparison.tables import mean_of
 from hfpatch.reporting.numbers import Change, Scale, change, change_text, diverged_text, scale_of, signed
 from hfpatch.reporting.score_tables import value_text
-from hfpatch.reporting.study.answer import change_of as improvement_of
-from hfpatch.reporting.study.answer import tone_of
+from hfpatch.reporting.study.answer import change_of as change_of_study
 from hfpatch.reporting.study.words import not_run_text
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.identity import FREE_SETTINGS, base_identity, task_identity
@@ -35,7 +33,9 @@ from hfpatch.results.schema import (
 )
 from hfpatch.support.files import hash_values
 
-NOT_TESTED = "not tested"
+NOT_TESTED, NO_VERDICT = "not tested", "no verdict"
+UNTESTED = "held-out text"
+"""What the loss on held-out text is called where only its mean is known, as in results of older versions."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Axis:
             that, the hash of its settings.
         reference: what the gains are differences to.
         size: what is counted as parameters.
-        primary: whether it is the task's primary metric.
+        primary: whether it is the measure that decides the task.
     """
 
     task: str
@@ -80,7 +80,7 @@ class Entry:
         gain: the gain; above 0 is better.
         low: the lower end of its 95 % interval; likewise ``high``.
         text: gain and interval in words, or why there is none.
-        verdict: what the corrected test says.
+        verdict: what the corrected test says; measures that decide nothing have none.
         parameters: how many it trains or adds.
         seconds: of a training, the mean over seeds.
         memory: the peak in bytes, likewise.
@@ -129,14 +129,13 @@ def _of_prompts(info: Task | TaskResult, settings: Mapping[str, Any]) -> dict[st
 
 
 def _tasks(results: ComparisonResults) -> Iterator[Entry]:
-    """Yield the comparisons with the baseline: by the primary metrics, then by the low-noise ones."""
-    made = {(each.task, each.metric) for each in results.low_noise if each.reference == results.baseline}
-    low_noise = [(task, metric) for task in results.tasks for metric in LOW_NOISE if (task, metric) in made]
-    primary = [(task, info.primary) for task, info in results.tasks.items()]
-    for task, metric in dict.fromkeys([*primary, *low_noise]):
+    """Yield the comparisons with the baseline: by the measures that decide, then by all others."""
+    decided = [(task, measure.metric) for task, measure in results.deciding.items()]
+    made = [(each.task, each.metric) for each in results.comparisons if each.reference == results.baseline]
+    for task, metric in dict.fromkeys([*decided, *(pair for pair in made if pair[0] in results.tasks)]):
         axis = _axis(results, task, metric)
         for name in results.others:
-            compared = results.comparison(name, task, results.baseline, metric)
+            compared = results.comparison(name, task, str(results.baseline), metric)
             if compared is not None:
                 yield _compared(results, axis, compared)
             elif axis.primary:
@@ -146,7 +145,7 @@ def _tasks(results: ComparisonResults) -> Iterator[Entry]:
 def _axis(results: ComparisonResults, task: str, metric: str) -> Axis:
     info = results.tasks[task]
     return Axis(
-        **_of_metric(task, metric, info.primary, info.higher_is_better),
+        **_of_metric(task, metric, results.deciding[task].metric, info.higher_is_better),
         **_of_documents(info),
         **_of_prompts(info, results.evaluation),
         model=str(results.model.get("name") or "unknown"),
@@ -154,10 +153,10 @@ def _axis(results: ComparisonResults, task: str, metric: str) -> Axis:
     )
 
 
-def _of_metric(task: str, metric: str, primary: str, higher_is_better: bool) -> dict[str, Any]:
+def _of_metric(task: str, metric: str, deciding: str, higher_is_better: bool) -> dict[str, Any]:
     higher = LOW_NOISE.get(metric, higher_is_better)
     unit = {Scale.POINTS: "points", Scale.RELATIVE: "% lower"}.get(scale_of(metric, higher), "its own unit")
-    return {"task": task, "metric": metric.replace("_", " "), "unit": unit, "primary": metric == primary}
+    return {"task": task, "metric": metric.replace("_", " "), "unit": unit, "primary": metric == deciding}
 
 
 def _of_documents(info: Task | TaskResult) -> dict[str, Any]:
@@ -166,13 +165,14 @@ def _of_documents(info: Task | TaskResult) -> dict[str, Any]:
 
 
 def _compared(results: ComparisonResults, axis: Axis, compared: Comparison) -> Entry:
-    info = results.tasks[compared.task]
+    info, found = results.tasks[compared.task], results.verdict(compared.method, compared.task, compared.reference)
     higher = LOW_NOISE.get(compared.metric, info.higher_is_better)
+    change = change_of(results, found if axis.primary and found else compared, plain=not axis.primary)
     return Entry(
         axis,
         compared.method,
-        **_gain(change_of(results, compared), higher),
-        verdict=shown_verdict(results, compared),
+        **_gain(change, higher),
+        verdict=found.verdict if axis.primary and found else NO_VERDICT,
         seeds=compared.seeds,
         **_cost(results, compared.method),
     )
@@ -259,11 +259,8 @@ def _variants(study: StudyResults) -> Iterator[Entry]:
             lost = row is not None and bool(row.diverged)
             yield _with(found, text=why or found.text, verdict="diverged" if lost else NOT_TESTED)
             continue
-        tone, whole = tone_of(row), improvement_of(row.improvement)
-        mean = 100 * row.improvement.mean
-        gain = _gain(whole) if whole else {"gain": mean, "text": f"{signed(mean, 2)} %, no interval"}
-        seeds = len(study.seed_values(row)) or None
-        yield _with(found, **gain, verdict=NOT_TESTED if tone == "unknown" else tone, seeds=seeds)
+        gain = _gain(change_of_study(study, name))
+        yield _with(found, **gain, verdict=study.verdict(name).verdict, seeds=len(study.seed_values(row)) or None)
 
 
 def _with(entry: Entry, **values: Any) -> Entry:
@@ -285,20 +282,23 @@ def _evaluated(results: EvaluationResults) -> Iterator[Entry]:
     What was compared with nothing has an entry for each primary score, without a gain.
     """
     yield from _scored(results)
-    for compared in (*results.comparisons, *results.low_noise):
+    decided = {(each.method, each.other, each.task, each.metric): each for each in results.verdicts}
+    for compared in results.comparisons:
         variant, reference = (results.variants.get(name) for name in (compared.method, compared.reference))
         score = variant.scores.get(compared.task) if variant is not None else None
         if variant is None or score is None:
             continue
         base = reference.scores[compared.task].metrics.get(compared.metric) if reference is not None else None
         higher = LOW_NOISE.get(compared.metric, score.higher_is_better)
-        known = compared.difference, compared.low, compared.high, compared.smallest_visible
+        found = decided.get((compared.method, compared.reference, compared.task, compared.metric))
+        ends = (compared.low, compared.high) if found is None else (found.simultaneous_low, found.simultaneous_high)
+        known = change(compared.difference, *ends, None, scale=scale_of(compared.metric, higher), reference=base)
         size = (variant.model or {}).get("parameters") if results.of_models else variant.added
         yield Entry(
-            _evaluated_axis(results, compared.task, compared.metric, score, compared.reference),
+            _evaluated_axis(results, compared.task, compared.metric, score, compared.reference, found is not None),
             compared.method,
-            **_gain(change(*known, scale=scale_of(compared.metric, higher), reference=base), higher),
-            verdict=evaluated_verdict(results, compared),
+            **_gain(known, higher),
+            verdict=NO_VERDICT if found is None else found.verdict,
             parameters=size if isinstance(size, int) else None,
         )
 
@@ -311,16 +311,18 @@ def _scored(results: EvaluationResults) -> Iterator[Entry]:
         for task, score in variant.scores.items():
             value, error = score.metrics[score.primary], score.stderr.get(score.primary)
             text = f"{value_text(value)}{f' ± {value_text(error)}' if error is not None else ''}, compared with nothing"
-            axis = _evaluated_axis(results, task, score.primary, score)
+            axis = _evaluated_axis(results, task, score.primary, score, "", decides=True)
             yield Entry(axis, label, text=text, parameters=variant.added)
 
 
-def _evaluated_axis(results: EvaluationResults, task: str, metric: str, score: TaskResult, reference: str = "") -> Axis:
+def _evaluated_axis(
+    results: EvaluationResults, task: str, metric: str, score: TaskResult, reference: str, decides: bool
+) -> Axis:
     """Return the axis of a metric of one of the models on a task, relative to a reference."""
     compared = results.variants.get(reference)
     model = (compared.model if compared is not None else None) or results.model
     return Axis(
-        **_of_metric(task, metric, score.primary, score.higher_is_better),
+        **_of_metric(task, metric, metric if decides else "", score.higher_is_better),
         **_of_documents(score),
         **_of_prompts(score, results.settings),
         model=str(model.get("name")),

@@ -13,7 +13,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting.document import Column, Document, Explorer, Fact, Part, Row, Section, Sentences, Table, Text
 from hfpatch.reporting.explorer.entries import Axis, Entry, entries
 from hfpatch.reporting.facts import digest, settings_text
-from hfpatch.reporting.floor import LEVELS, baseline_cautions
+from hfpatch.reporting.floor import baseline_cautions
 from hfpatch.reporting.folders import labels, run_folders
 from hfpatch.reporting.html import html
 from hfpatch.reporting.joint_evaluation import settings_differing
@@ -26,10 +26,10 @@ from hfpatch.support.files import write_text
 _READING = (
     "Each panel has one base model, one task with the same documents and prompts, and one metric; where the horizontal "
     "axis is time or memory, one machine too. A gain is the difference to the base of its own run, turned so that up "
-    "is better, with its 95 % interval; nothing was tested across runs. Verdicts are those of the paired tests after "
-    "Holm's correction within a run.",
-    "Blue circles are better, red diamonds worse. Grey is no finding: hollow circles are within noise, crosses were "
-    "not tested, had too few documents, or have a base at floor or at chance, where a task measures nothing.",
+    "is better, with its 95 % interval, the simultaneous one of a verdict; nothing was tested across runs. Verdicts "
+    "are those of the run's own list: one measure decides a task, by a paired test after Holm's correction.",
+    "Blue circles are better, red diamonds worse. Grey is no finding: for hollow circles no difference is shown, "
+    "crosses were not tested or are of a measure that decides nothing.",
     "The line is the Pareto front of what is shown: the methods that are better after correction and for which no "
     "other one is as good with fewer parameters (or less time, or memory). Where nothing was tested it is dashed. It "
     "uses the points alone: where intervals overlap, the order is not certain.",
@@ -37,7 +37,7 @@ _READING = (
     "memory is the peak of the whole process.",
 )
 _KINDS = {"comparison": "comparison", "pretraining": "study", "evaluation": "evaluation"}
-_VERDICTS = ("better", "worse", "within noise", "too few documents", *LEVELS, "not tested", "diverged")
+_VERDICTS = ("better", "worse", "no difference shown", "not tested", "no verdict", "diverged")
 
 
 @dataclass(frozen=True)

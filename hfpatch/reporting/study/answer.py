@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hfpatch.reporting.document import Finding, Tone
+import math
+
+from hfpatch.reporting.document import Finding
 from hfpatch.reporting.numbers import (
     NOTHING,
     Change,
@@ -18,49 +20,39 @@ from hfpatch.reporting.numbers import (
 from hfpatch.reporting.study.words import FEW_SEEDS, not_run_text, seeds_text, share_words, uneven_text
 from hfpatch.results.schema import Improvement, Row, StudyResults
 
-LEVEL = 0.05
-"""The p-value below which a difference is significant."""
 _HEADLINE = {
-    "better": "significantly better",
-    "worse": "significantly worse",
-    "within noise": "within noise",
+    "better": "better",
+    "worse": "worse",
+    "no difference shown": "without a difference shown",
     "lower": "lower in loss, untested",
     "higher": "higher in loss, untested",
-    "unknown": "not compared",
+    "not tested": "not compared",
 }
 
 
-def tone_of(row: Row | None) -> Tone:
-    """Return a variant's verdict: by Holm's corrected p where there is one, else by p; unknown without either."""
-    if row is None or row.improvement is None:
-        return "unknown"
-    p = row.improvement.p if row.improvement.p_holm is None else row.improvement.p_holm
-    if p is None:
-        return "unknown"
-    if p >= LEVEL:
-        return "within noise"
-    return "better" if row.improvement.mean > 0 else "worse"
+def change_of(study: StudyResults, name: str) -> Change:
+    """Return a variant's improvement in per cent of the baseline's loss, with the interval of its verdict.
+
+    Where nothing was tested the interval is the plain one; its ends are infinite where there is none.
+    """
+    found = study.verdict(name)
+    ends = (
+        (found.simultaneous_low, found.simultaneous_high) if found.p_corrected is not None else (found.low, found.high)
+    )
+    return Change(100 * found.difference, 100 * ends[0], 100 * ends[1], None, Scale.RELATIVE)
 
 
-def falls_to_correction(improvement: Improvement) -> bool:
-    """Whether the test alone finds a difference that is not significant after Holm's correction."""
-    p, p_holm = improvement.p, improvement.p_holm
-    return p is not None and p_holm is not None and p < LEVEL <= p_holm
-
-
-def change_of(improvement: Improvement) -> Change | None:
-    """Return an improvement in per cent of the baseline's loss; None where one seed gives it no interval."""
-    if improvement.low is None or improvement.high is None:
-        return None
-    return Change(100 * improvement.mean, 100 * improvement.low, 100 * improvement.high, None, Scale.RELATIVE)
+def _plain(improvement: Improvement) -> Change:
+    low, high = (math.nan if end is None else 100 * end for end in (improvement.low, improvement.high))
+    return Change(100 * improvement.mean, low, high, None, Scale.RELATIVE)
 
 
 def improvement_text(improvement: Improvement | None) -> str:
     """Return ``+1.20 [1.00, 1.40]``, in per cent; without an interval the mean alone, without either a dash."""
     if improvement is None:
         return NOTHING
-    change = change_of(improvement)
-    return change_text(change, unit=False) if change else signed(100 * improvement.mean, 2)
+    change = _plain(improvement)
+    return change_text(change, unit=False) if improvement.low is not None else signed(change.difference, 2)
 
 
 def share(study: StudyResults, variant: str) -> float:
@@ -76,11 +68,11 @@ def headline(study: StudyResults) -> str:
     named: dict[str, list[str]] = {verdict: [] for verdict in _HEADLINE}
     for name in study.others:
         row, text = study.chosen.get(name), name
-        verdict: str = tone_of(row)
-        if row is not None and row.improvement is not None and verdict != "within noise":
+        verdict: str = study.verdict(name).verdict
+        if row is not None and row.improvement is not None and verdict != "no difference shown":
             direction = _direction(row.improvement)
-            verdict = direction if verdict == "unknown" else verdict
-            text = f"{name}: {_size(row.improvement)} {direction} loss with {share_words(share(study, name))}"
+            verdict = direction if verdict == "not tested" else verdict
+            text = f"{name}: {_size(study, name)} {direction} loss with {share_words(share(study, name))}"
         named[verdict].append(text)
     parts = [
         f"{len(names)} {'is' if len(names) == 1 else 'are'} {_HEADLINE[verdict]} ({listed(names)})"
@@ -92,7 +84,9 @@ def headline(study: StudyResults) -> str:
     if len(study.seeds) == 1:
         sentences.append("One seed does not show how much seeds differ, so no variant is called better or worse.")
     elif len(study.seeds) < FEW_SEEDS:
-        sentences.append(f"{seeds_text(len(study.seeds))} are few: a variant within noise may still differ.")
+        sentences.append(
+            f"{seeds_text(len(study.seeds))} are few: a variant without a difference shown may still differ."
+        )
     if max(study.tried_counts.values(), default=0) > 1:
         sentences.append("Each is at the best of its points, which was chosen on the evaluation text itself.")
         sentences += filter(None, [uneven_text(study)])
@@ -107,42 +101,39 @@ def findings(study: StudyResults) -> tuple[Finding, ...]:
 
 
 def _finding(study: StudyResults, name: str, row: Row | None) -> Finding:
-    tone, parameters = tone_of(row), share_words(share(study, name))
+    found, parameters = study.verdict(name), share_words(share(study, name))
     if row is None or row.improvement is None or row.loss is None:
-        return Finding(name, f"was not compared{_why_not(study, row)}; it has {parameters}.", tone)
+        return Finding(name, f"was not compared{_why_not(study, row)}; it has {parameters}.", found.verdict)
     improvement, base = row.improvement, study.chosen.get(study.baseline)
     base_loss = decimal(base.loss.mean, 4) if base is not None and base.loss is not None else NOTHING
     losses = f"({decimal(row.loss.mean, 4)} against {base_loss} nats per token) with {parameters}"
-    seeds = seeds_text(len(study.seed_values(row)))
-    tested = f"(p = {p_text(improvement.p)}, after Holm's correction {p_text(improvement.p_holm)}, {seeds})"
-    if tone == "unknown":
-        size = f"{_size(improvement)} {_direction(improvement)}"
-        clauses = [f"has a validation loss {size} {losses}; with {seeds} its noise is not known"]
-    elif tone == "within noise":
-        clauses = [f"is within noise: {improvement_text(improvement)} % improvement {losses} {tested}"]
+    tested = f"(p = {p_text(found.p)}, after Holm's correction over {found.family} {p_text(found.p_corrected)})"
+    if found.verdict == "not tested":
+        size = f"{_size(study, name)} {_direction(improvement)}"
+        clauses = [f"has a validation loss {size} {losses}; not tested ({found.why})"]
+    elif found.verdict == "no difference shown":
+        clauses = [f"no difference shown: {change_text(change_of(study, name))} improvement {losses} {tested}"]
     else:
-        verb = "lowers" if tone == "better" else "raises"
-        clauses = [f"{verb} the validation loss by {_size(improvement)} {losses} {tested}"]
+        verb = "lowers" if found.verdict == "better" else "raises"
+        clauses = [f"{verb} the validation loss by {_size(study, name)} {losses} {tested}"]
     if improvement.choices > 1:
         fold = f"{improvement.choices}-fold"
         clauses.append(f"interval and p are corrected {fold}, as one of the two was chosen from more points")
-    if falls_to_correction(improvement):
-        clauses.append("the test alone finds a difference, which is not significant after Holm's correction")
     if row.diverged:
         clauses.append(f"it {diverged_text(row.diverged)}")
     if row.missing:
         clauses.append(not_run_text(row.missing))
-    return Finding(name, "; ".join(clauses) + ".", tone)
+    return Finding(name, "; ".join(clauses) + ".", found.verdict)
 
 
 def _direction(improvement: Improvement) -> str:
     return "lower" if improvement.mean > 0 else "higher"
 
 
-def _size(improvement: Improvement) -> str:
+def _size(study: StudyResults, name: str) -> str:
     """Return an improvement without its sign, which the direction says."""
-    change = change_of(improvement)
-    return size_text(change) if change else f"{decimal(abs(100 * improvement.mean), 2)} %"
+    change = change_of(study, name)
+    return size_text(change) if math.isfinite(change.low) else f"{decimal(abs(change.difference), 2)} %"
 
 
 def _why_not(study: StudyResults, row: Row | None) -> str:

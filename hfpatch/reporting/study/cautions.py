@@ -17,9 +17,8 @@ from hfpatch.reporting.study.words import (
     uneven_text,
     value_text,
 )
+from hfpatch.results.comparison import MATCHED
 from hfpatch.results.schema import StudyResults
-
-_MATCHED = 0.01  # variants whose parameters differ by more than this share are named
 
 
 def cautions(study: StudyResults) -> list[str]:
@@ -63,7 +62,7 @@ def _seeds(study: StudyResults) -> Iterator[str]:
 
 def _sizes(study: StudyResults) -> Iterator[str]:
     for name in study.others:
-        if abs(share(study, name)) > _MATCHED:
+        if abs(share(study, name)) > MATCHED:
             own, words = count(study.variants[name].parameters.non_embedding), share_words(share(study, name))
             yield f"{name} has {words} than {study.baseline} (non-embedding {own}): not matched."
 

@@ -9,6 +9,7 @@ from hfpatch.reporting.study.words import point_text, value_text
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.schema import ByStep, Row, StudyResults
 
+_DECIDED = ("simultaneous_low", "simultaneous_high", "p_corrected", "family", "verdict")
 _BY_STEP = ("variant", "point", "step", "mean", "low", "high")
 
 
@@ -46,7 +47,7 @@ def figure_csv(name: str, study: StudyResults) -> str:
     """Return the data of the figure called ``name``; of losses and improvements those of every sweep point."""
     match name:
         case "differences":
-            statistics = ("improvement", "low", "high", "p", "p_holm")
+            statistics = ("improvement", "low", "high", "p", *_DECIDED)
             headings = ("variant", "point", "best", *statistics, "seed", "improvement_of_seed")
             return csv_text(headings, _differences(study))
         case "loss":
@@ -63,7 +64,9 @@ def figure_csv(name: str, study: StudyResults) -> str:
 def _differences(study: StudyResults) -> Iterator[tuple[object, ...]]:
     for row in study.rows:
         if (found := row.improvement) is not None:
-            statistics = (found.mean, found.low, found.high, found.p, found.p_holm)
+            tested = row.best and row.variant != study.baseline
+            verdict = study.verdict(row.variant).to_json() if tested else {}
+            statistics = (found.mean, found.low, found.high, found.p, *(verdict.get(key) for key in _DECIDED))
             seeds: list[tuple[int | None, float | None]] = [*study.seed_values(row).items()]
             for seed, value in seeds or [(None, None)]:
                 yield (row.variant, point_text(row.point), int(row.best), *statistics, seed, value)

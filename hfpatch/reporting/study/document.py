@@ -33,9 +33,9 @@ from hfpatch.results.schema import StudyResults
 _FIGURES = {
     "differences": (
         "Improvement at the end",
-        "Improvement over the baseline at the end with 95 % intervals over seeds; to the right is better. The small "
-        "marks are the single seeds. Colours show the verdict after Holm's correction, which the intervals do not "
-        "include. To the right of the panel: how many more non-embedding parameters than the baseline.",
+        "Improvement over the baseline at the end; to the right is better. Thick lines are plain 95 % intervals over "
+        "seeds, thin ones the simultaneous intervals of the verdicts, small marks the single seeds. To the right of "
+        "the panel: how many more non-embedding parameters than the baseline.",
     ),
     "loss": (
         "Validation loss",

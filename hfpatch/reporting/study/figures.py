@@ -11,8 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from hfpatch.reporting import plots
-from hfpatch.reporting.numbers import Change, Scale
-from hfpatch.reporting.study.answer import share, tone_of
+from hfpatch.reporting.study.answer import change_of, share
 from hfpatch.reporting.study.diagnostics import series_of, spread_of
 from hfpatch.reporting.study.words import seeds_text, share_cell
 from hfpatch.reporting.theme import MUTED, Style, report_style, shade, short, styles
@@ -56,17 +55,16 @@ def differences(study: StudyResults, *, title: bool = False) -> Figure | None:
     plots.side_column(ax, "parameters", [share_cell(share(study, row.variant)) for row in rows], 64)
     if title:
         plots.headline(figure, f"Validation loss against {short(study.baseline)} ({seeds_text(len(study.seeds))})")
-    plots.verdict_key(figure, dict.fromkeys(tone_of(row) for row in rows))
+    plots.verdict_key(figure, dict.fromkeys(study.verdict(row.variant).verdict for row in rows))
     return figure
 
 
 def _interval(study: StudyResults, row: Row) -> plots.Interval:
     """Return a variant's row of the forest, in per cent; a single seed is no mark of its own."""
-    improvement = row.improvement
-    assert improvement is not None
-    mean, low, high = 100 * np.array([improvement.mean, improvement.low, improvement.high], dtype=np.float64)
     seeds = [100 * value for value in study.seed_values(row).values()]
-    return plots.Interval(Change(mean, low, high, None, Scale.RELATIVE), tone_of(row), seeds if len(seeds) > 1 else ())
+    found, single = study.verdict(row.variant), seeds if len(seeds) > 1 else ()
+    plain = (100 * found.low, 100 * found.high) if found.p_corrected is not None else None
+    return plots.Interval(change_of(study, row.variant), found.verdict, single, plain)
 
 
 def losses(study: StudyResults) -> Figure | None:

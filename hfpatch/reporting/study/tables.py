@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from hfpatch.reporting.document import Cell, Column, Row, Table
 from hfpatch.reporting.facts import settings_text
-from hfpatch.reporting.numbers import NOTHING, count, decimal, diverged_text, p_text
-from hfpatch.reporting.study.answer import change_of, falls_to_correction, improvement_text, share, tone_of
+from hfpatch.reporting.numbers import NOTHING, count, decimal, diverged_text, interval, p_text
+from hfpatch.reporting.study.answer import improvement_text, share
 from hfpatch.reporting.study.diagnostics import series_of
 from hfpatch.reporting.study.words import key_text, not_run_text, point_text, share_cell, value_text
-from hfpatch.reporting.words import FALLEN_MARK, HOLM_MARK
 from hfpatch.results import schema
 from hfpatch.results.schema import StudyResults
 
@@ -24,11 +23,12 @@ def main_table(study: StudyResults) -> Table:
     """Build the table of the variants, each at its best point: parameters, loss, improvement, test and cost."""
     points = any(row.point for row in study.chosen.values())
     headings = ("configuration", "query", *(("best point",) if points else ()), "parameters", "to baseline")
-    headings += ("validation loss", "improvement, %", "verdict", "p", "p (Holm)", "s/step")
+    headings += ("validation loss", "improvement, %", "simultaneous", "verdict", "p", "p (Holm)", "s/step")
     rows = []
     for name, variant in study.variants.items():
         row, is_baseline = study.chosen.get(name), name == study.baseline
-        tested = row.improvement if row is not None and not is_baseline else None
+        found = None if is_baseline else study.verdict(name)
+        tested = found is not None and found.p_corrected is not None
         cells = (
             name,
             variant.query or NOTHING,
@@ -36,10 +36,11 @@ def main_table(study: StudyResults) -> Table:
             count(variant.parameters.non_embedding),
             NOTHING if is_baseline else share_cell(share(study, name)),
             _loss(row),
-            improvement_text(tested),
-            "baseline" if is_baseline else Cell((_verdict(row),), tone_of(row)),
-            p_text(tested.p if tested else None),
-            p_text(tested.p_holm if tested else None),
+            improvement_text(row.improvement if row is not None and not is_baseline else None),
+            interval(100 * found.simultaneous_low, 100 * found.simultaneous_high, 2) if found and tested else NOTHING,
+            "baseline" if found is None else Cell((_verdict(row, found),), found.verdict),
+            p_text(found.p if found else None),
+            p_text(found.p_corrected if found else None),
             _seconds(row, None if is_baseline else study.chosen.get(study.baseline)),
         )
         rows.append(Row(cells, strong=is_baseline))
@@ -49,11 +50,9 @@ def main_table(study: StudyResults) -> Table:
         "Parameters: non-embedding, and how many more than the baseline has. Validation loss: nats per token on the "
         "fixed evaluation blocks after the last step, mean ± standard deviation over seeds. Improvement: (L of the "
         "baseline − L) / L of the baseline, paired by seed, in per cent, with its 95 % interval by Student's t over "
-        f"seeds{choices}; above zero is better. {HOLM_MARK} The difference is significant at 5 % after Holm's "
-        "correction over all that was tested. Within noise: the test finds no difference, which does not prove that "
-        "there is none. "
-        f"{FALLEN_MARK} The test alone finds a difference, which is not significant after the correction. s/step: the "
-        "median seconds of an optimiser step, and how many times the baseline's."
+        f"seeds{choices}; above zero is better. Better, worse: a test at 5 % with Holm's correction over all variants, "
+        "to which the simultaneous interval belongs. No difference shown: the test finds none, which does not prove "
+        "that there is none. s/step: the median seconds of an optimiser step, and how many times the baseline's."
     )
     return Table("main", "Variants", _columns(headings), tuple(rows), caption, heading=False)
 
@@ -148,15 +147,10 @@ def _point(row: schema.Row | None) -> str:
     return point_text(row.point) + state
 
 
-def _verdict(row: schema.Row | None) -> str:
+def _verdict(row: schema.Row | None, found: schema.Verdict) -> str:
     if row is None or row.improvement is None:
         return diverged_text(row.diverged) if row is not None and row.diverged else "not compared"
-    tone = tone_of(row)
-    if tone in ("better", "worse"):
-        return tone + (HOLM_MARK if row.improvement.p_holm is not None else ", p not corrected")
-    if tone == "unknown":
-        return "one seed" if change_of(row.improvement) is None else "not tested"
-    return f"within noise{FALLEN_MARK if falls_to_correction(row.improvement) else ''}"
+    return f"{found.verdict} ({found.why})" if found.why else found.verdict
 
 
 def _loss(row: schema.Row | None) -> str:

@@ -3,7 +3,7 @@
   const root = document.querySelector(".explorer");
   const data = JSON.parse(document.querySelector(".explorer-data").textContent);
   const form = root.querySelector("form");
-  const GREYED = new Set(["within noise", "too few documents", "at floor", "at chance", "not tested", "diverged"]);
+  const GREYED = new Set(["no difference shown", "not tested", "no verdict", "diverged"]);
   const MOST_PANELS = 12;
   const MOST_ROWS = 200;
   const MOST_NAMES = 14; // of more points, only the better ones are named
@@ -145,7 +145,7 @@
   const MARKS = {
     better: (x, y) => draw("circle", { class: "mark", cx: x, cy: y, r: 5 }),
     worse: (x, y) => draw("path", { class: "mark", d: `M${x} ${y - 6}l6 6-6 6-6-6z` }),
-    "within noise": (x, y) => draw("circle", { class: "mark", cx: x, cy: y, r: 4.5 }),
+    "no difference shown": (x, y) => draw("circle", { class: "mark", cx: x, cy: y, r: 4.5 }),
     cross: (x, y) => draw("path", { class: "mark", d: `M${x - 4} ${y - 4}l8 8m0-8l-8 8` }),
     up: (x, y) => draw("path", { class: "mark", d: `M${x - 5} ${y + 4}h10l-5-9z` }),
     down: (x, y) => draw("path", { class: "mark", d: `M${x - 5} ${y - 4}h10l-5 9z` }),
@@ -236,13 +236,11 @@
     const say = (text, className) => list.append(make("li", text, className));
     const { axis, points } = panel;
     const runs = unique(panel.entries.map((entry) => entry.run));
-    const level = unique(panel.entries.map((entry) => entry.verdict)).find((verdict) => verdict === "at floor" || verdict === "at chance");
-    if (level) say(`The reference is ${level}: equal scores here do not show that methods are alike.`, "caution");
     if (unique(runs.map((run) => run.training).filter(Boolean)).length > 1) say(`The ${runs.length} runs trained differently (text, steps or settings); a method may differ between them for that alone.`, "caution");
     if (points.length && !panel.front.length) say("No method is better here, so there is no Pareto front.");
     if (panel.untested) say("Nothing was tested here: there are no intervals, and the dashed line is no finding.", "caution");
-    const noise = points.filter((entry) => entry.verdict === "within noise").length;
-    if (noise) say(`${several(noise, "method")} within noise, in grey.`);
+    const noise = points.filter((entry) => entry.verdict === "no difference shown").length;
+    if (noise) say(`${several(noise, "method")} without a difference shown, in grey.`);
     const names = (left) => unique(left.map((entry) => entry.method)).slice(0, 6).join(", ") + (unique(left.map((entry) => entry.method)).length > 6 ? ", …" : "");
     const without = panel.entries.filter((entry) => entry.gain === null);
     for (const why of unique(without.map((entry) => entry.text))) say(`Not shown, ${why}: ${names(without.filter((entry) => entry.text === why))}.`);
@@ -259,7 +257,7 @@
     const documents = axis.documents ? ` · ${axis.documents}` : "";
     box.append(heading, make("p", `${axis.model} · against ${axis.reference}${documents}${where}`, "sub"));
     panel.points = panel.entries.filter((entry) => entry.gain !== null && entry[cost] !== null);
-    panel.untested = panel.points.length > 0 && panel.points.every((entry) => entry.verdict === "not tested");
+    panel.untested = panel.points.length > 0 && panel.points.every((entry) => entry.verdict === "not tested" || entry.verdict === "no verdict");
     panel.front = front(panel.points.filter((entry) => panel.untested || isBetter(entry)), cost);
     const frame = make("div");
     box.append(frame, notes(panel, cost));

@@ -1,98 +1,121 @@
-from hfpatch.reporting.comparison.answer import answer, control_for
-from hfpatch.reporting.comparison.tables import cell_of, paired_table
+import pytest
+from scipy import stats
+
+from hfpatch.reporting.comparison.answer import answer, control_for, headline_table, uncovered
+
+TEXT, CLOZE, ENDINGS, SKIP = "tinyworld_text", "tinyworld_cloze", "tinyworld_endings", "pre_projection_skip"
+T6 = stats.t.ppf(1 - 0.025 / 6, 100) / stats.t.ppf(0.975, 100)  # the example compares six pairs with the base
 
 
-def told(results):
-    found = answer(results)
-    return {(finding.subject, finding.tone): str(finding) for finding in found.against_baseline}
+def rows(results):
+    return {str(row.cells[0]): [str(cell) for cell in row.cells[1:]] for row in headline_table(results).rows}
 
 
-def test_the_answer_has_numbers_budget_and_what_cannot_be_seen(results):
-    assert told(results)["pre_projection_skip", "better"] == (
-        "pre_projection_skip raises tinyworld_cloze (acc) by 5.0 points [2.0, 8.0], and lowers tinyworld_text (word "
-        "perplexity) by 12.0 % [9.0, 15.0] at 0.98 times the parameters of lora; on tinyworld_endings (acc norm) there "
-        "is no significant difference (n = 200; smallest detectable difference 6.0 points)."
+def test_the_sentence_counts_methods_on_the_text_on_the_other_tasks_and_against_lora(results):
+    assert answer(results).sentence == (
+        "Of 2 methods, 1 is better than baseline on tinyworld_text (word perplexity); on the 2 other tasks (acc, acc "
+        "norm) 1 is better on at least one; against LoRA (word perplexity) 1 is better."
     )
 
 
-def test_a_difference_that_falls_to_the_correction_says_so(results):
-    assert told(results)["lora", "within noise"] == (
-        "lora shows no significant difference with 81,920 trainable parameters: it lowers tinyworld_text (word "
-        "perplexity) by 5.0 % [2.5, 7.5], which is not significant after Holm's correction; on tinyworld_cloze (acc) "
-        "and tinyworld_endings (acc norm) there is no significant difference (n = 400 and 200; smallest detectable "
-        "difference 4.2 and 6.0 points)."
-    )
-
-
-def test_the_headline_counts_methods(results):
-    assert answer(results).headline == (
-        "Of 2 methods against baseline, by the primary metric of each task (acc, acc norm, word perplexity): 1 is "
-        "better on at least one task and worse on none and 1 is within noise on every task."
-    )
-
-
-def test_methods_are_compared_with_each_other_too(results):
-    (finding,) = answer(results).against_others
-    assert str(finding) == (
-        "pre_projection_skip against lora lowers tinyworld_text (word perplexity) by 7.4 % [4.4, 10.4]."
-    )
-
-
-def test_worse_mixed_and_noise(build, raw, compared):
-    raw["comparisons"] = [
-        compared("pre_projection_skip", "tinyworld_cloze", 0.05, 0.03, "better", p_holm=0.01),
-        compared("pre_projection_skip", "tinyworld_text", 4.0, 1.0, "worse", p_holm=0.01),
-        compared("lora", "tinyworld_cloze", 0.01, 0.03, "within noise", visible=0.05),
-        compared("lora", "tinyworld_text", 0.1, 1.0, "within noise", visible=1.0),
+def test_the_table_has_the_gain_with_its_simultaneous_interval_the_size_and_the_verdict(results):
+    half = 3.0 * T6  # per cent of 20
+    assert rows(results) == {
+        SKIP: [
+            f"+12.0 [{12 - half:.1f}, {12 + half:.1f}]\nbetter",
+            "better on tinyworld_cloze (acc)",
+            "80,000 (0.98 ×)",
+            "better on tinyworld_text (word perplexity)",
+        ],
+        "lora": [
+            f"+5.0 [−0.7, {5 + half * 2.5 / 3:.1f}]\nno difference shown",  # p is 0.02
+            "no difference shown (acc, acc norm)",
+            "81,920",
+            "is a LoRA",
+        ],
+    }
+    columns = [(column.name, *column.notes) for column in headline_table(results).columns]
+    assert columns == [
+        ("method",),
+        ("gain on tinyworld_text", "% lower word perplexity", "n = 60"),
+        ("other tasks", "2: acc, acc norm"),
+        ("parameters", "(× lora)"),
+        ("against the LoRA of its size",),
     ]
-    results = build(raw)
-    found = told(results)
-    assert found["pre_projection_skip", "mixed"].endswith(
-        "raises tinyworld_cloze (acc) by 5.0 points [2.0, 8.0] at 0.98 times the parameters of lora; it is worse "
-        "elsewhere: it raises tinyworld_text (word perplexity) by 20.0 % [15.0, 25.0]."
-    )
-    assert found["lora", "within noise"] == (
-        "lora shows no significant difference with 81,920 trainable parameters: on tinyworld_cloze (acc) "
-        "and tinyworld_text (word perplexity) there is no significant difference (n = 400 and 60; smallest "
-        "detectable difference 5.0 points and 5.0 %)."
-    )
-    assert answer(results).headline == (
-        "Of 2 methods against baseline, by the primary metric of each task (acc, word perplexity): 1 is better on one "
-        "task and worse on another and 1 is within noise on every task."
-    )
+    assert all(column.tip for column in headline_table(results).columns[1:])
 
 
-def test_an_interval_over_zero_keeps_its_sign(build, raw, compared):
-    raw["comparisons"] = [compared("lora", "tinyworld_cloze", -0.02, 0.03, "worse", p_holm=0.01)]
-    assert "is worse: it lowers tinyworld_cloze (acc) by 2.0 points [−1.0, 5.0]" in told(build(raw))["lora", "worse"]
+def test_worse_is_said_with_its_measure_and_methods_are_ordered_by_gain(build, raw, compared):
+    raw["comparisons"] = [
+        compared(SKIP, CLOZE, 0.05, 0.03, "better"),
+        compared(SKIP, TEXT, 4.0, 1.0, "worse"),
+        compared("lora", TEXT, 0.1, 1.0, "no difference shown"),
+        compared(SKIP, CLOZE, 0.05, 0.02, "better", reference="lora"),
+        compared(SKIP, TEXT, 4.0, 1.0, "worse", reference="lora"),
+    ]
+    found = answer(build(raw))
+    assert [line.method for line in found.lines] == ["lora", SKIP]
+    assert found.lines[1].words == "better on tinyworld_cloze (acc), worse on tinyworld_text (word perplexity)"
+    assert found.lines[1].tone == "mixed"
+    assert found.sentence == (
+        "Of 2 methods, none is shown to be better than baseline on tinyworld_text (word perplexity) and 1 is worse; on "
+        "the 2 other tasks (acc, acc norm) 1 is better on at least one; against LoRA (acc, word perplexity) 1 is "
+        "better and 1 is worse."
+    )
 
 
 def test_without_comparisons_nothing_is_claimed(build, raw):
     raw["comparisons"] = []
-    assert "was not compared with baseline" in told(build(raw))["lora", "unknown"]
+    assert answer(build(raw)).sentence == "No paired comparison was made, so no difference is shown."
+    raw["complete"] = False
+    assert "not complete; nothing is tested yet" in answer(build(raw)).sentence
     raw["methods"] = {"baseline": raw["methods"]["baseline"]}
-    assert answer(build(raw)).headline == "There is no method to compare with a baseline."
+    assert answer(build(raw)).sentence == "There is no method to compare with a baseline."
 
 
 def test_too_few_documents_are_said_and_get_no_verdict(build, raw, compared):
-    few = dict.fromkeys(("low", "high", "p", "p_holm", "smallest_visible"))
-    raw["comparisons"] = [compared("lora", "tinyworld_cloze", 0.02, 0.03, "too few documents") | few | {"n": 8}]
+    few = {**dict.fromkeys(("low", "high", "p")), "test": "none (too few documents)"}
+    raw["comparisons"] = [compared(SKIP, TEXT, 0.02, 0.03, "", reference=other) | few for other in ("baseline", "lora")]
     results = build(raw)
-    assert told(results)["lora", "unknown"] == (
-        "lora shows no significant difference with 81,920 trainable parameters: on tinyworld_cloze (acc) there are too "
-        "few documents for a verdict (n = 8)."
-    )
-    assert answer(results).headline.endswith("(acc): 2 are without a verdict.")
-    cell = cell_of(results, "lora", "tinyworld_cloze")
-    assert cell.lines[1:] == ("+2.0", "too few documents")
-    (row,) = paired_table(results).rows
-    assert [str(cell).splitlines()[-1] for cell in row.cells[3:5]] == ["–", "–"]
-    assert row.cells[3].lines[1] == "+0.0200"
+    assert rows(results)[SKIP][0].endswith("not tested")
+    assert rows(results)[SKIP][-1] == "not tested (not compared, too few documents)"
+    assert "none was tested against baseline" in answer(results).sentence
 
 
-def test_the_control_is_the_matched_lora(build, raw):
+def test_the_control_is_the_matched_lora(build, raw, compared):
     other = {**raw["methods"]["lora"], "match": None, "parameters": {"trainable": 80_001, "added": 0, "base": 0}}
     raw["methods"] = {"near": other, **raw["methods"]}
+    raw["comparisons"].append(compared(SKIP, TEXT, 0.1, 1.0, "no difference shown", reference="near"))
     results = build(raw)
-    assert control_for(results, "pre_projection_skip") == "lora"
+    assert control_for(results, SKIP) == "lora"
     assert control_for(results, "lora") is None
+    raw["methods"]["lora"]["match"] = None
+    assert control_for(build(raw), SKIP) == "near"
+
+
+def test_sizes_that_differ_and_what_diverged_are_said(build, raw):
+    raw["methods"]["lora"]["match"] = None
+    assert rows(build(raw))[SKIP][-1] == "better on tinyworld_text (word perplexity), sizes differ"
+    run = raw["methods"][SKIP]["runs"]["1"]
+    raw["methods"][SKIP]["runs"]["1"] = {"train": {**run["train"], "diverged_step": 90}, "evaluation": {}}
+    assert rows(build(raw))[SKIP][-1].endswith("; 1 of 2 seeds diverged")
+    raw["methods"][SKIP]["runs"] = {"1": raw["methods"][SKIP]["runs"]["1"]}
+    raw["comparisons"] = [each for each in raw["comparisons"] if each["method"] == "lora"]
+    raw["questions"] = {"base": [[SKIP, "baseline"], ["lora", "baseline"]], "lora": [[SKIP, "lora"]]}
+    results = build(raw)
+    assert rows(results)[SKIP] == [
+        "–",
+        f"not tested ({SKIP} diverged)",
+        "80,000 (0.98 ×)",
+        "diverged at step 90 (seed 1)",
+    ]
+    assert answer(results).sentence.endswith("none was tested against a LoRA.")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told"), [(1, "Seeds: one"), (2, "t is 12.7"), (4, "t is 3.2"), (5, "A seed decides")]
+)
+def test_noise_that_the_intervals_do_not_cover_is_named(build, raw, seeds, told):
+    for each in raw["comparisons"]:
+        each["seeds"] = seeds
+    assert told in next(uncovered(build(raw)))

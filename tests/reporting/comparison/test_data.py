@@ -4,7 +4,6 @@ import io
 import pytest
 
 from hfpatch.reporting.comparison.data import figure_csv, results_csv
-from hfpatch.reporting.comparison.headline_table import HEADLINE_COLUMNS
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.schema import Curve, LayerSeries
 
@@ -15,12 +14,15 @@ def read(text):
 
 def test_columns_and_every_number_once(results):
     text = results_csv({"": results})
-    assert text.splitlines()[0].startswith("method,seed,task,metric,value,stderr,n,trainable,rank_best,")
-    rows = [row for row in read(text) if row["task"]]
+    assert text.splitlines()[0].startswith("method,seed,task,metric,value,stderr,n,trainable,other,")
+    rows = [row for row in read(text) if row["value"]]
     assert len(rows) == 3 * 2 * 4  # methods, seeds, and two metrics of one of three tasks
     keys = {(row["method"], row["seed"], row["task"], row["metric"]) for row in rows}
     assert len(keys) == len(rows)
-    assert all(len(row) == 8 + len(HEADLINE_COLUMNS) + 2 for row in rows)
+    pairs = [row for row in read(text) if not row["value"]]
+    assert len(pairs) == 9  # three pairs on three tasks
+    assert not any(row["seed"] for row in pairs)
+    assert not any(row["verdict"] for row in rows)
 
 
 def test_the_loss_on_held_out_text_and_the_groups_of_documents_are_in_the_table(build, raw):
@@ -65,9 +67,9 @@ def test_several_runs_have_a_column_that_says_which(results):
 def test_the_data_of_the_figures(build, raw):
     results = build(raw)
     differences = read(figure_csv("differences", results, []))
-    assert [(row["method"], float(row["difference"])) for row in differences] == [
-        (each["method"], each["difference"]) for each in raw["comparisons"]
-    ]
+    assert {
+        (row["method"], row["other"], row["task"]): float(row["difference"]) for row in differences if row["p"]
+    } == {(each["method"], each["reference"], each["task"]): each["difference"] for each in raw["comparisons"]}
     quality = [row for row in read(figure_csv("quality", results, [])) if row["method"] == "lora"]
     assert [float(row["value"]) for row in quality] == [0.41, 0.42, 0.5, 0.49, 18.9, 19.1]
     layers = [("lora", LayerSeries(quantity="‖a‖", group="q", points={3: 1e-9, 0: 0.25}, reference=0.5))]

@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from scipy import stats
 
 from hfpatch.reporting.comparison.figures import differences, draw, layer_panels, quality, training
 from hfpatch.reporting.plots import to_svgs
@@ -52,7 +53,7 @@ def test_parameters_are_beside_the_differences(results):
     assert {
         "80k",
         "81.9k",
-        "within noise",
+        "no difference shown",
         "What each method changes against the frozen tinyworld/gpt-neox (2 seeds)",
     } <= set(found)
 
@@ -67,16 +68,20 @@ def test_marks_are_at_the_differences(results):
     cloze, _, text = differences(results).axes
     marks = [point.tolist() for line in cloze.lines if line.get_marker() in "oD" for point in line.get_xydata()]
     assert marks == [pytest.approx([5.0, 0.0]), pytest.approx([1.5, 1.0])]
+    one, all_six, power = (stats.t.ppf(level, 100) for level in (0.975, 1 - 0.025 / 6, 0.8))
     ends = [segment[:, 0].tolist() for lines in text.collections for segment in lines.get_segments()]
-    assert ends == [pytest.approx([-15.0, -9.0]), pytest.approx([-7.5, -2.5])]
+    half = 3 * all_six / one
+    assert ends[:2] == [pytest.approx([-12 - half, -12 + half]), pytest.approx([-15.0, -9.0])]  # simultaneous, plain
+    assert ends[3] == pytest.approx([-7.5, -2.5])
+    seen = 3 * (all_six + power) / one
     bars = [(bar.get_x(), bar.get_width()) for bar in cloze.patches]
-    assert bars == [pytest.approx((-4.2, 8.4)), pytest.approx((-4.2, 8.4))]
+    assert bars == [pytest.approx((-seen, 2 * seen))] * 2
 
 
 def test_an_outlier_does_not_set_the_limits(build, raw, compared):
     raw["comparisons"] = [
         compared("pre_projection_skip", "tinyworld_text", -2.0, 0.5, "better"),
-        *(compared(name, "tinyworld_text", 0.2, 0.5, "within noise") for name in ("a", "b", "c", "d")),
+        *(compared(name, "tinyworld_text", 0.2, 0.5, "no difference shown") for name in ("a", "b", "c", "d")),
         compared("lora", "tinyworld_text", 4000.0, 10.0, "worse"),
     ]
     raw["methods"] |= dict.fromkeys("abcd", raw["methods"]["lora"])
@@ -132,16 +137,16 @@ def test_layers_have_a_panel_a_quantity_and_the_mean_of_many_groups(results):
 
 
 def test_a_row_without_an_interval_is_drawn_and_named(build, raw):
-    untested = {"low": None, "high": None, "p": None, "smallest_visible": None, "verdict": "too few documents"}
-    assert "too few documents" not in texts(to_svg(differences(build(raw))))
+    untested = {"low": None, "high": None, "p": None, "test": "none (too few documents)"}
+    assert "not tested" not in texts(to_svg(differences(build(raw))))
     raw["comparisons"][0].update(untested)
-    assert "too few documents" in texts(to_svg(differences(build(raw))))
+    assert "not tested" in texts(to_svg(differences(build(raw))))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])
 def test_numbers_that_are_not_finite_can_be_drawn(build, raw, value):
     for item in raw["comparisons"][:3]:
-        item["difference"] = item["low"] = item["high"] = item["smallest_visible"] = value
+        item["difference"] = item["low"] = item["high"] = value
     for run in raw["methods"]["lora"]["runs"].values():
         run["evaluation"]["tinyworld_cloze"]["metrics"]["acc"] = value
     results = build(raw)
@@ -159,7 +164,7 @@ def test_many_methods_and_tasks_do_not_overlap(build, raw, compared):
     raw["tasks"] |= {f"task_with_a_long_name_{i}": raw["tasks"]["tinyworld_cloze"] for i in range(3)}
     raw["methods"] |= {f"method_with_quite_a_long_name_{i}": raw["methods"]["lora"] for i in range(6)}
     raw["comparisons"] = [
-        {**compared(method, "tinyworld_cloze", 0.01, 0.03, "within noise"), "task": task}
+        {**compared(method, "tinyworld_cloze", 0.01, 0.03, "no difference shown"), "task": task}
         for method in raw["methods"]
         for task in raw["tasks"]
         if method != "baseline" and task != "tinyworld_text"

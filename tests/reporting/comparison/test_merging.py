@@ -31,12 +31,16 @@ def verdicts(found):
 
 
 def test_the_same_model_and_documents_share_a_table(two):
-    found = merged(two(lambda raw: raw.update(low_noise=[{**raw["comparisons"][0], "metric": "margin"}])))
+    folders = two(lambda raw: raw["comparisons"].append({**raw["comparisons"][0], "metric": "margin"}))
+    found = merged(folders)
     assert set(verdicts(found).values()) == {"same"}
     names = ["baseline", "pre_projection_skip (first)", "lora (first)", "pre_projection_skip (second)", "lora (second)"]
     assert list(found.results.methods) == names
-    assert len(found.results.comparisons) == 14
-    assert [(c.method, c.metric) for c in found.results.low_noise] == [("pre_projection_skip (second)", "margin")]
+    assert len(found.results.comparisons) == 15
+    own = [verdict for folder in folders for verdict in load_comparison(folder).verdicts]
+    assert [(v.task, v.p_corrected, v.family) for v in found.results.verdicts] == [
+        (v.task, v.p_corrected, v.family) for v in own
+    ]
     assert {(c.method, c.reference) for c in found.results.comparisons} >= {
         ("lora (second)", "baseline"),
         ("pre_projection_skip (second)", "lora (second)"),
@@ -97,7 +101,7 @@ def test_a_joint_report_is_whole_and_touches_no_run(two, tmp_path):
     assert twin.index("## Answer") < twin.index("## Protocol")
     assert report.csv.read_text().startswith("method,seed,")
     assert report.tex.read_text().count(r"\begin{tabular}") == 2
-    assert len(report.document.opening[0].blocks[0].rows) == 4  # one table has the methods of both
+    assert len(report.document.parts[0].sections[0].blocks[1].rows) == 4  # one table has the methods of both
     assert not [folder for folder in folders if (folder / "report.html").exists()]
 
 
@@ -132,8 +136,8 @@ def test_losses_on_other_held_out_documents_share_no_column(two, digest, shared)
 def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
     report = write_joint_report(two(lambda raw: raw["model"].update(sha256="f" * 64)), tmp_path / "joint")
     page = report.html.read_text()
-    assert page.count('<section id="run1-') == page.count('<section id="run2-') == 9
-    assert page.index('id="run1-headline"') < page.index('id="run2-headline"') < page.index("cannot share a table")
+    assert page.count('<section id="run1-') == page.count('<section id="run2-') == 8
+    assert page.index("cannot share a table") < page.index('id="run1-headline"') < page.index('id="run2-headline"')
     assert report.tex.read_text().count(r"\begin{tabular}") == 4
     assert report.csv.read_text().startswith("run,method,seed,")
     assert {path.name for path in report.figures} >= {"run1-quality.svg", "run2-quality.svg"}

@@ -78,8 +78,11 @@ def test_the_forest_has_a_row_a_variant_with_interval_and_seeds(found):
     (ax,) = differences(found).axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["nonlinear", "identity", "wide"]
     intervals = [tuple(path.vertices[:, 0]) for lines in ax.collections for path in lines.get_paths()]
-    told = [found.chosen[name].improvement for name in found.others]
-    assert intervals == [pytest.approx((100 * each.low, 100 * each.high)) for each in told]
+    told = [found.verdict(name) for name in found.others]
+    together = [(each.simultaneous_low, each.simultaneous_high) for each in told]
+    ends = [pair for each, wide in zip(told, together, strict=True) for pair in (wide, (each.low, each.high))]
+    most = max(ax.get_xlim())
+    assert intervals == [pytest.approx((max(100 * low, -most), min(100 * high, most))) for low, high in ends]
     seeds = [sorted(line.get_xdata()) for line in ax.get_lines() if line.get_marker() == "|"]
     assert seeds == [pytest.approx(s) for s in ([1.9, 2.0, 2.1], [-1.3, 0.0, 1.0], [-2.1, -2.0, -1.9])]
     assert {"+0.02 %", "−10.00 %", "+12.50 %"} <= {text.get_text() for text in ax.texts}

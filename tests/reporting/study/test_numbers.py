@@ -18,15 +18,19 @@ from reporting.study_example import (
     with_one_seed,
     without_sweep,
 )
+from scipy import stats
 
 from hfpatch.reporting.numbers import diverged_text
-from hfpatch.reporting.study.answer import findings, headline, tone_of
+from hfpatch.reporting.study.answer import findings, headline
 from hfpatch.reporting.study.cautions import cautions, missing
 from hfpatch.reporting.study.diagnostics import series_of, spread_of
 from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, terminal_table, variant_table
 from hfpatch.reporting.study.words import share_words
 from hfpatch.results import StudyResults
+
+HALF = 0.1 / 3**0.5 * stats.t.ppf(1 - 0.025 / 3, 2)  # per cent, of three intervals together
+TOGETHER = f"2.00 % [{2 - HALF:.2f}, {2 + HALF:.2f}]"
 
 
 def read(raw):
@@ -59,9 +63,9 @@ def protocol(found):
 def test_the_headline_counts_verdicts_and_gives_parameters(found):
     told = headline(found)
     assert told.startswith(
-        "Of 3 variants against linear, by the validation loss: 1 is significantly better (nonlinear: 2.00 % [1.75, "
-        "2.25] lower loss with 0.02 % more parameters), 1 is significantly worse (wide: 2.00 % [1.75, 2.25] higher "
-        "loss with 12.50 % more parameters) and 1 is within noise (identity)."
+        f"Of 3 variants against linear, by the validation loss: 1 is better (nonlinear: {TOGETHER} lower loss with "
+        f"0.02 % more parameters), 1 is worse (wide: {TOGETHER} higher loss with 12.50 % more parameters) and 1 is "
+        "without a difference shown (identity)."
     )
     assert "3 seeds are few" in told
     assert "chosen on the evaluation text itself" in told
@@ -70,13 +74,13 @@ def test_the_headline_counts_verdicts_and_gives_parameters(found):
 
 def test_the_findings_give_both_losses_and_both_p(found):
     first, second, third = findings(found)
-    assert (first.tone, second.tone, third.tone) == ("better", "within noise", "worse")
+    assert (first.tone, second.tone, third.tone) == ("better", "no difference shown", "worse")
     p = improvement(LINEAR, NONLINEAR)["p"]
     assert str(first) == (
-        "nonlinear lowers the validation loss by 2.00 % [1.75, 2.25] (4.0179 against 4.1000 nats per token) with "
-        f"0.02 % more parameters (p = {p:.4f}, after Holm's correction 0.0025, 3 seeds)."
+        f"nonlinear lowers the validation loss by {TOGETHER} (4.0179 against 4.1000 nats per token) with 0.02 % more "
+        f"parameters (p = {p:.4f}, after Holm's correction over 3 {3 * p:.4f})."
     )
-    assert "is within noise: −0.1 [−3.0, 2.8] % improvement" in str(second)
+    assert "no difference shown: −0.1 [−5.2, 5.0] % improvement" in str(second)
     assert "10.00 % fewer parameters" in str(second)
 
 
@@ -87,61 +91,65 @@ def test_five_seeds_are_not_called_few():
 
 def test_one_seed_is_neither_better_nor_worse():
     found = read(with_one_seed())
-    assert {finding.tone for finding in findings(found)} == {"unknown"}
+    assert {finding.tone for finding in findings(found)} == {"not tested"}
     assert "2 are lower in loss, untested" in headline(found)
     assert "One seed does not show how much seeds differ" in headline(found)
     table = main_table(found)
     assert cells(table, "improvement, %")["nonlinear"] == "+1.90"
-    assert cells(table, "verdict") == {"linear": "baseline", "nonlinear": "one seed", "identity": "one seed"} | {
-        "wide": "one seed"
+    assert cells(table, "verdict") == {
+        "linear": "baseline",
+        **dict.fromkeys(("nonlinear", "identity", "wide"), "not tested (one seed)"),
     }
     assert cells(table, "validation loss")["linear"] == "4.0000"
     assert cells(table, "p")["wide"] == "–"
 
 
-def test_what_falls_to_the_correction_is_within_noise():
+def test_what_the_correction_takes_away_is_no_difference_shown():
     raw = without_sweep()
-    raw["rows"][1]["improvement"] |= {"p": 0.03, "p_holm": 0.09}
+    raw["rows"][1]["improvement"] |= {"p": 0.03}
     found = read(raw)
-    assert tone_of(found.chosen["nonlinear"]) == "within noise"
-    assert "is not significant after Holm's correction" in str(findings(found)[0])
-    assert cells(main_table(found), "verdict")["nonlinear"] == "within noise†"
-    raw["rows"][1]["improvement"] |= {"p": 0.03, "p_holm": None}
-    assert cells(main_table(read(raw)), "verdict")["nonlinear"] == "better, p not corrected"
+    assert cells(main_table(found), "verdict")["nonlinear"] == "no difference shown"  # 0.03 * 2 after wide's
+    assert cells(main_table(found), "p (Holm)")["nonlinear"] == "0.060"
+    assert found.verdict("nonlinear").simultaneous_low < 0
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    mean=st.floats(-0.5, 0.5).filter(bool),
-    p=st.none() | st.floats(0, 1),
-    p_holm=st.none() | st.floats(0, 1),
-)
-def test_no_verdict_without_a_small_p(mean, p, p_holm):
+@given(mean=st.floats(-0.5, 0.5).filter(bool), p=st.none() | st.floats(0, 1))
+def test_no_verdict_without_a_small_p(mean, p):
     raw = without_sweep()
-    raw["rows"][1]["improvement"] = {"mean": mean, "low": mean - 1, "high": mean + 1, "p": p, "p_holm": p_holm}
-    tone = tone_of(read(raw).chosen["nonlinear"])
-    decides = p if p_holm is None else p_holm
-    if decides is None:
-        assert tone == "unknown"
-    elif decides >= 0.05:
-        assert tone == "within noise"
+    raw["rows"][1]["improvement"] = {"mean": mean, "low": mean - 1, "high": mean + 1, "p": p}
+    found = read(raw).verdict("nonlinear")
+    if p is None:
+        assert found.verdict == "not tested"
+    elif found.p_corrected >= 0.05:
+        assert found.verdict == "no difference shown"
     else:
-        assert tone == ("better" if mean > 0 else "worse")
+        assert found.verdict == ("better" if mean > 0 else "worse")
+    assert (found.simultaneous_low > 0 or found.simultaneous_high < 0) == found.is_found
 
 
 def test_the_main_table_is_that_of_the_paper(found):
     table = main_table(found)
     assert headings(table) == [
         *("configuration", "query", "best point", "parameters", "to baseline", "validation loss", "improvement, %"),
-        *("verdict", "p", "p (Holm)", "s/step"),
+        *("simultaneous", "verdict", "p", "p (Holm)", "s/step"),
     ]
     mean, sd = fmean(NONLINEAR.values()), stdev(NONLINEAR.values())
     assert texts(table.rows[0]) == (
-        *("linear", "Q = x W_Q", "lr 0.001", "1,000,000", "–", "4.1000 ± 0.1000", "–", "baseline", "–", "–", "0.5"),
+        *("linear", "Q = x W_Q", "lr 0.001", "1,000,000", "–", "4.1000 ± 0.1000", "–", "–", "baseline"),
+        *("–", "–", "0.5"),
     )
     assert texts(table.rows[1]) == (
         *("nonlinear", "Q = (x + f(x))/2, f = LN(GELU(RMSNorm(x) W_1) W_2)", "lr 0.001", "1,000,200", "+0.02 %"),
-        *(f"{mean:.4f} ± {sd:.4f}", "+2.00 [1.75, 2.25]", "better*", "0.0008", "0.0025", "0.55 (×1.10)"),
+        *(
+            f"{mean:.4f} ± {sd:.4f}",
+            "+2.00 [1.75, 2.25]",
+            TOGETHER.removeprefix("2.00 % "),
+            "better",
+            "0.0008",
+            "0.0025",
+            "0.55 (×1.10)",
+        ),
     )
     assert cells(table, "to baseline") == {"linear": "–", "nonlinear": "+0.02 %", "identity": "−10.00 %"} | {
         "wide": "+12.50 %"
@@ -154,8 +162,8 @@ def test_a_narrow_terminal_shows_loss_improvement_and_verdict(found):
     table = terminal_table(found)
     assert headings(table) == [name for name in headings(main_table(found)) if name != "query"]
     assert headings(table.narrow[0]) == ["configuration", "validation loss", "improvement, %", "verdict"]
-    assert texts(table.narrow[0].rows[1])[2:] == ("+2.00 [1.75, 2.25]", "better*")
-    assert [row.cells[-1].tone for row in table.narrow[0].rows[1:]] == ["better", "within noise", "worse"]
+    assert texts(table.narrow[0].rows[1])[2:] == ("+2.00 [1.75, 2.25]", "better")
+    assert [row.cells[-1].tone for row in table.narrow[0].rows[1:]] == ["better", "no difference shown", "worse"]
 
 
 def test_the_interval_is_students_over_the_seeds(found):
@@ -206,7 +214,7 @@ def test_a_variant_that_diverged_is_a_result():
     found = read(raw)
     last = findings(found)[-1]
     told = "diverged at step 40 (seed 2), 120 (seed 0) and 120 (seed 1)"
-    assert last.tone == "unknown"
+    assert last.tone == "not tested"
     assert str(last) == f"wide was not compared: it {told}; it has 12.50 % more parameters."
     assert f"wide {told}; it has no loss to compare." in cautions(found)
     assert cells(main_table(found), "verdict")["wide"] == told
