@@ -203,7 +203,7 @@ def parsed_once() -> Iterator[None]:
     def parse(path: str, size: int, changed: int) -> Any:
         return Reader(path)
 
-    def reader(path: str | os.PathLike[str], mode: str = "r") -> Any:
+    def reader(path: str | os.PathLike[str], mode: Any = "r") -> Any:
         found = Path(path).stat()
         return parse(os.fspath(path), found.st_size, found.st_mtime_ns) if mode == "r" else plain(path, mode)
 
