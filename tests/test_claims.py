@@ -1,0 +1,41 @@
+"""Claims about methods in README.md and results/README.md are verdicts of the committed results.
+
+A claim is a comment behind its sentence, ``RUN: METHOD < OTHER, METHOD = OTHER on TASK``: worse, no difference shown, or
+with ``>`` better.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hfpatch import load_results
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "results/README.md", "docs/what-a-real-model-shows.md")
+MEANING = {"<": "worse", "=": "no difference shown", ">": "better"}
+CLAIM = re.compile(r"<!-- ([\w-]+): (.+?)\s+on\s+(\w+)\s*-->", re.DOTALL)
+
+
+def claims():
+    for page in PAGES:
+        for run, pairs, task in CLAIM.findall((ROOT / page).read_text(encoding="utf-8")):
+            for pair in pairs.split(","):
+                yield pytest.param(run, *pair.split(), task, id=f"{page}: {run} {' '.join(pair.split())} {task}")
+
+
+@pytest.mark.parametrize(("run", "method", "sign", "other", "task"), list(claims()))
+def test_a_claim_is_a_verdict(run, method, sign, other, task):
+    verdicts = load_results(ROOT / "results" / run).verdicts
+    found = {each.verdict for each in verdicts if (each.method, each.other, each.task) == (method, other, task)}
+    assert found == {MEANING[sign]}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_marks_its_claims(page):
+    """A paragraph or list item that says "worse" or "better than" of methods has a claim."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    items = re.split(r"\n\n|\n(?=\d+\. |- )", text)
+    for item in items:
+        if re.search(r"\b(worse|better) than\b", CLAIM.sub("", item)):
+            assert CLAIM.search(item), item
