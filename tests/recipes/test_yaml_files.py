@@ -85,7 +85,7 @@ def test_the_commands_in_a_header_are_valid(path):
     for command in commands_of(path):
         if command[0] == "hfpatch":
             assert Path(command[2]).stem == path.stem
-            load = load_recipe if command[1] == "compare" else load_pretrain_or_study
+            load = load_recipe if command[1] in ("compare", "plan") else load_pretrain_or_study
             load(path, [word for word in command[3:] if "=" in word])
 
 
@@ -101,7 +101,7 @@ def test_a_task_file_is_valid(path):
     content = yaml.load(path.read_text(encoding="utf-8"), Loader=TaskLoader)
     assert content["task"] == path.stem
     assert content["metadata"]["version"]
-    assert content["output_type"] in {"loglikelihood", "loglikelihood_rolling", "multiple_choice"}
+    assert content["output_type"] in {"loglikelihood", "loglikelihood_rolling", "multiple_choice", "generate_until"}
     assert all(metric["metric"] for metric in content["metric_list"])
 
 

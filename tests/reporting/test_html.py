@@ -106,7 +106,7 @@ def test_documents_are_data_and_not_markup(build, raw):
     data = json.loads(found[1])
     assert data["documents"]["tinyworld_cloze"]["0/ab"]["target"] == nasty
     assert data["sides"][0][0] == {"seeds": 2, "binary": True, "left_out": 3, "changes": [["0/ab", 2, 0]]}
-    assert [attrs["id"] for tag, attrs in parsed.tags if tag == "section"][3] == "samples"
+    assert "samples" in [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
 
 
 def test_ids_are_unique_and_references_resolve(page):

@@ -58,7 +58,7 @@ def test_what_is_outside_a_forest_is_an_arrow_with_its_number(ax, sign, higher_i
     plots.forest(ax, ["a", "b", "no row", "c"], rows, limit=5.0, higher_is_better=higher_is_better)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "no row", "c"]
     assert ax.get_xlim() == ((-5.0, 5.0) if higher_is_better else (5.0, -5.0))
-    assert [line.get_xydata().tolist() for line in shown(ax, "o")] == [[[1.0, 0.0]], [[2.0, 3.0]]]
+    assert [line.get_xydata().tolist() for line in shown(ax, "ox")] == [[[1.0, 0.0]], [[2.0, 3.0]]]
     assert [segment.tolist() for each in ax.collections for segment in each.get_segments()] == [[[-1, 0], [5, 0]]]
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(-2.0, 4.0)]
     assert [list(line.get_xdata()) for line in shown(ax, "|") if len(line.get_xdata())] == [[0.5, 1.5]]

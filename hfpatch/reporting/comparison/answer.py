@@ -170,8 +170,8 @@ def _sentence(results: ComparisonResults, lines: Sequence[Line], first: str | No
     clauses = [f"Of {len(lines)} method{'s' * (len(lines) != 1)}, {_on_first(results, lines, first)}"]
     others = [line for line in lines if any(each.verdict != "not tested" for each in line.others)]
     if others:
-        tasks = len({each.task for line in others for each in line.others})
-        metrics = metrics_text(each.metric for line in others for each in line.others)
+        tested = [each for line in others for each in line.others if each.verdict != "not tested"]
+        tasks, metrics = len({each.task for each in tested}), metrics_text(each.metric for each in tested)
         where = f"the {f'{tasks} other tasks' if tasks > 1 else 'other task'} ({metrics})"
         better, worse = (_many(others, lambda line: line.others, outcome) for outcome in ("better", "worse"))
         said = [

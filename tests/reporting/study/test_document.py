@@ -28,8 +28,8 @@ from hfpatch.results import StudyResults, load_results
 from hfpatch.results.folder import load_comparison
 
 DRAWN = ("differences", "loss", "improvement", "diagnostics", "spread")
-FILES = sorted([*(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg")), "figures/summary.png"])
-FILES += ["report.html", "report.md", "results.csv"]
+FILES = sorted(f"figures/{name}.{kind}" for name in DRAWN for kind in ("csv", "svg"))
+FILES += ["figures/summary.pdf", "figures/summary.png", "report.html", "report.md", "results.csv"]
 SECTIONS = ["answer", "protocol", "warnings", "results", "differences", "loss", "improvement", "sweep", "diagnostics"]
 
 
