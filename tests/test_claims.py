@@ -1,7 +1,7 @@
 """Claims about methods in README.md and results/README.md are verdicts of the committed results.
 
-A claim is a comment behind its sentence, ``RUN: METHOD < OTHER, METHOD = OTHER on TASK``: worse, no difference shown, or
-with ``>`` better.
+A claim is a comment behind its sentence, ``RUN: METHOD < OTHER, METHOD = OTHER on TASK``: worse, no difference shown,
+or with ``>`` better.
 """
 
 import re
