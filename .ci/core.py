@@ -30,7 +30,7 @@ def main() -> None:
     assert [name for name in LAB if importlib.util.find_spec(name) is not None] == []
     import hfpatch
 
-    assert not Path(hfpatch.__file__).is_relative_to(ROOT), "the wheel is to be tested, not the clone"
+    assert not Path(hfpatch.__file__).is_relative_to(ROOT / "hfpatch"), "the wheel is to be tested, not the clone"
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         readme_example()

@@ -94,7 +94,7 @@ def write_values(folder: Path, tasks: Iterable[str]) -> None:
         found = {
             key: _array([row.get(key) for row in rows]) for key in (rows[0] if rows else ()) if key not in IDENTITY
         }
-        names = {key: str(len(tensors) + place) for place, key in enumerate(found)}
+        names = {key: f"{len(header)}.{place}" for place, key in enumerate(found)}
         tensors |= {names[key]: values for key, values in found.items() if values is not None}
         header[task] = {
             "bytes": path.stat().st_size,

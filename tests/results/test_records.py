@@ -37,6 +37,16 @@ def test_numbers_and_pairs_are_kept_exactly(tmp_path):
     assert (tmp_path / VALUES).read_bytes() == first
 
 
+def test_a_metric_that_is_no_number_leaves_those_of_later_tasks_alone(tmp_path):
+    """f1 is left out of the first task; the numbers behind it once had the names of the second task's."""
+    for task, right in (("quiz", 1), ("other", 0)):
+        write(tmp_path, [{**row, "acc": right} for row in ROWS], task)
+    write_values(tmp_path, ["quiz", "other"])
+    found = read_values(tmp_path)
+    assert [found[task].metrics["acc"].tolist() for task in ("quiz", "other")] == [[1, 1], [0, 0]]
+    assert {values.shape for each in found.values() for values in each.metrics.values()} == {(2,), (2, 2)}
+
+
 def test_records_that_changed_since_are_read_themselves(tmp_path):
     assert read_values(tmp_path) == {}
     write(tmp_path, task="other")
