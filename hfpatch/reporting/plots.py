@@ -150,7 +150,7 @@ def forest(
         low, high = np.clip([change.low, change.high], -limit, limit)
         if low < high and not math.isinf(change.high - change.low):
             ax.hlines(y, low, high, color=colour, linewidth=1.8 if row.plain is None else 0.9, zorder=3)
-        if row.plain is not None:
+        if row.plain is not None and all(map(math.isfinite, row.plain)):
             inner = np.clip(row.plain, -limit, limit)
             ax.hlines(y, inner[0], inner[1], color=colour, linewidth=2.8, zorder=3)
         ax.plot(row.single, [y + 0.22] * len(row.single), "|", color=MUTED, markersize=5, zorder=3)
