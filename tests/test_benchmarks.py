@@ -238,7 +238,7 @@ def test_many_runs_are_made_collected_and_reported(start, tmp_path):
         assert found["peak_mb"] > 0
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert {len(method["runs"]) for name, method in results["methods"].items() if name != "baseline"} == {2}
-    assert len(results["comparisons"]) == 2 * 4
+    assert len(results["verdicts"]) == 2 * 4
     assert (tmp_path / "report.html").is_file()
 
 
