@@ -101,14 +101,19 @@ def test_bits_per_byte_are_those_of_the_text_whatever_the_tokenizer(outcome, fol
 
 def test_every_pair_is_compared_with_one_correction(outcome):
     found, out, _ = outcome
-    pairs = [(one.method, one.reference, one.task) for one in found.comparisons]
+    pairs = [(one.method, one.other, one.task) for one in found.verdicts]
     assert pairs == [(*pair, task) for pair in (("b", "a"), ("c", "a"), ("c", "b")) for task in TASKS]
     largest = 0.0
-    tested = sorted((one for one in found.comparisons if one.p is not None), key=lambda one: one.p)
+    tested = sorted((one for one in found.verdicts if one.p is not None), key=lambda one: one.p)
     for place, one in enumerate(tested):
         largest = max(largest, min(1.0, (len(tested) - place) * one.p))
-        assert one.p_holm == pytest.approx(largest)
-    (one,) = (one for one in found.comparisons if (one.method, one.reference, one.task) == ("c", "b", TASKS[0]))
+        assert one.p_corrected == pytest.approx(largest)
+        assert one.family == len(tested)
+    (one,) = (
+        one
+        for one in found.comparisons
+        if (one.method, one.reference, one.task, one.metric) == ("c", "b", TASKS[0], "acc")
+    )
     right = [
         np.mean([json.loads(line)["acc"] for line in (out / label / f"{TASKS[0]}.jsonl").read_text().splitlines()])
         for label in "cb"

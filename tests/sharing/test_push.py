@@ -88,7 +88,7 @@ def test_a_run_goes_in_one_commit_without_checkpoints_and_records(hub, run):
     card = files["README.md"].decode()
     assert card.startswith("---\nlibrary_name: peft\n")
     assert "pre_projection_skip" in card
-    assert "+5.0 [2.0, 8.0]" in card
+    assert "+5.0 [−0.7, 8.4]" in card
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_one_method_stands_at_the_top_ready_to_be_loaded(run):
     assert json.loads(files["patch.json"])["base"]["name"] == "my-base"
     card = files["README.md"].read_text()
     assert "/home/someone" not in card
-    for said in ("lora on my-base", "## Data", "42.0 %", "+1.5 [−1.5, 4.5] points", "Seed: 1"):
+    for said in ("lora on my-base", "## Data", "42.0 %", "+1.5 [−2.6, 5.6] points", "Seed: 1"):
         assert said in card
 
 
