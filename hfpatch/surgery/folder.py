@@ -116,7 +116,8 @@ def load_patch(
         for name, folder in folders.items():
             _fill(model, name, tensors[name], folder)
         activate(model, manifest.active if manifest is not None else None, trainable=trainable, upcast=False)
-        scale_patch(model, scale)
+        if scale != 1:
+            scale_patch(model, scale)
     except HfpatchError:
         unpatch(model)
         raise
