@@ -170,20 +170,19 @@ def _read_config(folder: Path, module: str | None = None) -> PeftConfig:
     if not (folder / CONFIG).is_file():
         raise HfpatchError(f"{folder / CONFIG}: missing; the adapter folder is incomplete")
     kind = read_json(folder / CONFIG).get("peft_type")
-    if isinstance(kind, str):
-        require_loaded(kind.lower())
-        if kind not in KNOWN:
-            where = f"import {module}" if module else "import the module that defines it"
-            raise HfpatchError(
-                f"{folder / CONFIG}: of method {kind.lower()!r}, which neither PEFT nor hfpatch has; {where} first, or "
-                "install its package"
-            )
+    if not isinstance(kind, str):  # PEFT would call itself without end
+        raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration (no peft_type)")
+    require_loaded(kind.lower())
+    if kind not in KNOWN:
+        where = f"import {module}" if module else "import the module that defines it"
+        raise HfpatchError(
+            f"{folder / CONFIG}: of method {kind.lower()!r}, which neither PEFT nor hfpatch has; {where} first, or "
+            "install its package"
+        )
     try:
         config: PeftConfig = PeftConfig.from_pretrained(str(folder))
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration ({error})") from error
-    if config.peft_type is None:
-        raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration (no peft_type)")
     return config
 
 
