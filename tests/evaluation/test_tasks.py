@@ -92,7 +92,7 @@ def test_lm_evals_own_call_gets_the_examples_that_it_asks_for(data_dir, shots):
 def test_every_local_file_names_tasks_that_exist():
     local = local_data()
     assert {"lambada_openai", "hellaswag", "arc_easy", "wikitext"} < set(local)
-    own = TaskManager(include_defaults=False, include_path=[eval_dir() / "paper"])
+    own = TaskManager(include_defaults=False, include_path=[eval_dir() / folder for folder in ("paper", "metamath")])
     for name in local:
         assert name in own.task_index or name in index._files()
 
