@@ -14,7 +14,7 @@ from hfpatch.support.lab import needing_lab
 from hfpatch.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hfpatch.evaluation.comparison import check_comparable, compare
+    from hfpatch.evaluation.comparison import check_comparable, compare, compare_again
     from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
     from hfpatch.evaluation.run import all_aggregations, evaluate
@@ -28,6 +28,7 @@ __all__ = [
     "check_comparable",
     "check_known_scores",
     "compare",
+    "compare_again",
     "evaluate",
     "load_tasks",
     "unknown_base",
@@ -39,6 +40,7 @@ _HOMES = {
     "check_comparable": "comparison",
     "check_known_scores": "known_scores",
     "compare": "comparison",
+    "compare_again": "comparison",
     "evaluate": "run",
     "load_tasks": "tasks",
     "unknown_base": "known_scores",

@@ -25,7 +25,9 @@ from hfpatch.evaluation.stats import (
     paired_accuracies,
     paired_permutation,
 )
+from hfpatch.results.folder import load_results
 from hfpatch.results.low_noise import LOW_NOISE
+from hfpatch.results.records import published_runs
 from hfpatch.results.schema import Comparison, TaskResult
 
 RESAMPLES = 200
@@ -135,6 +137,32 @@ def compare(
     low_noise = _compare_pairs(records, others, references, baseline)
     broken = {(one.method, one.reference, one.task) for one in low_noise if not math.isfinite(one.difference)}
     return found + [one for one in low_noise if (one.method, one.reference, one.task) not in broken]
+
+
+def compare_again(folder: str | Path) -> list[Comparison]:
+    """Compute the paired differences of a comparison again, from ``values.safetensors`` in its folder.
+
+    Neither the runs' folders nor a model is needed. A measure that is no mean or ratio of the documents' values, such
+    as BLEU, has none here.
+
+    Args:
+        folder: what ``hfpatch compare`` wrote, or a published copy of it.
+
+    Returns:
+        The comparisons of its ``results.json``, as :func:`compare` returns them.
+
+    Raises:
+        HfpatchError: if the folder has no results or no values.
+    """
+    folder = Path(folder)
+    results = load_results(folder)
+    references: dict[str, list[str]] = {}
+    for each in results.comparisons:
+        others = references.setdefault(each.method, [])
+        others += [] if each.reference in others else [each.reference]
+    base = results.methods[results.baseline].runs[0] if results.baseline is not None else None
+    scores = {} if base is None else base.evaluation
+    return compare(published_runs(folder), tasks=scores, references=references, baseline=results.baseline or "baseline")
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ class Reader:
             return None
         known = self._values.get(run, {}).get(result.task)
         key = (result.task, known.documents if known is not None else str(run))
+        if known is not None and known.groups is not None:
+            return known.groups
         if key not in self._groups:
             names = read_metric(run / f"{result.task}.jsonl", "cluster")[1]
             groups = grouped([name if isinstance(name, str) else None for name in names])

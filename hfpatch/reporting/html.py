@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 from functools import cache
 from importlib import resources
@@ -14,6 +15,9 @@ from markupsafe import Markup, escape
 from hfpatch.reporting.document import Block, Cell, Document, Download, Explorer, Figure
 from hfpatch.reporting.theme import inline
 from hfpatch.support.version import __version__
+
+LONGEST_PLAIN = 8192
+"""Characters up to which a page holds a file as plain text."""
 
 
 def html(document: Document) -> str:
@@ -70,10 +74,14 @@ def _drawn(figure: Figure, prefix: str) -> Markup:
 
 
 def _download(block: Block) -> Markup:
-    """Return a link that holds a file: a download, or the data of a figure."""
+    """Return a link that holds a file, a download or the data of a figure, as gzip where it is long."""
     if isinstance(block, Figure):
         block = Download(f"{block.name}.csv", "its data (CSV)", block.data)
     assert isinstance(block, Download)
+    if len(block.content) > LONGEST_PLAIN:
+        packed = base64.b64encode(gzip.compress(block.content.encode(), mtime=0)).decode()
+        link = Markup('<a download="{}.gz" href="data:application/gzip;base64,{}">{}</a>')
+        return link.format(block.name, packed, block.label)
     content = quote(block.content, safe=" ,.:;/()[]+-_=|*@!?~")
     link = Markup('<a download="{}" href="data:{};charset=utf-8,{}">{}</a>')
     return link.format(block.name, block.media_type, content, block.label)

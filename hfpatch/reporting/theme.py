@@ -107,7 +107,17 @@ def to_svg(figure: Figure) -> str:
     """Return a figure as an SVG document without dates, versions or random names."""
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return stream.getvalue()
+    return _compact(stream.getvalue())
+
+
+def _compact(svg: str) -> str:
+    """Return an SVG with coordinates in hundredths of a point, without unused ids, empty groups and indents."""
+    svg = re.sub(r'="[^"]*"', lambda value: re.sub(r"\s+", " ", re.sub(r"(\.\d\d)\d+", r"\1", value[0])), svg)
+    used = set(re.findall(r"#([\w.-]+)", svg))
+    svg = re.sub(r' id="([^"]*)"', lambda name: name[0] if name[1] in used else "", svg)
+    svg = re.sub(r' transform="rotate\(-?0 [^"]*"', "", svg)
+    svg = re.sub(r"\n\s+", "\n", svg)
+    return re.sub(r"<g ?/>\n", "", svg)
 
 
 @report_style()
@@ -147,6 +157,7 @@ def inline(svg: str, prefix: str, label: str) -> str:
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", body)
+    body = body.replace("font-family: 'DejaVu Sans'; ", "")  # the page's own
     for colour, variable in _VARIABLES.items():
         body = re.sub(rf"(?<=[:] ){colour}\b", f"var(--{variable})", body)
     return body.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

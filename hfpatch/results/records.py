@@ -1,7 +1,12 @@
-"""The numbers of an evaluation's records in one file, so that comparisons of very many runs read little.
+"""The numbers of evaluations' records as arrays: of one run, and of all runs of a comparison.
 
 ``evaluations/<task>.jsonl`` has a line for each document: its text and every metric. ``evaluations/values.safetensors``
-has the metrics alone, as arrays. It follows from the records and is left out of account where they have changed since.
+has the metrics alone, so that comparisons of very many runs read little. It follows from the records and is left out of
+account where they have changed since.
+
+``values.safetensors`` beside ``results.json`` has what the paired tests of a whole comparison need, without any text: a
+tensor ``<method>/<task>/<metric>``, (seeds, documents) or (seeds, documents, 2) of pairs. With it a run folder can be
+published without its runs, and every interval still be computed again (:func:`hfpatch.evaluation.compare_again`).
 """
 
 from __future__ import annotations
@@ -19,11 +24,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from hfpatch.errors import HfpatchError
 from hfpatch.support.files import atomic_file
 
 VALUES = "values.safetensors"
 IDENTITY = ("doc_id", "doc_hash", "target", "doc", "cluster")
 """What a record has beside its metrics."""
+_GROUPS = "groups"
 _HEADER = "tasks"  # the one key of the file's metadata: several would be written in an order that varies
 
 Array = NDArray[np.float64]
@@ -36,10 +43,12 @@ class TaskValues:
     Attributes:
         documents: the hash of the documents and their order, see `hash_documents`.
         metrics: each metric's values, (documents,), or (documents, 2) of pairs; NaN where one was not finite.
+        groups: the group of each document, where documents come in groups and the records are not there.
     """
 
     documents: str
     metrics: Mapping[str, Array]
+    groups: NDArray[np.int64] | None = None
 
 
 def hash_documents(hashes: Iterable[str]) -> str:
@@ -117,8 +126,10 @@ def _array(values: Sequence[Any]) -> Array | None:
 def read_values(folder: Path) -> dict[str, TaskValues]:
     """Return the values of each task whose records are as they were when the values were written.
 
-    There are none where the file is missing, as in folders of earlier versions, or cannot be read.
+    A run that has no records any more has those of its comparison's file. There are none where a file cannot be read.
     """
+    if not folder.is_dir():
+        return _read_published(folder)
     try:
         with safe_open(folder / VALUES, framework="numpy") as file:
             header = json.loads(file.metadata()[_HEADER])
@@ -129,3 +140,73 @@ def read_values(folder: Path) -> dict[str, TaskValues]:
             }
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError):
         return {}
+
+
+def write_published(
+    out: Path,
+    records: Mapping[str, Mapping[int, Path]],
+    measures: Iterable[tuple[str, str]],
+    groups: Mapping[str, NDArray[np.int64]],
+) -> None:
+    """Write the values of a comparison's runs into its folder; those that are no numbers are left out.
+
+    Args:
+        out: the run folder.
+        records: for each method and seed the folder of its records.
+        measures: the tasks and metrics that were compared.
+        groups: the group of each document, for tasks whose documents come in groups.
+    """
+    measures = list(dict.fromkeys(measures))
+    tensors: dict[str, NDArray[Any]] = {f"{task}/{_GROUPS}": values for task, values in groups.items()}
+    documents: dict[str, str] = {}
+    for method, runs in records.items():
+        read = [read_values(runs[seed]) for seed in sorted(runs)]
+        for task, metric in measures:
+            if all(task in values and metric in values[task].metrics for values in read):
+                documents[task] = read[0][task].documents
+                tensors[f"{method}/{task}/{metric}"] = _compact(np.stack([run[task].metrics[metric] for run in read]))
+    header = {"documents": documents, "seeds": {method: sorted(runs) for method, runs in records.items()}}
+    with atomic_file(out / VALUES) as temporary:
+        save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
+
+
+def published_runs(out: Path) -> dict[str, dict[int, Path]]:
+    """Return for each method and seed whose values a comparison's file has the folder that its records had.
+
+    Raises:
+        HfpatchError: if there is no such file, or it is damaged.
+    """
+    try:
+        with safe_open(out / VALUES, framework="numpy") as file:
+            seeds = json.loads(file.metadata()[_HEADER])["seeds"]
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise HfpatchError(f"{out / VALUES}: no values of a comparison ({error}); run it again") from error
+    return {method: {seed: _records_of(out, method, seed) for seed in own} for method, own in seeds.items()}
+
+
+def _records_of(out: Path, method: str, seed: int) -> Path:
+    return out / "runs" / method / f"seed-{seed}" / "evaluations"
+
+
+def _read_published(folder: Path) -> dict[str, TaskValues]:
+    """Return the values of a run, given where its records would be, from its comparison's file."""
+    try:
+        out, method, seed = folder.parents[3], folder.parents[1].name, int(folder.parent.name.removeprefix("seed-"))
+        with safe_open(out / VALUES, framework="numpy") as file:
+            header, names = json.loads(file.metadata()[_HEADER]), set(file.keys())
+            row = header["seeds"][method].index(seed)
+            found = {}
+            for task, documents in header["documents"].items():
+                prefix, grouped = f"{method}/{task}/", f"{task}/{_GROUPS}"
+                own = [name for name in names if name.startswith(prefix)]
+                metrics = {name.removeprefix(prefix): np.float64(file.get_tensor(name)[row]) for name in own}
+                groups = file.get_tensor(grouped) if grouped in names else None
+                found[task] = TaskValues(documents, metrics, groups)
+            return found
+    except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _compact(values: Array) -> NDArray[Any]:
+    """Return values as bytes where they are all 0 or 1: right and wrong answers."""
+    return values.astype(np.uint8) if np.isin(values, (0.0, 1.0)).all() else values

@@ -18,7 +18,7 @@ from hfpatch.runs.pacing import Paced
 from hfpatch.runs.plan import Plan, Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.reports import write_report
-from hfpatch.runs.results import collect, compares_what_it_should
+from hfpatch.runs.results import collect, compares_what_it_should, publish_values
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.runs.train_eval import complete, is_due
@@ -95,7 +95,10 @@ def _is_done(folder: RunFolder, recipe: Recipe) -> bool:
 def _write(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete: bool) -> None:
     """Write results.json, of all runs that are complete; of several processes the first does."""
     if start_processes().is_main_process:
-        write_json(folder.results, collect(setup, folder, clock, complete=complete).to_json())
+        results = collect(setup, folder, clock, complete=complete)
+        if complete and results.comparisons:
+            publish_values(folder, results)
+        write_json(folder.results, results.to_json())
 
 
 def _session(plan: Plan, setup: ComparisonSetup, paced: Paced, progress: Progress) -> Session:

@@ -8,12 +8,14 @@ from typing import Any
 
 from hfpatch.evaluation import Comparison, all_aggregations
 from hfpatch.evaluation import compare as compare_records
+from hfpatch.evaluation.reading import Reader
 from hfpatch.evaluation.selection import select
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pairs import Question, by_question, is_lora, references
 from hfpatch.results.comparison import read_match
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.identity import facts_of_base
+from hfpatch.results.records import write_published
 from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task, Tuning
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.runs.cautions import cautions, form_of, scores_of
@@ -111,6 +113,19 @@ def _questions(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
     declared = [(name, other) for name, others in references(recipe).items() for other in others]
     loras = [name for name, parts in recipe.methods.items() if is_lora(parts)]
     return by_question(declared, recipe.baseline, loras)
+
+
+def publish_values(folder: RunFolder, results: ComparisonResults) -> None:
+    """Write the values of all documents beside complete results, for whoever has the folder without its runs."""
+    records: dict[str, dict[int, Path]] = {}
+    for name, method in results.methods.items():
+        if seeds := [seed for seed in method.runs if seed not in method.diverged]:
+            records[name] = {seed: folder.run(name, seed).evaluations for seed in seeds}
+    reader, (path, *_) = Reader(), [path for own in records.values() for path in own.values()]  # documents are alike
+    scores = next(iter(run.evaluation for method in results.methods.values() for run in method.runs.values()))
+    groups = {task: reader.read_groups(path, score) for task, score in scores.items()}
+    measures = [(each.task, each.metric) for each in results.comparisons]
+    write_published(folder.root, records, measures, {task: own for task, own in groups.items() if own is not None})
 
 
 def _comparisons(setup: ComparisonSetup, runs: Sequence[PlannedRun], methods: Mapping[str, Method]) -> list[Comparison]:

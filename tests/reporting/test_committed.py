@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hfpatch.evaluation import compare_again
 from hfpatch.reporting import write_report
+from hfpatch.results import load_results
 
 RESULTS = Path(__file__).parents[2] / "results"
 REPORTS = sorted(path.parent for path in RESULTS.glob("**/report.md"))
@@ -27,3 +29,22 @@ def test_the_page_has_the_numbers_of_the_markdown(folder):
     rows = [line for line in (folder / "report.md").read_text().splitlines() if line.startswith("| ")]
     page = (folder / "report.html").read_text()
     assert set(number.findall("\n".join(rows))) <= set(number.findall(page))
+    assert len(page) < 600_000
+
+
+COMPARED = sorted(path.parent for path in RESULTS.glob("**/results.json") if '"kind": "comparison"' in path.read_text())
+
+
+@pytest.mark.parametrize("folder", COMPARED, ids=lambda path: path.relative_to(RESULTS).as_posix())
+def test_every_committed_difference_follows_from_the_documents(folder):
+    def place(one):
+        return one.method, one.reference, one.task, one.metric
+
+    again = {place(one): one for one in compare_again(folder)}
+    committed = {place(one): one for one in load_results(folder).comparisons}
+    assert again
+    assert again.keys() == committed.keys()
+    for key, one in committed.items():
+        for name in ("difference", "low", "high", "p"):
+            assert getattr(again[key], name) == pytest.approx(getattr(one, name), rel=1e-6, abs=1e-9), (key, name)
+        assert (again[key].n, again[key].seeds, again[key].test) == (one.n, one.seeds, one.test)

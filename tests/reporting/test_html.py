@@ -1,5 +1,6 @@
 import base64
 import csv
+import gzip
 import hashlib
 import io
 import json
@@ -13,7 +14,8 @@ import pytest
 from hfpatch.reporting.comparison.document import Material, comparison_document
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.samples import Change, Samples, Sides
-from hfpatch.reporting.html import html
+from hfpatch.reporting.document import Download
+from hfpatch.reporting.html import _download, html
 from hfpatch.reporting.plots import to_svgs
 from hfpatch.results.folder import load_comparison
 
@@ -64,12 +66,22 @@ def page(request, build, raw):
     return page_of(build(source, curves=False))
 
 
+def test_a_long_file_is_packed_and_the_same():
+    content = "name,value\n" + "a,1\n" * 5000
+    packed, plain = (str(_download(Download("x.csv", "its data", text))) for text in (content, "a,1\n"))
+    name, data = re.search(r'download="([^"]*)" href="data:application/gzip;base64,([^"]*)"', packed).groups()
+    assert (name, gzip.decompress(base64.b64decode(data)).decode()) == ("x.csv.gz", content)
+    assert 'href="data:text/csv;charset=utf-8,a,1%0A"' in plain
+
+
 def test_no_script_but_its_own_no_handler_no_network(page):
     parsed, text = page
     names = {tag for tag, _ in parsed.tags}
     assert not names & {"iframe", "object", "embed", "link", "img", "base", "b"}
     assert not [attrs for _, attrs in parsed.tags if any(name.startswith("on") for name in attrs)]
-    assert all(link.startswith(("#", "data:text/csv;charset=utf-8,")) for link in parsed.links)
+    assert all(
+        link.startswith(("#", "data:text/csv;charset=utf-8,", "data:application/gzip;")) for link in parsed.links
+    )
     assert "@import" not in text
     assert set(re.findall(r"url\(([^)]{0,3})", text)) <= {"#di", "#qu"}
     assert "default-src 'none'" in text

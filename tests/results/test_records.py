@@ -2,13 +2,22 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 
+from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import TaskResult, compare
 from hfpatch.results import records
-from hfpatch.results.records import VALUES, hash_documents, read_values, write_values
+from hfpatch.results.records import (
+    VALUES,
+    hash_documents,
+    published_runs,
+    read_values,
+    write_published,
+    write_values,
+)
 
 ROWS = [
     {"doc_id": 0, "doc_hash": "a", "target": " b\u2028c", "acc": 1.0, "f1": [0, 1, 1], "word_perplexity": [-2.5, 3]},
@@ -79,3 +88,34 @@ def test_comparisons_are_the_same_with_and_without_them(tmp_path, monkeypatch):
             assert compare(runs, tasks=tasks, references={"method": ["baseline"]}) == from_records
         for folder in (tmp_path / "base", *runs["method"].values()):
             (folder / VALUES).unlink()
+
+
+@pytest.mark.parametrize("clusters", [None, 12])
+def test_a_comparison_is_the_same_from_its_published_values(clusters, tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {
+        name: {seed: tmp_path / "runs" / name / f"seed-{seed}" / "evaluations" for seed in seeds}
+        for name, seeds in {"baseline": (0,), "method": (0, 1)}.items()
+    }
+    for folder in (folder for own in runs.values() for folder in own.values()):
+        rows = [
+            {"doc_id": i, "doc_hash": f"h{i}", "target": "t", "acc": int(rng.random() < 0.5), "cluster": str(i % 12),
+             "bits_per_byte": [-rng.random(), i % 7 + 1]}
+            for i in range(60)
+        ]  # fmt: skip
+        write_values(write(folder, rows), ["quiz"])
+    given = {"task": "quiz", "n": 60, "metrics": {}, "stderr": {}, "num_fewshot": 0, "data_sha256": "", "version": "1"}
+    of = None if clusters is None else {"column": "passage", "groups": clusters}
+    asked = [
+        {"quiz": TaskResult(**given, primary=primary, higher_is_better=primary == "acc", clusters=of)}
+        for primary in ("acc", "bits_per_byte")
+    ]
+    from_records = [compare(runs, tasks=tasks, references={"method": ["baseline"]}) for tasks in asked]
+    groups = {} if clusters is None else {"quiz": np.arange(60) % 12}
+    write_published(tmp_path, runs, [("quiz", "acc"), ("quiz", "bits_per_byte")], groups)
+    shutil.rmtree(tmp_path / "runs")
+    assert published_runs(tmp_path) == runs
+    assert [compare(runs, tasks=tasks, references={"method": ["baseline"]}) for tasks in asked] == from_records
+    (tmp_path / VALUES).unlink()
+    with pytest.raises(HfpatchError, match="no values of a comparison"):
+        published_runs(tmp_path)

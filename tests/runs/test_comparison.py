@@ -19,6 +19,7 @@ import hfpatch.runs.train_eval
 import hfpatch.support.files
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import compare_again
 from hfpatch.evaluation.stats import paired_permutation
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import PretrainRecipe
@@ -172,6 +173,12 @@ def test_compare_writes_the_run_folder(straight):
     assert "runs/baseline/seed-0/result.json" in found
     assert not any("baseline/seed-1" in file for file in found)
     assert not any(file.endswith(".tmp") for file in found)
+
+
+def test_a_published_folder_gives_the_same_comparisons_without_its_runs(straight, tmp_path):
+    for name in ("results.json", "values.safetensors"):
+        shutil.copy(straight / name, tmp_path)
+    assert compare_again(tmp_path) == load_results(straight).comparisons
 
 
 def test_results_name_everything_a_result_must_name(straight, model_folder):
@@ -615,6 +622,8 @@ def test_one_seed_of_two_that_diverges_is_left_out_of_the_comparison(recipe, tmp
     seeds = {(each["method"], each["reference"]): each["seeds"] for each in results["comparisons"]}
     assert seeds[("lora", "baseline")] == 1
     assert seeds[("pre_projection", "baseline")] == 2
+    shutil.rmtree(tmp_path / "out" / "runs")
+    assert compare_again(tmp_path / "out") == load_results(tmp_path / "out").comparisons
 
 
 def test_a_run_that_is_to_stop_at_divergence_is_named(model_folder, tmp_path):

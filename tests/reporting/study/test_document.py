@@ -82,10 +82,10 @@ def test_sections_are_in_the_order_of_reading(report):
     assert sections == [*SECTIONS, "spread", "environment", "cite"]
     assert len(page.ids) == len(set(page.ids))
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
-    assert all(link.startswith(("#", "data:text/csv;charset=utf-8,")) for link in page.links)
+    assert all(link.startswith(("#", "data:text/csv;charset=utf-8,", "data:application/gzip;")) for link in page.links)
     assert sum(tag == "svg" for tag, _ in page.tags) == len(DRAWN)
     downloads = {attrs["download"] for _, attrs in page.tags if "download" in attrs}
-    assert downloads == {"results.csv", *(f"{name}.csv" for name in DRAWN)}
+    assert {name.removesuffix(".gz") for name in downloads} == {"results.csv", *(f"{name}.csv" for name in DRAWN)}
 
 
 def test_html_and_markdown_have_the_same_tables(report):
