@@ -214,6 +214,22 @@ def _stretch(one: Comparison, errors: Sequence[tuple[float, float]], level: floa
     return float(reach(errors, level / choices) / reach(errors, ALPHA / choices))
 
 
+def shrinks_with(one: Comparison, family: int, seeds: int) -> float | None:
+    """Return how many times as large the smallest detectable difference would be with other seeds: with σ² of a seed,
+
+        (reach(α/m) + reach(2 (1 - power))),    error_seeds = σ/√S,  S - 1 degrees of freedom
+
+    None where the seeds' part of the error is not known.
+    """
+    if len(one.errors) != 2 or one.seeds < 2:
+        return None
+    documents, (error, _) = one.errors
+    other = [documents, (error * math.sqrt(one.seeds / seeds), seeds - 1)]
+    levels = (ALPHA / family, 2 * (1 - POWER))
+    now, then = (sum(float(reach(parts, level)) for level in levels) for parts in (one.errors, other))
+    return then / now if now else None
+
+
 def _errors(one: Comparison) -> Sequence[tuple[float, float]]:
     """Return the sources of variation; of results without them one whose t gives both the interval and p."""
     if one.errors and any(error for error, _ in one.errors):

@@ -9,6 +9,7 @@ Tensors are safetensors, everything else is JSON and Markdown; nothing is ever u
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Collection
 from pathlib import Path
@@ -169,8 +170,9 @@ def _require_base(model: nn.Module, base: Base, directory: Path) -> None:
 def _read_config(folder: Path, module: str | None = None) -> PeftConfig:
     if not (folder / CONFIG).is_file():
         raise HfpatchError(f"{folder / CONFIG}: missing; the adapter folder is incomplete")
-    kind = read_json(folder / CONFIG).get("peft_type")
-    if not isinstance(kind, str):  # PEFT would call itself without end
+    values = read_json(folder / CONFIG)
+    kind = values.get("peft_type")
+    if not isinstance(kind, str):
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration (no peft_type)")
     require_loaded(kind.lower())
     if kind not in KNOWN:
@@ -180,8 +182,12 @@ def _read_config(folder: Path, module: str | None = None) -> PeftConfig:
             "install its package"
         )
     try:
+        own = inspect.signature(KNOWN[kind]).parameters
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            KNOWN[kind](**{key: value for key, value in values.items() if key in own})  # PEFT tries again without end
         config: PeftConfig = PeftConfig.from_pretrained(str(folder))
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration ({error})") from error
     return config
 

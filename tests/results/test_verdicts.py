@@ -8,7 +8,7 @@ from scipy import stats
 
 from hfpatch.recipes.pairs import by_question
 from hfpatch.results.parts import Comparison
-from hfpatch.results.verdicts import Measure, deciding, judge
+from hfpatch.results.verdicts import Measure, deciding, judge, shrinks_with
 
 BITS = Measure("bits_per_byte", False)
 
@@ -127,3 +127,16 @@ def test_no_difference_of_shares_is_larger_than_1():
     made = comparison("a", 0.1, 0.3, 1.0, metric="acc")
     (found,) = judge([made], {"base": [("a", "base")]}, {"text": Measure("acc", True)})
     assert (found.simultaneous_low, found.simultaneous_high, found.smallest_visible) == (-1.0, 1.0, None)
+
+
+def test_more_seeds_make_the_smallest_detectable_difference_smaller_by_the_formula():
+    made = comparison("m", 0.1, 0.02, 2, errors=[(0.01, 399.0), (0.02, 2.0)])
+
+    def visible(seeds):
+        error = 0.02 * (3 / seeds) ** 0.5
+        sides = ((1 - 0.025 / 12), 0.8)
+        return sum(((stats.t.ppf(q, 399) * 0.01) ** 2 + (stats.t.ppf(q, seeds - 1) * error) ** 2) ** 0.5 for q in sides)
+
+    assert shrinks_with(made, 12, 5) == pytest.approx(visible(5) / visible(3))
+    assert shrinks_with(made, 12, 3) == pytest.approx(1)
+    assert shrinks_with(made.model_copy(update={"errors": []}), 12, 5) is None

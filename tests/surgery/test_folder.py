@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from damage import WRONG, damaged, places
 from families import FEW, logits_of, make_model, make_tokens, perturb
-from peft import IA3Config, LoraConfig, PeftModel
+from peft import IA3Config, LoraConfig, PeftConfig, PeftModel
 
 import hfpatch
 from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig
@@ -390,6 +390,18 @@ def test_one_wrong_value_is_loaded_or_refused_in_one_line(folder, file):
 def test_a_wrong_value_is_named(folder, file, change, line):
     edit(folder / file, **change)
     refused(folder, line)
+
+
+def test_peft_does_not_try_a_wrong_part_of_a_configuration_again_and_again(folder, monkeypatch):
+    """Without end: where a library had raised Python's limit of recursion, the process crashed."""
+    edit(folder / f"lora/{CONFIG}", monteclora_config={"x": 1})
+    real = PeftConfig.from_peft_type.__func__
+
+    def asked(cls, **values):
+        return pytest.fail("PEFT was asked") if values.get("monteclora_config") else real(cls, **values)
+
+    monkeypatch.setattr(PeftConfig, "from_peft_type", classmethod(asked))
+    refused(folder, "not an adapter configuration .*unexpected keyword argument 'x'")
 
 
 @pytest.mark.parametrize("name", ["models/\udc80", None])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from hfpatch.recipes import pairs
 from hfpatch.reporting.comparison.changes import gain_of, is_text
@@ -13,7 +14,7 @@ from hfpatch.reporting.words import measured, metric_text, metrics_text
 from hfpatch.results.comparison import MATCHED
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, Method
-from hfpatch.results.verdicts import ALPHA, Verdict, reach
+from hfpatch.results.verdicts import ALPHA, Verdict, reach, shrinks_with
 
 _MOST_NAMED = 2
 _FEW_SEEDS = 5
@@ -288,6 +289,15 @@ def _cells(
     return tuple(cells)
 
 
+def _shrinks(results: ComparisonResults, seeds: int, more: int) -> float | None:
+    """Return the median factor by which more seeds would make the smallest detectable differences smaller."""
+    made = {(each.method, each.reference, each.task, each.metric): each for each in results.comparisons}
+    tested = [each for each in results.verdicts if each.family and each.seeds == seeds]
+    found = ((made[each.method, each.other, each.task, each.metric], each.family) for each in tested)
+    factors = [factor for one, family in found if (factor := shrinks_with(one, family, more)) is not None]
+    return median(factors) if factors else None
+
+
 def uncovered(results: ComparisonResults) -> Iterator[str]:
     """Yield a line for each source of noise that the intervals do not cover, or cover badly."""
     if not results.comparisons:
@@ -298,7 +308,13 @@ def uncovered(results: ComparisonResults) -> Iterator[str]:
     elif seeds < _FEW_SEEDS:
         t = reach([(1.0, seeds - 1)], ALPHA)
         only = "only huge differences" if seeds == 2 else "only large differences"
-        yield f"Seeds: {seeds}, so Student's t is {t:.1f}; where results vary from seed to seed, {only} can show."
+        factor = _shrinks(results, seeds, _FEW_SEEDS)
+        more = (
+            ""
+            if factor is None
+            else (f" With {_FEW_SEEDS} seeds the smallest that can show would be about {factor:.2f} times as large.")
+        )
+        yield f"Seeds: {seeds}, so Student's t is {t:.1f}; where results vary from seed to seed, {only} can show.{more}"
     if results.tuning is not None:
         yield f"Choice of the rate: made with one seed ({results.tuning.seed}); another may choose another rate."
     if seeds > 1:
