@@ -215,11 +215,10 @@ def _stretch(one: Comparison, errors: Sequence[tuple[float, float]], level: floa
 
 
 def shrinks_with(one: Comparison, family: int, seeds: int) -> float | None:
-    """Return how many times as large the smallest detectable difference would be with other seeds: with σ² of a seed,
+    """Return how many times as large the smallest detectable difference would be with another number of seeds.
 
-        (reach(α/m) + reach(2 (1 - power))),    error_seeds = σ/√S,  S - 1 degrees of freedom
-
-    None where the seeds' part of the error is not known.
+    It is reach(α/m) + reach(2 (1 - power)), where the seeds' error is σ/√S with S - 1 degrees of freedom. None where
+    that part of the error is not known.
     """
     if len(one.errors) != 2 or one.seeds < 2:
         return None
