@@ -199,7 +199,9 @@ def _read_published(folder: Path) -> dict[str, TaskValues]:
             for task, documents in header["documents"].items():
                 prefix, grouped = f"{method}/{task}/", f"{task}/{_GROUPS}"
                 own = [name for name in names if name.startswith(prefix)]
-                metrics = {name.removeprefix(prefix): np.float64(file.get_tensor(name)[row]) for name in own}
+                metrics = {
+                    name.removeprefix(prefix): np.asarray(file.get_tensor(name)[row], dtype=np.float64) for name in own
+                }
                 groups = file.get_tensor(grouped) if grouped in names else None
                 found[task] = TaskValues(documents, metrics, groups)
             return found
