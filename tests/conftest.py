@@ -6,6 +6,7 @@ The processes that tests start inherit the environment, so that they compute wit
 import gc
 import logging
 import os
+import signal
 import tempfile
 from collections import Counter
 from types import SimpleNamespace
@@ -51,6 +52,14 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _sigterm_as_before():
+    """Let no test change the answer to SIGTERM for those after it: pools that they fork would wait without end."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,22 @@ def sigterm_answered_by(handler: Callable[..., Any]) -> Iterator[None]:
 
     It changes nothing outside the main thread, where Python allows no handler.
     """
-    if threading.current_thread() is not threading.main_thread():
+    with sigterm_kept():
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
         yield
-        return
-    before = signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Put the answer to SIGTERM back that was there before, whatever a library sets meanwhile.
+
+    Processes that are forked later inherit it. One that answers by Python code may not end when it is told to: a pool
+    of ``multiprocessing`` then waits for it without end.
+    """
+    before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if threading.current_thread() is threading.main_thread() and before is not None:  # None: not set by Python
+            signal.signal(signal.SIGTERM, before)

@@ -26,6 +26,7 @@ from hfpatch.runs.engines.scored import Scored, ScoredFile
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Place
 from hfpatch.support.files import read_json
+from hfpatch.support.signals import sigterm_kept
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
 from hfpatch.training.records import MetricsFile
@@ -333,7 +334,10 @@ def test_a_worker_that_is_asked_to_end_outside_of_training_gives_its_locks_back(
 def one_ray():
     """Ray on this machine, started once for all tests."""
     ray = pytest.importorskip("ray")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+    with sigterm_kept():
+        ray.init(
+            address="local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False
+        )
     yield
     ray.shutdown()
 

@@ -2,7 +2,7 @@ import os
 import signal
 import threading
 
-from hfpatch.support.signals import sigterm_answered_by
+from hfpatch.support.signals import sigterm_answered_by, sigterm_kept
 
 
 def test_a_handler_answers_for_as_long_as_it_is_asked_to():
@@ -24,3 +24,10 @@ def test_outside_the_main_thread_the_handler_stays():
     thread.start()
     thread.join()
     assert found == [before]
+
+
+def test_what_a_library_sets_does_not_stay():
+    before = signal.getsignal(signal.SIGTERM)
+    with sigterm_kept():
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    assert signal.getsignal(signal.SIGTERM) is before

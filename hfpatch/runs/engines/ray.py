@@ -18,6 +18,7 @@ from hfpatch.runs.engines.settings import LOCAL, EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, UnitWorker
 from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.plan import Unit
+from hfpatch.support.signals import sigterm_kept
 
 CONNECT_S = 10.0
 """How long an address may take to answer."""
@@ -48,10 +49,11 @@ class RayWorkers(Workers):
         ray, address = self.ray, self.settings.ray
         if not ray.is_initialized():
             common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-            if address == LOCAL:
-                ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, **common)
-            else:
-                _join(ray, str(address), common)
+            with sigterm_kept():
+                if address == LOCAL:
+                    ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, **common)
+                else:
+                    _join(ray, str(address), common)
             self._joined = True
         self._check_devices()
 
