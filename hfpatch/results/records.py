@@ -5,7 +5,7 @@ has the metrics alone, so that comparisons of very many runs read little. It fol
 account where they have changed since.
 
 ``values.safetensors`` beside ``results.json`` has what the paired tests of a whole comparison need, without any text: a
-tensor ``<method>/<task>/<metric>``, (seeds, documents) or (seeds, documents, 2) of pairs. With it a run folder can be
+tensor ``<method>/<task>/<metric>``, (seeds, documents), and the documents' weights once. With it a run folder can be
 published without its runs, and every interval still be computed again (:func:`hfpatch.evaluation.compare_again`).
 """
 
@@ -30,7 +30,7 @@ from hfpatch.support.files import atomic_file
 VALUES = "values.safetensors"
 IDENTITY = ("doc_id", "doc_hash", "target", "doc", "cluster")
 """What a record has beside its metrics."""
-_GROUPS = "groups"
+_GROUPS, _WEIGHTS = "/groups", "/weights"  # no method is called so
 _HEADER = "tasks"  # the one key of the file's metadata: several would be written in an order that varies
 
 Array = NDArray[np.float64]
@@ -156,18 +156,25 @@ def write_published(
         measures: the tasks and metrics that were compared.
         groups: the group of each document, for tasks whose documents come in groups.
     """
-    measures = list(dict.fromkeys(measures))
-    tensors: dict[str, NDArray[Any]] = {f"{task}/{_GROUPS}": values for task, values in groups.items()}
+    tensors: dict[str, NDArray[Any]] = {f"{_GROUPS}/{task}": values for task, values in groups.items()}
     documents: dict[str, str] = {}
+    measures = list(dict.fromkeys(measures))
     for method, runs in records.items():
         read = [read_values(runs[seed]) for seed in sorted(runs)]
         for task, metric in measures:
-            if all(task in values and metric in values[task].metrics for values in read):
-                documents[task] = read[0][task].documents
-                tensors[f"{method}/{task}/{metric}"] = _compact(np.stack([run[task].metrics[metric] for run in read]))
+            if not all(task in values and metric in values[task].metrics for values in read):
+                continue
+            documents[task] = read[0][task].documents
+            values, weights = np.stack([run[task].metrics[metric] for run in read]), f"{_WEIGHTS}/{task}/{metric}"
+            if values.ndim == 3 and (values[..., 1] == tensors.setdefault(weights, values[0, :, 1])).all():
+                values = values[..., 0]
+            tensors[f"{method}/{task}/{metric}"] = values.astype(np.uint8) if _is_right_or_wrong(values) else values
     header = {"documents": documents, "seeds": {method: sorted(runs) for method, runs in records.items()}}
     with atomic_file(out / VALUES) as temporary:
-        save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
+        contiguous = {
+            name: np.ascontiguousarray(values) for name, values in tensors.items()
+        }  # it writes memory as it is
+        save_file(contiguous, temporary, metadata={_HEADER: json.dumps(header)})
 
 
 def published_runs(out: Path) -> dict[str, dict[int, Path]]:
@@ -197,18 +204,19 @@ def _read_published(folder: Path) -> dict[str, TaskValues]:
             row = header["seeds"][method].index(seed)
             found = {}
             for task, documents in header["documents"].items():
-                prefix, grouped = f"{method}/{task}/", f"{task}/{_GROUPS}"
-                own = [name for name in names if name.startswith(prefix)]
-                metrics = {
-                    name.removeprefix(prefix): np.asarray(file.get_tensor(name)[row], dtype=np.float64) for name in own
-                }
-                groups = file.get_tensor(grouped) if grouped in names else None
-                found[task] = TaskValues(documents, metrics, groups)
+                metrics, groups = {}, f"{_GROUPS}/{task}"
+                for name in names:
+                    if name.startswith(f"{method}/{task}/"):
+                        metric = name.removeprefix(f"{method}/{task}/")
+                        values = np.asarray(file.get_tensor(name)[row], dtype=np.float64)
+                        if values.ndim == 1 and (weights := f"{_WEIGHTS}/{task}/{metric}") in names:
+                            values = np.stack([values, file.get_tensor(weights)], axis=-1)
+                        metrics[metric] = values
+                found[task] = TaskValues(documents, metrics, file.get_tensor(groups) if groups in names else None)
             return found
     except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError, AttributeError):
         return {}
 
 
-def _compact(values: Array) -> NDArray[Any]:
-    """Return values as bytes where they are all 0 or 1: right and wrong answers."""
-    return values.astype(np.uint8) if np.isin(values, (0.0, 1.0)).all() else values
+def _is_right_or_wrong(values: Array) -> bool:
+    return bool(np.isin(values, (0.0, 1.0)).all())

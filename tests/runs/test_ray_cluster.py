@@ -25,6 +25,7 @@ from hfpatch.runs.engines.nodes import (
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job
 from hfpatch.runs.locks import new_holder
+from hfpatch.support.signals import sigterm_kept
 
 TESTS = Path(__file__).parents[1]
 STORE = {"object_store_memory": 80_000_000}
@@ -87,7 +88,8 @@ def cluster():
         patched.setenv("RAY_raylet_start_wait_time_s", "180")  # on a busy machine
         patched.setenv("RAY_prestart_worker_first_driver", "0")  # a worker for each core, which nobody asked for
         patched.setenv("RAY_gcs_rpc_server_connect_timeout_s", "60")
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **STORE})
+        with sigterm_kept():
+            made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **STORE})
         yield made
         made.shutdown()
 
@@ -98,7 +100,8 @@ def machine(cluster):
     added = []
 
     def add(**options):
-        added.append(cluster.add_node(**{"num_cpus": 1, **STORE, **options}))
+        with sigterm_kept():
+            added.append(cluster.add_node(**{"num_cpus": 1, **STORE, **options}))
         return added[-1]
 
     yield add

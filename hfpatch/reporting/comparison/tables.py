@@ -35,6 +35,8 @@ from hfpatch.tinyworld import DESCRIPTIONS, items
 
 _LONGEST = 120
 """Characters of an example that are shown: the last, where what is asked is."""
+_MOST_IN_MARKDOWN = 40
+"""Verdicts that Markdown has in full; of more it has those that found a difference."""
 _VERDICTS = ("better", "worse", "no difference shown", "not tested", "no verdict")
 
 
@@ -127,11 +129,15 @@ def difference_table(results: ComparisonResults) -> Table:
         for each in results.comparisons
         if each.task in results.tasks and results.deciding[each.task].metric != each.metric
     ]
-    rows = [_decided(results, each) for each in decided]
+    long = len(decided) > _MOST_IN_MARKDOWN and any(each.is_found for each in decided)
+    rows = [_decided(results, each, page_only=long and not each.is_found) for each in decided]
+    absent = sum(row.page_only for row in rows)
     rows += [_undecided(results, each, QUESTIONS[asked[each.method, each.reference]]) for each in others]
     sizes = {each.question: each.family for each in decided if each.family}
     families = ", ".join(f"{QUESTIONS[question]} {size}" for question, size in sizes.items())
-    more = f" {len(others)} differences by other measures, which have no verdict, are in the page and in results.csv."
+    left_out = [f"the {absent} without a difference shown"] * bool(absent)
+    left_out += [f"{len(others)} by other measures, which have no verdict"] * bool(others)
+    more = f" In Markdown are left out: {', and '.join(left_out)}; the page and figures/differences.csv have all."
     measures = tuple(
         dict.fromkeys(map(metric_text, [*(one.metric for one in decided), *(one.metric for one in others)]))
     )
@@ -148,7 +154,7 @@ def difference_table(results: ComparisonResults) -> Table:
             Column("verdict"),
         ),
         rows=tuple(rows),
-        caption=f"Method minus reference. Tests of each question: {families}.{more if others else ''}",
+        caption=f"Method minus reference. Tests of each question: {families}.{more if left_out else ''}",
         heading=False,
         search=True,
         filters=(
@@ -160,7 +166,7 @@ def difference_table(results: ComparisonResults) -> Table:
     )
 
 
-def _decided(results: ComparisonResults, verdict: Verdict) -> Row:
+def _decided(results: ComparisonResults, verdict: Verdict, *, page_only: bool) -> Row:
     plain, own = change_of(results, verdict), change_of(results, verdict, plain=False)
     known, tested = verdict.n > 0, verdict.p_corrected is not None
     visible = own.smallest_visible
@@ -175,7 +181,7 @@ def _decided(results: ComparisonResults, verdict: Verdict) -> Row:
     )
     keys = {"question": QUESTIONS[verdict.question], "task": verdict.task, "verdicts": verdict.verdict}
     keys["measure"] = metric_text(verdict.metric)
-    return Row(cells, keys={key: (value,) for key, value in keys.items()})
+    return Row(cells, keys={key: (value,) for key, value in keys.items()}, page_only=page_only)
 
 
 def _undecided(results: ComparisonResults, comparison: Comparison, question: str) -> Row:
