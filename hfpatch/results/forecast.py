@@ -24,8 +24,8 @@ class MeasuredKind(Part):
         step_s: seconds of an optimiser step; None for the base, which is not trained.
         step_share: the share of the step's blocks that was run to measure it.
         training_memory_bytes: the peak while it was.
-        evaluation_s: seconds of each task's evaluation, in proportion to the part that was scored.
-        evaluation_memory_bytes: the peak during those batches.
+        evaluation_s: seconds of each task's evaluation: the base's, in proportion to a forward pass of one row.
+        evaluation_memory_bytes: the base's peak while it was measured, and what the method adds.
     """
 
     method: str

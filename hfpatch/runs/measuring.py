@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from hfpatch.data.plan import draw_plans
@@ -111,10 +112,10 @@ def measure(setup: ComparisonSetup, seconds: float, progress: Progress, *, sprea
     progress.evaluating(BASE, "requests of the tasks")
     given = (base.model, base.tokenizer, recipe.evaluation)
     found = Measured(collect_requests(*given, recipe.data_dir))
-    tasks = found.asked.values()
-    per_task, per_kind = _SCORE + spread * _SPREAD, _SCORE + _STEP
-    timer = _Timer(seconds, per_task * len(tasks) + per_kind * len(largest), progress)
+    timer = _Timer(seconds, (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * len(largest), progress)
     base.model.eval()
+    base_bytes = sum(each.numel() * each.element_size() for each in base.model.parameters())
+    reset_peak_memory()
     scorer = scorer_of(*given)
     for name, asked in found.asked.items():
         found.timed[name] = time_requests(scorer, [asked], timer.share(BASE, f"a part of {name}", _SCORE))
@@ -125,23 +126,33 @@ def measure(setup: ComparisonSetup, seconds: float, progress: Progress, *, sprea
             each = found.timed[name].seconds / asked.documents
             if documents := documents_within(asked, each, left, base.model.device.type):
                 found.spreads[name] = base_spread(*given, chosen.only(name, documents))
-    together: Timed | None = None  # the base on a sample of all tasks, to which the methods are compared
+    memory, forward_s = peak_memory_bytes(), _forward_seconds(setup, base.model)
     for kind, name in sorted(largest.items(), key=lambda pair: pair[0] != BASE):
         with _patched(setup, name) as model:
-            model.eval()
-            reset_peak_memory()
-            left = timer.share(kind, "a part of all tasks", _SCORE)
-            own = scorer if kind == BASE else scorer_of(model, base.tokenizer, recipe.evaluation)
-            timed = time_requests(own, list(tasks), left)
-            together = together or timed
-            ratio = timed.seconds / together.seconds if together.seconds else 1.0
-            scored = {task: each.seconds * ratio for task, each in found.timed.items()}
-            memory = peak_memory_bytes()
             left = timer.share(kind, "a part of a training step", _STEP)
-            token_s = timed.seconds / max(1, sum(each.tokens for each in tasks))
-            step = {} if kind == BASE else _time_step(setup, model, token_s / FORWARD, left)
-        found.kinds[kind] = MeasuredKind(method=name, evaluation_s=scored, evaluation_memory_bytes=memory, **step)
+            own_s = forward_s if kind == BASE else _forward_seconds(setup, model)
+            step = {} if kind == BASE else _time_step(setup, model, own_s / setup.blocks.block_size / FORWARD, left)
+            added = sum(each.numel() * each.element_size() for each in model.parameters()) - base_bytes
+        scored = {task: each.seconds * own_s / forward_s for task, each in found.timed.items()}
+        found.kinds[kind] = MeasuredKind(
+            method=name, evaluation_s=scored, evaluation_memory_bytes=memory + added, **step
+        )
     return found
+
+
+def _forward_seconds(setup: ComparisonSetup, model: PreTrainedModel) -> float:
+    """Return how long a forward pass of one row takes, a block of the training text: of three the shortest."""
+    row = setup.blocks[0]["input_ids"][None].to(model.device)
+    model.eval()
+    taken = []
+    with torch.inference_mode():
+        for _ in range(3):
+            start = time.perf_counter()
+            model.base_model(row)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - start)
+    return min(taken)
 
 
 def _time_step(setup: ComparisonSetup, model: PreTrainedModel, token_s: float, seconds: float) -> dict[str, Any]:
