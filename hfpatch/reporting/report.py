@@ -13,7 +13,7 @@ from hfpatch.errors import HfpatchError
 from hfpatch.reporting.cards import write_patch_cards
 from hfpatch.reporting.comparison.answer import answer, headline_table
 from hfpatch.reporting.comparison.data import results_csv
-from hfpatch.reporting.comparison.document import Material, comparison_document, missing, read_material
+from hfpatch.reporting.comparison.document import RunData, comparison_document, missing, read_material
 from hfpatch.reporting.comparison.figures import differences, draw
 from hfpatch.reporting.comparison.merging import Check, merge
 from hfpatch.reporting.comparison.samples import Samples
@@ -70,7 +70,7 @@ def document_of(folder: Path) -> Document:
     results = load_results(folder, None)
     if isinstance(results, ComparisonResults):
         nothing = Samples((), {}, ())
-        material = Material("", results, (), nothing, [*missing(results)], {"": results})
+        material = RunData("", results, (), nothing, [*missing(results)], {"": results})
         return comparison_document([_labelled(material)])
     return study_document(results) if isinstance(results, StudyResults) else evaluation_document(results)
 
@@ -152,7 +152,7 @@ def default_out(run_dirs: Sequence[Path], methods: Sequence[str] = ()) -> Path:
     return Path("runs") / f"report-{names}"[:100]
 
 
-def _only(material: Material, methods: Sequence[str]) -> Material:
+def _only(material: RunData, methods: Sequence[str]) -> RunData:
     """Return what is known of some methods of a run."""
     results = material.results.only(methods)
     layers = [(name, series) for name, series in material.layers if name in results.methods]
@@ -162,7 +162,7 @@ def _only(material: Material, methods: Sequence[str]) -> Material:
     return replace(material, results=results, layers=layers, samples=samples, sources=sources, note=note)
 
 
-def _labelled(material: Material) -> Material:
+def _labelled(material: RunData) -> RunData:
     """Return what is known of a run with its methods under their labels, and as it was for its CSV files."""
     results, labels = material.results.labelled(), material.results.labels
     layers = [(labels[name], series) for name, series in material.layers]
@@ -171,7 +171,7 @@ def _labelled(material: Material) -> Material:
     return replace(material, results=results, layers=layers, samples=samples, unlabelled=material)
 
 
-def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping[str, Mapping[str, str]]) -> Material:
+def _joined(each: Sequence[RunData], results: ComparisonResults, names: Mapping[str, Mapping[str, str]]) -> RunData:
     """Return the runs as one, every method by its name in the union."""
     layers = [(names[one.title][method], series) for one in each for method, series in one.layers]
     sides = [replace(side, method=names[one.title][side.method]) for one in each for side in one.samples.sides]
@@ -181,10 +181,10 @@ def _joined(each: Sequence[Material], results: ComparisonResults, names: Mapping
             documents[task] = {**documents.get(task, {}), **known}
     absent = [f"{one.title}: {sentence}" for one in each for sentence in one.missing]
     sources = {one.title: one.results for one in each}
-    return Material("", results, layers, Samples(tuple(sides), documents, ()), absent, sources)
+    return RunData("", results, layers, Samples(tuple(sides), documents, ()), absent, sources)
 
 
-def _write(out: Path, material: Sequence[Material], checks: Sequence[Check], *, pdf: bool) -> Report:
+def _write(out: Path, material: Sequence[RunData], checks: Sequence[Check], *, pdf: bool) -> Report:
     csv = results_csv({each.title: each.results for each in material})
     material = [_labelled(each) for each in material]
     summary = differences(material[0].results, title=True) if len(material) == 1 else None
@@ -211,7 +211,7 @@ def _with_pdfs(report: Report, out: Path, figures: Mapping[str, Figure], *, pdf:
     return replace(report, figures=(*report.figures, *wanted))
 
 
-def _latex(material: Sequence[Material]) -> str:
+def _latex(material: Sequence[RunData]) -> str:
     """Return of each run the headline and the scores, as tables of their own with what their marks mean."""
     tables = []
     for place, each in enumerate(material):

@@ -13,14 +13,14 @@ from hfpatch.results.folder import load_comparison
 from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunFolder
-from hfpatch.runs.growth import changes
-from hfpatch.runs.pacing import Paced
 from hfpatch.runs.plan import Plan, Unit, plan_comparison
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.recipe_changes import changes
 from hfpatch.runs.reports import write_report
 from hfpatch.runs.results import collect, compares_what_it_should, publish_values
 from hfpatch.runs.session import check_start, open_runs, resumed_clock
 from hfpatch.runs.setup import ComparisonSetup, set_up
+from hfpatch.runs.throttle import Throttled
 from hfpatch.runs.train_eval import complete, is_due
 from hfpatch.runs.tuning import Tuning
 from hfpatch.support.files import write_json
@@ -76,8 +76,8 @@ def compare(
         executor.connect()
         tuning, holder = Tuning(plan.tuning, plan.part), executor.holder
         with open_runs(plan, partial(set_up, recipe, tuning), resume=resume, holder=holder) as setup:
-            with Paced(lambda: _write(setup, folder, clock, complete=False)) as paced:
-                executor.execute(_session(plan, setup, paced, progress or Progress()))
+            with Throttled(lambda: _write(setup, folder, clock, complete=False)) as throttled:
+                executor.execute(_session(plan, setup, throttled, progress or Progress()))
             _write(setup, folder, clock, complete=True)
             if state.is_main_process:
                 write_report(out)
@@ -101,12 +101,12 @@ def _write(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete:
         write_json(folder.results, results.to_json())
 
 
-def _session(plan: Plan, setup: ComparisonSetup, paced: Paced, progress: Progress) -> Session:
+def _session(plan: Plan, setup: ComparisonSetup, throttled: Throttled, progress: Progress) -> Session:
     """Return what an engine executes: the units of a comparison, its results written as they come."""
 
     def record(unit: Unit) -> None:
         if unit.action in ("tune", "evaluate"):
-            paced()
+            throttled()
 
     return Session(
         plan=plan,

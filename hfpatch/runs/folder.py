@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hfpatch.errors import HfpatchError
-from hfpatch.runs.growth import AnyRecipe, changes
 from hfpatch.runs.locks import held_by_others
+from hfpatch.runs.recipe_changes import AnyRecipe, changes
 from hfpatch.support.files import read_json, remove_leftovers
 
 

@@ -18,8 +18,8 @@ from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import Point, PretrainRecipe, StudyRecipe, point_name
 from hfpatch.recipes.tuning import Edge
 from hfpatch.runs.folder import RunPaths
-from hfpatch.runs.growth import AnyRecipe
 from hfpatch.runs.locks import WHOLE, run_lock
+from hfpatch.runs.recipe_changes import AnyRecipe
 
 Action: TypeAlias = Literal["tune", "train", "evaluate", "check_baseline", "pretrain"]
 

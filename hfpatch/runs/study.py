@@ -11,13 +11,13 @@ from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.locks import hold_shared
-from hfpatch.runs.pacing import Paced
 from hfpatch.runs.plan import Plan, plan_pretraining
 from hfpatch.runs.pretraining import StudySetup, complete_pretraining, set_up_pretraining, single_recipe
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.reports import write_report
 from hfpatch.runs.session import check_start, open_runs
 from hfpatch.runs.study_results import collect_study
+from hfpatch.runs.throttle import Throttled
 from hfpatch.support.files import read_json, write_json
 from hfpatch.training.processes import start_processes
 
@@ -61,8 +61,8 @@ def pretrain_study(
         executor.connect()
         prepare = partial(set_up_pretraining, recipe, out)
         with open_runs(plan, prepare, resume=resume, holder=executor.holder) as setup:
-            with Paced(lambda: _collect(setup)) as paced:
-                executor.execute(_session(plan, setup, paced, listener))
+            with Throttled(lambda: _collect(setup)) as throttled:
+                executor.execute(_session(plan, setup, throttled, listener))
             _collect(setup)  # also what other calls completed
             if state.is_main_process and variant is None:
                 write_report(out)
@@ -71,13 +71,13 @@ def pretrain_study(
     return results
 
 
-def _session(plan: Plan, setup: StudySetup, paced: Paced, progress: Progress) -> Session:
+def _session(plan: Plan, setup: StudySetup, throttled: Throttled, progress: Progress) -> Session:
     """Return what an engine executes: the runs of a study, its results written as they come."""
     return Session(
         plan=plan,
         complete=lambda unit: complete_pretraining(unit, setup, progress),
         is_due=lambda unit: not unit.is_complete(),
-        record=lambda _: paced(),
+        record=lambda _: throttled(),
         steps=lambda unit: single_recipe(setup.recipe, unit.run).training.steps,
         progress=progress,
     )

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from hfpatch.reporting.comparison.document import Material, comparison_document
+from hfpatch.reporting.comparison.document import RunData, comparison_document
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.samples import Change, Samples, Sides
 from hfpatch.reporting.document import Download
@@ -54,7 +54,7 @@ class Page(HTMLParser):
 def page_of(results, samples=NOTHING_CHANGED):
     page = Page()
     drawn = to_svgs(draw(results, []))
-    text = html(comparison_document([Material("", results, [], samples, [], {"run": results}, drawn)]))
+    text = html(comparison_document([RunData("", results, [], samples, [], {"run": results}, drawn)]))
     page.feed(text)
     assert page.open == []
     return page, text
@@ -130,7 +130,7 @@ def test_ids_are_unique_and_references_resolve(page):
 def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
     results = load_comparison(Path(__file__).parents[2] / "results" / "quickstart-tuned")
     parsed = Page()
-    parsed.feed(html(comparison_document([Material("", results, [], NOTHING_CHANGED, [], {"run": results})])))
+    parsed.feed(html(comparison_document([RunData("", results, [], NOTHING_CHANGED, [], {"run": results})])))
     assert "differences" in parsed.ids
     assert "attribution" in parsed.ids
     assert len(parsed.ids) == len(set(parsed.ids))  # a section and its table with one id break the page's filters

@@ -29,8 +29,8 @@ from hfpatch.results import load_results
 from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK
 from hfpatch.results.records import read_values
 from hfpatch.runs import Progress, compare, pretrain, train
-from hfpatch.runs.growth import changes
 from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.recipe_changes import changes
 from hfpatch.runs.session import open_runs
 from hfpatch.runs.setup import set_up
 from hfpatch.runs.train_eval import complete

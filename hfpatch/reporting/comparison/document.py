@@ -74,7 +74,7 @@ _LEGEND = (
 
 
 @dataclass(frozen=True)
-class Material:
+class RunData:
     """All that is known of a run, or of several that share a table.
 
     Attributes:
@@ -96,16 +96,16 @@ class Material:
     missing: Sequence[str]
     sources: Mapping[str, ComparisonResults]
     drawn: Mapping[str, str] = field(default_factory=dict)
-    unlabelled: Material | None = None
+    unlabelled: RunData | None = None
     note: str = ""
 
     @property
-    def data(self) -> Material:
+    def data(self) -> RunData:
         """What goes into CSV files, where a method has its name and not its label."""
         return self.unlabelled or self
 
 
-def read_material(label: str, run_dir: Path, results: ComparisonResults) -> Material:
+def read_material(label: str, run_dir: Path, results: ComparisonResults) -> RunData:
     """Read what the reports show beside the results: documents that changed sides, and analyses."""
     samples = read_samples(run_dir, results)
     layers, broken = [], []
@@ -118,10 +118,10 @@ def read_material(label: str, run_dir: Path, results: ComparisonResults) -> Mate
         key=lambda pair: QUANTITIES.index(pair[1].quantity) if pair[1].quantity in QUANTITIES else len(QUANTITIES)
     )
     absent = [*missing(results), *unknown_runs(run_dir, results), *broken, *samples.missing]
-    return Material(label, results, layers, samples, absent, {label: results})
+    return RunData(label, results, layers, samples, absent, {label: results})
 
 
-def comparison_document(material: Sequence[Material], checks: Sequence[Check] = ()) -> doc.Document:
+def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = ()) -> doc.Document:
     """Build the document of one comparison, or of several that share its tables or are reported side by side.
 
     Args:
@@ -167,7 +167,7 @@ def _glance(results: Sequence[ComparisonResults], sources: Sequence[ComparisonRe
     )
 
 
-def _sections(material: Material, compared: Sequence[doc.Section]) -> Iterator[doc.Section]:
+def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[doc.Section]:
     results, samples = material.results, material.samples
     yield _answer(material)
     yield from compared
@@ -190,7 +190,7 @@ def _sections(material: Material, compared: Sequence[doc.Section]) -> Iterator[d
     yield doc.Section("environment", "Environment", _labelled(material, environment_facts))
 
 
-def _answer(material: Material) -> doc.Section:
+def _answer(material: RunData) -> doc.Section:
     """Build what a report opens with: the sentence, the table of methods, the differences, and what weakens them."""
     results = material.results
     blocks: list[doc.Block] = [doc.Text(answer(results).sentence, "headline")]
@@ -201,7 +201,7 @@ def _answer(material: Material) -> doc.Section:
     return doc.Section("answer", "Answer", (*blocks, *_warnings(material)))
 
 
-def _figure(name: str, material: Material) -> doc.Figure:
+def _figure(name: str, material: RunData) -> doc.Figure:
     title, _, caption = _FIGURES[name]
     others = len(material.results.others)
     if others > MOST_METHODS:
@@ -214,13 +214,13 @@ def _figure(name: str, material: Material) -> doc.Figure:
     )
 
 
-def _labelled(material: Material, facts: Callable[[ComparisonResults], list[doc.Fact]]) -> tuple[doc.Block, ...]:
+def _labelled(material: RunData, facts: Callable[[ComparisonResults], list[doc.Fact]]) -> tuple[doc.Block, ...]:
     """Return the facts of each run behind a part, with its label where there are several."""
     several = len(material.sources) > 1
     return tuple(doc.Facts(tuple(facts(each)), label if several else "") for label, each in material.sources.items())
 
 
-def _warnings(material: Material) -> tuple[doc.Block, ...]:
+def _warnings(material: RunData) -> tuple[doc.Block, ...]:
     results = material.results
     none = "None." if results.complete else (
         "Not checked yet: whether parameters match, updates survive and the base is sound is checked once a run is "

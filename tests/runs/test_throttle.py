@@ -1,6 +1,6 @@
 from contextlib import suppress
 
-from hfpatch.runs.pacing import EVERY_S, SHARE, Paced
+from hfpatch.runs.throttle import EVERY_S, SHARE, Throttled
 
 
 def test_results_are_written_at_once_then_rarely_and_before_an_error_leaves():
@@ -11,21 +11,21 @@ def test_results_are_written_at_once_then_rarely_and_before_an_error_leaves():
         written.append(now[0])
 
     cost = 1.0
-    with suppress(KeyboardInterrupt), Paced(write, clock=lambda: now[0]) as paced:
-        paced()
+    with suppress(KeyboardInterrupt), Throttled(write, clock=lambda: now[0]) as throttled:
+        throttled()
         assert written == [1.0]
         now[0] = EVERY_S
-        paced()
+        throttled()
         assert len(written) == 1
         now[0] = 1.0 + EVERY_S
         cost = 100.0
-        paced()
-        paced()
+        throttled()
+        throttled()
         assert len(written) == 2
         now[0] = written[1] + 100.0 / SHARE - 1  # it may take a twentieth of the time
-        paced()
+        throttled()
         assert len(written) == 2
         raise KeyboardInterrupt
     assert len(written) == 3
-    paced.flush()
+    throttled.flush()
     assert len(written) == 3

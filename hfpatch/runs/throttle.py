@@ -1,4 +1,4 @@
-"""Writing results.json while runs come to their end: not after each of very many."""
+"""Writing results.json at most every half minute while runs finish."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 
 EVERY_S = 30.0
-"""How often results.json is written while runs come to their end."""
+"""Seconds between two writes of results.json while runs finish."""
 SHARE = 0.05
-"""The share of the time that writing it may take: with very many runs it is written more rarely."""
+"""The largest share of the time that writing may take; with very many runs it is written less often."""
 
 
-class Paced:
-    """Calls a function that writes what is complete, now or, if it was called a short while ago, not yet.
+class Throttled:
+    """Calls a function that writes the complete runs, unless it was called a short while ago.
 
-    Only who looks at the folder meanwhile depends on it: every run has its own result, from which the next call, or
-    the next command after this one was killed, collects all. Within ``with`` nothing is left unwritten by an error.
+    This affects only readers during the run: every run has its own result, from which the next call, or the next
+    command after a kill, collects everything. As a context manager it writes once more if an error ends the block.
     """
 
     def __init__(self, write: Callable[[], object], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,17 +30,17 @@ class Paced:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was not written yet."""
+        """Write if something is pending."""
         if self._pending:
             started = self._clock()
             self._write()
             ended = self._clock()
             self._pending, self._next = False, ended + max(EVERY_S, (ended - started) / SHARE)
 
-    def __enter__(self) -> Paced:
+    def __enter__(self) -> Throttled:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write what was not written yet, if the runs do not come to their end."""
+        """Write once more if an error ends the block."""
         if kind is not None:
             self.flush()
