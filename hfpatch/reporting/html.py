@@ -16,7 +16,7 @@ from hfpatch.reporting.document import Block, Cell, Document, Download, Explorer
 from hfpatch.reporting.theme import inline
 from hfpatch.support.version import __version__
 
-LONGEST_PLAIN = 8192
+LONGEST_PLAIN = 4096
 """Characters up to which a page holds a file as plain text."""
 
 
@@ -53,6 +53,9 @@ def _environment() -> Environment:
         "cell": lambda value: value if isinstance(value, Cell) else Cell((value,)),
         "download": _download,
         "drawn": _drawn,
+        "places": lambda row, choice: " ".join(
+            str(choice.values.index(value)) for value in row.keys.get(choice.key, ()) if value in choice.values
+        ),
         "type": lambda block: type(block).__name__,
     }
     return environment

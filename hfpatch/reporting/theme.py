@@ -111,13 +111,21 @@ def to_svg(figure: Figure) -> str:
 
 
 def _compact(svg: str) -> str:
-    """Return an SVG with coordinates in hundredths of a point, without unused ids, empty groups and indents."""
+    """Return an SVG with coordinates in hundredths of a point, with short ids, without empty groups and indents."""
     svg = re.sub(r'="[^"]*"', lambda value: re.sub(r"\s+", " ", re.sub(r"(\.\d\d)\d+", r"\1", value[0])), svg)
-    used = set(re.findall(r"#([\w.-]+)", svg))
-    svg = re.sub(r' id="([^"]*)"', lambda name: name[0] if name[1] in used else "", svg)
+    names = dict.fromkeys(re.findall(r'(?:url\(|href=")#([\w.-]+)', svg))
+    given = {name: f"i{place}" for place, name in enumerate(names)}
+    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{given[found[1]]}"' if found[1] in given else "", svg)
+    svg = re.sub(r'((?:url\(|href=")#)([\w.-]+)', lambda found: found[1] + given[found[2]], svg)
     svg = re.sub(r' transform="rotate\(-?0 [^"]*"', "", svg)
-    svg = re.sub(r"\n\s+", "\n", svg)
-    return re.sub(r"<g ?/>\n", "", svg)
+    svg = re.sub(r"<g ?/>", "", svg)
+    opened: list[bool] = []
+
+    def group(tag: re.Match[str]) -> str:  # one without attributes changes nothing
+        opened.append(tag[0] != "<g>") if tag[0] != "</g>" else None
+        return tag[0] if (opened.pop() if tag[0] == "</g>" else opened[-1]) else ""
+
+    return re.sub(r"\n\s+", "\n", re.sub(r"<g>|<g [^>]*>|</g>", group, svg))
 
 
 @report_style()

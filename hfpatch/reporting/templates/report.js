@@ -71,7 +71,7 @@
       for (const row of rows) {
         row.searched ??= row.textContent.toLowerCase();
         const fits = words.every((word) => row.searched.includes(word))
-          && choices.every((select) => row.dataset[select.dataset.attribute].includes(`|${select.value}|`));
+          && choices.every((select) => row.dataset[select.dataset.attribute].split(" ").includes(select.value));
         row.hidden = !fits;
         left += fits;
       }
