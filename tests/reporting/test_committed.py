@@ -32,7 +32,12 @@ def test_the_page_has_the_numbers_of_the_markdown(folder):
     assert len(page) < 600_000
 
 
-COMPARED = sorted(path.parent for path in RESULTS.glob("**/results.json") if '"kind": "comparison"' in path.read_text())
+WITHOUT_VALUES = {"smollm2-135m"}  # run before values were kept; results/README.md says so
+COMPARED = sorted(
+    path.parent
+    for path in RESULTS.glob("**/results.json")
+    if '"kind": "comparison"' in path.read_text() and path.parent.name not in WITHOUT_VALUES
+)
 
 
 @pytest.mark.parametrize("folder", COMPARED, ids=lambda path: path.relative_to(RESULTS).as_posix())
