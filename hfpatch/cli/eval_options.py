@@ -62,6 +62,14 @@ class EvalOptions:
         list[Path] | None,
         typer.Option("--patch", help="A folder written by save_patch, or a PEFT adapter; may be repeated."),
     ] = None
+    scale: Annotated[
+        str,
+        typer.Option(
+            "--scale",
+            metavar="A,B,...",
+            help="Multiply the change of each patch: 0 is the base, 1 the patch; several are several variants.",
+        ),
+    ] = "1"
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Evaluate the bare model too, and compare every patch with it.")
     ] = False

@@ -81,10 +81,12 @@ def read_models(given: EvalOptions, more: dict[str, Any]) -> list[ModelSettings]
             given with several models.
     """
     named, revision, models = given.model or [], given.revision, []
-    if len(named) > 1 and (given.patch or given.baseline):
+    of_one = {"--patch": given.patch, "--baseline": given.baseline, "--scale": given.scale != "1"}
+    if len(named) > 1 and any(of_one.values()):
+        option = next(name for name, value in of_one.items() if value)
         raise HfpatchError(
-            f"{'--patch' if given.patch else '--baseline'}: goes with one --model, not with {len(named)}; compare "
-            "patches with their base and whole models with each other in two commands"
+            f"{option}: goes with one --model, not with {len(named)}; compare patches with their base and whole models "
+            "with each other in two commands"
         )
     if given.gguf_file is not None and len(named) > 1:
         raise HfpatchError(f"--gguf-file {given.gguf_file}: name the file of each model as --model ORG/REPO/FILE.gguf")
@@ -232,3 +234,15 @@ def _seeds(text: str | None) -> list[int | None] | None:
     if seeds[3] is None:
         raise HfpatchError(f"--seed {text}: the last one chooses few-shot examples, which all models must share")
     return seeds
+
+
+def read_scales(text: str) -> list[float]:
+    """Return the numbers of ``--scale``.
+
+    Raises:
+        HfpatchError: if one is no number.
+    """
+    try:
+        return [float(each) for each in text.split(",")]
+    except ValueError as error:
+        raise HfpatchError(f"--scale {text}: give numbers with commas between them, such as 0.25,0.5,1") from error

@@ -7,7 +7,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hfpatch.cli.eval_options import EvalOptions
-from hfpatch.cli.eval_reading import check_output_options, device_map_of, read_models, read_settings, with_model_args
+from hfpatch.cli.eval_reading import (
+    check_output_options,
+    device_map_of,
+    read_models,
+    read_scales,
+    read_settings,
+    with_model_args,
+)
 from hfpatch.cli.quiet import quiet_libraries
 from hfpatch.cli.running import interruptible
 from hfpatch.support.lazy import collection_paused
@@ -59,6 +66,7 @@ def evaluate(given: EvalOptions) -> None:
             found = evaluate_models(models, **common)
         else:
             of_one: dict[str, Any] = {"patches": given.patch or [], "baseline": given.baseline}
+            of_one["scales"] = read_scales(given.scale)
             found = run_evaluate(models[0], allow_other_base=given.allow_other_base, **of_one, **common)
     if ranks.is_first:
         _print_results(found, given)

@@ -41,6 +41,7 @@ def export(
     gguf_file: GgufFile = None,
     revision: Annotated[str | None, typer.Option(help="The base's hub revision.")] = None,
     dtype: Annotated[str, typer.Option(help="The dtype of the base: float32, bfloat16 or float16.")] = "float32",
+    scale: Annotated[float, typer.Option(help="Multiply the change of the patch: 0 is the base, 1 the patch.")] = 1.0,
     allow_other_base: AllowOtherBase = False,
 ) -> None:
     """Write a base and its patch as one Hugging Face folder that needs neither hfpatch nor PEFT.
@@ -61,5 +62,6 @@ def export(
         revision=revision,
         dtype=dtype,
         allow_other_base=allow_other_base,
+        scale=scale,
     )
     print(f"{written.model_class}, {written.added:,} added parameters: {written.directory}")

@@ -47,6 +47,7 @@ def export_patch(
     revision: str | None = None,
     dtype: str = "float32",
     allow_other_base: bool = False,
+    scale: float = 1.0,
 ) -> Export:
     """Write a base with a patch as one folder that transformers alone loads, with ``trust_remote_code=True``.
 
@@ -62,6 +63,7 @@ def export_patch(
         revision: the base's hub revision.
         dtype: the dtype that the base is loaded and written in; the patch keeps its own.
         allow_other_base: take a patch whose base had other weights.
+        scale: what the patch's change is multiplied by, see :func:`hfpatch.scale_patch`.
 
     Raises:
         HfpatchError: if the base or the patch cannot be loaded, a part cannot be exported, or ``out`` is not free.
@@ -77,7 +79,7 @@ def export_patch(
             "stock models can be exported (save_patch and load_patch work on it)"
         )
     tokenizer, generation = _beside(patch, name, revision)
-    load_patch(base.model, patch, allow_other_base=allow_other_base)
+    load_patch(base.model, patch, allow_other_base=allow_other_base, scale=scale)
     with atomic_directory(out) as folder:
         written = write_model(base.model, folder)
         tokenizer.save_pretrained(str(folder))

@@ -67,15 +67,17 @@ class EvaluatedVariant(Part):
     Attributes:
         model: one of several models: name, revision, hashes, dtype, size and longest row; None is the base.
         patch: the patch's folder; None is the bare base.
+        scale: what the patch's change was multiplied by; None is 1.
         added: parameters that the patch added.
         scores: the result of each task.
         groups: the score of each group of tasks that was asked for and has one; None where there is none.
     """
 
-    written_if_set = frozenset({"model", "groups"})
+    written_if_set = frozenset({"model", "scale", "groups"})
 
     model: ModelFacts | None = None
     patch: str | None = None
+    scale: float | None = None
     added: int = 0
     scores: dict[str, TaskResult]
     groups: dict[str, GroupResult] | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ def evaluate(
     model: ModelSettings,
     *,
     patches: Sequence[Path] = (),
+    scales: Sequence[float] = (1.0,),
     allow_other_base: bool = False,
     baseline: bool = False,
     settings: EvaluationSettings,
@@ -61,6 +64,7 @@ def evaluate(
     Args:
         model: the base.
         patches: folders that `save_patch` or PEFT wrote; without any, the bare base is evaluated.
+        scales: what each patch's change is multiplied by, see :func:`hfpatch.scale_patch`; each is a variant.
         allow_other_base: take patches whose base had other weights.
         baseline: evaluate the bare base too, first, and compare every patch with it.
         settings: the tasks.
@@ -77,7 +81,7 @@ def evaluate(
             or if patches are to be compared with a base whose scores are not the published ones, or by a metric that
             allows no comparison.
     """
-    labels, placement = _labels(patches, baseline=baseline), placement or Placement()
+    labels, placement = _labels(patches, scales, baseline=baseline), placement or Placement()
     ranks = ranks_of(placement)
     identity = _identity(model, settings, labels)
     ranks.on_first(partial(check_output, output, identity))
@@ -85,7 +89,7 @@ def evaluate(
     chosen = select(settings, data_dir)  # mistakes show before the model
     base = load_placed(model, placement, ranks)
     for folder in patches if len(labels) > 1 else ():  # one that does not fit shows before anything is scored
-        with _patched(base, folder, allow_other_base):
+        with _patched(base, Patch(folder), allow_other_base):
             pass
     if output is not None:
         identity["model"]["sha256"] = base.sha256
@@ -100,7 +104,8 @@ def evaluate(
         records = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(pinned_library(library))
         for label, patch in labels.items():
-            log = log_of(output, model, patch) if log_samples and output is not None else None
+            named = None if patch is None else str(patch)
+            log = log_of(output, model, named) if log_samples and output is not None else None
             variants[label] = _score(
                 base, label, patch, listener, allow_other_base, records_dir=records / label, log=log, **given
             )
@@ -123,21 +128,38 @@ def evaluate(
     return ranks.on_first(partial(close_output, output, found))
 
 
-def _labels(patches: Sequence[Path], *, baseline: bool) -> dict[str, Path | None]:
+@dataclass(frozen=True)
+class Patch:
+    """A saved patch, and what its change is multiplied by."""
+
+    folder: Path
+    scale: float = 1.0
+
+    def __str__(self) -> str:
+        return str(self.folder) if self.scale == 1 else f"{self.folder} at {self.scale:g}"
+
+
+def _labels(patches: Sequence[Path], scales: Sequence[float], *, baseline: bool) -> dict[str, Patch | None]:
     """Return what is evaluated, by label: the bare base, as None, where it is asked for or there is no patch.
 
-    A patch is called after the last parts of its path, as many as make the name different from the others.
+    A patch is called after the last parts of its path, as many as make the name different from the others, and after
+    its scale where that is not 1.
 
     Raises:
-        HfpatchError: if a folder is named twice.
+        HfpatchError: if a folder or a scale is named twice, or a scale is no finite number.
     """
-    labels: dict[str, Path | None] = {BASE: None} if baseline or not patches else {}
+    labels: dict[str, Patch | None] = {BASE: None} if baseline or not patches else {}
     parts = [patch.absolute().parts[1:] for patch in patches]
     for place, patch in enumerate(patches):
         if parts[place] in parts[:place]:
             raise HfpatchError(f"--patch {patch}: named twice")
-    for label, patch in zip(short_names(parts), patches, strict=True):
-        labels[f"{label} (patch)" if label in (BASE, *RESERVED) else label] = patch
+    if not all(map(math.isfinite, scales)) or len(set(scales)) < len(scales) or not scales:
+        raise HfpatchError(f"--scale {','.join(map(str, scales))}: give different finite numbers, such as 0.5,1")
+    if tuple(scales) != (1.0,) and not patches:
+        raise HfpatchError("--scale: there is no patch to scale; give --patch DIR")
+    for label, folder in zip(short_names(parts), patches, strict=True):
+        own = f"{label} (patch)" if label in (BASE, *RESERVED) else label
+        labels |= {own if scale == 1 else f"{own} at {scale:g}": Patch(folder, scale) for scale in scales}
     return labels
 
 
@@ -154,7 +176,7 @@ def short_names(places: Sequence[tuple[str, ...]]) -> list[str]:
 def _score(
     base: Base,
     label: str,
-    patch: Path | None,
+    patch: Patch | None,
     listener: Progress,
     allow_other_base: bool,
     *,
@@ -173,10 +195,12 @@ def _score(
             **given,
         )
     groups = selection.group_results(scores) or None
-    return EvaluatedVariant(patch=None if patch is None else str(patch), added=added, scores=scores, groups=groups)
+    scale = None if patch is None or patch.scale == 1 else patch.scale
+    folder = None if patch is None else str(patch.folder)
+    return EvaluatedVariant(patch=folder, scale=scale, added=added, scores=scores, groups=groups)
 
 
-def log_of(output: Path, model: ModelSettings, patch: Path | None = None, name: str | None = None) -> SampleLog:
+def log_of(output: Path, model: ModelSettings, patch: str | None = None, name: str | None = None) -> SampleLog:
     """Return lm-eval's log of a variant, named as lm-eval names a model: after its adapter if there is one.
 
     Args:
@@ -187,11 +211,11 @@ def log_of(output: Path, model: ModelSettings, patch: Path | None = None, name: 
     """
     arguments = {"pretrained": model.full_name, "dtype": model.dtype, "revision": model.revision, "patch": patch}
     known = {key: str(value) for key, value in arguments.items() if value is not None}
-    return SampleLog(output, name or (model.full_name if patch is None else str(patch)), known)
+    return SampleLog(output, name or patch or model.full_name, known)
 
 
 @contextmanager
-def _patched(base: Base, patch: Path | None, allow_other_base: bool) -> Iterator[int]:
+def _patched(base: Base, patch: Patch | None, allow_other_base: bool) -> Iterator[int]:
     """Load a patch, yield how many parameters it adds, and remove it; what only patches need is imported for them."""
     if patch is None:
         yield 0
@@ -199,19 +223,19 @@ def _patched(base: Base, patch: Path | None, allow_other_base: bool) -> Iterator
     from hfpatch.surgery.folder import load_patch
     from hfpatch.surgery.patch import patch_summary, unpatch
 
-    load_patch(base.model, patch, allow_other_base=allow_other_base)
+    load_patch(base.model, patch.folder, allow_other_base=allow_other_base, scale=patch.scale)
     try:
         yield patch_summary(base.model).added
     finally:
         unpatch(base.model)
 
 
-def _identity(model: ModelSettings, settings: EvaluationSettings, labels: Mapping[str, Path | None]) -> dict[str, Any]:
+def _identity(model: ModelSettings, settings: EvaluationSettings, labels: Mapping[str, Patch | None]) -> dict[str, Any]:
     """Return what makes two evaluations the same one, as far as it is known before the base is loaded."""
     return {
         "model": model.identity,
         **identify_settings(settings),
-        "variants": {label: None if patch is None else _hash_patch(patch) for label, patch in labels.items()},
+        "variants": {label: None if patch is None else _hash_patch(patch.folder) for label, patch in labels.items()},
     }
 
 

@@ -688,6 +688,30 @@ def test_eval_compares_several_patches_with_one_base(capsys, tmp_path, two_patch
     assert "is a link to a folder that does not exist" in refused(capsys, *arguments, "--output", tmp_path / "dead")
 
 
+def test_eval_scales_a_patch_from_the_base_to_the_patch(capsys, tmp_path, two_patches):
+    spoilt = two_patches[1]
+    arguments = ["eval", "--model", "tinyworld/gpt-neox", "--tasks", "tinyworld_cloze", "--limit", "20"]
+    assert main([*arguments, "--patch", str(spoilt), "--scale", "0,0.5,1", "--baseline", "--json"]) == 0
+    variants = json.loads(capsys.readouterr().out)["variants"]
+    assert list(variants) == ["base", "patch at 0", "patch at 0.5", "patch"]
+    assert [each.get("scale") for each in variants.values()] == [None, 0, 0.5, None]
+    bits = [each["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] for each in variants.values()]
+    assert bits[0] == bits[1]  # bit for bit
+    assert len(set(bits[1:])) == 3
+    assert main([*arguments, "--patch", str(spoilt), "--json"]) == 0
+    (alone,) = json.loads(capsys.readouterr().out)["variants"].values()
+    assert alone["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] == bits[3]
+    assert "give numbers with commas" in refused(capsys, *arguments, "--patch", spoilt, "--scale", "half")
+    assert "different finite numbers" in refused(capsys, *arguments, "--patch", spoilt, "--scale", "1,inf")
+    assert "no patch to scale" in refused(capsys, *arguments, "--scale", "0.5")
+    assert main(["export", str(spoilt), "--out", str(tmp_path / "half"), "--scale", "0.5"]) == 0
+    capsys.readouterr()
+    arguments[2] = str(tmp_path / "half")
+    assert main([*arguments, "--trust-remote-code", "--json"]) == 0
+    (exported,) = json.loads(capsys.readouterr().out)["variants"].values()
+    assert exported["scores"]["tinyworld_cloze"]["metrics"]["bits_per_byte"] == pytest.approx(bits[2], rel=1e-5)
+
+
 def test_eval_compares_whole_models(capsys, tmp_path):
     out = tmp_path / "out"
     models = ["--model", "tinyworld/gpt-neox", "--model", "tinyworld/gpt2"]
