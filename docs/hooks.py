@@ -14,7 +14,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")
 CODE = re.compile(r"(^```.*?^```$)", flags=re.MULTILINE | re.DOTALL)
-LISTED = re.compile(r"^\| \[([^\]]+)\]\(([^)#]+)\)", flags=re.MULTILINE)
+LISTED = re.compile(r"^- \[([^\]]+)\]\(([^)#]+)\)", flags=re.MULTILINE)
 LOADED = re.compile(
     r'<(?:script|img|iframe|source|video)\b[^>]*\bsrc="(?:https?:)?//|@import|url\("?https?:'
     r'|<link\b(?=[^>]*rel="(?:stylesheet|preload|icon)")[^>]*href="(?:https?:)?//'
@@ -23,7 +23,7 @@ PUBLISHED = {"examples/": ".ipynb", "recipes/schema/": ".json"}
 
 
 def on_config(config):
-    """Make the navigation from the tables of docs/index.md: a heading is a section, a row a page."""
+    """Make the navigation from the lists of docs/index.md: a heading is a section, an item a page."""
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     nav = [{"Home": "index.md"}]
     for heading, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL):

@@ -6,6 +6,7 @@ import gc
 import json
 from typing import TYPE_CHECKING, Any
 
+from hfpatch.cli import task_lists
 from hfpatch.cli.eval_options import EvalOptions
 from hfpatch.cli.eval_reading import (
     check_output_options,
@@ -22,8 +23,6 @@ from hfpatch.support.lazy import collection_paused
 if TYPE_CHECKING:
     from hfpatch.results.schema import EvaluationResults
 
-_LISTS = ("list", "list_groups", "list_subtasks", "list_tags")
-
 
 def evaluate(given: EvalOptions) -> None:
     """Evaluate a model, bare or with each of several patches, on lm-eval tasks; or compare several whole models.
@@ -33,10 +32,8 @@ def evaluate(given: EvalOptions) -> None:
 
     Example: hfpatch eval --model EleutherAI/pythia-160m --tasks lambada_openai,arc_easy --limit 100
     """
-    if given.tasks in _LISTS:
-        from hfpatch.evaluation.index import list_tasks
-
-        print(list_tasks(given.tasks, given.include_path))
+    if given.tasks in task_lists.LISTS:
+        print(task_lists.task_list(given.tasks, given.include_path))
         return
     check_output_options(given)
     given, more = with_model_args(given)

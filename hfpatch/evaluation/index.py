@@ -69,7 +69,6 @@ def list_tasks(what: str, include_path: Path | None = None) -> str:
         what: one of :data:`LISTS`.
         include_path: a folder with more task files.
     """
-    AddedFolder.at(include_path)
     folders = [*_own_folders(), *([include_path] if include_path is not None else [])]
     with quiet():
         return str(TaskManager(include_path=folders).list_all_tasks(**LISTS[what]))
