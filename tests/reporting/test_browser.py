@@ -1,5 +1,6 @@
 """The page in a real browser, headless: what it asks for, what it does, and whether everyone can use it."""
 
+import gzip
 import hashlib
 import json
 import shutil
@@ -110,7 +111,7 @@ def test_a_phone_shows_it_without_overflow(visit, name, scheme):
 
 def test_hostile_text_is_shown_and_never_run(visit):
     page = visit("hostile")
-    assert '<script>alert("1")</script>' in page.locator("#warnings").inner_text()
+    assert '<script>alert("1")</script>' in page.locator("ul.warnings").first.inner_text()
     assert page.locator("script").count() == 1
     page = visit("joint")
     assert '<img src=x onerror=alert("path")>' in page.locator("#comparability").inner_text()
@@ -146,8 +147,8 @@ def test_names_and_signed_numbers_sort_too(visit):
     page = visit("quickstart")
     page.locator("#main thead th button").first.click()
     assert column(page, "main", 0) == sorted(column(page, "main", 0))
-    page.locator("#pairs thead th button").nth(3).click()
-    signed = [float(text.split()[0].replace("−", "-")) for text in column(page, "pairs", 3)]
+    page.locator("#differences thead th button").nth(2).click()
+    signed = [float(text.split()[0].replace("−", "-")) for text in column(page, "differences", 2)]
     assert signed == sorted(signed)
 
 
@@ -164,16 +165,20 @@ def test_the_tables_of_a_study_sort_and_its_figures_are_taken(visit):
 
 def test_filters_hide_rows_and_tell_how_many_remain(visit):
     page = visit("quickstart")
-    form = page.locator("form[data-for=pairs]")
+    form = page.locator("form[data-for=differences]")
+    rows = len(column(page, "differences", 0))
     form.locator("select[data-attribute=task]").select_option("tinyworld_cloze")
-    form.locator("select[data-attribute=reference]").select_option("lora")
-    assert {text.split("acc")[0] for text in column(page, "pairs", 1)} == {"tinyworld_cloze"}
-    assert {text.partition("against ")[2] for text in column(page, "pairs", 0)} == {"lora"}
+    form.locator("select[data-attribute=measure]").select_option("bits per byte")
+    form.locator("select[data-attribute=question]").select_option("is it better than LoRA?")
+    assert set(column(page, "differences", 1)) == {"tinyworld_clozebits per byte"}
+    assert {text.removesuffix("lora") for text in column(page, "differences", 0)} == {
+        "pre_projection", "pre_projection_skip", "pre_projection_lora",
+    }  # fmt: skip
     form.locator("input").fill("skip CLOZE")
-    assert column(page, "pairs", 0) == ["pre_projection_skipagainst lora"]
-    assert form.locator("output").inner_text() == "1 of 48 rows"
-    page.locator("form[data-for=main] select").select_option("worse")
-    assert column(page, "main", 0) == []
+    assert column(page, "differences", 0) == ["pre_projection_skiplora"]
+    assert form.locator("output").inner_text() == f"1 of {rows} rows"
+    form.locator("select[data-attribute=verdicts]").select_option("worse")
+    assert column(page, "differences", 0) == []
 
 
 def test_the_documents_that_changed_sides_can_be_read(visit):
@@ -221,8 +226,8 @@ def test_a_figure_can_be_taken_as_svg_and_its_data_as_csv(visit):
     assert "fill: rgb(27, 31, 36)" in svg
     with page.expect_download() as taken:
         page.locator("#answer .downloads a").click()
-    assert taken.value.suggested_filename == "differences.csv"
-    assert Path(taken.value.path()).read_text().startswith("method,other,task")
+    assert taken.value.suggested_filename == "differences.csv.gz"
+    assert gzip.decompress(Path(taken.value.path()).read_bytes()).startswith(b"method,other,task")
 
 
 def test_it_prints(visit):
@@ -245,10 +250,10 @@ def test_the_explorer_has_no_overflow_and_its_filters_work(visit, width):
             "(box) => [...box.querySelectorAll('svg, p')].every((e) => e.scrollWidth <= box.clientWidth)"
         )
         assert inside
-    form.locator("[name=model]").select_option("runs/books-5m/model")
-    assert panels.count() == 4
+    form.locator("[name=model]").select_option("SmolLM2-135M-Instruct.Q4_1.gguf")
+    assert panels.count() == 5
     form.locator("[name=task]").select_option("lambada_openai")
-    assert set(column(page, "explore .gains", 4)) == {"no difference shown2 seeds"}
+    assert set(column(page, "explore .gains", 4)) == {"no difference shown3 seeds"}
     form.locator("[name=method]").select_option("lora")
     assert column(page, "explore .gains", 0) == ["lora"]
     form.locator("[name=verdict]").select_option("better")
@@ -263,7 +268,7 @@ def test_the_explorers_front_is_what_nothing_else_beats(visit):
     text = next(
         i
         for i, axis in enumerate(data["axes"])
-        if (axis["task"], axis["metric"]) == ("tinyworld_text", "word perplexity")
+        if (axis["task"], axis["metric"]) == ("tinyworld_text", "bits per byte")
     )
     better = data["verdicts"].index("better")
     points = [(row[8], row[3]) for row in data["rows"] if row[1] == text and row[7] == better]
@@ -299,7 +304,7 @@ def test_a_row_and_a_mark_of_the_explorer_open_the_report(visit):
 def test_figures_and_the_paired_table_fit_a_page_of_1280(visit):
     page = visit("quickstart")
     wide = "(each) => each.scrollWidth > each.clientWidth + 1"
-    for name in ("answer", "differences", "quality", "training", "paired"):
+    for name in ("answer", "quality", "training", "paired"):
         assert not page.locator(f"#{name} .scroll").first.evaluate(wide), name
 
 
