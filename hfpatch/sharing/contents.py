@@ -18,7 +18,7 @@ Contents = dict[str, Path | bytes]
 """What goes to the hub: the path there, and the file or the bytes that it gets."""
 
 _REPORT = (
-    *("recipe.yaml", "plan.json", "plan.safetensors", "results.json"),
+    *("recipe.yaml", "plan.json", "plan.safetensors", "results.json", "values.safetensors"),
     *("results.csv", "results.tex", "report.html", "report.md"),
 )
 _BASE_NAMES = {"adapter_config.json": ("base_model_name_or_path",), "patch.json": ("base", "name")}
