@@ -45,6 +45,7 @@ def broken(changes):
 @also(changes=[(("training", "seeds"), [1, "a", None]), (("evaluation", "tasks"), {"a": 1})])
 @also(changes=[(("data", "held_out"), "x"), (("tuning", "learning_rates"), [])])
 @also(changes=[(("methods", "baseline", "runs", "1", "evaluation", "tinyworld_cloze", "metrics", "acc"), 1e308)])
+@also(changes=[(("comparisons", 5, "method"), "")])
 @given(changes=st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(JUNK)), min_size=1, max_size=4))
 def test_a_broken_file_is_a_report_or_one_line(tmp_path, changes):
     (tmp_path / "results.json").write_text(json.dumps(broken(changes)))

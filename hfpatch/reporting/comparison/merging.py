@@ -203,7 +203,9 @@ def _union(
             methods.setdefault(new[name], method.model_copy(update={"match": renamed}))
         comparisons += _renamed(results.comparisons, new)
         verdicts += [
-            each.model_copy(update={"method": new[each.method], "other": new[each.other]}) for each in results.verdicts
+            each.model_copy(update={"method": new[each.method], "other": new[each.other]})
+            for each in results.verdicts
+            if {each.method, each.other} <= new.keys()
         ]
     return ComparisonResults(
         name=" + ".join(runs),
