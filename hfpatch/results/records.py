@@ -170,11 +170,9 @@ def write_published(
                 values = values[..., 0]
             tensors[f"{method}/{task}/{metric}"] = values.astype(np.uint8) if _is_right_or_wrong(values) else values
     header = {"documents": documents, "seeds": {method: sorted(runs) for method, runs in records.items()}}
+    tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}  # save_file ignores strides
     with atomic_file(out / VALUES) as temporary:
-        contiguous = {
-            name: np.ascontiguousarray(values) for name, values in tensors.items()
-        }  # it writes memory as it is
-        save_file(contiguous, temporary, metadata={_HEADER: json.dumps(header)})
+        save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
 
 
 def published_runs(out: Path) -> dict[str, dict[int, Path]]:
