@@ -104,11 +104,9 @@ def evaluate(
         records = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(pinned_library(library))
         for label, patch in labels.items():
-            named = None if patch is None else str(patch)
-            log = log_of(output, model, named) if log_samples and output is not None else None
-            variants[label] = _score(
-                base, label, patch, listener, allow_other_base, records_dir=records / label, log=log, **given
-            )
+            log = log_of(output, model, patch) if log_samples and output is not None else None
+            given |= {"records_dir": records / label, "log": log}
+            variants[label] = _score(base, label, patch, listener, allow_other_base, **given)
             listener.finished(label, "")
             if patch is None:
                 scores, compared = variants[label].scores, "the patches" if len(labels) > 1 else ""
@@ -200,7 +198,7 @@ def _score(
     return EvaluatedVariant(patch=folder, scale=scale, added=added, scores=scores, groups=groups)
 
 
-def log_of(output: Path, model: ModelSettings, patch: str | None = None, name: str | None = None) -> SampleLog:
+def log_of(output: Path, model: ModelSettings, patch: Patch | None = None, name: str | None = None) -> SampleLog:
     """Return lm-eval's log of a variant, named as lm-eval names a model: after its adapter if there is one.
 
     Args:
@@ -211,7 +209,7 @@ def log_of(output: Path, model: ModelSettings, patch: str | None = None, name: s
     """
     arguments = {"pretrained": model.full_name, "dtype": model.dtype, "revision": model.revision, "patch": patch}
     known = {key: str(value) for key, value in arguments.items() if value is not None}
-    return SampleLog(output, name or patch or model.full_name, known)
+    return SampleLog(output, name or (model.full_name if patch is None else str(patch)), known)
 
 
 @contextmanager
