@@ -56,7 +56,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _sigterm_as_before():
-    """Let no test change the answer to SIGTERM for those after it: pools that they fork would wait without end."""
+    """Check that no test changes the SIGTERM handler: a pool that a later test forks could wait for it forever."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     assert signal.getsignal(signal.SIGTERM) == before

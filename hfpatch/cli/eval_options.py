@@ -67,7 +67,7 @@ class EvalOptions:
         typer.Option(
             "--scale",
             metavar="A,B,...",
-            help="Multiply the change of each patch: 0 is the base, 1 the patch; several are several variants.",
+            help="Multiply the change of each patch by each of these numbers: 0 is the base, 1 the patch.",
         ),
     ] = "1"
     baseline: Annotated[

@@ -121,9 +121,11 @@ def _compact(svg: str) -> str:
     svg = re.sub(r"<g ?/>", "", svg)
     opened: list[bool] = []
 
-    def group(tag: re.Match[str]) -> str:  # one without attributes changes nothing
-        opened.append(tag[0] != "<g>") if tag[0] != "</g>" else None
-        return tag[0] if (opened.pop() if tag[0] == "</g>" else opened[-1]) else ""
+    def group(tag: re.Match[str]) -> str:  # a group without attributes changes nothing
+        if tag[0] == "</g>":
+            return tag[0] if opened.pop() else ""
+        opened.append(tag[0] != "<g>")
+        return tag[0] if opened[-1] else ""
 
     return re.sub(r"\n\s+", "\n", re.sub(r"<g>|<g [^>]*>|</g>", group, svg))
 

@@ -126,7 +126,7 @@ def _array(values: Sequence[Any]) -> Array | None:
 def read_values(folder: Path) -> dict[str, TaskValues]:
     """Return the values of each task whose records are as they were when the values were written.
 
-    A run that has no records any more has those of its comparison's file. There are none where a file cannot be read.
+    For a run without a folder of records, return those in its comparison's file. A file that cannot be read has none.
     """
     if not folder.is_dir():
         return _read_published(folder)
@@ -148,7 +148,7 @@ def write_published(
     measures: Iterable[tuple[str, str]],
     groups: Mapping[str, NDArray[np.int64]],
 ) -> None:
-    """Write the values of a comparison's runs into its folder; those that are no numbers are left out.
+    """Write the values of a comparison's runs into its folder, without values that are not numbers.
 
     Args:
         out: the run folder.
@@ -176,7 +176,7 @@ def write_published(
 
 
 def published_runs(out: Path) -> dict[str, dict[int, Path]]:
-    """Return for each method and seed whose values a comparison's file has the folder that its records had.
+    """Return the folder that the records had, for each method and seed in a comparison's file.
 
     Raises:
         HfpatchError: if there is no such file, or it is damaged.

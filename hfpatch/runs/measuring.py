@@ -112,7 +112,7 @@ def measure(setup: ComparisonSetup, seconds: float, progress: Progress, *, sprea
     progress.evaluating(BASE, "requests of the tasks")
     given = (base.model, base.tokenizer, recipe.evaluation)
     found = Measured(collect_requests(*given, recipe.data_dir))
-    timer = _Timer(seconds, (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * len(largest), progress)
+    timer = _Timer(seconds, (_SCORE + spread * _SPREAD) * len(found.asked) + _STEP * max(1, len(largest) - 1), progress)
     base.model.eval()
     base_bytes = sum(each.numel() * each.element_size() for each in base.model.parameters())
     reset_peak_memory()
@@ -129,9 +129,11 @@ def measure(setup: ComparisonSetup, seconds: float, progress: Progress, *, sprea
     memory, forward_s = peak_memory_bytes(), _forward_seconds(setup, base.model)
     for kind, name in sorted(largest.items(), key=lambda pair: pair[0] != BASE):
         with _patched(setup, name) as model:
-            left = timer.share(kind, "a part of a training step", _STEP)
-            own_s = forward_s if kind == BASE else _forward_seconds(setup, model)
-            step = {} if kind == BASE else _time_step(setup, model, own_s / setup.blocks.block_size / FORWARD, left)
+            own_s, step = forward_s, {}
+            if kind != BASE:
+                left = timer.share(kind, "a part of a training step", _STEP)
+                own_s = _forward_seconds(setup, model)
+                step = _time_step(setup, model, own_s / setup.blocks.block_size / FORWARD, left)
             added = sum(each.numel() * each.element_size() for each in model.parameters()) - base_bytes
         scored = {task: each.seconds * own_s / forward_s for task, each in found.timed.items()}
         found.kinds[kind] = MeasuredKind(

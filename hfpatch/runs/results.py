@@ -59,7 +59,7 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         tasks=_tasks(methods),
         methods=methods,
         questions=_questions(setup.recipe),
-        comparisons=_comparisons(setup, runs, methods) if complete else [],
+        comparisons=_comparisons(setup, folder, methods) if complete else [],
     )
     warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
     of_data = [f"{caution}." for caution in setup.cautions]
@@ -117,10 +117,7 @@ def _questions(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
 
 def publish_values(folder: RunFolder, results: ComparisonResults) -> None:
     """Write the values of all documents beside complete results, for whoever has the folder without its runs."""
-    records: dict[str, dict[int, Path]] = {}
-    for name, method in results.methods.items():
-        if seeds := [seed for seed in method.runs if seed not in method.diverged]:
-            records[name] = {seed: folder.run(name, seed).evaluations for seed in seeds}
+    records = _records(folder, results.methods)
     reader, (path, *_) = Reader(), [path for own in records.values() for path in own.values()]  # documents are alike
     scores = next(iter(run.evaluation for method in results.methods.values() for run in method.runs.values()))
     groups = {task: reader.read_groups(path, score) for task, score in scores.items()}
@@ -128,15 +125,19 @@ def publish_values(folder: RunFolder, results: ComparisonResults) -> None:
     write_published(folder.root, records, measures, {task: own for task, own in groups.items() if own is not None})
 
 
-def _comparisons(setup: ComparisonSetup, runs: Sequence[PlannedRun], methods: Mapping[str, Method]) -> list[Comparison]:
+def _records(folder: RunFolder, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:
+    """Return the folder of the records of each run that has scores, by method and seed."""
+    scored = {name: [seed for seed in each.runs if seed not in each.diverged] for name, each in methods.items()}
+    return {
+        name: {seed: folder.run(name, seed).evaluations for seed in seeds} for name, seeds in scored.items() if seeds
+    }
+
+
+def _comparisons(setup: ComparisonSetup, folder: RunFolder, methods: Mapping[str, Method]) -> list[Comparison]:
     """Return the paired differences by every measure."""
-    records: dict[str, dict[int, Path]] = {}
-    for run in runs:
-        if methods[run.variant].runs[run.seed].diverged_step is None:
-            records.setdefault(run.variant, {})[run.seed] = RunPaths(run.folder).evaluations
     recipe = setup.recipe
     return compare_records(
-        records,
+        _records(folder, methods),
         tasks=methods[recipe.baseline].runs[0].evaluation,
         references=_compared(recipe, methods),
         baseline=recipe.baseline,

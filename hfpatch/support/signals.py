@@ -23,10 +23,10 @@ def sigterm_answered_by(handler: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Put the answer to SIGTERM back that was there before, whatever a library sets meanwhile.
+    """Restore the SIGTERM handler at the end, whatever a library sets meanwhile.
 
-    Processes that are forked later inherit it. One that answers by Python code may not end when it is told to: a pool
-    of ``multiprocessing`` then waits for it without end.
+    Forked processes inherit the handler. One with a handler in Python may miss the signal, and a pool of
+    ``multiprocessing`` then waits for it forever.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:

@@ -185,7 +185,7 @@ def _read_config(folder: Path, module: str | None = None) -> PeftConfig:
         own = inspect.signature(KNOWN[kind]).parameters
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            KNOWN[kind](**{key: value for key, value in values.items() if key in own})  # PEFT tries again without end
+            KNOWN[kind](**{key: value for key, value in values.items() if key in own})  # else PEFT retries forever
         config: PeftConfig = PeftConfig.from_pretrained(str(folder))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise HfpatchError(f"{folder / CONFIG}: not an adapter configuration ({error})") from error
