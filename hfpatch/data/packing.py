@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 Integers: TypeAlias = npt.NDArray[np.int64]
 _CHUNK = 1 << 16
 _SHORT = 5
-_SHORTEST_ROW = 12
+_SHORTEST_ROW, _ENOUGH = 12, 64
+_FIXED_ROPE = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length of the input
 _SHARE_OF_LEAK = {torch.float32: 1e-3, torch.float64: 1e-3}
 _SHARE_OF_LEAK_LOW_PRECISION = 0.1
 _TIMES_NOISE = 4  # up to that, what a text's batch changes may be all that packing changes
@@ -106,16 +107,33 @@ def packing_obstacle(model: PreTrainedModel, block_size: int) -> str | None:
 
     Args:
         model: a causal language model.
-        block_size: tokens of a row, as they are trained on.
+        block_size: tokens of a row, as they are trained on; shorter rows are tried where they tell as much.
 
     Returns:
         Why the model cannot be trained on packed rows, or None if it can.
     """
     try:
         with evaluating(model), _inputs_unrounded(model):
-            return _obstacle(model, max(_SHORTEST_ROW, block_size))
+            return _obstacle(model, max(_SHORTEST_ROW, _row_length(model, block_size)))
     except (TypeError, ValueError):
         return _CROSSING
+
+
+def _row_length(model: PreTrainedModel, block_size: int) -> int:
+    """Return the tokens that tell: a short row, or a whole block where frequencies may depend on the input's length."""
+    config = model.config.get_text_config()
+    ropes = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    types = {kind for rope in ropes if isinstance(rope, dict) for kind in _rope_types(rope)}
+    return min(block_size, _ENOUGH) if types <= _FIXED_ROPE else block_size
+
+
+def _rope_types(rope: dict[str, Any]) -> Iterator[str]:
+    """Yield the types of rotary embeddings in a configuration, which may have one for each type of layer."""
+    if "rope_type" in rope or "type" in rope:
+        yield str(rope.get("rope_type", rope.get("type")))
+    for value in rope.values():
+        if isinstance(value, dict):
+            yield from _rope_types(value)
 
 
 def _obstacle(model: PreTrainedModel, size: int) -> str | None:

@@ -133,6 +133,8 @@ def measure(setup: ComparisonSetup, seconds: float, progress: Progress, *, sprea
             if kind != BASE:
                 left = timer.share(kind, "a part of a training step", _STEP)
                 own_s = _forward_seconds(setup, model)
+                if len(found.kinds) == 1:  # the first step of a process is mostly start-up
+                    _take_steps(setup, model, 1, setup.recipe.training.micro_batch_size or 1)
                 step = _time_step(setup, model, own_s / setup.blocks.block_size / FORWARD, left)
             added = sum(each.numel() * each.element_size() for each in model.parameters()) - base_bytes
         scored = {task: each.seconds * own_s / forward_s for task, each in found.timed.items()}
@@ -143,12 +145,12 @@ def measure(setup: ComparisonSetup, seconds: float, progress: Progress, *, sprea
 
 
 def _forward_seconds(setup: ComparisonSetup, model: PreTrainedModel) -> float:
-    """Return how long a forward pass of one row takes, a block of the training text: of three the shortest."""
+    """Return how long a forward pass of one row takes, a block of the training text: of two the shorter."""
     row = setup.blocks[0]["input_ids"][None].to(model.device)
     model.eval()
     taken = []
     with torch.inference_mode():
-        for _ in range(3):
+        for _ in range(2):
             start = time.perf_counter()
             model.base_model(row)
             if torch.cuda.is_available():

@@ -67,13 +67,23 @@ def test_which_models_keep_packed_documents_separate(model_type, values, exact, 
     assert [module.training for module in model.modules()] == before
 
 
-@pytest.mark.parametrize("block_size", [16, 40])
-def test_frequencies_of_the_longest_document_reach_the_others_beyond_the_original_context(block_size):
-    switching = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 20}
+@pytest.mark.parametrize(("block_size", "original"), [(16, 20), (40, 20), (160, 100)])
+def test_frequencies_of_the_longest_document_reach_the_others_beyond_the_original_context(block_size, original):
+    switching = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": original}
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    limits = {"max_position_embeddings": 64, "original_max_position_embeddings": 20, "pad_token_id": 0}
+    limits = {"max_position_embeddings": 256, "original_max_position_embeddings": original, "pad_token_id": 0}
     model = build("phi3", intermediate_size=64, rope_parameters={**switching, **factors}, **limits)
-    assert (packing_obstacle(model, block_size) is None) is (block_size <= 20)
+    assert (packing_obstacle(model, block_size) is None) is (block_size <= original)
+
+
+@pytest.mark.parametrize(("model_type", "values"), [("llama", {}), ("gpt2", {"n_positions": 256})])
+def test_short_rows_are_tried_where_they_tell_as_much(model_type, values):
+    model, lengths = build(model_type, **values), []
+    model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    assert packing_obstacle(model, 256) is None
+    assert max(lengths) == 64
 
 
 def in_8_bits(model, folder):
