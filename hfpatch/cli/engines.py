@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from hfpatch.reporting.numbers import duration
+
 Jobs = Annotated[
     int | None, typer.Option(metavar="N", help="Work on N runs at a time: processes of this machine, or with --ray.")
 ]
@@ -106,10 +108,4 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    """Return a duration in a unit that suits it."""
-    if seconds is None:
-        return "unknown"
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.2g} s"
+    return "unknown" if seconds is None else duration(seconds)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import statistics
-from bisect import insort
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,7 +12,6 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.recipes.tuning import trial_training
-from hfpatch.runs.engines.schedule import Schedule
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunPaths, check_folder
 from hfpatch.runs.forecasting import measured_seconds
@@ -55,32 +52,19 @@ class Preview:
     source: str | None
 
     def duration(self, devices: int) -> float | None:
-        """Return the seconds that the units take on so many devices, without those that may not be needed.
+        """Return about how many seconds the units take on so many devices, without those that may not be needed.
 
-        They are given to devices as the engines give them to workers. None where a unit's time is not known.
+        It is the longest chain of units that need each other, or all units shared by the devices, whichever takes
+        longer. None where a unit's time is not known.
         """
-        takes = {
-            id(step.unit): 0.0 if step.unit.is_complete() or step.optional else step.seconds for step in self.steps
-        }
-        schedule, now = Schedule([step.unit for step in self.steps]), 0.0
-        queue: list[Unit] = []
-        running: list[tuple[float, int, Unit]] = []
-        while schedule.open:
-            while (unit := schedule.take()) is not None:
-                seconds = takes[id(unit)]
-                if seconds is None:
-                    return None
-                if seconds:
-                    insort(queue, unit, key=schedule.place)
-                else:
-                    schedule.complete(unit)
-            while queue and len(running) < devices:
-                unit = queue.pop(0)
-                heapq.heappush(running, (now + (takes[id(unit)] or 0.0), schedule.place(unit), unit))
-            if running:
-                now, _, unit = heapq.heappop(running)
-                schedule.complete(unit)
-        return now
+        total, ends = 0.0, [0.0]
+        for step in self.steps:
+            takes = 0.0 if step.unit.is_complete() or step.optional else step.seconds
+            if takes is None:
+                return None
+            total += takes
+            ends.append(takes + max((ends[needed] for needed in step.needs), default=0.0))
+        return max(*ends, total / devices)
 
 
 def preview(
