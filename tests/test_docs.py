@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import hfpatch
 from hfpatch.__main__ import main
 from hfpatch.cli.app import app
-from hfpatch.cli.spellings import as_hfpatch
+from hfpatch.cli.lm_eval_options import as_hfpatch
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.recipes.pretraining import load_pretrain_or_study
 from hfpatch.recipes.training import TrainingSettings

@@ -18,11 +18,11 @@ from hfpatch.cli import (
     evaluation,
     exploring,
     harness,
+    lm_eval_options,
     options,
     planning,
     pretraining,
     sharing,
-    spellings,
 )
 from hfpatch.cli.help import Group
 from hfpatch.cli.options import (
@@ -274,7 +274,7 @@ def inspect(
         print_document(inspection_document(found))
 
 
-app.command("eval", cls=spellings.EvalCommand)(eval_options.command_of(evaluation.evaluate))
+app.command("eval", cls=lm_eval_options.EvalCommand)(eval_options.command_of(evaluation.evaluate))
 app.command(cls=engines.EngineCommand)(pretraining.pretrain)
 app.command()(pretraining.tokenize)
 app.command()(planning.plan)

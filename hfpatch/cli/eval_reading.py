@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfpatch.cli.eval_options import EvalOptions
+from hfpatch.cli.lm_eval_options import read_arguments
 from hfpatch.cli.options import model_settings
-from hfpatch.cli.spellings import read_arguments
 from hfpatch.errors import HfpatchError, nearest
 
 if TYPE_CHECKING:

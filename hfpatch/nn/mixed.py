@@ -1,4 +1,4 @@
-"""A projection of which some columns come from elsewhere than a matrix."""
+"""A projection some of whose output columns come from another module."""
 
 from __future__ import annotations
 

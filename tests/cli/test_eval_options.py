@@ -12,7 +12,7 @@ from hfpatch.__main__ import main
 from hfpatch.cli.app import app
 from hfpatch.cli.eval_options import EvalOptions
 from hfpatch.cli.eval_reading import device_map_of, read_models, read_settings, with_model_args
-from hfpatch.cli.spellings import REFUSED, as_hfpatch, read_arguments
+from hfpatch.cli.lm_eval_options import REFUSED, as_hfpatch, read_arguments
 
 
 def settings_of(**options):
