@@ -172,6 +172,7 @@ class TrainingLoop:
             set_seed(int(origin.generate_state(1)[0]))
             lr = current_lr(self.optimizer, settings)
 
+            # Forward and backward; every process learns the loss of all, and whether any is asked to end.
             share = self._accumulate_gradients(step)
             norm = accelerator.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm or math.inf)
             shared = accelerator.gather(torch.stack([share, torch.full_like(share, sigterm.asked)])[None])
@@ -179,6 +180,7 @@ class TrainingLoop:
             if not (math.isfinite(loss) and math.isfinite(float(whole(norm)))) or run.diverges(step, loss):
                 self._leave_update_out(step, loss)
 
+            # Update.
             if step - 1 in measured:
                 survival.before(self.parameters)
             self.optimizer.step()
@@ -187,6 +189,7 @@ class TrainingLoop:
             self.scheduler.step()
             self.optimizer.zero_grad()
 
+            # Record, and evaluate where the recipe asks for it.
             tokens, skipped = run.blocks.count_tokens(run.plan.indices[step - 1]), step in state.skipped[-1:]
             record = StepRecord(step, loss, lr, tokens, time.perf_counter() - clock, skipped=skipped or None)
             best = False
@@ -199,6 +202,8 @@ class TrainingLoop:
                 state.diverged_step = step  # by the last update, which no step's loss has seen
             self._keep(record)
             self.trackers.log(record)
+
+            # Save, report, and stop where that is due.
             if terminate or run.saves_after(step, best=best):
                 self._save(step)
             if accelerator.is_main_process and run.on_step is not None:
