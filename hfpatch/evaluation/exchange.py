@@ -17,7 +17,7 @@ as those of all differences (:class:`hfpatch.evaluation.stats.Estimate`). Docume
 with replacement, the same for all methods and seeds; seeds likewise, the same for all methods and documents, and their
 error is multiplied by sqrt(S / (S - 1)), which the bootstrap of few lacks. There is a reason instead of a rate where
 the frontiers reach no common gain, in the data or in more than 5 % of the draws, or where the interval says no more
-than that the rate is anything between the smallest and the largest ratio of their sizes.
+than that the rate is anything: its ends are further apart than the smallest and the largest size of either.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups:
     if any(np.isnan(each).mean() > _MISSED for each in draws):
         return "whether they reach a common gain is not certain"
     low, high = Estimate(value, tuple(parts)).interval
-    if low <= logs[0][0] - logs[1][-1] and high >= logs[0][-1] - logs[1][0]:
+    if high - low > max(each[-1] - each[0] for each in logs):
         return "the interval is wider than the sizes are apart"
     return Rate(math.exp(value), math.exp(low), math.exp(high), lowest, highest)
 
@@ -203,7 +203,7 @@ def _mean_distance(x: Array, gains: Array, other_x: Array, other_gains: Array) -
 
 def _spread(draws: Array) -> float:
     known = draws[~np.isnan(draws)]
-    return float(known.std(ddof=1)) if len(known) > 1 else math.inf
+    return float(known.std()) if len(known) > 1 else math.inf
 
 
 def _draws_of_seeds(seeds: int) -> NDArray[np.int64]:

@@ -109,12 +109,12 @@ def sentence(results: ComparisonResults, line: FrontierLine) -> str:
         return "is what the others are compared with"
     name, said = frontier.reference, []
     if exchange is not None and exchange.rate is not None:
-        low, high = (_times(end) for end in (exchange.low, exchange.high))
-        said.append(f"reaches {name}'s gain with {_times(exchange.rate)} times its parameters [{low}, {high}]")
+        low, high = (times_text(end) for end in (exchange.low, exchange.high))
+        said.append(f"reaches {name}'s gain with {times_text(exchange.rate)} times its parameters [{low}, {high}]")
     if verdicts := against_reference(results, line):
         said.append(_where(results, name, verdicts))
     if exchange is not None and exchange.rate is None:
-        said.append(f"how many of {name}'s parameters it is worth cannot be told ({exchange.why})")
+        said.append(f"its exchange rate cannot be told ({exchange.why})")
     return "; ".join(said) or f"is not compared with {name}"
 
 
@@ -125,22 +125,22 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
         places[verdict.verdict].append(point.partition("@")[2])
     better, worse, neither = places.values()
     if not better and not worse:
-        return f"no difference from {name} is shown at any budget"
+        return f"shows no difference from {name} at any budget"
     if not neither and not (better and worse):
-        return f"{'ahead of' if better else 'behind'} {name} at every budget"
+        return f"is {'ahead of' if better else 'behind'} {name} at every budget"
     if better and worse and not neither and (crossing := _crossing(results, verdicts)) is not None:
         side, other = ("ahead of", "behind") if _first_is_better(verdicts) else ("behind", "ahead")
-        return f"{side} {name} below {crossing:,} parameters, {other} above"
+        return f"is {side} {name} below {crossing:,} parameters, {other} above"
     parts = [
         f"{words} at {' and '.join(budgets)}"
         for words, budgets in (
             (f"ahead of {name}", better),
             (f"behind {name}", worse),
-            ("no difference shown", neither),
+            ("shows no difference", neither),
         )
         if budgets
     ]
-    return ", ".join(parts)
+    return "is " + ", ".join(parts)
 
 
 def _first_is_better(verdicts: Mapping[str, Verdict]) -> bool:
@@ -163,5 +163,6 @@ def _crossing(results: ComparisonResults, verdicts: Mapping[str, Verdict]) -> in
     return int(float(f"{found:.1e}"))
 
 
-def _times(value: float | None) -> str:
+def times_text(value: float | None) -> str:
+    """Return how many times as a reader wants it: two digits."""
     return "∞" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.2g}"
