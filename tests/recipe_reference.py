@@ -46,7 +46,8 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 PART = {
     "type": "Which method: one of hfpatch's own or one of PEFT's, in lower case, or package.module:Class.",
     "label": "What tables and figures call the method; in its first part.",
-    "match": "The method whose parameter count this part's size is solved for.",
+    "match": "What the size is solved for: a method's parameter count, a number, or a share of the base's (0.1%).",
+    "budgets": "The method's own budgets, in the part whose size is solved for; [] leaves it at its default size.",
     "target_modules": "LoRA and others of PEFT: attention, mlp, all-linear, or a list of names of modules.",
 }
 
@@ -93,7 +94,7 @@ def part_schema():
     """Return the schema of one part of a method; the options of hfpatch's own methods are checked."""
     rules = []
     for name, config in CONFIGS.items():
-        size = {"match": {}} if name in SIZES else {}
+        size = {"match": {}, "budgets": {}} if name in SIZES else {}
         keys = {
             key: {"type": types, "description": text, "default": default}
             for key, types, text, default in rows_of(options_of(config))

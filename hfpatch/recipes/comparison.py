@@ -15,6 +15,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes.budgets import (
+    Budget,
+    family_of,
+    is_budget,
+    middle_of,
+    name_of_point_mistake,
+    points_of,
+    with_points,
+)
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
 from hfpatch.recipes.sizes import size_mistake
@@ -147,6 +156,9 @@ class Recipe(Section):
     """A folder that holds local copies of hub data sets, relative to the working directory."""
     baseline: str = "baseline"
     """The method of no part that all others are compared with."""
+    budgets: tuple[Budget, ...] = Field(default=(), exclude=True)
+    """Numbers of parameters (``65_000``) or shares of the base's (``0.1%``): every method whose size is open is trained
+    at each of them, as ``lora@65k``. ``budgets`` in a method's part are its own, ``[]`` for none."""
     methods: Annotated[dict[str, list[dict[str, Any]]], Field(min_length=1)]
     """Each method is a list of parts, ``{type: pre_projection, content_skip: true}``; the baseline is ``[]``."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -157,8 +169,10 @@ class Recipe(Section):
     def _no_contradiction(self) -> Recipe:
         measured = self.data.held_out is not None
         loop = loop_mistake(self.training) or held_out_mistake(self.training, measured=measured)
+        unread = "load_recipe reads budgets; else name methods lora@10k, with match: 10000" if self.budgets else None
         for mistake in (
             loop,
+            unread,
             _lists_mistake(self),
             _methods_mistake(self),
             _labels_mistake(self),
@@ -182,12 +196,18 @@ class Recipe(Section):
         """The seed of all trials of tuning, which no final run uses."""
         return tuning_seed(self.training.seeds)
 
+    def tuned_at(self, method: str) -> str:
+        """Return the method whose trials a method's rate is chosen by: itself, or its middle budget."""
+        return middle_of(method, self.methods) if self.tuning is not None and self.tuning.at == "middle" else method
+
     def only(self, methods: Collection[str]) -> Recipe:
-        """Return the recipe with some of its methods, and the baseline.
+        """Return the recipe with some of its methods, and the baseline; ``lora`` is every budget of it.
 
         Raises:
-            HfpatchError: if there is no such method, none is named, or one has the size of a method that is left out.
+            HfpatchError: if there is no such method, none is named, or one has the size or the rate of a method that is
+                left out.
         """
+        methods = [point for name in methods for point in (points_of(name, self.methods) or [name])]
         known = f"; there are {', '.join(self.trained)}"
         if not methods:
             raise HfpatchError(f"--methods names no method of {self.name}{known}")
@@ -197,9 +217,11 @@ class Recipe(Section):
                 raise HfpatchError(f"--methods: no method {name!r} in {self.name}{hint}")
         kept = {name: parts for name, parts in self.methods.items() if name in {self.baseline, *methods}}
         for name, parts in kept.items():
-            missing = next((part["match"] for part in parts if part.get("match", name) not in kept), None)
-            if missing is not None:
+            matched = [part["match"] for part in parts if "match" in part and not is_budget(part["match"])]
+            if missing := next((other for other in matched if other not in kept), None):
                 raise HfpatchError(f"--methods: {name} has the size of {missing} (match), which is left out; add it")
+            if (other := self.tuned_at(name)) not in kept:
+                raise HfpatchError(f"--methods: {name} has the rate of {other} (tuning.at), which is left out; add it")
         labels = {name: label for name, label in self.labels.items() if name in kept}
         changed = {**self.model_dump(mode="json"), "methods": kept, "labels": labels}
         if self.tuning is not None:
@@ -262,7 +284,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: 
     Raises:
         HfpatchError: for each mistake a recipe can hold, naming the file, the key and what is allowed.
     """
-    recipe = load_as(path, overrides, Recipe, trust_code=trust_code, rearranged=_labels_of_parts)
+    recipe = load_as(path, overrides, Recipe, trust_code=trust_code, rearranged=_rearranged)
     for override in overrides if recipe.tuning is not None else ():
         if read_override(override)[0] == "training.lr":
             raise HfpatchError(
@@ -270,6 +292,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, trust_code: 
                 "tuning.learning_rates, or add tuning=null"
             )
     return recipe
+
+
+def _rearranged(values: dict[str, Any]) -> dict[str, Any]:
+    return with_points(_labels_of_parts(values))
 
 
 def _labels_of_parts(values: dict[str, Any]) -> dict[str, Any]:
@@ -302,7 +328,9 @@ def _lists_mistake(recipe: Recipe) -> str | None:
 
 def _methods_mistake(recipe: Recipe) -> str | None:
     baseline, methods = recipe.baseline, recipe.methods
-    if mistake := name_mistake(recipe.name, *methods):
+    if mistake := name_mistake(recipe.name, *map(family_of, methods)):
+        return mistake
+    if mistake := next(filter(None, map(name_of_point_mistake, methods, methods.values())), None):
         return mistake
     if baseline not in methods:
         hint = nearest(baseline, methods) or f"; add '{baseline}: []'"
@@ -354,8 +382,13 @@ def match_mistake(name: str, part: Mapping[str, Any], methods: Mapping[str, Sequ
     target, others = part["match"], [other for other, parts in methods.items() if parts and other != name]
     if mistake := size_mistake(part):
         return mistake
+    if is_budget(target):
+        return None
     if target not in methods:
-        return f".match is {target!r}, which is not among methods{nearest(str(target), others)}"
+        return (
+            f".match is {target!r}, which is not among methods{nearest(str(target), others)}, nor a number of "
+            "parameters, nor a share of the base's such as 0.1%"
+        )
     if target not in others:
         return f".match is {target!r}; a method can match neither itself nor the baseline"
     if any("match" in other for other in methods[target]):

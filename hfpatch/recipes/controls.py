@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hfpatch.recipes.budgets import budget_of
+
 Parts = Sequence[Mapping[str, Any]]
 
 SKIP_ALONE = "the skip alone"
@@ -51,6 +53,8 @@ def controls_of(methods: Mapping[str, Parts]) -> dict[str, list[Control]]:
     nonlinear query or key                the query temperature
     ====================================  ==========================================================================
 
+    One budget of a method has those of its own budget, and those without a budget.
+
     Args:
         methods: the parts of each method, by its name.
     """
@@ -63,6 +67,8 @@ def _controls(parts: Parts, methods: Mapping[str, Parts]) -> Iterator[Control]:
     with_skip = own == "pre_projection" and bool(parts[0].get("content_skip"))
     for name, other in methods.items():
         kind = kind_of(other)
+        if not has_its_budget(other, parts):
+            continue
         if (own == "nonlinear_query" and kind == QUERY_TEMPERATURE and targets_of(parts) != {"value"}) or (
             own == "nonlinear_query" and kind == LINEAR_QUERY and _form(other) == _form(parts)
         ):
@@ -73,6 +79,11 @@ def _controls(parts: Parts, methods: Mapping[str, Parts]) -> Iterator[Control]:
             yield Control(name, kind)
         elif with_skip and kind == own and _without_skip(other[0]) == other[0] == _without_skip(parts[0]):
             yield Control(name, NO_SKIP)
+
+
+def has_its_budget(control: Parts, parts: Parts) -> bool:
+    """Return whether a control has the budget of a method, or none."""
+    return budget_of(control) in (None, budget_of(parts))
 
 
 def _without_skip(part: Mapping[str, Any]) -> dict[str, Any]:

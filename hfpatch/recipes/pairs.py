@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from hfpatch.recipes.controls import LINEAR_QUERY, Parts, controls_of, is_control, kind_of, targets_of
+from hfpatch.recipes.controls import LINEAR_QUERY, Parts, controls_of, has_its_budget, is_control, kind_of, targets_of
 
 if TYPE_CHECKING:
     from hfpatch.recipes.comparison import Recipe
@@ -21,7 +21,7 @@ def references(recipe: Recipe) -> dict[str, list[str]]:
     Methods of its size are, in this order:
 
     1. the methods that are matched to it (``match:``), and every LoRA of its match group: a method and all that are
-       matched to it (:func:`in_one_group`);
+       matched to it, or all of one budget (:func:`in_one_group`);
     2. of a nonlinear query, key or value the linear one of the same targets;
     3. where there is none of these, and it is not matched itself, the method named ``lora``.
 
@@ -61,7 +61,7 @@ def by_question(
 
 
 def in_one_group(anchors: Mapping[str, Collection[str]], one: str, other: str) -> bool:
-    """Return whether one method is matched to the other, or both are matched to a third.
+    """Return whether one method is matched to the other, or both are matched to a third or to one budget.
 
     Args:
         anchors: for each method those that its parts are matched to.
@@ -107,5 +107,6 @@ def _linear_queries(recipe: Recipe, name: str) -> Iterator[str]:
     parts = recipe.methods[name]
     if kind_of(parts) == "nonlinear_query":
         for other, theirs in recipe.methods.items():
-            if kind_of(theirs) == LINEAR_QUERY and targets_of(theirs) == targets_of(parts):
+            alike = kind_of(theirs) == LINEAR_QUERY and targets_of(theirs) == targets_of(parts)
+            if alike and has_its_budget(theirs, parts):
                 yield other

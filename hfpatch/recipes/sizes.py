@@ -7,6 +7,7 @@ value to the next; the runs together hold every value.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +152,23 @@ NO_SIZE: dict[str, str] = {
     "trainable_tokens": "trains the tokens that token_indices names",
 }
 """Part types that have no size, with the reason."""
+
+
+def has_open_size(part: Part) -> bool | None:
+    """Return whether a part has a size and says nothing of it; None where that is known only once its type is loaded.
+
+    It does not depend on what has been loaded.
+    """
+    kind = part.get("type")
+    if kind in _REGISTERED or (kind not in SIZES and kind not in NO_SIZE):
+        return None
+    return kind in SIZES and SIZES[kind].key not in part and "match" not in part
+
+
+def share_of(text: str) -> float | None:
+    """Return the percentage of a share of the base's parameters, such as ``0.1%``; None if it is none above 0."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", text)
+    return float(found[1]) or None if found else None
 
 
 def size_mistake(part: Part) -> str | None:

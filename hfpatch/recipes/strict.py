@@ -140,14 +140,18 @@ def load_as(
 ) -> Model:
     """Read a recipe of the kind that ``model`` describes; otherwise as `hfpatch.recipes.comparison.load_recipe`.
 
-    ``rearranged`` brings what the file and the overrides say into the model's layout.
+    ``rearranged`` brings what the file and the overrides say into the model's layout, or raises ValueError.
     """
     file = find_recipe(Path(path))
     values = read_yaml(file)
     if overrides:
         values = apply_overrides(values, overrides, model)
     source = f"{file} with {' '.join(overrides)}" if overrides else str(file)
-    recipe = validate(rearranged(values), model, source)
+    try:
+        values = rearranged(values)
+    except ValueError as error:
+        raise HfpatchError(f"{source}: {error}") from None
+    recipe = validate(values, model, source)
     if not trust_code:
         said = [read_override(override)[0] for override in overrides]
         refuse_code(recipe.model_dump(mode="json"), said, str(file))

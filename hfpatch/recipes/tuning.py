@@ -40,6 +40,8 @@ class TuningSettings(Section):
     extend: NonNegativeInt = 2
     """Where a method's best rate is the lowest or the highest, up to so many more rates on that side, for every
     method."""
+    at: Literal["every", "middle"] = "every"
+    """With budgets: try the values at every budget of a method, or at its middle one, whose best then serves all."""
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     """More values to try, in every combination with the rates: keys of training (``training.weight_decay``,
     ``training.learning_rates.skip``) for all methods, options of a method's parts (``methods.lora.0.lora_alpha``) for

@@ -11,7 +11,9 @@ from pydantic import Field, computed_field
 
 from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes import pairs
+from hfpatch.results.frontier import Frontier
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
+from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
 from hfpatch.results.tuning import Tuning
 from hfpatch.results.verdicts import Measure, Pairs, Verdict, deciding, judge
@@ -187,6 +189,11 @@ class Task(Part):
     version: str | int | float | None = None
     clusters: Clusters | None = None
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it scores whole texts, by perplexity, bits per byte or nats per token."""
+        return any(name in self.primary for name in ("perplexity", BITS_PER_BYTE, NATS_PER_TOKEN))
+
 
 class ComparisonResults(Part):
     """What ``hfpatch compare`` wrote.
@@ -208,8 +215,12 @@ class ComparisonResults(Part):
         comparisons: the paired differences by every measure; empty until the comparison is complete.
         verdicts: what is known of each pair on each task, by the measure that decides it.
         warnings: what a reader must know before believing a number.
+        left_out: methods of the recipe that reach no size near their budget, with the reason; None without any.
+        frontier: the methods by budget, where the recipe has budgets and is complete.
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
     """
+
+    written_if_set = frozenset({"left_out", "frontier"})
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
     kind: Literal["comparison"] = "comparison"
@@ -229,6 +240,8 @@ class ComparisonResults(Part):
     questions: dict[pairs.Question, list[tuple[str, str]]] = Field(default_factory=dict)
     comparisons: list[Comparison] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
+    left_out: dict[str, str] | None = None
+    frontier: Frontier | None = None
     joined: list[Verdict] | None = Field(default=None, exclude=True)
 
     @computed_field  # type: ignore[prop-decorator]
@@ -296,6 +309,7 @@ class ComparisonResults(Part):
         made = {
             "comparisons": [each for each in self.comparisons if each.method in kept and each.reference in kept],
             "joined": [each for each in self.verdicts if each.method in kept and each.other in kept],
+            "frontier": self.frontier and self.frontier.of(kept),
         }
         tuning = self.tuning and self.tuning.model_copy(
             update={
@@ -326,12 +340,19 @@ class ComparisonResults(Part):
             "methods": methods,
             "comparisons": [_renamed(each, new, "method", "reference") for each in self.comparisons],
             "joined": [_renamed(each, new, "method", "other") for each in self.verdicts],
+            "frontier": self.frontier and self.frontier.renamed(new),
         }
         if self.tuning is not None:
             trials = [_renamed(trial, new, "method") for trial in self.tuning.trials]
-            chosen = {new.get(name, name): choice for name, choice in self.tuning.chosen.items()}
+            chosen = {new.get(name, name): _renamed(choice, new, "at") for name, choice in self.tuning.chosen.items()}
             update["tuning"] = self.tuning.model_copy(update={"trials": trials, "chosen": chosen})
         return self.model_copy(update=update)
+
+    @property
+    def first_task(self) -> str | None:
+        """The task that methods are ordered by: the held-out text, else the first text, else the first task."""
+        texts = [task for task, info in self.tasks.items() if info.is_text]
+        return next(iter([*(task for task in texts if task == HELD_OUT), *texts, *self.tasks]), None)
 
     @property
     def baseline(self) -> str | None:

@@ -47,12 +47,16 @@ class Choice(Part):
         trials: how many trials it had.
         edge: whether the rate is the lowest or the highest that was tried, so that a better one may lie beyond; None
             where all diverged.
+        at: the method whose trials these are, where it is another budget of it; None is its own.
     """
+
+    written_if_set = frozenset({"at"})
 
     values: Values
     loss: Measured = None
     trials: int
     edge: Literal["lowest", "highest"] | None = None
+    at: str | None = None
 
     @property
     def is_tuned(self) -> bool:

@@ -67,7 +67,7 @@ def _tuning(results: ComparisonResults) -> Iterator[str]:
     for name, choice in results.tuning.chosen.items():
         if not choice.is_tuned:
             yield f"{name}: all {choice.trials} trials of tuning diverged; its runs take the lowest rate, untuned."
-        elif choice.edge is not None:
+        elif choice.edge is not None and choice.at is None:
             rate = f"{choice.values.get('lr'):g}"
             beyond = "lower" if choice.edge == "lowest" else "higher"
             yield (

@@ -49,6 +49,7 @@ def forecast(
     clock, listener = Clock(), progress or Progress()
     units = plan_comparison(recipe, Path("runs") / recipe.name).units
     setup = set_up(recipe)
+    units, recipe = tuple(unit for unit in units if unit.run.variant not in setup.left_out), setup.recipe
     with pinned_library(setup.matmul):
         measured = measure(setup, seconds, listener, spread=True)
     asked, spreads, kinds = measured.asked, measured.spreads, measured.kinds
@@ -69,7 +70,11 @@ def forecast(
         comparisons=comparisons,
         effect=effect,
         assumptions=[measured.words, *_assumptions(setup, spreads.values())],
-        warnings=[*(f"{caution}." for caution in setup.cautions), *_warnings(measured)],
+        warnings=[
+            *(f"{caution}." for caution in setup.cautions),
+            *(f"{name} is left out: {reason}." for name, reason in setup.left_out.items()),
+            *_warnings(measured),
+        ],
         provenance={**provenance(clock), "matmul": setup.matmul},
     )
 
@@ -83,7 +88,11 @@ def measured_seconds(recipe: Recipe, units: Sequence[Unit], progress: Progress) 
     setup = set_up(recipe)
     with pinned_library(setup.matmul):
         found = measure(setup, SECONDS, progress, spread=False)
-    return [_work_of(setup, unit, found.kinds, found.asked).seconds for unit in units], found.words
+    seconds = [
+        0.0 if unit.run.variant in setup.left_out else _work_of(setup, unit, found.kinds, found.asked).seconds
+        for unit in units
+    ]
+    return seconds, found.words
 
 
 def _method(setup: ComparisonSetup, name: str) -> PlannedMethod:

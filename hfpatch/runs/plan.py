@@ -146,7 +146,7 @@ def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:
     if method == recipe.baseline:
         raise HfpatchError(f"{method!r} is the unchanged model: there is nothing to train")
     runs, tuning = planned_runs(recipe, out), _tuning_rounds(recipe, out)
-    trials = _trial_units(tuning, (), method)
+    trials = _trial_units(tuning, (), recipe.tuned_at(method))
     units = (Unit("train", run, RunPaths(run.folder).training, tuple(trials)) for run in runs if run.variant == method)
     return Plan(recipe, out, (*runs, *_trials(tuning)), (*trials, *units), part=method, tuning=tuning)
 
@@ -188,7 +188,10 @@ def _planned_run(out: Path, variant: str, point: Point, seed: int) -> PlannedRun
 
 
 def _tuning_rounds(recipe: Recipe, out: Path) -> tuple[Round, ...]:
-    """Return the trials of all methods: at the recipe's rates, then at lower ones, then at higher ones."""
+    """Return the trials of all methods: at the recipe's rates, then at lower ones, then at higher ones.
+
+    With ``tuning.at: middle`` those of a method's middle budget serve all its budgets.
+    """
     tuning = recipe.tuning
     if tuning is None:
         return ()
@@ -196,12 +199,13 @@ def _tuning_rounds(recipe: Recipe, out: Path) -> tuple[Round, ...]:
     edges: tuple[Edge, Edge] = ("lowest", "highest")
     rounds += [(edge, [rate]) for edge in edges for rate in tuning.extension(edge)]
     trained = {name: recipe.methods[name] for name in recipe.trained}
+    tried = dict.fromkeys(map(recipe.tuned_at, recipe.trained))
     return tuple(
         Round(
             edge,
             tuple(
                 _planned_trial(recipe, out, method, {"lr": rate, **values})
-                for method in recipe.trained
+                for method in tried
                 for rate in rates
                 for values in tuning.combinations(method, trained)
             ),

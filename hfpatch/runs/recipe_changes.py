@@ -48,6 +48,10 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
             continue
         fits = _adds_seeds(recipe, before, now) if key in ("training.seeds", "seeds") else _is_about(key, unrun)
         (added if fits or key.startswith("labels.") else changed)[key] = (before, now)
+    if isinstance(old, Recipe) and isinstance(recipe, Recipe):
+        for name in [name for name in old.trained if name in recipe.methods and name not in unrun]:
+            if (before := old.tuned_at(name)) != (now := recipe.tuned_at(name)):  # another budget is the middle one
+                changed.setdefault(f"the budget that {name} is tuned at", (before, now))
     return added, changed
 
 

@@ -20,6 +20,7 @@ from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Param
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.runs.cautions import cautions, form_of, scores_of
 from hfpatch.runs.folder import RunFolder, RunPaths
+from hfpatch.runs.frontier import frontier_of
 from hfpatch.runs.plan import PlannedRun, planned_runs
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.runs.tuning import collect_tuning
@@ -63,7 +64,11 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
     )
     warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
     of_data = [f"{caution}." for caution in setup.cautions]
-    return results.model_copy(update={"warnings": [*of_data, *warned]})
+    missed = [f"{name} is left out: {reason}." for name, reason in setup.left_out.items()]
+    found: dict[str, Any] = {"warnings": [*of_data, *missed, *warned], "left_out": setup.left_out or None}
+    if results.comparisons:
+        found["frontier"] = frontier_of(results, _records(folder, methods), all_aggregations(tasks_of(setup.recipe)))
+    return results.model_copy(update=found)
 
 
 def _base_loss(setup: ComparisonSetup, folder: RunFolder) -> dict[str, float]:
@@ -154,6 +159,9 @@ def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[s
 
 def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:
     """Return whether complete results have the questions and comparisons of today; an older version's may not."""
+    recipe = (
+        recipe.only([name for name in recipe.trained if name not in results.left_out]) if results.left_out else recipe
+    )
     due = {(name, other) for name, others in _compared(recipe, results.methods).items() for other in others}
     made = {(each.method, each.reference) for each in results.comparisons}
     return not results.tasks or (made == due and results.questions == _questions(recipe))

@@ -17,6 +17,7 @@ from hfpatch.data.plan import BatchPlan, draw_plans
 from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import MatmulLibrary, choose_library
+from hfpatch.recipes.budgets import TOLERANCE, family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import trial_training
@@ -51,6 +52,8 @@ class ComparisonSetup:
         tuning: the trials; none where the recipe does not tune.
         tuning_text: what the loss of the trials is measured on.
         cautions: what the tasks have of the training text.
+        left_out: methods of the recipe that reach no size near their budget, with the reason; ``recipe``, ``methods``
+            and ``sizes`` are without them.
     """
 
     recipe: Recipe
@@ -65,12 +68,13 @@ class ComparisonSetup:
     tuning: Tuning = field(default_factory=Tuning)
     tuning_text: TokenBlocks | None = None
     cautions: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def recipe_of(self, run: PlannedRun) -> Recipe:
         """Return the recipe as one run is trained by it: a trial at its values, a final run at the chosen ones."""
         if run.point:
             return self.recipe.trial(run.variant, run.point)
-        values = self.tuning.chosen(run.variant)
+        values = self.tuning.chosen(self.recipe.tuned_at(run.variant))
         return self.recipe.tuned(run.variant, values) if values else self.recipe
 
     def method_of(self, run: PlannedRun) -> Method:
@@ -86,6 +90,8 @@ class ComparisonSetup:
 
     def identify(self, run: PlannedRun) -> Identity:
         """Return the identity of one run; the bare base is evaluated only, and has no plan."""
+        if run.variant in self.left_out:  # nothing is run
+            return self.shared
         method = self.method_of(run)
         if not method.configs:
             return self.shared
@@ -157,6 +163,9 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     check_tokenizer(base.model, base.tokenizer)
     of_base = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
+    left_out = {name: words for name, method in methods.items() if (words := _out_of_reach(method))}
+    recipe = _without(recipe, left_out)
+    methods = {name: methods[name] for name in recipe.methods}
     sizes = {name: _measure(base, method) for name, method in methods.items()}
     _check_grid(recipe, base, sizes)
     tasks = None
@@ -199,7 +208,38 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
         tuning=tuning or Tuning(),
         tuning_text=splits.tuning,
         cautions=splits.cautions,
+        left_out=left_out,
     )
+
+
+def _out_of_reach(method: Method) -> str:
+    """Say how far the nearest size is from a method's budget, where that is too far; else nothing."""
+    match, budget = method.match, "@" in method.name
+    if match is None or not budget or abs(match.difference) <= TOLERANCE:
+        return ""
+    size = f"{match.size}={match.value:g}" if isinstance(match.value, int | float) else f"{match.size}={match.value}"
+    return (
+        f"its nearest size, {size}, has {match.parameters:,} parameters, and its budget is {match.target_parameters:,}"
+    )
+
+
+def _without(recipe: Recipe, left_out: Mapping[str, str]) -> Recipe:
+    """Return a recipe without the methods that reach no size near their budget.
+
+    Raises:
+        HfpatchError: if none is left, or a method was to be tuned where it is left out.
+    """
+    kept = [name for name in recipe.trained if name not in left_out]
+    first = next(iter(left_out.items()), ("", ""))
+    if left_out and not kept:
+        raise HfpatchError(f"budgets: no method reaches any; {first[0]}: {first[1]}")
+    for name in kept:
+        if (at := recipe.tuned_at(name)) in left_out:
+            raise HfpatchError(
+                f"tuning.at: middle: {at} cannot be tuned, because {left_out[at]}; give {family_of(at)} budgets of its "
+                "own, or tune at every budget"
+            )
+    return recipe.only(kept) if left_out else recipe
 
 
 def _check_grid(recipe: Recipe, base: Base, sizes: Mapping[str, PatchSummary]) -> None:

@@ -44,6 +44,8 @@ def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
         HfpatchError: if it fails, naming the run.
     """
     run = unit.run
+    if run.variant in setup.left_out:
+        return
     try:
         if unit.action == "check_baseline":
             _check_baseline(setup, run)
@@ -58,9 +60,10 @@ def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
                     progress.finished(run.name, Outcome(run, read_json(RunPaths(run.folder).training)).describe())
                 _remove_checkpoints(run)
         elif unit.is_complete() and setup.recipe.tuning is not None and not _is_of_choice(setup, run):
+            chosen = values_text(setup.tuning.chosen(setup.recipe.tuned_at(run.variant)))
             raise HfpatchError(
-                "was trained before the rates were extended, and tuning now chooses "
-                f"{values_text(setup.tuning.chosen(run.variant))}; delete {run.folder} and resume to train it again"
+                f"was trained before the rates were extended, and tuning now chooses {chosen}; delete {run.folder} and "
+                "resume to train it again"
             )
         elif not run.result.is_file():
             if not unit.is_complete():
@@ -72,7 +75,7 @@ def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
 
 def is_due(unit: Unit, setup: ComparisonSetup) -> bool:
     """Return whether `complete` would train or evaluate something; the units that this one needs are complete."""
-    if unit.action == "check_baseline" or unit.is_complete():
+    if unit.action == "check_baseline" or unit.is_complete() or unit.run.variant in setup.left_out:
         return False
     if unit.action == "tune":
         return setup.tuning.needs(unit.run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.runs.folder import RunPaths, diverged_step
 from hfpatch.runs.plan import plan_training
@@ -39,7 +40,9 @@ def train(
     """
     plan = plan_training(recipe, out, method)
     check_start(plan, resume=resume)
-    with open_runs(plan, partial(set_up, recipe, Tuning(plan.tuning, plan.part)), resume=resume) as setup:
+    with open_runs(plan, partial(set_up, recipe, Tuning(plan.tuning, recipe.tuned_at(method))), resume=resume) as setup:
+        if method in setup.left_out:
+            raise HfpatchError(f"{method} is left out: {setup.left_out[method]}")
         for unit in plan.units:
             complete(unit, setup, progress or Progress())
     trained = [RunPaths(unit.run.folder) for unit in plan.units if unit.action == "train"]

@@ -155,11 +155,12 @@ def collect_tuning(tuning: Tuning, recipe: Recipe, text: TokenBlocks, plan: Batc
             method: results.Choice(
                 values=dict(best.run.point),
                 loss=best.loss,
-                trials=sum(outcome.run.variant == method for outcome in outcomes),
-                edge=tuning.edge(method) if math.isfinite(best.loss) else None,
+                trials=sum(outcome.run.variant == at for outcome in outcomes),
+                edge=tuning.edge(at) if math.isfinite(best.loss) else None,
+                at=at if at != method else None,
             )
             for method in recipe.trained
-            if (best := tuning.best(method)) is not None
+            if (best := tuning.best(at := recipe.tuned_at(method))) is not None
         },
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,14 +13,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from hfpatch.errors import HfpatchError, whole_number
-from hfpatch.recipes.sizes import NO_SIZE, SIZES, Part, Size, Widths
+from hfpatch.recipes.budgets import TOLERANCE
+from hfpatch.recipes.sizes import NO_SIZE, SIZES, Part, Size, Widths, share_of
 from hfpatch.sites import count_values, features, find_sites, unwrapped
 from hfpatch.surgery.budget import Trial, count_added
 from hfpatch.tuners.adapters import base_parameters, stack
 from hfpatch.tuners.config import MethodConfig, method_name
 from hfpatch.tuners.naming import chosen_modules
 
-_FAR = 0.1  # of a budget that no size comes near
 Count = Callable[[Any], int]
 Config = TypeVar("Config", bound=PeftConfig)
 
@@ -54,19 +53,24 @@ def sized(config: Config, model: nn.Module, *, parameters: int | str | PeftConfi
             warnings.simplefilter("ignore")
             return dataclasses.replace(copy.deepcopy(given), **{size.key: value})
 
-    budget = _budget(model, parameters)
+    budget = parameter_count(model, parameters)
     value, count = match_size(model, size, options, build, budget=budget)
-    if abs(count - budget) > _FAR * budget:
+    if abs(count - budget) > TOLERANCE * budget:
         warnings.warn(f"{kind}: {count:,} parameters, at {size.key}={value}, are nearest to {budget:,}", stacklevel=2)
     return build(value)
 
 
-def _budget(model: nn.Module, parameters: int | str | PeftConfig | Sequence[PeftConfig]) -> int:
+def parameter_count(model: nn.Module, parameters: int | str | PeftConfig | Sequence[PeftConfig]) -> int:
+    """Return a number of parameters as `sized` takes it as a count.
+
+    Raises:
+        HfpatchError: if it is not positive.
+    """
     if isinstance(parameters, str):
-        share = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", parameters)
-        if share is None or not float(share[1]):
+        share = share_of(parameters)
+        if share is None:
             raise HfpatchError(f"parameters={parameters!r} must be a share of the base's above 0, such as '1%'")
-        return max(1, round(float(share[1]) / 100 * sum(map(count_values, base_parameters(model).values()))))
+        return max(1, round(share / 100 * sum(map(count_values, base_parameters(model).values()))))
     if isinstance(parameters, PeftConfig):
         return count_added(model, [parameters])
     if isinstance(parameters, list | tuple):

@@ -13,12 +13,13 @@ from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING, PeftCo
 from torch import nn
 
 from hfpatch.errors import HfpatchError, nearest
+from hfpatch.recipes.budgets import budget_text, is_budget
 from hfpatch.recipes.code import REFERENCE
 from hfpatch.recipes.comparison import match_mistake
 from hfpatch.recipes.sizes import SIZES
 from hfpatch.recipes.strict import NO_OWN_RATE, RATES
 from hfpatch.surgery.budget import count_added
-from hfpatch.surgery.matching import match_size
+from hfpatch.surgery.matching import match_size, parameter_count
 from hfpatch.surgery.targets import ATTENTION, SHORTHANDS, target_names
 from hfpatch.tuners.checks import require_injectable
 from hfpatch.tuners.config import MethodConfig
@@ -33,14 +34,14 @@ _INTERNAL_KEYS = {"peft_type", "auto_mapping", "base_model_name_or_path", "revis
 
 @dataclass(frozen=True)
 class Match:
-    """How near a part's parameter count is to that of the method that it is matched to.
+    """How near a part's parameter count is to that of the method that it is matched to, or a method's to its budget.
 
     Args:
-        to: name of that method.
+        to: name of that method, or the budget as in names.
         size: the option that was solved for, such as LoRA's ``r``.
         value: its value.
-        parameters: the part's own count.
-        target_parameters: the other method's count.
+        parameters: the part's own count; with a budget the method's.
+        target_parameters: the other method's count, or the budget.
     """
 
     to: str
@@ -104,8 +105,9 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
 
     ``target_modules`` may be ``attention`` (the default for LoRA), ``mlp`` or ``all-linear``, see
     `hfpatch.surgery.targets`; ``match: NAME`` solves for the part's size (see `hfpatch.recipes.sizes`) whose trainable
-    count is nearest to that of another method. LoRA defaults to alpha = 2r and no dropout, as in the published
-    comparison.
+    count is nearest to that of another method. ``match: 10_000`` or ``match: 0.1%`` solves for the size with which the
+    method's count, all its parts together, is nearest to a number or to a share of the base's. LoRA defaults to
+    alpha = 2r and no dropout, as in the published comparison.
 
     Raises:
         HfpatchError: if the method or one of its parts is not valid.
@@ -119,14 +121,19 @@ def build_method(model: nn.Module, methods: Methods, name: str) -> Method:
         where = f"methods.{name}[{number}]"
         fields = _targeted(model, _known(where, part))
         if "match" in fields:
-            other, size = str(fields["match"]), SIZES[fields["type"]]
-            budget = count_added(model, build_method(model, methods, other).configs)
+            other, size, rest = str(fields["match"]), SIZES[fields["type"]], 0
+            if is_budget(fields["match"]):
+                others = [part for place, part in enumerate(methods[name]) if place != number]
+                rest = count_added(model, build_method(model, {name: others}, name).configs)
+                other, budget = budget_text(fields["match"]), parameter_count(model, fields["match"])
+            else:
+                budget = count_added(model, build_method(model, methods, other).configs)
             build = partial(_sized_config, where, fields)
             try:
-                value, count = match_size(model, size, fields, build, budget=budget)
+                value, count = match_size(model, size, fields, build, budget=budget - rest)
             except HfpatchError as error:
                 raise HfpatchError(f"{where}.match: {error}") from error
-            match = Match(other, size.key, value, count, budget)
+            match = Match(other, size.key, value, count + rest, budget)
             fields = _sized(fields, value)
         configs.append(_config(where, fields))
     return Method(name=name, configs=configs, match=match)

@@ -13,7 +13,6 @@ from scipy import stats
 
 from hfpatch.reporting import terminal
 from hfpatch.reporting.cards import run_card
-from hfpatch.reporting.comparison.answer import first_task
 from hfpatch.reporting.explorer.entries import entries
 from hfpatch.reporting.report import document_of, write_report
 from hfpatch.results import load_results
@@ -158,7 +157,7 @@ def test_no_two_statements_disagree_in_any_rendering(tmp_path, monkeypatch, seed
     write_json(folder / "results.json", results.to_json())  # as a run writes it
     again = load_results(folder)
     statements += [("written", (v.method, v.other, v.task), v.verdict) for v in again.verdicts]
-    first = first_task(results)
+    first = results.first_task
     headline = markdown_rows(text, "## Answer") if "| method | gain" in text else []
     statements += [("headline", (line[0][0], "baseline", first), line[1][-1]) for line in headline if line[1] != ["–"]]
     for key, verdicts in said(statements).items():

@@ -234,3 +234,18 @@ def test_bad_methods(what, model):
 def test_a_method_that_is_not_there(model):
     with pytest.raises(HfpatchError, match=r"'loora' is not in the recipe .*did you mean 'lora'"):
         build_method(model, METHODS, "loora")
+
+
+@pytest.mark.parametrize(("budget", "asked"), [(3000, 3000), ("5%", None)])
+def test_a_method_of_a_budget_has_the_nearest_count_with_all_its_parts(model, budget, asked):
+    base = sum(parameter.numel() for parameter in model.parameters())
+    asked = asked or round(0.05 * base)
+    methods = {"both@any": [{"type": "pre_projection", "match": budget}, {"type": "lora", "r": 2}]}
+    method = build_method(model, methods, "both@any")
+    lora = count_added(model, method.configs[1:])
+    unit = 2 * 2 * 32  # two layers, both matrices, a column of the hidden size
+    assert method.match.target_parameters == asked
+    assert method.match.parameters == count_added(model, method.configs)
+    assert abs(method.match.parameters - asked) <= unit / 2
+    assert (method.match.parameters - lora) % unit == 0
+    assert method.match.to == {3000: "3k", "5%": "5%"}[budget]

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from hfpatch.recipes import pairs
-from hfpatch.reporting.comparison.changes import gain_of, is_text
+from hfpatch.reporting.comparison.changes import gain_of
 from hfpatch.reporting.document import Cell, Column, Row, Table, Tone
 from hfpatch.reporting.numbers import NOTHING, Scale, change_text, count, diverged_text, listed, ratio
 from hfpatch.reporting.words import measured, metric_text, metrics_text
 from hfpatch.results.comparison import MATCHED
-from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, Method
 from hfpatch.results.verdicts import ALPHA, Verdict, reach, shrinks_with
 
@@ -26,7 +25,8 @@ class Line:
 
     Attributes:
         method: its name.
-        first: the verdict on the task that the lines are ordered by, None where there is none; see :func:`first_task`.
+        first: the verdict on the task that the lines are ordered by, see
+            :attr:`hfpatch.results.comparison.ComparisonResults.first_task`; None where there is none.
         others: those against the baseline on all other tasks.
         control: the LoRA that it was compared with: of its match group, or the nearest in size.
         ratio: its parameters over the LoRA's.
@@ -59,16 +59,10 @@ class Answer:
 
 def answer(results: ComparisonResults) -> Answer:
     """Return what a reader who has one minute must know."""
-    first = first_task(results)
+    first = results.first_task
     lines = [_line(results, name, first) for name in results.others]
     lines.sort(key=lambda line: _place(results, line.first))
     return Answer(_sentence(results, lines, first), tuple(lines))
-
-
-def first_task(results: ComparisonResults) -> str | None:
-    """Return the task that methods are ordered by: the held-out text, else the first text, else the first task."""
-    texts = [task for task, info in results.tasks.items() if is_text(info)]
-    return next(iter([*(task for task in texts if task == HELD_OUT), *texts, *results.tasks]), None)
 
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
@@ -228,7 +222,7 @@ def headline_table(results: ComparisonResults, *, name: str = "headline", title:
         name: the table's anchor.
         title: names the run where several are reported side by side.
     """
-    found, first = answer(results), first_task(results)
+    found, first = answer(results), results.first_task
     controls = {line.control for line in found.lines if line.control}
     shared = next(iter(controls)) if len(controls) == 1 else None
     columns = [Column("method")]

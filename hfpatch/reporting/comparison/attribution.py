@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hfpatch.recipes.controls import Control, controls_of
-from hfpatch.reporting.comparison.changes import is_text
 from hfpatch.reporting.document import Column, Finding, Findings, Row, Section, Table, Text, Tone
 from hfpatch.reporting.numbers import NOTHING, Scale, count, decimal, listed, scale_of
 from hfpatch.reporting.words import metric_text
@@ -127,7 +126,7 @@ def _finding(results: ComparisonResults, name: str, controls: Sequence[Control])
 def _ordered(results: ComparisonResults) -> list[str]:
     """Return the tasks that score text first: the held-out text, other text, then the others."""
     tasks = results.tasks
-    return sorted(tasks, key=lambda task: (task != HELD_OUT, not is_text(tasks[task])))
+    return sorted(tasks, key=lambda task: (task != HELD_OUT, not tasks[task].is_text))
 
 
 def _conclusion(shares: Mapping[Control, Share]) -> tuple[str, Tone]:

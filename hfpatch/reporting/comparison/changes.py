@@ -7,9 +7,8 @@ from statistics import fmean
 
 from hfpatch.reporting.floor import level_at
 from hfpatch.reporting.numbers import Change, Scale, change, scale_of
-from hfpatch.results.held_out import NATS_PER_TOKEN
-from hfpatch.results.low_noise import BITS_PER_BYTE, LOW_NOISE
-from hfpatch.results.schema import Comparison, ComparisonResults, Task
+from hfpatch.results.low_noise import LOW_NOISE
+from hfpatch.results.schema import Comparison, ComparisonResults
 from hfpatch.results.verdicts import Verdict
 
 _UNITS = {Scale.POINTS: "points", Scale.RELATIVE: "% of the reference", Scale.RAW: "its own unit"}
@@ -68,8 +67,3 @@ def verdict_text(results: ComparisonResults, verdict: Verdict) -> str:
         level = level_at(results, verdict.other, verdict.task)
         return f"{verdict.verdict} ({verdict.other} {level})" if level else verdict.verdict
     return verdict.verdict
-
-
-def is_text(task: Task) -> bool:
-    """Say whether a task scores whole texts, by perplexity, bits per byte or nats per token."""
-    return any(name in task.primary for name in ("perplexity", BITS_PER_BYTE, NATS_PER_TOKEN))

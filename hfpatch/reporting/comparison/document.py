@@ -12,6 +12,7 @@ from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.comparison.answer import answer, headline_table, uncovered
 from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
+from hfpatch.reporting.comparison.frontier import frontier_blocks
 from hfpatch.reporting.comparison.merging import Check
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import (
@@ -149,6 +150,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
             score_table(first.results),
             doc.Sentences((*warned_of_floor(first.results), *uncovered(first.results), *first.missing)),
             headline_table(first.results),
+            *frontier_blocks(first.results, None, first.results),
             doc.Text(f"{found.sentence} {rates_sentence(first.results)}".strip()),
         ),
     )
@@ -194,6 +196,7 @@ def _answer(material: RunData) -> doc.Section:
     """Build what a report opens with: the sentence, the table of methods, the differences, and what weakens them."""
     results = material.results
     blocks: list[doc.Block] = [doc.Text(answer(results).sentence, "headline")]
+    blocks += frontier_blocks(results, material.drawn.get("frontier"), material.data.results)
     table = headline_table(results)
     if table.rows:
         blocks += [table, *(doc.Text(line, "caption") for line in _LEGEND)]

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import is_lora
 from hfpatch.reporting.comparison.changes import change_of, scale_in
+from hfpatch.reporting.comparison.frontier import frontier_figure
 from hfpatch.reporting.comparison.tuning import tuning_figure
 from hfpatch.reporting.numbers import Change, Scale, short_count
 from hfpatch.reporting.theme import GREY, MUTED, report_style, short, styles
@@ -27,6 +28,7 @@ def draw(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) 
     """Return the figures that can be drawn, by name; ``layers`` are methods and their series."""
     shown = prominent(results)
     drawn = {
+        "frontier": frontier_figure(results),
         "tuning": tuning_figure(shown),
         "differences": differences(shown),
         "quality": quality(shown),

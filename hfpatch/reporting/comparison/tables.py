@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from hfpatch.reporting.comparison.changes import change_of, is_text, scale_in, verdict_text
+from hfpatch.reporting.comparison.changes import change_of, scale_in, verdict_text
 from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Filter, Row, Table
 from hfpatch.reporting.floor import level_at
@@ -284,7 +284,7 @@ def _described(results: ComparisonResults, task: str) -> tuple[str, str]:
         if own == "cloze":
             return DESCRIPTIONS[own], " [".join(str(item["text"]).rsplit(" ", 1)) + "]"
         return DESCRIPTIONS[own], str(item.get("ctx") or item.get("passage") or item["text"]) + _asked(item)
-    if is_text(results.tasks[task]):
+    if results.tasks[task].is_text:
         return "the likelihood of whole texts", ""
     return f"scored by {metric_text(results.tasks[task].primary)} in lm-eval", ""
 

@@ -75,7 +75,10 @@ def _tuned_sentence(tuning: Tuning) -> str:
     elif {*trials.values()} != {*rates}:
         more = f", {max(trials.values())} trials each"
     but = f" but {listed(diverged)}, not tuned as all trials diverged," if diverged else ""
-    return f"Each method{but} at its best of {' to '.join(map(str, rates[:1] + rates[1:][-1:]))} rates{more}."
+    middle = ""
+    if any(choice.at is not None for choice in tuning.chosen.values()):
+        middle = "; the rate of a method's middle budget serves all its budgets, which may favour that one"
+    return f"Each method{but} at its best of {' to '.join(map(str, rates[:1] + rates[1:][-1:]))} rates{more}{middle}."
 
 
 def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:
@@ -85,7 +88,8 @@ def chosen_facts(results: ComparisonResults, method: str) -> list[doc.Fact]:
         return []
     if not choice.is_tuned:
         return [("Not tuned", f"all {choice.trials} trials diverged; trained at {_values(choice.values)}")]
-    return [("Tuned", f"{_values(choice.values)}, the best of {choice.trials} trials")]
+    where = f" of {choice.at}" if choice.at is not None else ""
+    return [("Tuned", f"{_values(choice.values)}, the best of {choice.trials} trials{where}")]
 
 
 def tuning_sections(results: ComparisonResults, svg: str | None, data: str) -> Iterator[doc.Section]:
@@ -128,7 +132,8 @@ def choice_table(results: ComparisonResults) -> doc.Table:
         others = _values({key: value for key, value in choice.values.items() if key != "lr"})
         loss = "all diverged" if choice.loss is None else decimal(choice.loss, 4)
         edge = NOTHING if choice.loss is None else f"{choice.edge} rate tried" if choice.edge else "no"
-        rows.append(doc.Row((method, _shown(choice.values.get("lr")), others, loss, count(choice.trials), edge)))
+        trials = count(choice.trials) + (f" of {choice.at}" if choice.at is not None else "")
+        rows.append(doc.Row((method, _shown(choice.values.get("lr")), others, loss, trials, edge)))
     numbers = ("learning rate", "held-out loss", "trials")
     columns = tuple(doc.Column(name, number=name in numbers) for name in names)
     return doc.Table("chosen", "Chosen rates", columns, tuple(rows))

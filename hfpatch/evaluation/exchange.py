@@ -1,0 +1,213 @@
+"""The exchange rate of two methods: how many times the parameters of one the other needs for equal gain.
+
+Of each method the gain over the base is known at several parameter counts n, from the same documents and seeds. Its
+frontier g(x), x = log n, is Fritsch and Carlson's monotone cubic interpolation (PCHIP) of the gains after isotonic
+regression: gains do not fall as n grows. With x(γ) its inverse, the exchange rate of a method over a reference is
+
+    ρ = exp( mean over γ of  x_method(γ) - x_reference(γ) ),
+
+the mean over the gains γ that both frontiers reach, from the larger of their lowest to the smaller of their highest. A
+method of one size is a point; γ is its gain then. Nothing is extrapolated.
+
+The 95 % interval is that of log ρ: with the standard errors over documents and over seeds, each from a bootstrap,
+
+    log ρ ± sqrt( (t(0.975, D - 1) · error_documents)² + (t(0.975, S - 1) · error_seeds)² ),
+
+as those of all differences (:class:`hfpatch.evaluation.stats.Estimate`). Documents, or whole groups of them, are drawn
+with replacement, the same for all methods and seeds; seeds likewise, the same for all methods and documents, and their
+error is multiplied by sqrt(S / (S - 1)), which the bootstrap of few lacks. There is a reason instead of a rate where
+the frontiers reach no common gain, in the data or in more than 5 % of the draws, or where the interval says no more
+than that the rate is anything: its ends are further apart than the smallest and the largest size of either.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import scipy  # its parts are imported where they are first used
+from numpy.typing import NDArray
+
+from hfpatch.evaluation.clusters import Groups, group_sums
+from hfpatch.evaluation.metrics import Aggregation, Array, metric_named
+from hfpatch.evaluation.reading import Reader
+from hfpatch.evaluation.stats import FEWEST_DOCUMENTS, Estimate, Part
+from hfpatch.results.schema import TaskResult
+
+RESAMPLES = 999
+_MISSED = 0.05  # of the draws, without a common gain
+_GRID, _LEVELS = 128, 128
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """A method at several sizes.
+
+    Attributes:
+        parameters: the trainable parameters of each, ascending, (sizes,).
+        gains: what each document gains over the base, above 0 is better, (sizes, seeds, documents).
+    """
+
+    parameters: Array
+    gains: Array
+
+
+@dataclass(frozen=True)
+class Rate:
+    """An exchange rate: ``value`` times the reference's parameters for equal gain, with the ends of its 95 % interval.
+
+    ``lowest`` and ``highest`` are the gains between which it is the mean.
+    """
+
+    value: float
+    low: float
+    high: float
+    lowest: float
+    highest: float
+
+
+def exchange_rate(method: Frontier, reference: Frontier, weights: Array, groups: Groups | None = None) -> Rate | str:
+    """Return the exchange rate of a method over a reference, or why it cannot be told.
+
+    Args:
+        method: the method; its seeds and documents are those of the reference, in the same order.
+        reference: what it is compared with, at two sizes at least.
+        weights: the weight of each document, (documents,); the gain at a size is ``Σ gains / Σ weights``.
+        groups: the group of each document, where they come in groups.
+    """
+    both = np.concatenate([method.gains, reference.gains])
+    if groups is not None:
+        both = np.stack([[group_sums(one, groups) for one in seeds] for seeds in both])
+        weights = group_sums(weights, groups)
+    (seeds, documents), sizes = both.shape[1:], len(method.parameters)
+    if documents < FEWEST_DOCUMENTS:
+        return "too few documents"
+    logs = np.log(method.parameters), np.log(reference.parameters)
+
+    def rates(gains: Array) -> tuple[Array, Array, Array]:
+        return _mean_distance(logs[0], gains[:, :sizes], logs[1], gains[:, sizes:])
+
+    by_seed = both.sum(axis=2).T / weights.sum()
+    value, lowest, highest = (float(each[0]) for each in rates(by_seed.mean(axis=0)[None]))
+    if math.isnan(value):
+        return "they reach no common gain"
+    drawn = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=RESAMPLES)
+    over_documents = rates(drawn @ both.mean(axis=1).T / (drawn @ weights)[:, None])[0]
+    draws, parts = [over_documents], [Part(_spread(over_documents), documents - 1)]
+    if seeds > 1:
+        over_seeds = rates(by_seed[_draws_of_seeds(seeds)].mean(axis=1))[0]
+        draws.append(over_seeds)
+        parts.append(Part(_spread(over_seeds) * math.sqrt(seeds / (seeds - 1)), seeds - 1))
+    if any(np.isnan(each).mean() > _MISSED for each in draws):
+        return "whether they reach a common gain is not certain"
+    low, high = Estimate(value, tuple(parts)).interval
+    if high - low > max(each[-1] - each[0] for each in logs):
+        return "the interval is wider than the sizes are apart"
+    return Rate(math.exp(value), math.exp(low), math.exp(high), lowest, highest)
+
+
+def exchange_rates(
+    records: Mapping[str, Mapping[int, Path]],
+    methods: Mapping[str, Mapping[str, int]],
+    reference: str,
+    *,
+    baseline: str,
+    result: TaskResult,
+    aggregation: Aggregation | None = None,
+) -> dict[str, Rate | str]:
+    """Return the exchange rate of each method over a reference, or why it cannot be told, from the runs' records.
+
+    Seeds are those that all sizes of the method and of the reference have.
+
+    Args:
+        records: for each run's method and seed the folder of its records.
+        methods: for each method the names under which it has records, with the parameters of each.
+        reference: one of the methods.
+        baseline: the base without training.
+        result: any run's result on the task; ``primary`` is the measure.
+        aggregation: the task's own function from documents to a score.
+    """
+    metric = metric_named(result.primary, higher_is_better=result.higher_is_better, aggregation=aggregation)
+    if metric.aggregate is not None:
+        return {name: f"{result.primary} is no mean of documents" for name in methods if name != reference}
+    reader, found = Reader(), dict[str, Rate | str]()
+    (base,) = records[baseline].values()
+    for name in [name for name in methods if name != reference]:
+        sizes = [
+            sorted((size, one) for one, size in methods[each].items() if one in records) for each in (name, reference)
+        ]
+        known = [set(records[one]) for side in sizes for _, one in side] if all(sizes) else [set()]
+        seeds = sorted(set.intersection(*known))
+        if not seeds or any(len(dict(side)) < len(side) for side in sizes):
+            found[name] = "two of its budgets are one size" if seeds else "the two share no seed"
+            continue
+        runs = [[[records[one][seed] for seed in seeds] for _, one in side] for side in sizes]
+        read = reader.read_runs(result, metric, [base, *(path for side in runs for one in side for path in one)])
+        terms = {path: metric.ratio_terms(values) for path, values in read.items()}
+        sign = 1.0 if result.higher_is_better else -1.0
+        ours, theirs = (
+            Frontier(
+                np.array([size for size, _ in side], dtype=np.float64),
+                sign * np.array([[terms[path][0] - terms[base][0] for path in one] for one in paths]),
+            )
+            for side, paths in zip(sizes, runs, strict=True)
+        )
+        if not (np.isfinite(ours.gains).all() and np.isfinite(theirs.gains).all()):
+            found[name] = "not all values are finite"
+            continue
+        found[name] = exchange_rate(ours, theirs, terms[base][1], reader.read_groups(base, result))
+    return found
+
+
+def monotone(gains: Array) -> Array:
+    """Return the isotonic regression of gains (..., sizes) along their last axis, by its min-max formula."""
+    sizes = gains.shape[-1]
+    sums = np.concatenate([np.zeros((*gains.shape[:-1], 1)), np.cumsum(gains, axis=-1)], axis=-1)
+    found = [
+        np.max(
+            [
+                np.min([(sums[..., j + 1] - sums[..., i]) / (j + 1 - i) for j in range(k, sizes)], axis=0)
+                for i in range(k + 1)
+            ],
+            axis=0,
+        )
+        for k in range(sizes)
+    ]
+    return np.stack(found, axis=-1)
+
+
+def frontier(log_parameters: Array, gains: Array) -> tuple[Array, Array]:
+    """Return the interpolated frontiers: x (points,) and g (draws, points), from gains (draws, sizes)."""
+    rising = monotone(gains)
+    if len(log_parameters) < 2:
+        return log_parameters, rising
+    x = np.union1d(np.linspace(log_parameters[0], log_parameters[-1], _GRID), log_parameters)
+    return x, scipy.interpolate.PchipInterpolator(log_parameters, rising, axis=1)(x)
+
+
+def _mean_distance(x: Array, gains: Array, other_x: Array, other_gains: Array) -> tuple[Array, Array, Array]:
+    """Return log ρ (draws,), NaN where there is no common gain, and the common gains' lowest and highest."""
+    (x, ours), (other_x, theirs) = frontier(x, gains), frontier(other_x, other_gains)
+    lowest, highest = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, -1], theirs[:, -1])
+    found = np.full(len(gains), np.nan)
+    places = (np.arange(_LEVELS) + 0.5) / _LEVELS
+    for draw in np.flatnonzero(lowest <= highest):
+        levels = lowest[draw] + (highest[draw] - lowest[draw]) * places
+        found[draw] = np.mean(np.interp(levels, ours[draw], x) - np.interp(levels, theirs[draw], other_x))
+    return found, lowest, highest
+
+
+def _spread(draws: Array) -> float:
+    known = draws[~np.isnan(draws)]
+    return float(known.std()) if len(known) > 1 else math.inf
+
+
+def _draws_of_seeds(seeds: int) -> NDArray[np.int64]:
+    """Return seeds drawn with replacement, (draws, seeds): all ways where they are few."""
+    if seeds**seeds <= RESAMPLES:
+        return np.array(list(itertools.product(range(seeds), repeat=seeds)))
+    return np.random.default_rng(0).integers(0, seeds, size=(RESAMPLES, seeds))

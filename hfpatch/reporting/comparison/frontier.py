@@ -1,0 +1,185 @@
+"""Methods by budget: the figure, the sentences and the table of a comparison with budgets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from hfpatch.reporting import document as doc
+from hfpatch.reporting import plots
+from hfpatch.reporting.comparison.answer import tone_of
+from hfpatch.reporting.comparison.changes import change_of, scale_in
+from hfpatch.reporting.numbers import NOTHING, Change, digits_for, short_count, signed
+from hfpatch.reporting.tabular import csv_text
+from hfpatch.reporting.theme import INK, MUTED, Style, report_style, short, styles
+from hfpatch.reporting.words import metric_text
+from hfpatch.results.frontier import Exchange, FrontierLine, against_reference, sentence, times_text
+from hfpatch.results.schema import ComparisonResults
+
+_CAPTION = (
+    "The gain over the base against trainable parameters, a line a method; bands are plain 95 % intervals over seeds "
+    "and documents. Black is the LoRA of the exchange rates. A method of one size is a mark."
+)
+_READING = (
+    "For equal gain a method needs so many times the parameters of {name}: the mean over all gains that both reach, "
+    "with the 95 % interval of this rate alone. What is ahead or behind at a budget is tested against the LoRA of that "
+    "budget, corrected over all budgets, methods and tasks. More in docs/frontiers.md."
+)
+
+
+def frontier_blocks(results: ComparisonResults, svg: str | None, data: ComparisonResults) -> Iterator[doc.Block]:
+    """Yield what a report of a comparison with budgets opens with; nothing for others.
+
+    Args:
+        results: the results.
+        svg: the figure, if it is drawn.
+        data: the results with the names that CSV files have.
+    """
+    frontier = results.frontier
+    if frontier is None:
+        return
+    if svg is not None:
+        yield doc.Figure("frontier", "Gain against parameters", _CAPTION, svg, _csv(data))
+    yield frontier_findings(results)
+    yield frontier_table(results)
+    if frontier.reference is not None:
+        yield doc.Text(_READING.format(name=frontier.reference), "caption")
+
+
+def frontier_findings(results: ComparisonResults) -> doc.Findings:
+    """Build a sentence for each method beside the reference."""
+    frontier = results.frontier
+    lines = frontier.lines if frontier is not None else []
+    items = (
+        doc.Finding(line.method, sentence(results, line), tone_of([*against_reference(results, line).values()]))
+        for line in lines
+        if frontier is not None and line.method != frontier.reference
+    )
+    return doc.Findings(tuple(items))
+
+
+def frontier_table(results: ComparisonResults) -> doc.Table:
+    """Build the table of gains by budget, and of the parameters for equal gain."""
+    frontier = results.frontier
+    if frontier is None:
+        return doc.Table("budgets", "Gain by budget", (), ())
+    budgets = list(_budgets(results))
+    alone = any("@" not in line.points[0] for line in frontier.lines)
+    columns = [doc.Column("method"), *(doc.Column(budget, number=True) for budget in budgets)]
+    columns += [doc.Column("its one size", number=True)] if alone else []
+    columns += [doc.Column("for equal gain", (f"× {frontier.reference}",), number=True)]
+    rows = []
+    for line in frontier.lines:
+        own, tested = {point.partition("@")[2]: point for point in line.points}, against_reference(results, line)
+        cells: list[str | doc.Cell] = [line.method]
+        for budget in (*budgets, *([""] * alone)):
+            point = own.get(budget, "")
+            gain = _gain(results, point) if point else None
+            text = NOTHING if gain is None else signed(gain.difference, digits_for(gain))
+            if gain is not None and not budget:
+                text += f" ({short_count(results.methods[line.points[0]].trainable)})"
+            cells.append(doc.Cell((text,), tested[point].verdict) if point in tested else text)
+        cells.append("1" if line.method == frontier.reference else _exchange(line.exchange))
+        rows.append(doc.Row(tuple(cells)))
+    caption = f"Gains on {frontier.task}, in {_unit(results)}."
+    return doc.Table("budgets", "Gain by budget", tuple(columns), tuple(rows), caption)
+
+
+def _budgets(results: ComparisonResults) -> dict[str, int]:
+    """Return the parameters of each budget, ascending."""
+    sizes: dict[str, int] = {}
+    for point in [point for line in (results.frontier.lines if results.frontier else ()) for point in line.points]:
+        match = results.methods[point].match
+        if "@" in point and match is not None:
+            sizes[point.partition("@")[2]] = match.target_parameters
+    return dict(sorted(sizes.items(), key=lambda item: item[1]))
+
+
+def _unit(results: ComparisonResults) -> str:
+    """Return the unit of the gains in words."""
+    frontier = results.frontier
+    if frontier is None:
+        return ""
+    scale = scale_in(results, frontier.task, frontier.metric)
+    return f"{metric_text(frontier.metric)}{f', {scale.value}' if scale.value else ''}"
+
+
+def _exchange(found: Exchange | None) -> str:
+    if found is None or found.rate is None:
+        return "cannot be told" if found is not None else NOTHING
+    return f"{times_text(found.rate)} [{times_text(found.low)}, {times_text(found.high)}]"
+
+
+def _gain(results: ComparisonResults, point: str) -> Change | None:
+    """Return the gain of a method over the baseline on the frontier's task with its plain interval."""
+    frontier = results.frontier
+    verdict = results.verdict(point, frontier.task, results.baseline) if frontier is not None else None
+    if verdict is None or math.isnan(verdict.difference):
+        return None
+    found = change_of(results, verdict)
+    return found if verdict.higher_is_better else replace(
+        found, difference=-found.difference, low=-found.high, high=-found.low
+    )  # fmt: skip
+
+
+@report_style()
+def frontier_figure(results: ComparisonResults) -> Figure | None:
+    """Draw the gain over the logarithm of the parameters, a line a method; None without budgets."""
+    frontier = results.frontier
+    if frontier is None:
+        return None
+    drawn = {line.method: _points(results, line) for line in frontier.lines}
+    drawn = {name: points for name, points in drawn.items() if points}
+    if not drawn:
+        return None
+    others = [line.method for line in frontier.lines if line.method != frontier.reference]
+    looks = {name: look for name, look in styles(others, None).items() if name in drawn}
+    if frontier.reference in drawn:
+        looks = {frontier.reference: Style(INK, "o", "-"), **looks}
+    figure, (ax,) = plots.panels(1, columns=1, width=8.8, height=4.0, key=len(looks))
+    for name, look in looks.items():
+        sizes, gains = [size for size, _ in drawn[name]], [gain for _, gain in drawn[name]]
+        middle, low, high = ([getattr(one, end) for one in gains] for end in ("difference", "low", "high"))
+        known = all(map(math.isfinite, (*low, *high)))
+        of_reference = name == frontier.reference
+        if known and len(sizes) == 1:
+            ax.vlines(sizes, low, high, color=look.colour, linewidth=1.2)
+        elif known:
+            ax.fill_between(sizes, low, high, color=look.colour, alpha=0.14 if of_reference else 0.1, linewidth=0)
+        width = 2.2 if of_reference else 1.5
+        ax.plot(sizes, middle, look.marker, color=look.colour, linestyle=look.dash, linewidth=width, markersize=5)
+    ends = [0.0, *(gain.difference for points in drawn.values() for _, gain in points)]
+    beyond = 0.35 * (max(ends) - min(ends)) or 1.0  # bands of few seeds may reach much further
+    ax.set_ylim(min(ends) - beyond, max(ends) + beyond)
+    ax.axhline(0, color=MUTED, linewidth=0.8)
+    ax.set(xscale="log", xlabel="trainable parameters")
+    ax.set_xticks(list(_budgets(results).values()), list(_budgets(results)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    unit = _unit(results)
+    ax.set(title=short(frontier.task, 40), ylabel=f"gain in {unit}   ↑ better")
+    plots.method_key(figure, looks)
+    return figure
+
+
+def _points(results: ComparisonResults, line: FrontierLine) -> list[tuple[int, Change]]:
+    known = ((results.methods[point].trainable, _gain(results, point)) for point in line.points)
+    return [(size, gain) for size, gain in known if gain is not None and size]
+
+
+def _csv(results: ComparisonResults) -> str:
+    """Return the figure's data: a row a point, in the unit of the figure, and the exchange rate of its method."""
+    frontier = results.frontier
+    headings = ("method", "point", "parameters", "gain", "low", "high", "rate", "rate_low", "rate_high", "why")
+    rows = []
+    for line in frontier.lines if frontier is not None else ():
+        rate = line.exchange or Exchange()
+        for point in line.points:
+            gain = _gain(results, point)
+            known = (None,) * 3 if gain is None else (gain.difference, gain.low, gain.high)
+            of_line = (rate.rate, rate.low, rate.high, rate.why)
+            rows.append((line.method, point, results.methods[point].trainable, *known, *of_line))
+    return csv_text(headings, rows)

@@ -1,0 +1,168 @@
+"""Methods at several budgets: which results are points of one frontier, and what is known of it beside LoRA's.
+
+The exchange rate is computed with the results (:mod:`hfpatch.evaluation.exchange`); what is better or worse at a budget
+is a verdict like all others. :func:`sentence` says both, and every report reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from hfpatch.recipes.budgets import family_of
+from hfpatch.results.parts import Measured, Part
+from hfpatch.results.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from hfpatch.results.comparison import ComparisonResults
+
+
+class Exchange(Part):
+    """How many times the reference's parameters a method needs for equal gain.
+
+    Attributes:
+        rate: the rate, the mean over the gains that both reach; None where it cannot be told.
+        low: lower end of its 95 % interval; likewise ``high``.
+        lowest: the gains that it is the mean over begin here, in the metric's unit; likewise ``highest``.
+        why: why it cannot be told.
+    """
+
+    rate: Measured = None
+    low: Measured = None
+    high: Measured = None
+    lowest: Measured = None
+    highest: Measured = None
+    why: str = ""
+
+
+class FrontierLine(Part):
+    """One method.
+
+    Attributes:
+        method: the method without a budget.
+        points: its budgets, the names of methods of the results, by the parameters that they train; or itself.
+        exchange: its exchange rate over the reference; None for that itself, and where there is none.
+    """
+
+    written_if_set = frozenset({"exchange"})
+
+    method: str
+    points: list[str]
+    exchange: Exchange | None = None
+
+
+class Frontier(Part):
+    """All methods of a comparison with budgets.
+
+    Attributes:
+        task: what gains are measured on.
+        metric: by which measure, the one that decides the task.
+        reference: the LoRA that exchange rates are over; None where none has two budgets.
+        lines: the methods that are trained.
+    """
+
+    task: str
+    metric: str
+    reference: str | None = None
+    lines: list[FrontierLine] = Field(default_factory=list)
+
+    def of(self, names: Collection[str]) -> Frontier:
+        """Return the frontier of some methods of the results alone."""
+        kept = [line.model_copy(update={"points": [n for n in line.points if n in names]}) for line in self.lines]
+        return self.model_copy(update={"lines": [line for line in kept if line.points]})
+
+    def renamed(self, names: Mapping[str, str]) -> Frontier:
+        """Return the frontier with other names of the methods of the results."""
+        families = {line.method: family_of(names.get(line.points[0], line.points[0])) for line in self.lines}
+        lines = [
+            line.model_copy(
+                update={"method": families[line.method], "points": [names.get(point, point) for point in line.points]}
+            )
+            for line in self.lines
+        ]
+        return self.model_copy(update={"lines": lines, "reference": families.get(self.reference or "", self.reference)})
+
+
+def against_reference(results: ComparisonResults, line: FrontierLine) -> dict[str, Verdict]:
+    """Return the verdict of each budget of a method against the reference of the same budget, by the method's point."""
+    frontier = results.frontier
+    reference = next((each for each in frontier.lines if each.method == frontier.reference), None) if frontier else None
+    if frontier is None or reference is None:
+        return {}
+    found: dict[str, Verdict] = {}
+    for point in line.points:
+        made = (results.verdict(point, frontier.task, other) for other in reference.points)
+        known = [each for each in made if each is not None and each.verdict != "not tested"]
+        found |= {point: known[0]} if known else {}
+    return found
+
+
+def sentence(results: ComparisonResults, line: FrontierLine) -> str:
+    """Say in one sentence, without its subject, what is known of a method beside the reference."""
+    frontier, exchange = results.frontier, line.exchange
+    if frontier is None or frontier.reference is None:
+        return "is compared with no LoRA of several budgets"
+    if line.method == frontier.reference:
+        return "is what the others are compared with"
+    name, said = frontier.reference, []
+    if exchange is not None and exchange.rate is not None:
+        low, high = (times_text(end) for end in (exchange.low, exchange.high))
+        said.append(f"reaches {name}'s gain with {times_text(exchange.rate)} times its parameters [{low}, {high}]")
+    if verdicts := against_reference(results, line):
+        said.append(_where(results, name, verdicts))
+    if exchange is not None and exchange.rate is None:
+        said.append(f"its exchange rate cannot be told ({exchange.why})")
+    return "; ".join(said) or f"is not compared with {name}"
+
+
+def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict]) -> str:
+    """Say at which budgets a method is ahead of the reference, and at which behind."""
+    places: dict[str, list[str]] = {"better": [], "worse": [], "no difference shown": []}
+    for point, verdict in verdicts.items():
+        places[verdict.verdict].append(point.partition("@")[2])
+    better, worse, neither = places.values()
+    if not better and not worse:
+        return f"shows no difference from {name} at any budget"
+    if not neither and not (better and worse):
+        return f"is {'ahead of' if better else 'behind'} {name} at every budget"
+    if better and worse and not neither and (crossing := _crossing(results, verdicts)) is not None:
+        side, other = ("ahead of", "behind") if _first_is_better(verdicts) else ("behind", "ahead")
+        return f"is {side} {name} below {crossing:,} parameters, {other} above"
+    parts = [
+        f"{words} at {' and '.join(budgets)}"
+        for words, budgets in (
+            (f"ahead of {name}", better),
+            (f"behind {name}", worse),
+            ("shows no difference", neither),
+        )
+        if budgets
+    ]
+    return "is " + ", ".join(parts)
+
+
+def _first_is_better(verdicts: Mapping[str, Verdict]) -> bool:
+    first = next(iter(verdicts.values()))
+    return (first.difference > 0) == first.higher_is_better
+
+
+def _crossing(results: ComparisonResults, verdicts: Mapping[str, Verdict]) -> int | None:
+    """Return where the better method changes, to two digits; None where it does so more than once.
+
+    Between two budgets the difference of the gains is linear in the logarithm of the parameters.
+    """
+    sizes = [results.methods[point].trainable for point in verdicts]
+    gains = [each.difference for each in verdicts.values()]
+    crossed = [(one, two) for one, two in pairwise(zip(sizes, gains, strict=True)) if one[1] * two[1] < 0]
+    if len(crossed) != 1:
+        return None
+    (size, gain), (larger, other) = crossed[0]
+    found = size * (larger / size) ** (gain / (gain - other))
+    return int(float(f"{found:.1e}"))
+
+
+def times_text(value: float | None) -> str:
+    """Return how many times as a reader wants it: two digits."""
+    return "∞" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.2g}"

@@ -1,0 +1,146 @@
+"""Exchange rates: by hand where they are known, and on simulated frontiers whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from hfpatch.evaluation.exchange import Frontier, Rate, exchange_rate, frontier, monotone
+
+SIZES = np.array([3e3, 12e3, 48e3, 192e3])
+SLOPE = 0.05
+
+
+def exact(gains, seeds=1, documents=25):
+    """Gains (sizes,) that every document has with every seed."""
+    return np.broadcast_to(np.asarray(gains, dtype=float)[:, None, None], (len(gains), seeds, documents)).copy()
+
+
+def along(sizes, times=1.0):
+    """Gains that are linear in log n, of a method that needs so many times the parameters."""
+    return SLOPE * np.log(np.asarray(sizes) / times / 1000)
+
+
+def pooled(values):
+    """Isotonic regression by pooling neighbours that fall, in plain Python."""
+    blocks = []
+    for value in values:
+        blocks.append([value, 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (first, many), (second, more) = blocks[-2:]
+            blocks[-2:] = [[(first * many + second * more) / (many + more), many + more]]
+    return [value for value, many in blocks for _ in range(many)]
+
+
+def test_gains_are_made_to_rise_by_isotonic_regression():
+    gains = np.random.default_rng(0).normal(size=(50, 5))
+    np.testing.assert_allclose(monotone(gains), [pooled(each) for each in gains], atol=1e-12)
+
+
+def test_a_frontier_goes_through_its_points_and_never_falls():
+    x, g = frontier(np.log(SIZES), np.array([[0.1, 0.5, 0.52, 2.0]]))
+    np.testing.assert_allclose(np.interp(np.log(SIZES), x, g[0]), [0.1, 0.5, 0.52, 2.0])
+    assert (np.diff(g) >= 0).all()
+
+
+@pytest.mark.parametrize("times", [1.0, 3.0, 1 / 5])
+def test_a_method_that_needs_so_many_times_the_parameters(times):
+    weights = np.linspace(1, 3, 25)
+    ours, theirs = (exact(along(SIZES, each)) * weights for each in (times, 1.0))
+    found = exchange_rate(Frontier(SIZES, ours), Frontier(SIZES, theirs), weights)
+    assert (found.value, found.low, found.high) == pytest.approx((times, times, times))
+    assert (found.lowest, found.highest) == pytest.approx(
+        (SLOPE * math.log(3 / min(1, times)) if times < 1 else SLOPE * math.log(3), along(SIZES, max(times, 1))[-1])
+    )
+
+
+def test_the_mean_over_the_gains_that_both_reach():
+    # x(γ) = γ log 10 of the reference, 2 γ log 10 of the method, γ from 0 to 0.5: the mean of γ log 10
+    sizes = np.array([100.0, 1000.0])
+    found = exchange_rate(Frontier(sizes, exact([0, 0.5])), Frontier(sizes, exact([0, 1.0])), np.ones(25))
+    assert found.value == pytest.approx(10**0.25)
+    assert (found.lowest, found.highest) == pytest.approx((0, 0.5))
+
+
+def test_a_method_of_one_size():
+    found = exchange_rate(
+        Frontier(np.array([500.0]), exact([0.5])),
+        Frontier(np.array([100.0, 10_000.0]), exact([0, 1.0])),
+        np.ones(25),
+    )
+    assert found.value == pytest.approx(500 / 1000)
+    assert (found.lowest, found.highest) == pytest.approx((0.5, 0.5))
+
+
+def test_the_error_over_seeds():
+    # seeds that shift all gains of a method by δ change log ρ by -δ / slope: the error is sd(δ) / (slope √S)
+    shifts = np.array([-0.01, 0.02, 0.005])
+    ours = exact(along(SIZES), seeds=3) + shifts[None, :, None]
+    found = exchange_rate(Frontier(SIZES, ours), Frontier(SIZES, exact(along(SIZES), seeds=3)), np.ones(25))
+    reach = t.ppf(0.975, 2) * shifts.std(ddof=1) / SLOPE / math.sqrt(3)
+    middle = -shifts.mean() / SLOPE
+    assert np.log([found.value, found.low, found.high]) == pytest.approx([middle, middle - reach, middle + reach], 1e-6)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_error_over_documents(grouped):
+    rng, many = np.random.default_rng(3), 400
+    shifts = rng.normal(0, 0.02, size=many)
+    groups = np.repeat(np.arange(many // 4), 4) if grouped else None
+    ours = exact(along(SIZES), documents=many) + shifts
+    theirs = exact(along(SIZES), documents=many)
+    found = exchange_rate(Frontier(SIZES, ours), Frontier(SIZES, theirs), np.ones(many), groups)
+    means = shifts.reshape(-1, 4).mean(axis=1) if grouped else shifts
+    reach = t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / math.sqrt(len(means)) / SLOPE
+    assert math.log(found.high / found.low) / 2 == pytest.approx(reach, rel=0.08)  # 999 draws
+
+
+def test_what_cannot_be_told_says_why():
+    low, high, ones = exact(along(SIZES)), exact(along(SIZES) + 1), np.ones(25)
+    assert exchange_rate(Frontier(SIZES, low), Frontier(SIZES, high), ones) == "they reach no common gain"
+    few = Frontier(SIZES, low[..., :10])
+    assert exchange_rate(few, few, ones[:10]) == "too few documents"
+    wild = low + np.random.default_rng(0).normal(0, 20, size=low.shape)
+    found = exchange_rate(Frontier(SIZES, wild), Frontier(SIZES, low), ones)
+    assert isinstance(found, str)
+
+
+def saturating(sizes):
+    return 0.3 * (1 - np.exp(-((np.asarray(sizes) / 30_000) ** 0.5)))
+
+
+def simulated(gains, rng, seeds, *, of_seeds=0.005, of_documents=0.1, documents=200):
+    """Gains with noise: of each size and seed, of documents in all seeds of a size, and of documents in each run."""
+    shape = (len(gains), seeds, documents)
+    shared = rng.normal(0, of_documents / 2, size=(shape[0], 1, documents))
+    own = rng.normal(0, of_documents / 2, size=shape)
+    return np.asarray(gains)[:, None, None] + rng.normal(0, of_seeds, size=(*shape[:2], 1)) + shared + own
+
+
+def rates(truth, seeds, repeats):
+    rng, weights = np.random.default_rng(1), np.ones(200)
+    return [
+        exchange_rate(
+            Frontier(SIZES, simulated(truth[0], rng, seeds)), Frontier(SIZES, simulated(truth[1], rng, seeds)), weights
+        )
+        for _ in range(repeats)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("times", "seeds"), [(1, 3), (3, 3), (3, 5)])
+def test_intervals_cover_the_truth(times, seeds):
+    truth = saturating(SIZES / times), saturating(SIZES)
+    found = rates(truth, seeds, 80)
+    exact_rate = exchange_rate(Frontier(SIZES, exact(truth[0])), Frontier(SIZES, exact(truth[1])), np.ones(25))
+    assert exact_rate.value == pytest.approx(times, rel=0.02)  # what is left is the interpolation's
+    assert all(isinstance(each, Rate) for each in found)
+    assert sum(each.low <= exact_rate.value <= each.high for each in found) >= 0.92 * len(found)
+    assert np.median([each.value for each in found]) == pytest.approx(exact_rate.value, rel=0.05)
+
+
+@pytest.mark.slow
+def test_frontiers_that_do_not_rise_have_no_rate():
+    flat = np.full(len(SIZES), 0.1)
+    assert sum(isinstance(each, Rate) for each in rates((flat, flat), 3, 60)) <= 3

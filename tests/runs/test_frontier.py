@@ -1,0 +1,175 @@
+"""A comparison with budgets: what is left out, what a budget more trains, what is tuned where, and what is reported."""
+
+import json
+import shutil
+
+import pytest
+
+import hfpatch.runs.comparison
+import hfpatch.runs.train_eval
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.recipes.comparison import load_recipe
+from hfpatch.results import load_results
+from hfpatch.runs import Progress, compare, train
+from hfpatch.runs.forecasting import forecast
+from hfpatch.runs.plan import plan_comparison, plan_training
+from hfpatch.tinyworld import documents
+from hfpatch.training.architecture import build_model
+
+ARCHITECTURE = {
+    "model_type": "gpt_neox",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}
+COLUMN, RANK = 2 * 16, (16 + 48) + (16 + 16)
+"""Parameters of a column of a pre-projection, and of a rank of a LoRA on the attention."""
+RECIPE = """
+name: small
+budgets: [64, 192]
+data: {block_size: 32, max_documents: 60, held_out: 25}
+training: {steps: 3, warmup_steps: 1, batch_size: 4, seeds: [0, 1], lr: 1e-2}
+evaluation: {tasks: [tinyworld_cloze], limit: 4}
+methods:
+  baseline: []
+  pre: [{type: pre_projection}]
+  lora: [{type: lora}]
+  heat: [{type: query_temperature}]
+"""
+TUNED = "tuning={learning_rates: [1e-3, 1e-2], held_out: 4, extend: 0, at: middle}"
+
+
+@pytest.fixture(autouse=True)
+def one_commit(monkeypatch):
+    """The checkout may move on while the tests run."""
+    monkeypatch.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(documents("base", count=50), 300)
+    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def read(model_folder, tmp_path_factory):
+    file = tmp_path_factory.mktemp("recipe") / "small.yaml"
+    file.write_text(RECIPE)
+    return lambda *overrides: load_recipe(file, [f"model.name={model_folder}", *overrides])
+
+
+class Log(Progress):
+    def __init__(self):
+        self.trained = []
+
+    def started(self, run, steps):
+        self.trained.append(run)
+
+
+@pytest.fixture(scope="module")
+def two(read, tmp_path_factory):
+    out = tmp_path_factory.mktemp("two") / "out"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
+        compare(read(), out)
+    return out
+
+
+def test_a_method_that_misses_a_budget_is_left_out_and_listed(two):
+    results = load_results(two)
+    sizes = {name: method.trainable for name, method in results.methods.items() if name != "heat"}
+    assert sizes == {"baseline": 0, "pre@64": 2 * COLUMN, "pre@192": 6 * COLUMN, "lora@192": 2 * RANK}
+    assert list(results.left_out) == ["lora@64"]
+    assert results.left_out["lora@64"].endswith(f"r=1, has {RANK} parameters, and its budget is 64")
+    assert any(warning.startswith("lora@64 is left out") for warning in results.warnings)
+    assert not (two / "runs" / "lora@64").exists()
+    assert "lora@64" in (two / "report.md").read_text()
+    assert "lora@64" in (two / "recipe.yaml").read_text()
+
+
+def test_a_finished_run_is_only_reported_again(two, read):
+    log = Log()
+    compare(read(), two, resume=True, progress=log)
+    assert log.trained == []
+
+
+def test_a_budget_more_trains_only_what_is_new(two, read, tmp_path):
+    out, log = tmp_path / "out", Log()
+    shutil.copytree(two, out)
+    compare(read("budgets=[64, 192, 480]"), out, resume=True, progress=log)
+    assert log.trained == [f"{name}@480 · seed {seed}" for seed in (0, 1) for name in ("pre", "lora")]
+    before, after = load_results(two), load_results(out)
+    for name, method in before.methods.items():
+        assert after.methods[name].runs.keys() == method.runs.keys()
+        assert after.methods[name].held_out_losses == method.held_out_losses
+    assert after.complete
+    assert {line.method: line.points for line in after.frontier.lines} == {
+        "pre": ["pre@64", "pre@192", "pre@480"],
+        "lora": ["lora@192", "lora@480"],
+        "heat": ["heat"],
+    }
+    assert (after.frontier.reference, after.frontier.task) == ("lora", "held_out_text")
+    lora, others = [line for line in after.frontier.lines if line.method == "lora"], after.frontier.lines
+    assert lora[0].exchange is None
+    assert all(line.exchange is not None for line in others if line.method != "lora")
+    pairs = [("pre@192", "lora@192"), ("pre@480", "lora@480")]
+    assert after.questions["lora"] == pairs
+    tested = [each for each in after.answers("lora") if each.task == "held_out_text"]
+    assert [each.family for each in tested] == [len(pairs)] * len(pairs)  # Holm's correction is over all budgets
+    assert json.loads((out / "results.json").read_text())["frontier"]["reference"] == "lora"
+
+
+def test_one_budget_can_be_trained_alone_and_one_that_is_left_out_cannot(read, tmp_path):
+    assert len(train(read(), "pre@192", tmp_path / "out")) == 2
+    with pytest.raises(HfpatchError, match="lora@64 is left out: its nearest size, r=1, has 96 parameters"):
+        train(read(), "lora@64", tmp_path / "other")
+    with pytest.raises(HfpatchError, match="no method 'lora' in the recipe"):
+        train(read(), "lora", tmp_path / "third")
+
+
+def test_no_method_reaches_a_budget(read, tmp_path):
+    with pytest.raises(HfpatchError, match="budgets: no method reaches any; pre@3: its nearest size"):
+        compare(read("budgets=[3]", "methods.heat=null"), tmp_path / "out")
+
+
+def test_tuning_at_the_middle_serves_all_budgets(read, tmp_path, monkeypatch):
+    monkeypatch.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+    recipe = read("budgets=[96, 192, 480]", TUNED, "training.seeds=[0]")
+    plan = plan_comparison(recipe, tmp_path / "out")
+    tried = {unit.run.variant for unit in plan.units if unit.action == "tune"}
+    assert tried == {"pre@192", "lora@192", "heat"}
+    assert {unit.run.variant for unit in plan_training(recipe, tmp_path, "pre@480").units} == {"pre@192", "pre@480"}
+    compare(recipe, tmp_path / "out")
+    tuning = load_results(tmp_path / "out").tuning
+    assert {trial.method for trial in tuning.trials} == tried
+    for name in ("pre", "lora"):
+        middle = tuning.chosen[f"{name}@192"]
+        assert middle.at is None
+        for budget in (96, 480):
+            chosen = tuning.chosen[f"{name}@{budget}"]
+            assert (chosen.at, chosen.values, chosen.trials) == (f"{name}@192", middle.values, middle.trials)
+            assert read_identity(tmp_path / "out", f"{name}@{budget}") == read_identity(tmp_path / "out", f"{name}@192")
+    with pytest.raises(HfpatchError, match=r"the budget that \S+@96 is tuned at is '\S+@192' there, '\S+@480' here"):
+        compare(read("budgets=[96, 192, 480, 960, 1920]", TUNED, "training.seeds=[0]"), tmp_path / "out", resume=True)
+
+
+def read_identity(out, name):
+    return json.loads((out / "runs" / name / "seed-0" / "training.json").read_text())["identity"]["training"]
+
+
+def test_a_method_is_not_tuned_where_it_is_left_out(read, tmp_path):
+    with pytest.raises(HfpatchError, match=r"tuning\.at: middle: lora@64 cannot be tuned, because its nearest size"):
+        compare(read(TUNED), tmp_path / "out")
+
+
+def test_the_plan_counts_what_is_run(read):
+    found = forecast(read(), seconds=0.1)
+    assert sorted(found.methods) == ["heat", "lora@192", "pre@192", "pre@64"]
+    assert (found.work["train"].units, found.work["evaluate"].units) == (8, 9)
+    assert any(warning.startswith("lora@64 is left out") for warning in found.warnings)
