@@ -13,6 +13,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes import pairs
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
+from hfpatch.results.retention import Retention, Rewound
 from hfpatch.results.tuning import Tuning
 from hfpatch.results.verdicts import Measure, Pairs, Verdict, deciding, judge
 
@@ -61,15 +62,18 @@ class LayerSeries(Part):
 class Run(Part):
     """One method with one seed; ``train`` is None where nothing is trained.
 
-    ``computed_with`` is what its scores were computed with, see :data:`hfpatch.results.identity.COMPUTED_WITH`.
+    ``computed_with`` is what its scores were computed with, see :data:`hfpatch.results.identity.COMPUTED_WITH`;
+    ``retention`` has the scores on text that should be kept, ``rewound`` those at other scales of its patch.
     """
 
-    written_if_set = frozenset({"computed_with"})
+    written_if_set = frozenset({"computed_with", "retention", "rewound"})
 
     computed_with: Values | None = None
     commit: str | None = None
     train: TrainResult | None = None
     evaluation: dict[str, TaskResult] = Field(default_factory=dict)
+    retention: dict[str, TaskResult] | None = None
+    rewound: dict[str, Rewound] | None = None
 
     @property
     def diverged_step(self) -> int | None:
@@ -207,6 +211,7 @@ class ComparisonResults(Part):
         questions: the pairs that each question compares, as the recipe declares them, before anything has run.
         comparisons: the paired differences by every measure; empty until the comparison is complete.
         verdicts: what is known of each pair on each task, by the measure that decides it.
+        retention: what training changed on text that it should not change; None where the recipe names none.
         warnings: what a reader must know before believing a number.
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
     """
@@ -228,6 +233,7 @@ class ComparisonResults(Part):
     methods: dict[str, Method] = Field(default_factory=dict)
     questions: dict[pairs.Question, list[tuple[str, str]]] = Field(default_factory=dict)
     comparisons: list[Comparison] = Field(default_factory=list)
+    retention: Retention | None = None
     warnings: list[str] = Field(default_factory=list)
     joined: list[Verdict] | None = Field(default=None, exclude=True)
 
@@ -242,9 +248,9 @@ class ComparisonResults(Part):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results as JSON values, without ``tuning`` where nothing was tuned."""
-        values = super().to_json()
-        return values if self.tuning is not None else {key: values[key] for key in values if key != "tuning"}
+        """Return the results as JSON values, without ``tuning`` and ``retention`` where there is none."""
+        absent = [key for key in ("tuning", "retention") if getattr(self, key) is None]
+        return {key: value for key, value in super().to_json().items() if key not in absent}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, which finds its own comparisons and not those of the original."""
@@ -293,7 +299,7 @@ class ComparisonResults(Part):
             f"Shown are {shown} of {len(self.others)} methods: p-values and verdicts are those of the whole "
             "comparison, corrected over all its methods."
         )
-        made = {
+        made: Values = {
             "comparisons": [each for each in self.comparisons if each.method in kept and each.reference in kept],
             "joined": [each for each in self.verdicts if each.method in kept and each.other in kept],
         }
@@ -303,7 +309,9 @@ class ComparisonResults(Part):
                 "chosen": {name: choice for name, choice in self.tuning.chosen.items() if name in kept},
             }
         )
-        return self.model_copy(update={"methods": kept, "tuning": tuning, "warnings": [note, *self.warnings], **made})
+        retention = self.retention and self.retention.only(kept)
+        made |= {"tuning": tuning, "retention": retention, "warnings": [note, *self.warnings]}
+        return self.model_copy(update={"methods": kept, **made})
 
     @property
     def labels(self) -> dict[str, str]:
@@ -331,6 +339,13 @@ class ComparisonResults(Part):
             trials = [_renamed(trial, new, "method") for trial in self.tuning.trials]
             chosen = {new.get(name, name): choice for name, choice in self.tuning.chosen.items()}
             update["tuning"] = self.tuning.model_copy(update={"trials": trials, "chosen": chosen})
+        if self.retention is not None:
+            points = []
+            for point in self.retention.points:
+                own = [_renamed(each, new, "method", "reference") for each in point.comparisons]
+                points.append(_renamed(point, new, "method").model_copy(update={"comparisons": own}))
+            verdicts = [_renamed(each, new, "method", "other") for each in self.retention.verdicts]
+            update["retention"] = self.retention.model_copy(update={"points": points, "joined": verdicts})
         return self.model_copy(update=update)
 
     @property

@@ -24,7 +24,7 @@ from hfpatch.runs.identity import Identity, identify_base, identify_data, identi
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.tuning import Tuning, values_text
 from hfpatch.support.cache import cache_folder
-from hfpatch.support.files import check_data_dir
+from hfpatch.support.files import check_data_dir, hash_values
 from hfpatch.surgery.bases import Base, check_place, hash_weights, load_model, place_base
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.methods import Method, build_method, validate_methods
@@ -51,6 +51,7 @@ class ComparisonSetup:
         tuning: the trials; none where the recipe does not tune.
         tuning_text: what the loss of the trials is measured on.
         cautions: what the tasks have of the training text.
+        retained: the texts of ``retention``, by name.
     """
 
     recipe: Recipe
@@ -65,6 +66,7 @@ class ComparisonSetup:
     tuning: Tuning = field(default_factory=Tuning)
     tuning_text: TokenBlocks | None = None
     cautions: tuple[str, ...] = ()
+    retained: Mapping[str, TokenBlocks] = field(default_factory=dict)
 
     def recipe_of(self, run: PlannedRun) -> Recipe:
         """Return the recipe as one run is trained by it: a trial at its values, a final run at the chosen ones."""
@@ -98,6 +100,16 @@ class ComparisonSetup:
         if self.held_out is None:
             raise ValueError("nothing is held out")
         return describe_documents(self.held_out, self.base.tokenizer)
+
+    @cached_property
+    def retained_documents(self) -> dict[str, Documents]:
+        """What identifies the documents of each text of ``retention``."""
+        return {name: describe_documents(blocks, self.base.tokenizer) for name, blocks in self.retained.items()}
+
+    def identify_retention(self, run: PlannedRun) -> Identity:
+        """Return the identity of what is measured on the texts of ``retention`` with one run."""
+        texts = hash_values({name: blocks.sha256 for name, blocks in self.retained.items()})
+        return {**self.identify(run), "retention_text": texts}
 
     def identify_scores(self) -> dict[str, dict[str, str]]:
         """Return what scores of each task are of: the prompts of the bare base, which are those of all methods."""
@@ -173,8 +185,11 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
             cache_dir=cache_folder("tokens"),
             tuning=recipe.tuning.held_out if recipe.tuning is not None else 0,
             tasks=tasks,
+            retained=None if recipe.retention is None else recipe.retention.data(recipe.model.name, recipe.data),
         )
     check_blocks(base.model, splits.train, splits.held_out)
+    for text in splits.retained.values():
+        check_blocks(base.model, text)
     training = with_steps(recipe.training, len(splits.train))
     recipe = recipe.model_copy(update={"training": training})
     if mistake := recipe.trial_mistake():  # the steps of epochs are known only now
@@ -199,6 +214,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
         tuning=tuning or Tuning(),
         tuning_text=splits.tuning,
         cautions=splits.cautions,
+        retained=splits.retained,
     )
 
 

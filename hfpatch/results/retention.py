@@ -1,0 +1,159 @@
+"""What training changed on text that it should not change, and how many right answers of tasks it kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.parts import Comparison, Measured, Part, TaskResult, Values
+from hfpatch.results.verdicts import ALPHA, Measure, Verdict, judge, reach
+
+KL, AGREEMENT, FORGETTING = "kl", "top1_agreement", "forgetting"
+RETENTION = {BITS_PER_BYTE: False, KL: False, AGREEMENT: True, FORGETTING: False}
+"""What is measured on text that should be kept, and whether a higher value is better; see `hfpatch.training.retention`.
+
+``kl`` is KL(base ‖ patched) in nats per token, ``top1_agreement`` the share of tokens before which both find the same
+token the most likely one, ``forgetting`` the patched model's cross-entropy minus the base's in nats per token: what
+PEFT's ``method_comparison`` records by that name on WikiText.
+"""
+
+
+class Rewound(Part):
+    """One run at one scale of its patch.
+
+    Attributes:
+        tuning_loss: nats per token on the text of tuning; None where it was not finite.
+        evaluation: the scores on held-out text and the texts of retention; empty at scale 1, whose run has them.
+    """
+
+    tuning_loss: Measured = None
+    evaluation: dict[str, TaskResult] = Field(default_factory=dict)
+
+
+class RetentionPoint(Part):
+    """A method at one scale of its patch against the base.
+
+    Attributes:
+        method: the method.
+        scale: what its change is multiplied by; 1 is the method.
+        tuning_loss: the mean over seeds of nats per token on the text of tuning; None where nothing is rewound.
+        comparisons: paired differences from the base: by each measure on each text, and below scale 1 on held-out text.
+    """
+
+    method: str
+    scale: float = 1.0
+    tuning_loss: Measured = None
+    comparisons: list[Comparison] = Field(default_factory=list)
+
+    def comparison(self, task: str, metric: str) -> Comparison | None:
+        """Return the difference on one text by one measure, or None."""
+        return next((each for each in self.comparisons if (each.task, each.metric) == (task, metric)), None)
+
+
+class Retention(Part):
+    """What training changed on text that it should not change.
+
+    Attributes:
+        texts: by the name of its scores, what each text is: source, documents, tokens, hash.
+        tasks: the tasks whose right answers should be kept.
+        points: each method, at each scale of its patch; the scales of a method ascending.
+        joined: the verdicts of a whole comparison, where this has some of its methods or other names.
+    """
+
+    texts: dict[str, Values] = Field(default_factory=dict)
+    tasks: list[str] = Field(default_factory=list)
+    points: list[RetentionPoint] = Field(default_factory=list)
+    joined: list[Verdict] | None = Field(default=None, exclude=True)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What is known of each method on each text, by bits per byte; a question of its own, corrected over it."""
+        if self.joined is not None:
+            return self.joined
+        own = [point for point in self.points if point.scale == 1]
+        made = [each for point in own for each in point.comparisons if each.task in self.texts]
+        pairs = dict.fromkeys((each.method, each.reference) for each in made)
+        measure = Measure(BITS_PER_BYTE, RETENTION[BITS_PER_BYTE])
+        return judge(made, {"retention": list(pairs)}, dict.fromkeys(self.texts, measure))
+
+    def only(self, methods: Collection[str]) -> Retention:
+        """Return the retention of some methods, with the verdicts of all."""
+        kept = [point for point in self.points if point.method in methods]
+        joined = [each for each in self.verdicts if each.method in methods]
+        return self.model_copy(update={"points": kept, "joined": joined})
+
+    def of(self, method: str) -> list[RetentionPoint]:
+        """Return the points of a method, scales ascending."""
+        return [point for point in self.points if point.method == method]
+
+    def chosen(self, method: str) -> float | None:
+        """Return the scale of the lowest loss on the text of tuning, of equal ones the largest; None without any."""
+        known = [(point.tuning_loss, -point.scale) for point in self.of(method) if point.tuning_loss is not None]
+        return -min(known)[1] if known else None
+
+
+class Share(NamedTuple):
+    """A share with its 95 % interval; without one where ``low`` is -inf."""
+
+    value: float
+    low: float = -math.inf
+    high: float = math.inf
+
+
+class Kept(NamedTuple):
+    """What became of a task's answers: of those that the base has right and of those that it has wrong.
+
+    Attributes:
+        right: how many the base has right.
+        kept: the share of these that the method has right, too.
+        won: the share of the others that the method has right.
+    """
+
+    right: int
+    kept: Share
+    won: Share
+
+
+def kept_answers(base: NDArray[np.float64], method: NDArray[np.float64], *, grouped: bool = False) -> Kept:
+    """Return what became of a task's answers.
+
+    Args:
+        base: the base's answers, (documents,), 1 right and 0 wrong.
+        method: the method's, (seeds, documents).
+        grouped: whether documents come in groups; the shares then have no interval.
+    """
+    right = base == 1
+    return Kept(int(right.sum()), _share(method[:, right], grouped), _share(method[:, ~right], grouped))
+
+
+def _share(answers: NDArray[np.float64], grouped: bool) -> Share:
+    """Return the share of right answers, (seeds, documents), over seeds and documents.
+
+    Its interval is that of :class:`hfpatch.evaluation.stats.Estimate`, with one document right and one wrong added so
+    that documents that all agree have some variation.
+    """
+    seeds, documents = answers.shape
+    if not documents:
+        return Share(math.nan)
+    value = float(answers.mean())
+    if grouped:
+        return Share(value)
+    of_documents = np.append(answers.mean(axis=0), [1.0, 0.0])
+    parts = [(float(of_documents.std(ddof=1)) / math.sqrt(documents + 2), documents + 1.0)]
+    if seeds > 1:
+        parts.append((float(answers.mean(axis=1).std(ddof=1)) / math.sqrt(seeds), seeds - 1.0))
+    half = float(reach(parts, ALPHA))
+    return Share(value, max(0.0, value - half), min(1.0, value + half))
+
+
+def gain(point: RetentionPoint, comparisons: Mapping[str, Comparison]) -> Comparison | None:
+    """Return a point's difference on held-out text, nats per token; ``comparisons`` has that of each whole method."""
+    own = next((each for each in point.comparisons if each.task == HELD_OUT), None)
+    return comparisons.get(point.method) if point.scale == 1 else own
