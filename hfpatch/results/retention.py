@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import Comparison, Measured, Part, TaskResult, Values
 from hfpatch.results.verdicts import ALPHA, Measure, Verdict, judge, reach
@@ -153,7 +152,10 @@ def _share(answers: NDArray[np.float64], grouped: bool) -> Share:
     return Share(value, max(0.0, value - half), min(1.0, value + half))
 
 
-def gain(point: RetentionPoint, comparisons: Mapping[str, Comparison]) -> Comparison | None:
-    """Return a point's difference on held-out text, nats per token; ``comparisons`` has that of each whole method."""
-    own = next((each for each in point.comparisons if each.task == HELD_OUT), None)
-    return comparisons.get(point.method) if point.scale == 1 else own
+def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points (forgetting, gain) that no other one betters in both, those that forget least first."""
+    found: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda each: (each[0], -each[1])):
+        if not found or point[1] > found[-1][1]:
+            found.append(point)
+    return found

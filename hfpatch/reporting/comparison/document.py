@@ -13,6 +13,7 @@ from hfpatch.reporting.comparison.answer import answer, headline_table, uncovere
 from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
 from hfpatch.reporting.comparison.merging import Check
+from hfpatch.reporting.comparison.retention import CAPTION, retention_sentences, retention_table
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import (
     difference_table,
@@ -38,6 +39,7 @@ _FIGURES = {
         "Differences to the baseline, to the right is better; thick lines are plain 95 % intervals, thin ones the "
         "simultaneous intervals of the verdicts.",
     ),
+    "retention": ("Learning against forgetting", "Forgetting", CAPTION),
     "quality": (
         "Quality against trainable parameters",
         "Quality",
@@ -149,6 +151,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
             score_table(first.results),
             doc.Sentences((*warned_of_floor(first.results), *uncovered(first.results), *first.missing)),
             headline_table(first.results),
+            *([retention] if (retention := retention_table(first.results)).rows else []),
             doc.Text(f"{found.sentence} {rates_sentence(first.results)}".strip()),
         ),
     )
@@ -174,13 +177,15 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     if results.tasks:
         yield doc.Section("what", "What the tasks are", (task_table(results, samples.documents),), "Tasks")
     yield from attribution(results)
+    yield from _retention(material)
     yield from tuning_sections(results, material.drawn.get("tuning"), tuning_csv(material.data.results))
     for name in ("quality", "training", "layers"):
         if name in material.drawn:
             title, short, _ = _FIGURES[name]
             yield doc.Section(name, title, (_figure(name, material),), short)
     if samples.sides:
-        blocks = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples)), sides_table(samples.sides))
+        listed = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples))) if samples.documents else ()
+        blocks = (*listed, sides_table(samples.sides))
         yield doc.Section("samples", "What changed sides", blocks)
     pairs = difference_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
@@ -188,6 +193,14 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     yield doc.Section("results", "Scores", (score_table(results), seed_table(results), download, method_table(results)))
     yield doc.Section("protocol", "Protocol and provenance", _labelled(material, protocol_facts), "Protocol")
     yield doc.Section("environment", "Environment", _labelled(material, environment_facts))
+
+
+def _retention(material: RunData) -> Iterator[doc.Section]:
+    table = retention_table(material.results)
+    if table.rows:
+        figure = [_figure("retention", material)] if "retention" in material.drawn else []
+        said = retention_sentences(material.results, material.samples.sides)
+        yield doc.Section("retention", "Learning and forgetting", (said, *figure, table), "Forgetting")
 
 
 def _answer(material: RunData) -> doc.Section:

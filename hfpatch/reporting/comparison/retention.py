@@ -1,0 +1,172 @@
+"""Learning against forgetting: what each method gains on new text and changes on text that it should keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hfpatch.reporting.comparison.samples import Sides
+from hfpatch.reporting.document import Cell, Column, Row, Sentences, Table
+from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, decimal, size_text
+from hfpatch.reporting.tabular import csv_text
+from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
+from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.retention import AGREEMENT, KL, RETENTION, RetentionPoint, Share
+from hfpatch.results.schema import Comparison, ComparisonResults
+from hfpatch.results.verdicts import Outcome
+
+CAPTION = (
+    "To the right more is forgotten, upwards more is learned: the gain on held-out text against KL(base ‖ method) on "
+    "text that should be kept, both with plain 95 % intervals. Small marks are a method's patch at the scales of "
+    "rewind; the ring is the one that the text of tuning chooses. Nothing measured lies above and to the left of the "
+    "grey front."
+)
+
+
+_SHORT = (
+    Column("method", ("scale, text",)),
+    Column("gain", ("held-out text", "nats per token"), number=True),
+    Column("KL", ("nats per token",), number=True),
+    Column("verdict", ("bits per byte",)),
+)
+
+
+def retention_sentences(results: ComparisonResults, sides: Sequence[Sides] = ()) -> Sentences:
+    """Return a sentence or two for each method."""
+    return Sentences(tuple(_said(results, name, sides) for name in results.others if _said(results, name, sides)))
+
+
+def _said(results: ComparisonResults, name: str, sides: Sequence[Sides]) -> str:
+    retention = results.retention
+    points = {point.scale: point for point in retention.of(name)} if retention is not None else {}
+    if retention is None or 1.0 not in points or not points[1.0].comparisons:
+        return ""
+    said = [f"{name} {'; '.join(_changes(results, points[1.0]))}."]
+    for each in sides:
+        if each.method == name and each.answers is not None and each.task in retention.tasks:
+            kept, won = share_text(each.answers.kept), share_text(each.answers.won)
+            said.append(f"Of {each.task} it keeps {kept} of the right answers and wins {won} of the others.")
+    chosen = retention.chosen(name)
+    if chosen == 1:
+        said.append("The text of tuning chooses no smaller scale of its patch.")
+    elif chosen is not None and points[chosen].comparisons:
+        said.append(
+            f"At {chosen:g}, which the text of tuning chooses, it {'; '.join(_changes(results, points[chosen]))}."
+        )
+    return " ".join(said)
+
+
+def _changes(results: ComparisonResults, point: RetentionPoint) -> Iterator[str]:
+    """Yield what a point gains and loses, in words."""
+    gain = gain_at(results, point)
+    if gain is not None:
+        change = _change(gain, -1)
+        verb = "gains" if change.difference >= 0 else "loses"
+        yield f"{verb} {size_text(change)} nats per token on held-out text"
+    for task in results.retention.texts if results.retention is not None else ():
+        bits, kl = point.comparison(task, BITS_PER_BYTE), point.comparison(task, KL)
+        if bits is not None and kl is not None:
+            verb = "loses" if bits.difference > 0 else "gains"
+            verdict = _verdict(results, point, task)
+            yield (
+                f"{verb} {size_text(_change(bits))} bits per byte on {text_name(task)}"
+                f"{'' if verdict is None else f' ({verdict})'}, where its KL from the base is "
+                f"{size_text(_change(kl))} nats per token"
+            )
+
+
+def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | None:
+    """Return a point's difference on held-out text, in nats per token: below 0 it gains. None without such text."""
+    if point.scale != 1:
+        return point.comparison(HELD_OUT, NATS_PER_TOKEN)
+    return results.comparison(point.method, HELD_OUT, results.baseline, NATS_PER_TOKEN)
+
+
+def text_name(task: str) -> str:
+    """Return what the recipe calls a text, from the name of its scores."""
+    return task.removeprefix("retention_")
+
+
+def share_text(share: Share) -> str:
+    """Format a share with its interval, as ``97.1 % [95.0, 99.2]``."""
+    if share.value != share.value:  # of nothing
+        return NOTHING
+    ends = f" [{decimal(100 * share.low, 1)}, {decimal(100 * share.high, 1)}]" if share.low >= 0 else ""
+    return f"{decimal(100 * share.value, 1)} %{ends}"
+
+
+def retention_table(results: ComparisonResults) -> Table:
+    """Build the table of what every method, at every scale of its patch, gains and forgets."""
+    retention = results.retention
+    rows, short = [], []
+    for point in retention.points if retention is not None else ():
+        chosen = retention is not None and retention.chosen(point.method) == point.scale
+        for task in retention.texts if retention is not None else ():
+            known = {metric: point.comparison(task, metric) for metric in RETENTION}
+            if not any(known.values()):
+                continue
+            gain, verdict = gain_at(results, point), _verdict(results, point, task)
+            cells = (
+                point.method,
+                f"{point.scale:g}{' (chosen)' if chosen else ''}",
+                text_name(task),
+                NOTHING if gain is None else change_text(_change(gain, -1)),
+                *(_cell(known[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
+                NOTHING if verdict is None else Cell((verdict,), verdict),
+            )
+            rows.append(Row(cells, faint=point.scale != 1 and not chosen))
+            short.append(Row((Cell((point.method, f"at {cells[1]}, {cells[2]}")), cells[3], cells[5], cells[-1])))
+    rewound = retention is not None and any(point.scale != 1 for point in retention.points)
+    return Table(
+        name="retention",
+        title="Learning and forgetting",
+        columns=(
+            Column("method"),
+            Column("scale", ("of its patch",), number=True),
+            Column("text"),
+            Column("gain", ("held-out text", "nats per token"), number=True),
+            Column("bits per byte", ("lower is better",), number=True),
+            Column("KL", ("nats per token",), number=True, tip="KL(base ‖ method), mean over tokens."),
+            Column("top-1 agreement", ("points",), number=True, tip="Of the share of tokens, 100 % in the base."),
+            Column("forgetting", ("nats per token",), number=True, tip="Rise of the mean loss, as PEFT records it."),
+            Column("verdict", ("bits per byte",)),
+        ),
+        rows=tuple(rows),
+        caption="Method minus base on the same tokens, with plain 95 % intervals. Verdicts are corrected by Holm over "
+        "all methods and texts."
+        + (" The other scales of a patch are not trained and have no verdict." if rewound else ""),
+        heading=False,
+        narrow=(Table("retention", "Learning and forgetting", _SHORT, tuple(short)),),
+    )
+
+
+def retention_csv(results: ComparisonResults) -> str:
+    """Return every difference of every point."""
+    headings = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds", "tuning_loss")
+    return csv_text(headings, _csv_rows(results))
+
+
+def _csv_rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
+    retention = results.retention
+    for point in retention.points if retention is not None else ():
+        chosen = retention is not None and retention.chosen(point.method) == point.scale
+        gain = gain_at(results, point)
+        own = [each for each in point.comparisons if each.task != HELD_OUT]
+        for one in ([gain] if gain is not None else []) + own:
+            found = (one.difference, one.low, one.high, one.n, one.seeds)
+            yield point.method, point.scale, chosen, one.task, one.metric, *found, point.tuning_loss
+
+
+def _cell(comparison: Comparison | None, factor: float) -> str:
+    return NOTHING if comparison is None else change_text(_change(comparison, factor))
+
+
+def _change(one: Comparison, factor: float = 1.0) -> Change:
+    low, high = sorted((factor * one.low, factor * one.high))
+    return Change(factor * one.difference, low, high, None, Scale.RAW)
+
+
+def _verdict(results: ComparisonResults, point: RetentionPoint, task: str) -> Outcome | None:
+    if results.retention is None or point.scale != 1:
+        return None
+    found = (each for each in results.retention.verdicts if (each.method, each.task) == (point.method, task))
+    return next((each.verdict for each in found), None)
