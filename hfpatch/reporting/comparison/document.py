@@ -184,7 +184,9 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
             title, short, _ = _FIGURES[name]
             yield doc.Section(name, title, (_figure(name, material),), short)
     if samples.sides:
-        listed = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples))) if samples.documents else ()
+        listed = (
+            (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples))) if any(samples.documents.values()) else ()
+        )
         blocks = (*listed, sides_table(samples.sides))
         yield doc.Section("samples", "What changed sides", blocks)
     pairs = difference_table(results)
