@@ -263,8 +263,8 @@ class ComparisonResults(Part):
         """Return a table of the results as a pandas DataFrame.
 
         Args:
-            table: ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers`` or ``trials``; the
-                first if not given.
+            table: ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers``, ``trials`` or
+                ``retention``; the first if not given.
 
         Raises:
             HfpatchError: if there is no such table.

@@ -46,17 +46,12 @@ def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> s
     assert marker is not None
     identity = setup.identify_retention(run)
     if not unit.is_complete():
-        check_run(run.folder, identity_of_run(identity))  # code may have changed since, in another process
+        check_run(run.folder, setup.identify(run))  # code may have changed since, in another process
         found = {} if _diverged(run) else _measure(unit, setup, progress, ranks)
         if ranks.is_first:
             write_json(marker, {"commit": checkout_state()[0], "identity": identity, **found})
         PartialState().wait_for_everyone()
     return _summary(unit, check_measured(marker, identity))
-
-
-def identity_of_run(identity: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the identity of a run without that of the texts of ``retention``."""
-    return {name: value for name, value in identity.items() if name != "retention_text"}
 
 
 def _diverged(run: PlannedRun) -> bool:

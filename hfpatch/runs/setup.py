@@ -29,6 +29,7 @@ from hfpatch.surgery.bases import Base, check_place, hash_weights, load_model, p
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.methods import Method, build_method, validate_methods
 from hfpatch.surgery.patch import PatchSummary, patch_summary, unpatch
+from hfpatch.surgery.scale import scale_patch
 from hfpatch.training.run import check_blocks
 from hfpatch.training.sharding import cuts_tensors
 from hfpatch.training.trackers import check_trackers
@@ -170,8 +171,11 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     of_base = identify_base(base)
     methods = {name: build_method(base.model, recipe.methods, name) for name in recipe.methods}
     sizes = {name: _measure(base, method) for name, method in methods.items()}
+    for method in methods.values() if recipe.rewind else ():
+        _check_scalable(base, method)
     _check_grid(recipe, base, sizes)
     tasks = None
+    measured = recipe.retention if tuning is None or tuning.part is None else None
     if tuning is None or tuning.part is None or recipe.tuning is not None:
         from hfpatch.evaluation.selection import select
         from hfpatch.evaluation.texts import task_documents
@@ -185,7 +189,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
             cache_dir=cache_folder("tokens"),
             tuning=recipe.tuning.held_out if recipe.tuning is not None else 0,
             tasks=tasks,
-            retained=None if recipe.retention is None else recipe.retention.data(recipe.model.name, recipe.data),
+            retained=None if measured is None else measured.data(recipe.model.name, recipe.data),
         )
     check_blocks(base.model, splits.train, splits.held_out)
     for text in splits.retained.values():
@@ -236,6 +240,16 @@ def _check_grid(recipe: Recipe, base: Base, sizes: Mapping[str, PatchSummary]) -
                     f"tuning.grid: {values_text(values)} gives {name} {size.trainable:,} trained parameters in place "
                     f"of {sizes[name].trainable:,}, so it would not match others; tune options that leave its size"
                 )
+
+
+def _check_scalable(base: Base, method: Method) -> None:
+    """Refuse to rewind a method whose change is no sum that can be scaled, before anything is trained."""
+    if not method.configs:
+        return
+    try:
+        Trial(base.model)(method.configs, look=lambda twin: scale_patch(twin, 0.5))
+    except HfpatchError as error:
+        raise HfpatchError(f"rewind: methods.{method.name}: {error}; leave the method or rewind out") from error
 
 
 def _measure(base: Base, method: Method) -> PatchSummary:

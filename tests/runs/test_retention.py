@@ -153,6 +153,9 @@ def test_results_have_every_point_and_can_be_computed_again(grown, tmp_path):
         found = point.comparison(TASK, "kl")
         assert found.difference == pytest.approx(np.mean([each[TASK].metrics["kl"] for each in scores]))
         assert (point.comparison("held_out_text", "nats_per_token") is None) == (point.scale == 1)
+    table = results.to_pandas("retention")
+    assert len(table) == sum(len(point.comparisons) for point in retention.points)
+    assert set(table.method[table.chosen]) == {"pre", "lora"}
     assert "retention" not in {each.question for each in results.verdicts}
     assert TASK not in results.tasks
     for name in ("results.json", "values.safetensors"):
@@ -186,6 +189,12 @@ def test_text_that_is_trained_on_is_not_measured(model_folder):
     same = {"texts": {"old": {"source": "tinyworld/shifted"}}, "documents": 24}
     with pytest.raises(HfpatchError, match=r"retention\.texts\.old: all 24 documents of .* are in the training"):
         set_up(make_recipe(model_folder, retention=same))
+
+
+def test_a_method_that_cannot_be_scaled_is_refused_before_any_training(model_folder):
+    methods = {"baseline": [], "dora": [{"type": "lora", "r": 2, "use_dora": True}]}
+    with pytest.raises(HfpatchError, match=r"^rewind: methods\.dora: the variant of LoRA"):
+        set_up(make_recipe(model_folder, methods=methods, retention=RETENTION, rewind=[0.5]))
 
 
 def test_a_plan_counts_the_passes_over_text(model_folder):
