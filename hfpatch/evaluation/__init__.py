@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hfpatch.evaluation.comparison import check_comparable, compare, compare_again
     from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
+    from hfpatch.evaluation.retention import retention_again
     from hfpatch.evaluation.run import all_aggregations, evaluate
     from hfpatch.evaluation.tasks import load_tasks
 
@@ -31,6 +32,7 @@ __all__ = [
     "compare_again",
     "evaluate",
     "load_tasks",
+    "retention_again",
     "unknown_base",
 ]
 
@@ -43,6 +45,7 @@ _HOMES = {
     "compare_again": "comparison",
     "evaluate": "run",
     "load_tasks": "tasks",
+    "retention_again": "retention",
     "unknown_base": "known_scores",
 }
 

@@ -16,8 +16,7 @@ import hfpatch.runs.train_eval
 from hfpatch import load_patch, load_results, scale_patch, unpatch
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import compare_again
-from hfpatch.evaluation.retention import retention_again
+from hfpatch.evaluation import compare_again, retention_again
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.forecast import MeasuredKind
 from hfpatch.runs import compare
