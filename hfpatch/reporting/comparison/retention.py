@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Row, Sentences, Table
-from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, decimal, size_text
+from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, decimal, significant, size_text
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.retention import AGREEMENT, KL, RETENTION, RetentionPoint, Share
 from hfpatch.results.schema import Comparison, ComparisonResults
-from hfpatch.results.verdicts import Outcome
+from hfpatch.results.verdicts import Verdict
 
 CAPTION = (
     "To the right more is forgotten, upwards more is learned: the gain on held-out text against KL(base ‖ method) on "
@@ -56,22 +57,27 @@ def _said(results: ComparisonResults, name: str, sides: Sequence[Sides]) -> str:
 
 
 def _changes(results: ComparisonResults, point: RetentionPoint) -> Iterator[str]:
-    """Yield what a point gains and loses, in words."""
+    """Yield what a point gains and loses, in words, with the verdicts of a whole method."""
     gain = gain_at(results, point)
     if gain is not None:
-        change = _change(gain, -1)
-        verb = "gains" if change.difference >= 0 else "loses"
-        yield f"{verb} {size_text(change)} nats per token on held-out text"
+        decided = results.verdict(point.method, HELD_OUT, results.baseline) if point.scale == 1 else None
+        verb = "gains" if gain.difference <= 0 else "loses"
+        yield f"{verb} {_size(_change(gain, -1))} nats per token on held-out text{_tested(decided)}"
     for task in results.retention.texts if results.retention is not None else ():
         bits, kl = point.comparison(task, BITS_PER_BYTE), point.comparison(task, KL)
         if bits is not None and kl is not None:
-            verb = "loses" if bits.difference > 0 else "gains"
-            verdict = _verdict(results, point, task)
-            yield (
-                f"{verb} {size_text(_change(bits))} bits per byte on {text_name(task)}"
-                f"{'' if verdict is None else f' ({verdict})'}, where its KL from the base is "
-                f"{size_text(_change(kl))} nats per token"
-            )
+            verb, tested = "loses" if bits.difference > 0 else "gains", _tested(_verdict(results, point, task))
+            where = f"where its KL from the base is {_size(_change(kl))} nats per token"
+            yield f"{verb} {_size(_change(bits))} bits per byte on {text_name(task)}{tested}, {where}"
+
+
+def _tested(verdict: Verdict | None) -> str:
+    return "" if verdict is None else f" ({verdict.verdict})"
+
+
+def _size(change: Change) -> str:
+    """Return a change without its sign, which a verb has said; without an interval where nothing was tested."""
+    return size_text(change) if math.isfinite(change.high - change.low) else significant(abs(change.difference), 3)
 
 
 def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | None:
@@ -88,7 +94,7 @@ def text_name(task: str) -> str:
 
 def share_text(share: Share) -> str:
     """Format a share with its interval, as ``97.1 % [95.0, 99.2]``."""
-    if share.value != share.value:  # of nothing
+    if math.isnan(share.value):  # of nothing
         return NOTHING
     ends = f" [{decimal(100 * share.low, 1)}, {decimal(100 * share.high, 1)}]" if share.low >= 0 else ""
     return f"{decimal(100 * share.value, 1)} %{ends}"
@@ -109,9 +115,9 @@ def retention_table(results: ComparisonResults) -> Table:
                 point.method,
                 f"{point.scale:g}{' (chosen)' if chosen else ''}",
                 text_name(task),
-                NOTHING if gain is None else change_text(_change(gain, -1)),
+                _cell(gain, -1.0),
                 *(_cell(known[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
-                NOTHING if verdict is None else Cell((verdict,), verdict),
+                NOTHING if verdict is None else Cell((verdict.verdict,), verdict.verdict),
             )
             rows.append(Row(cells, faint=point.scale != 1 and not chosen))
             short.append(Row((Cell((point.method, f"at {cells[1]}, {cells[2]}")), cells[3], cells[5], cells[-1])))
@@ -157,7 +163,10 @@ def _csv_rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
 
 
 def _cell(comparison: Comparison | None, factor: float) -> str:
-    return NOTHING if comparison is None else change_text(_change(comparison, factor))
+    if comparison is None:
+        return NOTHING
+    change = _change(comparison, factor)
+    return change_text(change) if math.isfinite(change.high - change.low) else significant(change.difference, 3)
 
 
 def _change(one: Comparison, factor: float = 1.0) -> Change:
@@ -165,8 +174,8 @@ def _change(one: Comparison, factor: float = 1.0) -> Change:
     return Change(factor * one.difference, low, high, None, Scale.RAW)
 
 
-def _verdict(results: ComparisonResults, point: RetentionPoint, task: str) -> Outcome | None:
+def _verdict(results: ComparisonResults, point: RetentionPoint, task: str) -> Verdict | None:
     if results.retention is None or point.scale != 1:
         return None
     found = (each for each in results.retention.verdicts if (each.method, each.task) == (point.method, task))
-    return next((each.verdict for each in found), None)
+    return next(found, None)
