@@ -11,14 +11,17 @@ import numpy as np
 
 from hfpatch.data.documents import Documents
 from hfpatch.evaluation.comparison import Runs, compare
-from hfpatch.evaluation.metrics import Array, metric_named, ratio_error
+from hfpatch.evaluation.metrics import Array, Metric, metric_named, ratio_error
+from hfpatch.evaluation.reading import Reader
 from hfpatch.results.folder import load_comparison
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.records import hash_documents, published_runs
-from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION
-from hfpatch.results.schema import Comparison, RetentionPoint, TaskResult
+from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, kept_answers
+from hfpatch.results.schema import Comparison, KeptAnswers, RetentionPoint, TaskResult
 from hfpatch.support.files import hash_values, write_text
+
+_SHARE_OF_RIGHT = Metric()
 
 
 def retained_result(task: str, changes: Array, documents: Documents, records_dir: Path | None = None) -> TaskResult:
@@ -105,6 +108,47 @@ def compare_points(
         own = [each.model_copy(update={"method": point.method}) for each in made]
         found.append(point.model_copy(update={"comparisons": own}))
     return found
+
+
+def kept_of(
+    records: Mapping[str, Runs], *, tasks: Mapping[str, TaskResult], baseline: str, methods: Sequence[str]
+) -> list[KeptAnswers]:
+    """Return what became of the answers of every task that each document gets right or wrong.
+
+    Args:
+        records: for each method and seed the folder with its records, the baseline's too.
+        tasks: the base's result of each task.
+        baseline: the method that is the base.
+        methods: the others, those without records are left out.
+    """
+    reader, found = Reader(), []
+    (base,) = records[baseline].values()
+    for method in methods:
+        runs = [records[method][seed] for seed in sorted(records.get(method, {}))]
+        reader.keep([base, *runs])
+        for task, result in tasks.items() if runs else ():
+            metric = metric_named(result.primary.partition(",")[0], higher_is_better=result.higher_is_better)
+            if metric != _SHARE_OF_RIGHT:
+                continue
+            values = {run: np.asarray(each) for run, each in reader.read_runs(result, metric, [base, *runs]).items()}
+            if all(np.isin(each, (0.0, 1.0)).all() for each in values.values()):
+                table, grouped = np.stack([values[run] for run in runs]), result.clusters is not None
+                found.append(kept_answers(method, task, values[base], table, grouped=grouped))
+    return found
+
+
+def kept_again(folder: str | Path) -> list[KeptAnswers]:
+    """Compute ``kept`` of a comparison's results again, from ``values.safetensors`` in its folder.
+
+    Raises:
+        HfpatchError: if the folder has no results or no values.
+    """
+    results = load_comparison(Path(folder))
+    if results.baseline is None:
+        return []
+    scores = results.methods[results.baseline].runs[0].evaluation
+    records = published_runs(Path(folder))
+    return kept_of(records, tasks=scores, baseline=results.baseline, methods=results.others)
 
 
 def retention_again(folder: str | Path) -> list[RetentionPoint]:

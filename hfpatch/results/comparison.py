@@ -13,7 +13,7 @@ from hfpatch.errors import HfpatchError, nearest
 from hfpatch.recipes import pairs
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
-from hfpatch.results.retention import Retention, Rewound
+from hfpatch.results.retention import KeptAnswers, Retention, Rewound
 from hfpatch.results.tuning import Tuning
 from hfpatch.results.verdicts import Measure, Pairs, Verdict, deciding, judge
 
@@ -212,6 +212,7 @@ class ComparisonResults(Part):
         comparisons: the paired differences by every measure; empty until the comparison is complete.
         verdicts: what is known of each pair on each task, by the measure that decides it.
         retention: what training changed on text that it should not change; None where the recipe names none.
+        kept: what became of the answers of tasks that are right or wrong; None where an older version did not say.
         warnings: what a reader must know before believing a number.
         joined: the verdicts of whole runs, where a report joins several runs, or has some methods or other names.
     """
@@ -234,6 +235,7 @@ class ComparisonResults(Part):
     questions: dict[pairs.Question, list[tuple[str, str]]] = Field(default_factory=dict)
     comparisons: list[Comparison] = Field(default_factory=list)
     retention: Retention | None = None
+    kept: list[KeptAnswers] | None = None
     warnings: list[str] = Field(default_factory=list)
     joined: list[Verdict] | None = Field(default=None, exclude=True)
 
@@ -248,8 +250,8 @@ class ComparisonResults(Part):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results as JSON values, without ``tuning`` and ``retention`` where there is none."""
-        absent = [key for key in ("tuning", "retention") if getattr(self, key) is None]
+        """Return the results as JSON values, without ``tuning``, ``retention`` and ``kept`` where there is none."""
+        absent = [key for key in ("tuning", "retention", "kept") if getattr(self, key) is None]
         return {key: value for key, value in super().to_json().items() if key not in absent}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
@@ -302,6 +304,7 @@ class ComparisonResults(Part):
         made: Values = {
             "comparisons": [each for each in self.comparisons if each.method in kept and each.reference in kept],
             "joined": [each for each in self.verdicts if each.method in kept and each.other in kept],
+            "kept": self.kept and [each for each in self.kept if each.method in kept],
         }
         tuning = self.tuning and self.tuning.model_copy(
             update={
@@ -334,6 +337,7 @@ class ComparisonResults(Part):
             "methods": methods,
             "comparisons": [_renamed(each, new, "method", "reference") for each in self.comparisons],
             "joined": [_renamed(each, new, "method", "other") for each in self.verdicts],
+            "kept": self.kept and [_renamed(each, new, "method") for each in self.kept],
         }
         if self.tuning is not None:
             trials = [_renamed(trial, new, "method") for trial in self.tuning.trials]

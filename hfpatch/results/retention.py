@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.parts import Comparison, Measured, Part, TaskResult, Values
+from hfpatch.results.parts import Comparison, High, Low, Measured, Number, Part, TaskResult, Values
 from hfpatch.results.verdicts import ALPHA, Measure, Verdict, judge, reach
 
 KL, AGREEMENT, FORGETTING = "kl", "top1_agreement", "forgetting"
@@ -98,58 +97,79 @@ class Retention(Part):
         return -min(known)[1] if known else None
 
 
-class Share(NamedTuple):
-    """A share with its 95 % interval; without one where ``low`` is -inf."""
-
-    value: float
-    low: float = -math.inf
-    high: float = math.inf
-
-
-class Kept(NamedTuple):
-    """What became of a task's answers: of those that the base has right and of those that it has wrong.
+class KeptAnswers(Part):
+    """What became of a task's answers: of those that the base has right, and of those that it has wrong.
 
     Attributes:
-        right: how many the base has right.
-        kept: the share of these that the method has right, too.
-        won: the share of the others that the method has right.
+        method: the method; likewise ``task`` and ``seeds``.
+        right: how many answers the base has right.
+        wrong: how many it has wrong.
+        kept: the share of the right ones that the method has right, too, the mean over seeds; NaN of none.
+        kept_low: lower end of its 95 % interval over seeds and documents, and so on; -inf where documents come in
+            groups.
+        won: the share of the wrong ones that the method has right.
     """
 
+    method: str
+    task: str
+    seeds: int
     right: int
-    kept: Share
-    won: Share
+    wrong: int
+    kept: Number
+    kept_low: Low = -math.inf
+    kept_high: High = math.inf
+    won: Number
+    won_low: Low = -math.inf
+    won_high: High = math.inf
 
 
-def kept_answers(base: NDArray[np.float64], method: NDArray[np.float64], *, grouped: bool = False) -> Kept:
+def kept_answers(
+    method: str, task: str, base: NDArray[np.float64], answers: NDArray[np.float64], *, grouped: bool = False
+) -> KeptAnswers:
     """Return what became of a task's answers.
 
     Args:
+        method: the method's name.
+        task: the task's.
         base: the base's answers, (documents,), 1 right and 0 wrong.
-        method: the method's, (seeds, documents).
+        answers: the method's, (seeds, documents).
         grouped: whether documents come in groups; the shares then have no interval.
     """
     right = base == 1
-    return Kept(int(right.sum()), _share(method[:, right], grouped), _share(method[:, ~right], grouped))
+    kept, won = _share(answers[:, right], grouped), _share(answers[:, ~right], grouped)
+    return KeptAnswers(
+        method=method,
+        task=task,
+        seeds=len(answers),
+        right=int(right.sum()),
+        wrong=int((~right).sum()),
+        kept=kept[0],
+        kept_low=kept[1],
+        kept_high=kept[2],
+        won=won[0],
+        won_low=won[1],
+        won_high=won[2],
+    )
 
 
-def _share(answers: NDArray[np.float64], grouped: bool) -> Share:
-    """Return the share of right answers, (seeds, documents), over seeds and documents.
+def _share(answers: NDArray[np.float64], grouped: bool) -> tuple[float, float, float]:
+    """Return the share of right answers, (seeds, documents), over seeds and documents, and its interval.
 
-    Its interval is that of :class:`hfpatch.evaluation.stats.Estimate`, with one document right and one wrong added so
+    The interval is that of :class:`hfpatch.evaluation.stats.Estimate`, with one document right and one wrong added so
     that documents that all agree have some variation.
     """
     seeds, documents = answers.shape
     if not documents:
-        return Share(math.nan)
+        return math.nan, -math.inf, math.inf
     value = float(answers.mean())
     if grouped:
-        return Share(value)
+        return value, -math.inf, math.inf
     of_documents = np.append(answers.mean(axis=0), [1.0, 0.0])
     parts = [(float(of_documents.std(ddof=1)) / math.sqrt(documents + 2), documents + 1.0)]
     if seeds > 1:
         parts.append((float(answers.mean(axis=1).std(ddof=1)) / math.sqrt(seeds), seeds - 1.0))
     half = float(reach(parts, ALPHA))
-    return Share(value, max(0.0, value - half), min(1.0, value + half))
+    return value, max(0.0, value - half), min(1.0, value + half)
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

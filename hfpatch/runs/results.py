@@ -16,7 +16,7 @@ from hfpatch.results.comparison import read_match
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.identity import facts_of_base
 from hfpatch.results.records import write_published
-from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task, Tuning
+from hfpatch.results.schema import ComparisonResults, KeptAnswers, LayerSeries, Method, Parameters, Run, Task, Tuning
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.runs.cautions import cautions, form_of, scores_of
 from hfpatch.runs.folder import RunFolder, RunPaths
@@ -62,6 +62,7 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         questions=_questions(setup.recipe),
         comparisons=_comparisons(setup, folder, methods) if complete else [],
         retention=collect_retention(setup, folder, methods, complete=complete),
+        kept=_kept(setup, folder, methods) if complete else None,
     )
     warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
     of_data = [f"{caution}." for caution in setup.cautions]
@@ -149,6 +150,14 @@ def _comparisons(setup: ComparisonSetup, folder: RunFolder, methods: Mapping[str
     )
 
 
+def _kept(setup: ComparisonSetup, folder: RunFolder, methods: Mapping[str, Method]) -> list[KeptAnswers]:
+    from hfpatch.evaluation.retention import kept_of
+
+    recipe = setup.recipe
+    tasks = methods[recipe.baseline].runs[0].evaluation
+    return kept_of(_records(folder, methods), tasks=tasks, baseline=recipe.baseline, methods=recipe.trained)
+
+
 def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[str]]:
     """Return the references of each method, where both have a run with scores."""
     scored = {name for name, each in methods.items() if len(each.diverged) < len(each.runs)}
@@ -160,7 +169,8 @@ def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:
     """Return whether complete results have the questions and comparisons of today; an older version's may not."""
     due = {(name, other) for name, others in _compared(recipe, results.methods).items() for other in others}
     made = {(each.method, each.reference) for each in results.comparisons}
-    return not results.tasks or (made == due and results.questions == _questions(recipe))
+    same = made == due and results.questions == _questions(recipe) and results.kept is not None
+    return not results.tasks or same
 
 
 def tasks_of(recipe: Recipe) -> dict[str, Any]:

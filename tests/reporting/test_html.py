@@ -112,7 +112,7 @@ def test_downloads_hold_the_numbers(build, raw):
 def test_documents_are_data_and_not_markup(build, raw):
     nasty = "</script><script>alert(1)</script><!--"
     change = Change("0/ab", gained=2, lost=0)
-    sides = Sides("lora", "tinyworld_cloze", 2, 400, 1, 0, None, (change,), 3)
+    sides = Sides("lora", "tinyworld_cloze", 2, 400, 1, 0, (change,), 3)
     parsed, text = page_of(build(raw), Samples((sides,), {"tinyworld_cloze": {"0/ab": {"target": nasty}}}, ()))
     found = re.search(r'<script type="application/json" class="sample-data">(.*?)</script>', text, re.DOTALL)
     data = json.loads(found[1])

@@ -25,30 +25,31 @@ def point(method, scale=1.0, loss=None, comparisons=()):
 def test_kept_and_won_are_shares_of_what_the_base_has_right_and_wrong():
     base = np.array([1.0, 1, 1, 1, 0, 0])
     seeds = np.array([[1.0, 1, 1, 0, 1, 0], [1.0, 1, 0, 0, 0, 0]])
-    found = kept_answers(base, seeds)
-    assert (found.right, found.kept.value, found.won.value) == (4, 5 / 8, 1 / 4)
+    found = kept_answers("lora", "quiz", base, seeds)
+    assert (found.right, found.wrong, found.seeds, found.kept, found.won) == (4, 2, 2, 5 / 8, 1 / 4)
     of_documents = np.array([1.0, 1, 0.5, 0, 1, 0])  # the last two are one right and one wrong that are added
     errors = [(of_documents.std(ddof=1) / math.sqrt(6), 5), (np.array([3 / 4, 2 / 4]).std(ddof=1) / math.sqrt(2), 1)]
     half = math.sqrt(sum((stats.t.ppf(0.975, freedom) * error) ** 2 for error, freedom in errors))
-    assert found.kept.low == pytest.approx(max(0, 5 / 8 - half))
-    assert found.kept.high == pytest.approx(min(1, 5 / 8 + half))
+    assert (found.kept_low, found.kept_high) == pytest.approx((max(0, 5 / 8 - half), min(1, 5 / 8 + half)))
 
 
 def test_shares_of_all_and_of_none():
     base = np.array([1.0, 1, 1])
-    all_kept = kept_answers(base, np.ones((1, 3)))
-    assert all_kept.kept.value == all_kept.kept.high == 1.0
-    assert 0 < all_kept.kept.low < 1  # three documents that agree do not show that all would
-    assert math.isnan(all_kept.won.value)
-    assert kept_answers(base, np.ones((1, 3)), grouped=True).kept == (1.0, -math.inf, math.inf)
+    found = kept_answers("lora", "quiz", base, np.ones((1, 3)))
+    assert found.kept == found.kept_high == 1.0
+    assert 0 < found.kept_low < 1  # three documents that agree do not show that all would
+    assert math.isnan(found.won)
+    grouped = kept_answers("lora", "quiz", base, np.ones((1, 3)), grouped=True)
+    assert (grouped.kept, grouped.kept_low, grouped.kept_high) == (1.0, -math.inf, math.inf)
+    assert json.loads(json.dumps(grouped.to_json()))["kept_low"] is None
 
 
 def test_shares_cover_the_truth():
     """Of 90 % kept on 80 documents, about 95 % of intervals over documents contain the truth."""
     rng, base, covered = np.random.default_rng(1), np.ones(80), 0
     for _ in range(600):
-        share = kept_answers(base, (rng.random((1, 80)) < 0.9).astype(float)).kept
-        covered += share.low <= 0.9 <= share.high
+        found = kept_answers("lora", "quiz", base, (rng.random((1, 80)) < 0.9).astype(float))
+        covered += found.kept_low <= 0.9 <= found.kept_high
     assert 0.92 <= covered / 600 <= 0.99
 
 

@@ -16,7 +16,7 @@ import hfpatch.runs.train_eval
 from hfpatch import load_patch, load_results, scale_patch, unpatch
 from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
-from hfpatch.evaluation import compare_again, retention_again
+from hfpatch.evaluation import compare_again, kept_again, retention_again
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.forecast import MeasuredKind
 from hfpatch.runs import compare
@@ -160,6 +160,8 @@ def test_results_have_every_point_and_can_be_computed_again(grown, tmp_path):
     for name in ("results.json", "values.safetensors"):
         shutil.copy(out / name, tmp_path)
     assert retention_again(tmp_path) == retention.points
+    assert kept_again(tmp_path) == results.kept
+    assert {(each.method, each.task) for each in results.kept} == {(m, "tinyworld_cloze") for m in ("pre", "lora")}
     assert compare_again(tmp_path) == results.comparisons
 
 

@@ -13,7 +13,7 @@ from hfpatch.reporting.comparison.answer import answer, headline_table, uncovere
 from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
 from hfpatch.reporting.comparison.merging import Check
-from hfpatch.reporting.comparison.retention import CAPTION, retention_sentences, retention_table
+from hfpatch.reporting.comparison.retention import CAPTION, answers_table, retention_sentences, retention_table
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import (
     difference_table,
@@ -184,10 +184,7 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
             title, short, _ = _FIGURES[name]
             yield doc.Section(name, title, (_figure(name, material),), short)
     if samples.sides:
-        listed = (
-            (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples))) if any(samples.documents.values()) else ()
-        )
-        blocks = (*listed, sides_table(samples.sides))
+        blocks = (doc.Text(_SAMPLES, "caption"), doc.Browser(_listed(samples)), sides_table(samples.sides))
         yield doc.Section("samples", "What changed sides", blocks)
     pairs = difference_table(results)
     yield doc.Section("paired", "Paired differences", (pairs if pairs.rows else doc.Text("None was made."),))
@@ -198,11 +195,13 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
 
 
 def _retention(material: RunData) -> Iterator[doc.Section]:
-    table = retention_table(material.results)
-    if table.rows:
-        figure = [_figure("retention", material)] if "retention" in material.drawn else []
-        said = retention_sentences(material.results, material.samples.sides)
-        yield doc.Section("retention", "Learning and forgetting", (said, *figure, table), "Forgetting")
+    table, answers = retention_table(material.results), answers_table(material.results)
+    blocks: list[doc.Block] = [retention_sentences(material.results), table] if table.rows else []
+    if "retention" in material.drawn:
+        blocks.insert(1, _figure("retention", material))
+    blocks += [answers] if answers.rows else []
+    if blocks:
+        yield doc.Section("retention", "Learning and forgetting", tuple(blocks), "Forgetting")
 
 
 def _answer(material: RunData) -> doc.Section:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Row, Sentences, Table
-from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, decimal, significant, size_text
+from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, count, decimal, significant, size_text
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.low_noise import BITS_PER_BYTE
-from hfpatch.results.retention import AGREEMENT, KL, RETENTION, RetentionPoint, Share
-from hfpatch.results.schema import Comparison, ComparisonResults
+from hfpatch.results.retention import AGREEMENT, KL, RETENTION, RetentionPoint
+from hfpatch.results.schema import Comparison, ComparisonResults, KeptAnswers
 from hfpatch.results.verdicts import Verdict
 
 CAPTION = (
@@ -31,21 +30,20 @@ _SHORT = (
 )
 
 
-def retention_sentences(results: ComparisonResults, sides: Sequence[Sides] = ()) -> Sentences:
+def retention_sentences(results: ComparisonResults) -> Sentences:
     """Return a sentence or two for each method."""
-    return Sentences(tuple(_said(results, name, sides) for name in results.others if _said(results, name, sides)))
+    return Sentences(tuple(filter(None, (_said(results, name) for name in results.others))))
 
 
-def _said(results: ComparisonResults, name: str, sides: Sequence[Sides]) -> str:
+def _said(results: ComparisonResults, name: str) -> str:
     retention = results.retention
     points = {point.scale: point for point in retention.of(name)} if retention is not None else {}
     if retention is None or 1.0 not in points or not points[1.0].comparisons:
         return ""
     said = [f"{name} {'; '.join(_changes(results, points[1.0]))}."]
-    for each in sides:
-        if each.method == name and each.answers is not None and each.task in retention.tasks:
-            kept, won = share_text(each.answers.kept), share_text(each.answers.won)
-            said.append(f"Of {each.task} it keeps {kept} of the right answers and wins {won} of the others.")
+    for each in answers(results, name):
+        kept, won = shares_text(each)
+        said.append(f"Of {each.task} it keeps {kept} of the right answers and wins {won} of the others.")
     chosen = retention.chosen(name)
     if chosen == 1:
         said.append("The text of tuning chooses no smaller scale of its patch.")
@@ -92,12 +90,39 @@ def text_name(task: str) -> str:
     return task.removeprefix("retention_")
 
 
-def share_text(share: Share) -> str:
-    """Format a share with its interval, as ``97.1 % [95.0, 99.2]``."""
-    if math.isnan(share.value):  # of nothing
+def answers(results: ComparisonResults, method: str | None = None) -> list[KeptAnswers]:
+    """Return what became of the answers of one method or of all, on the tasks that should be kept."""
+    tasks = results.retention.tasks if results.retention is not None else list(results.tasks)
+    return [each for each in results.kept or () if each.task in tasks and method in (None, each.method)]
+
+
+def shares_text(one: KeptAnswers) -> tuple[str, str]:
+    """Format the shares that were kept and won, as ``97.1 % [95.0, 99.2]``."""
+    return _share(one.kept, one.kept_low, one.kept_high), _share(one.won, one.won_low, one.won_high)
+
+
+def _share(value: float, low: float, high: float) -> str:
+    if math.isnan(value):  # of nothing
         return NOTHING
-    ends = f" [{decimal(100 * share.low, 1)}, {decimal(100 * share.high, 1)}]" if share.low >= 0 else ""
-    return f"{decimal(100 * share.value, 1)} %{ends}"
+    ends = f" [{decimal(100 * low, 1)}, {decimal(100 * high, 1)}]" if math.isfinite(high - low) else ""
+    return f"{decimal(100 * value, 1)} %{ends}"
+
+
+def answers_table(results: ComparisonResults) -> Table:
+    """Build the table of how many right answers each method keeps, and how many of the others it wins."""
+    columns = (
+        *(Column("method"), Column("task"), Column("right", ("in the base",), number=True)),
+        *(Column("kept", ("of these",), number=True), Column("wrong", ("in the base",), number=True)),
+        *(Column("won", ("of these",), number=True), Column("seeds", number=True)),
+    )
+    rows = []
+    for each in answers(results):
+        kept, won = shares_text(each)
+        rows.append(Row((each.method, each.task, count(each.right), kept, count(each.wrong), won, str(each.seeds))))
+    caption = (
+        "Shares of answers with plain 95 % intervals over seeds and documents; none where documents come in groups."
+    )
+    return Table("answers", "Right answers kept and won", columns, tuple(rows), caption)
 
 
 def retention_table(results: ComparisonResults) -> Table:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
@@ -18,10 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from hfpatch.errors import HfpatchError
 from hfpatch.results.held_out import HELD_OUT
-from hfpatch.results.records import Array, TaskValues, published_runs, read_values, read_whole_lines
-from hfpatch.results.retention import Kept, kept_answers
+from hfpatch.results.records import Array, TaskValues, read_values, read_whole_lines
 from hfpatch.results.schema import ComparisonResults
 from hfpatch.support.files import printable
 
@@ -62,7 +59,6 @@ class Sides:
         documents: how many documents were compared.
         gained: documents that most seeds get right and the baseline wrong; None for a measure without right or wrong.
         lost: those that the baseline gets right and most seeds wrong.
-        answers: the shares of these that were kept and won; None likewise.
         changes: those listed, the surest first.
         left_out: how many more changed.
     """
@@ -73,7 +69,6 @@ class Sides:
     documents: int
     gained: int | None
     lost: int | None
-    answers: Kept | None
     changes: tuple[Change, ...]
     left_out: int
 
@@ -90,19 +85,20 @@ class Samples:
 def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
     """Read the records of a run and compare every method with the baseline, document by document.
 
-    A record that is missing or broken leaves out its seed; where none remains, it is named. A run that was published
-    without its runs has the values of its documents only, which are counted and not listed.
+    A record that is missing or broken leaves out its seed; where none remains, it is named.
     """
     others = [name for name in results.methods if name != results.baseline]
     limit = max(_FEWEST, min(_MOST, _LISTED // max(1, len(others) * len(results.tasks))))
     sides: list[Sides] = []
     missing: list[str] = []
-    folders = _folders(run_dir)
+    runs = run_dir / "runs"
+    names = [path for path in sorted(runs.iterdir()) if path.is_dir()] if runs.is_dir() else []
+    folders = {path.name: sorted(path.glob("seed-*/evaluations")) for path in names}
     bases: dict[str, _Run] = {}
     shown = [task for task in results.tasks if task != HELD_OUT]  # whose records have no text
     for task in shown if results.baseline is not None and folders else ():
         known = (_Run(path) for path in folders.get(results.baseline or "", []))
-        base = next((run for run in known if run.records(task) or task in run.values), None)
+        base = next((run for run in known if run.records(task)), None)
         if base is None:
             missing.append(f"{task}: no record of the baseline's documents, so none that changed sides can be shown.")
         else:
@@ -113,17 +109,6 @@ def read_samples(run_dir: Path, results: ComparisonResults) -> Samples:
         sides += [each for each in found if each is not None]
     sides.sort(key=lambda each: list(bases).index(each.task))
     return Samples(tuple(sides), _documents(sides, results, bases), tuple(missing))
-
-
-def _folders(run_dir: Path) -> dict[str, list[Path]]:
-    """Return the folders of the records of each method's runs; of a published run those that they had."""
-    runs = run_dir / "runs"
-    if runs.is_dir():
-        names = [path for path in sorted(runs.iterdir()) if path.is_dir()]
-        return {path.name: sorted(path.glob("seed-*/evaluations")) for path in names}
-    with suppress(HfpatchError):
-        return {name: [own[seed] for seed in sorted(own)] for name, own in published_runs(run_dir).items()}
-    return {}
 
 
 def _documents(
@@ -165,9 +150,9 @@ def _table(task: str, metric: str, base: _Run, runs: Sequence[_Run]) -> tuple[in
     every, keys = [each.values.get(task) for each in (base, *runs)], base.records(task) or {}
     arrays = [each.metrics[metric] for each in every if each is not None and metric in each.metrics]
     documents = {each.documents for each in every if each is not None}
-    if len(arrays) == len(every) and len(documents) == 1 and len(arrays[0]) == (len(keys) or len(arrays[0])):
-        table, names = np.stack([_units(values) for values in arrays], axis=1), keys or map(str, range(len(arrays[0])))
-        return len(runs), {k: row for k, row in zip(names, table.tolist(), strict=True) if not any(map(isnan, row))}
+    if len(arrays) == len(every) and len(documents) == 1 and len(arrays[0]) == len(keys):
+        table = np.stack([_units(values) for values in arrays], axis=1)
+        return len(runs), {k: row for k, row in zip(keys, table.tolist(), strict=True) if not any(map(isnan, row))}
     records = [known for run in runs if (known := run.records(task))]
     common = [key for key in keys if records and all(key in known for known in records)]
     values = {key: [_value(known[key], metric) for known in (keys, *records)] for key in common}
@@ -203,8 +188,8 @@ def _sides(
     binary = all(value in (0.0, 1.0) for found in known.values() for value in found)
     changes = _flips(known) if binary else _moves(known)
     half = seeds / 2
-    shown = changes[:limit] if base.records(task) else []
-    if shown and not binary and len(changes) > limit:  # what rose most, and what fell most
+    shown = changes[:limit]
+    if not binary and len(changes) > limit:  # what rose most, and what fell most
         shown = [*changes[: limit // 2], *changes[-(limit // 2) :]]
     return Sides(
         method=method,
@@ -213,15 +198,9 @@ def _sides(
         documents=len(known),
         gained=sum(change.gained > half for change in changes) if binary else None,
         lost=sum(change.lost > half for change in changes) if binary else None,
-        answers=_answers(known, grouped=results.tasks[task].clusters is not None) if binary else None,
         changes=tuple(shown),
         left_out=len(changes) - len(shown),
     )
-
-
-def _answers(known: Mapping[str, Sequence[float]], *, grouped: bool) -> Kept:
-    table = np.array(list(known.values()))
-    return kept_answers(table[:, 0], table[:, 1:].T, grouped=grouped)
 
 
 def _value(record: Record, metric: str) -> float | None:

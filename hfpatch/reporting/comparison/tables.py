@@ -7,7 +7,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 from hfpatch.reporting.comparison.changes import change_of, is_text, scale_in, verdict_text
-from hfpatch.reporting.comparison.retention import share_text
 from hfpatch.reporting.comparison.samples import Sides
 from hfpatch.reporting.document import Cell, Column, Filter, Row, Table
 from hfpatch.reporting.floor import level_at
@@ -297,18 +296,13 @@ def _asked(item: Mapping[str, Any]) -> str:
 
 
 def sides_table(sides: Sequence[Sides]) -> Table:
-    """Build the table of how many documents changed from wrong to right and back; a measure may have neither.
-
-    Kept is the share of the base's right answers that the method has right, won that of its wrong ones.
-    """
-    names = ("method", "task", "gained", "lost", "net", "documents", "seeds", "kept of right", "won of wrong")
+    """Build the table of how many documents changed from wrong to right and back; a measure may have neither."""
+    names = ("method", "task", "gained", "lost", "net", "documents", "seeds")
     rows = []
     for each in sides:
         known = each.gained is not None and each.lost is not None
         net = signed((each.gained or 0) - (each.lost or 0), 0) if known else NOTHING
         counts = count(each.gained), count(each.lost), net, count(each.documents), str(each.seeds)
-        answers = each.answers
-        shares = (NOTHING, NOTHING) if answers is None else (share_text(answers.kept), share_text(answers.won))
-        rows.append(Row((each.method, each.task, *counts, *shares)))
+        rows.append(Row((each.method, each.task, *counts)))
     columns = tuple(Column(name, number=place > 1) for place, name in enumerate(names))
     return Table("sides", "How many, by method and task", columns, tuple(rows), folded=True)

@@ -5,9 +5,8 @@ import pytest
 
 from hfpatch.reporting.comparison.document import comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
-from hfpatch.reporting.comparison.retention import retention_csv, retention_sentences, retention_table, share_text
+from hfpatch.reporting.comparison.retention import answers_table, retention_csv, retention_sentences, retention_table
 from hfpatch.reporting.facts import protocol_facts
-from hfpatch.results.retention import Share
 
 TEXT = "retention_old"
 
@@ -99,7 +98,19 @@ def test_labels_and_a_choice_of_methods_keep_points_and_verdicts(kept, build):
     assert results.only(["lora"]).retention.verdicts == before
 
 
-def test_shares():
-    assert share_text(Share(0.971, 0.95, 0.992)) == "97.1 % [95.0, 99.2]"
-    assert share_text(Share(0.5)) == "50.0 %"
-    assert share_text(Share(float("nan"))) == "–"
+def test_answers_are_shown_without_retention_too(raw, build):
+    shares = {"kept": 0.971, "kept_low": 0.95, "kept_high": 0.992, "won": 0.5}
+    raw["kept"] = [{"method": "lora", "task": "tinyworld_cloze", "seeds": 2, "right": 200, "wrong": 20, **shares}]
+    results = build(raw)
+    row = ("lora", "tinyworld_cloze", "200", "97.1 % [95.0, 99.2]", "20", "50.0 %", "2")
+    assert [each.cells for each in answers_table(results).rows] == [row]
+    assert retention_table(results).rows == ()
+
+
+def test_sentences_name_the_answers_of_the_tasks_to_keep(kept, build):
+    one = {"method": "lora", "seeds": 2, "right": 9, "wrong": 9, "kept": 0.8, "won": 0.1}
+    kept["kept"] = [one | {"task": "tinyworld_cloze"}, one | {"task": "tinyworld_endings", "kept": 0.7}]
+    (said,) = retention_sentences(build(kept)).items
+    assert "80.0 %" in said
+    assert "10.0 %" in said
+    assert "70.0 %" not in said
