@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import nn
 from hfpatch.analysis.running import Batch, next_token_losses
 from hfpatch.errors import HfpatchError
 from hfpatch.support.modes import evaluating, keeping_flags
-from hfpatch.tuners.adapters import block_finder
+from hfpatch.tuners.adapters import adapters_disabled, block_finder
 
 Score = Callable[[nn.Module], Sequence[float]]
 """Returns one number an item (a document, a question), for the same items at every call."""
@@ -75,7 +74,8 @@ def ablate_layers(model: nn.Module, score: Score) -> Ablations:
         raise HfpatchError("the model has no adapters, so there is none to disable; patch it first")
     full, without = _scored(score, model), []
     for layer in (*sorted(by_block), None):
-        with keeping_flags(model), _disabled([each for at in by_block if layer in (at, None) for each in by_block[at]]):
+        chosen = [each for at in by_block if layer in (at, None) for each in by_block[at]]
+        with keeping_flags(model), adapters_disabled(chosen):
             values = _scored(score, model, items=len(full))
         change = values - full
         error = float(change.std()) / len(change) ** 0.5
@@ -95,19 +95,6 @@ def document_losses(model: Any, batches: Iterable[Batch]) -> list[float]:
             sums, counts = by_token.sum(1), predicted.sum(1)
             losses += [float(total / count) for total, count in zip(sums, counts, strict=True) if count]
     return losses
-
-
-@contextmanager
-def _disabled(layers: Iterable[BaseTunerLayer]) -> Iterator[None]:
-    """Disable the tuner layers that are enabled, and enable them again at the end."""
-    enabled = [layer for layer in layers if not layer.disable_adapters]
-    for layer in enabled:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in enabled:
-            layer.enable_adapters(True)
 
 
 def _scored(score: Score, model: nn.Module, *, items: int | None = None) -> torch.Tensor:

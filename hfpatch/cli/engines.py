@@ -79,6 +79,7 @@ def print_preview(found: Preview) -> None:
         unit = step.unit
         about = "done" if unit.is_complete() else "" if unit.marker is None else _time(step.seconds)
         action = unit.action.replace("_", " ") + " (if needed)" * step.optional
+        action += f" to {unit.scale:g}" if unit.action == "rewind" else ""
         rows.append((str(number), action, unit.run.name, _ranges(step.needs), about))
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     for row in rows:

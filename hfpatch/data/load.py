@@ -8,7 +8,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -58,13 +58,15 @@ _SCALARS = ("layout", "documents", "source", "revision", "sha256")
 class Splits:
     """Blocks to train on, those to measure the loss on if the settings hold documents out, and those of tuning.
 
-    ``cautions`` say what the tasks have of the training text, a sentence each.
+    ``cautions`` say what the tasks have of the training text, a sentence each; ``retained`` are texts beside it that
+    are measured, by name.
     """
 
     train: TokenBlocks
     held_out: TokenBlocks | None = None
     tuning: TokenBlocks | None = None
     cautions: tuple[str, ...] = ()
+    retained: Mapping[str, TokenBlocks] = field(default_factory=dict)
 
 
 class _Text(NamedTuple):
@@ -94,6 +96,7 @@ def load_splits(
     tuning: int = 0,
     tasks: Mapping[str, Sequence[TaskDocument]] | None = None,
     evaluation: DataSettings | None = None,
+    retained: Mapping[str, DataSettings] | None = None,
 ) -> Splits:
     """Read and tokenize the text of ``settings``, or map a token file, and lay it out in blocks.
 
@@ -112,6 +115,8 @@ def load_splits(
         evaluation: the text to measure the loss on in the place of what ``settings`` hold out: what it holds out, or
             else all of it. It may be the text that is trained on, with another layout or block size; see
             :func:`hfpatch.recipes.data.overlap_mistake`. Documents that are trained on are left out, with a warning.
+        retained: more texts to measure, by the name that ``retention.texts`` gives each; likewise without documents
+            that are trained on.
 
     Raises:
         HfpatchError: if the text is missing, malformed, empty or shorter than a block, or has too few documents that
@@ -131,11 +136,16 @@ def load_splits(
         warnings.warn(caution, stacklevel=2)
     found = [_lay_out(*each, tokenizer) for each in zip(texts, parts, chosen, strict=True)]
     splits = _join(found, settings.weights) if settings.mixture else found[0]
+
+    def measured(key: str, other: DataSettings) -> dict[str, TokenBlocks]:
+        text = _load_text(other, **load)
+        places = _untrained(key, text, other, texts, chosen)
+        return _lay_out(text, other, Chosen(train=NONE, held_out=places), tokenizer)
+
     if evaluation is not None:
-        text = _load_text(evaluation, **load)
-        places = _untrained(text, evaluation, texts, chosen)
-        splits |= _lay_out(text, evaluation, Chosen(train=NONE, held_out=places), tokenizer)
-    return Splits(**splits, cautions=tuple(cautions))
+        splits |= measured("evaluation_data", evaluation)
+    others = {name: measured(f"retention.texts.{name}", other)["held_out"] for name, other in (retained or {}).items()}
+    return Splits(**splits, cautions=tuple(cautions), retained=others)
 
 
 def _candidates(text: _Text, settings: DataSettings, tasks: Flags, tuning: int = 0) -> Candidates:
@@ -162,7 +172,7 @@ def _in_tasks(text: _Text, settings: DataSettings, tasks: Mapping[str, Digests],
 
 
 def _untrained(
-    text: _Text, settings: DataSettings, trained: Sequence[_Text], chosen: Sequence[Chosen]
+    key: str, text: _Text, settings: DataSettings, trained: Sequence[_Text], chosen: Sequence[Chosen]
 ) -> npt.NDArray[np.int64]:
     """Return the places of the documents to evaluate on: those whose text is not trained on."""
     own = choose_documents([_candidates(text, settings, np.zeros(len(text.file), np.bool_))], NOTHING)[0]
@@ -171,11 +181,9 @@ def _untrained(
     known = text.file.digests.among(Digests.join(digests, [len(each.file) for each in trained]), len(text.file))[places]
     what = f"of {settings.source} are in the training text, too"
     if known.all():
-        raise HfpatchError(f"evaluation_data: all {len(places)} documents {what}; evaluate on another text")
+        raise HfpatchError(f"{key}: all {len(places)} documents {what}; evaluate on another text")
     if known.any():
-        warnings.warn(
-            f"evaluation_data: {known.sum()} of {len(places)} documents {what}, and are not evaluated on", stacklevel=3
-        )
+        warnings.warn(f"{key}: {known.sum()} of {len(places)} documents {what}, and are not evaluated on", stacklevel=4)
     return places[~known]
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hfpatch.evaluation.comparison import check_comparable, compare, compare_again
     from hfpatch.evaluation.known_scores import check_known_scores, unknown_base
     from hfpatch.evaluation.model import HfpatchLM
+    from hfpatch.evaluation.retention import kept_again, retention_again
     from hfpatch.evaluation.run import all_aggregations, evaluate
     from hfpatch.evaluation.tasks import load_tasks
 
@@ -30,7 +31,9 @@ __all__ = [
     "compare",
     "compare_again",
     "evaluate",
+    "kept_again",
     "load_tasks",
+    "retention_again",
     "unknown_base",
 ]
 
@@ -42,7 +45,9 @@ _HOMES = {
     "compare": "comparison",
     "compare_again": "comparison",
     "evaluate": "run",
+    "kept_again": "retention",
     "load_tasks": "tasks",
+    "retention_again": "retention",
     "unknown_base": "known_scores",
 }
 

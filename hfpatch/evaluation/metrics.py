@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hfpatch.results.held_out import NATS_PER_TOKEN
 from hfpatch.results.low_noise import GOLD_PROBABILITY, MARGIN
+from hfpatch.results.retention import AGREEMENT, FORGETTING, KL
 
 Array = NDArray[np.float64]
 Aggregation = Callable[[Sequence[Any]], float]
@@ -79,13 +80,14 @@ _RATIOS = {
     "lm_eval.api.metrics.bits_per_byte": Metric(factor=-1.0 / math.log(2.0), weighted=True),
     "hfpatch.evaluation.paper_tasks.exponential_mean": Metric(exponential=True),
     NATS_PER_TOKEN: Metric(factor=-1.0, weighted=True),
+    **dict.fromkeys((KL, AGREEMENT, FORGETTING), Metric(weighted=True)),
 }
 """The aggregations that are ratios of sums, by module and name."""
 _OWN = {
     "paragraph_perplexity": "hfpatch.evaluation.paper_tasks.exponential_mean",
     GOLD_PROBABILITY: _MEAN,
     MARGIN: _MEAN,
-    NATS_PER_TOKEN: NATS_PER_TOKEN,
+    **{name: name for name in (NATS_PER_TOKEN, KL, AGREEMENT, FORGETTING)},
 }
 """hfpatch's metrics that lm-eval does not know."""
 

@@ -26,6 +26,7 @@ from hfpatch.recipes.budgets import (
 )
 from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.evaluation import EvaluationSettings
+from hfpatch.recipes.retention import RetentionSettings, retention_mistake, rewind_mistake
 from hfpatch.recipes.sizes import size_mistake
 from hfpatch.recipes.strict import (
     SEED_LIMIT,
@@ -152,6 +153,11 @@ class Recipe(Section):
     """What every method is tried at before its final runs; None trains all at ``training.lr``."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """The tasks."""
+    retention: RetentionSettings | None = None
+    """Text and tasks that training should not change, such as ``{}`` on a tinyworld base; None measures none."""
+    rewind: tuple[float, ...] = ()
+    """Numbers by which the change of every trained patch is multiplied, such as ``[0.25, 0.5, 0.75]``. Each is measured
+    on held-out text and ``retention``, and the text of tuning chooses one of them or 1."""
     data_dir: ExpandedPath | None = None
     """A folder that holds local copies of hub data sets, relative to the working directory."""
     baseline: str = "baseline"
@@ -177,6 +183,8 @@ class Recipe(Section):
             _methods_mistake(self),
             _labels_mistake(self),
             _tuning_mistake(self),
+            retention_mistake(self.retention, self.model.name, self.data, list(self.evaluation.tasks)),
+            _rewind_mistake(self),
         ):
             if mistake:
                 raise ValueError(mistake)
@@ -232,7 +240,7 @@ class Recipe(Section):
 
     def tuned(self, method: str, values: Values) -> Recipe:
         """Return the recipe without tuning, at the values that a trial of one method had."""
-        changed = self.model_dump(mode="json", exclude={"tuning"})
+        changed = self.model_dump(mode="json", exclude={"tuning", "rewind"})
         for key, value in values.items():
             first, _, rest = key.partition(".")
             if first.isdigit():
@@ -317,6 +325,11 @@ def _tuning_mistake(recipe: Recipe) -> str | None:
         return None
     trained = {name: recipe.methods[name] for name in recipe.trained}
     return tuning_mistake(recipe.tuning, recipe.training, recipe.data, trained) or recipe.trial_mistake()
+
+
+def _rewind_mistake(recipe: Recipe) -> str | None:
+    given = {"tuning": recipe.tuning, "retention": recipe.retention, "data.held_out": recipe.data.held_out}
+    return rewind_mistake(recipe.rewind, given)
 
 
 def _lists_mistake(recipe: Recipe) -> str | None:

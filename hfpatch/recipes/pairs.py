@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hfpatch.recipes.comparison import Recipe
 
 
-Question = Literal["base", "lora", "parts", "models"]
+Question = Literal["base", "lora", "parts", "models", "retention"]
 """What a pair of methods is compared for; see :mod:`hfpatch.results.verdicts`."""
 
 

@@ -33,6 +33,8 @@ def protocol_facts(results: ComparisonResults) -> list[Fact]:
     labels = [f"{label} = {name}" for name, label in results.labels.items() if label != name]
     facts.append(("Methods, by their names in files", ", ".join(labels)))
     facts.append(("Data", data_text(results.data)))
+    texts = results.retention.texts if results.retention is not None else {}
+    facts += [(f"Text to keep, {name}", data_text(text)) for name, text in texts.items()]
     for seed, plan in results.plan.items():
         sizes = f"{plan.get('steps', '?')} steps of {plan.get('batch_size', '?')} blocks"
         facts.append((f"Batch plan, seed {seed}", f"{sizes}, SHA-256 {digest(plan.get('sha256')) or 'unknown'}"))

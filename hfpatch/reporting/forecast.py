@@ -8,7 +8,13 @@ from hfpatch.reporting.document import Block, Cell, Column, Document, Part, Row,
 from hfpatch.reporting.numbers import NOTHING, count, duration, memory, short_count, signed, significant
 from hfpatch.results.forecast import Detectable, Forecast, PlannedTask
 
-_ACTIONS = {"tune": "trials of tuning, at most", "train": "trainings", "evaluate": "evaluations"}
+_ACTIONS = {
+    "tune": "trials of tuning, at most",
+    "train": "trainings",
+    "evaluate": "evaluations",
+    "retain": "measurements of retention",
+    "rewind": "rewound patches",
+}
 _NAMES = ("what", "method", "as fast as", "matched to", "kind", "task")
 _CAPTION = (
     "The true difference from the base that these documents and seeds find in 80 % of cases, for a method that changes "

@@ -15,6 +15,7 @@ from hfpatch.results.frontier import Frontier
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.low_noise import BITS_PER_BYTE
 from hfpatch.results.parts import SCHEMA, Clusters, Comparison, Number, Part, TaskResult, TrainResult, Values
+from hfpatch.results.retention import KeptAnswers, Retention, Rewound
 from hfpatch.results.tuning import Tuning
 from hfpatch.results.verdicts import Measure, Pairs, Verdict, deciding, judge
 
@@ -63,15 +64,18 @@ class LayerSeries(Part):
 class Run(Part):
     """One method with one seed; ``train`` is None where nothing is trained.
 
-    ``computed_with`` is what its scores were computed with, see :data:`hfpatch.results.identity.COMPUTED_WITH`.
+    ``computed_with`` is what its scores were computed with, see :data:`hfpatch.results.identity.COMPUTED_WITH`;
+    ``retention`` has the scores on text that should be kept, ``rewound`` those at other scales of its patch.
     """
 
-    written_if_set = frozenset({"computed_with"})
+    written_if_set = frozenset({"computed_with", "retention", "rewound"})
 
     computed_with: Values | None = None
     commit: str | None = None
     train: TrainResult | None = None
     evaluation: dict[str, TaskResult] = Field(default_factory=dict)
+    retention: dict[str, TaskResult] | None = None
+    rewound: dict[str, Rewound] | None = None
 
     @property
     def diverged_step(self) -> int | None:
@@ -214,6 +218,8 @@ class ComparisonResults(Part):
         questions: the pairs that each question compares, as the recipe declares them, before anything has run.
         comparisons: the paired differences by every measure; empty until the comparison is complete.
         verdicts: what is known of each pair on each task, by the measure that decides it.
+        retention: what training changed on text that it should not change; None where the recipe names none.
+        kept: what became of the answers of tasks that are right or wrong; None where an older version did not say.
         warnings: what a reader must know before believing a number.
         left_out: methods of the recipe that reach no size near their budget, with the reason; None without any.
         frontier: the methods by budget, where the recipe has budgets and is complete.
@@ -239,6 +245,8 @@ class ComparisonResults(Part):
     methods: dict[str, Method] = Field(default_factory=dict)
     questions: dict[pairs.Question, list[tuple[str, str]]] = Field(default_factory=dict)
     comparisons: list[Comparison] = Field(default_factory=list)
+    retention: Retention | None = None
+    kept: list[KeptAnswers] | None = None
     warnings: list[str] = Field(default_factory=list)
     left_out: dict[str, str] | None = None
     frontier: Frontier | None = None
@@ -255,9 +263,9 @@ class ComparisonResults(Part):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results as JSON values, without ``tuning`` where nothing was tuned."""
-        values = super().to_json()
-        return values if self.tuning is not None else {key: values[key] for key in values if key != "tuning"}
+        """Return the results as JSON values, without ``tuning``, ``retention`` and ``kept`` where there is none."""
+        absent = [key for key in ("tuning", "retention", "kept") if getattr(self, key) is None]
+        return {key: value for key, value in super().to_json().items() if key not in absent}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ComparisonResults:
         """Return a copy, which finds its own comparisons and not those of the original."""
@@ -270,8 +278,8 @@ class ComparisonResults(Part):
         """Return a table of the results as a pandas DataFrame.
 
         Args:
-            table: ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers`` or ``trials``; the
-                first if not given.
+            table: ``scores``, ``methods``, ``verdicts``, ``comparisons``, ``curves``, ``layers``, ``trials`` or
+                ``retention``; the first if not given.
 
         Raises:
             HfpatchError: if there is no such table.
@@ -306,10 +314,11 @@ class ComparisonResults(Part):
             f"Shown are {shown} of {len(self.others)} methods: p-values and verdicts are those of the whole "
             "comparison, corrected over all its methods."
         )
-        made = {
+        made: Values = {
             "comparisons": [each for each in self.comparisons if each.method in kept and each.reference in kept],
             "joined": [each for each in self.verdicts if each.method in kept and each.other in kept],
             "frontier": self.frontier and self.frontier.of(kept),
+            "kept": self.kept and [each for each in self.kept if each.method in kept],
         }
         tuning = self.tuning and self.tuning.model_copy(
             update={
@@ -317,7 +326,9 @@ class ComparisonResults(Part):
                 "chosen": {name: choice for name, choice in self.tuning.chosen.items() if name in kept},
             }
         )
-        return self.model_copy(update={"methods": kept, "tuning": tuning, "warnings": [note, *self.warnings], **made})
+        retention = self.retention and self.retention.only(kept)
+        made |= {"tuning": tuning, "retention": retention, "warnings": [note, *self.warnings]}
+        return self.model_copy(update={"methods": kept, **made})
 
     @property
     def labels(self) -> dict[str, str]:
@@ -341,11 +352,19 @@ class ComparisonResults(Part):
             "comparisons": [_renamed(each, new, "method", "reference") for each in self.comparisons],
             "joined": [_renamed(each, new, "method", "other") for each in self.verdicts],
             "frontier": self.frontier and self.frontier.renamed(new),
+            "kept": self.kept and [_renamed(each, new, "method") for each in self.kept],
         }
         if self.tuning is not None:
             trials = [_renamed(trial, new, "method") for trial in self.tuning.trials]
             chosen = {new.get(name, name): _renamed(choice, new, "at") for name, choice in self.tuning.chosen.items()}
             update["tuning"] = self.tuning.model_copy(update={"trials": trials, "chosen": chosen})
+        if self.retention is not None:
+            points = []
+            for point in self.retention.points:
+                own = [_renamed(each, new, "method", "reference") for each in point.comparisons]
+                points.append(_renamed(point, new, "method").model_copy(update={"comparisons": own}))
+            verdicts = [_renamed(each, new, "method", "other") for each in self.retention.verdicts]
+            update["retention"] = self.retention.model_copy(update={"points": points, "joined": verdicts})
         return self.model_copy(update=update)
 
     @property

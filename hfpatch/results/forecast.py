@@ -104,7 +104,7 @@ class Forecast(Part):
         methods: every method but the baseline.
         kinds: what was measured; ``base`` is the base itself.
         tasks: the tasks.
-        work: by action: ``tune``, ``train``, ``evaluate``.
+        work: by action: ``tune``, ``train``, ``evaluate``, ``retain``, ``rewind``.
         comparisons: tests with the base, over which Holm's correction goes.
         effect: the difference that was asked about.
         assumptions: what the estimates rest on.

@@ -62,6 +62,7 @@ def _tables(results: ComparisonResults | StudyResults | EvaluationResults) -> Ta
                 "curves": lambda: _curves(results),
                 "layers": lambda: _layers(results),
                 "trials": lambda: _trials(results),
+                "retention": lambda: _retention(results),
             }
         case StudyResults():
             return {
@@ -135,6 +136,13 @@ def _layers(results: ComparisonResults) -> Iterator[Record]:
         for each in method.layers:
             own = {"method": name, "quantity": each.quantity, "group": each.group}
             yield from ({**own, "layer": layer, "value": value} for layer, value in sorted(each.points.items()))
+
+
+def _retention(results: ComparisonResults) -> Iterator[Record]:
+    for point in results.retention.points if results.retention is not None else ():
+        chosen = results.retention is not None and results.retention.chosen(point.method) == point.scale
+        own = {"method": point.method, "scale": point.scale, "chosen": chosen, "tuning_loss": point.tuning_loss}
+        yield from ({**pair, **own} for pair in _pairs(point.comparisons))
 
 
 def _trials(results: ComparisonResults) -> Iterator[Record]:

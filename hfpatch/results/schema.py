@@ -34,6 +34,7 @@ from hfpatch.results.parts import (
     TrainResult,
     Values,
 )
+from hfpatch.results.retention import KeptAnswers, Retention, RetentionPoint, Rewound
 from hfpatch.results.study import (
     AtStep,
     ByStep,
@@ -55,8 +56,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEMA", "AtStep", "ByStep", "Choice", "Clusters", "Comparison", "ComparisonResults", "Curve", "Diagnostic",
-    "EvaluatedVariant", "EvaluationResults", "GroupResult", "Improvement", "LayerSeries", "Loss", "Match", "Method",
-    "Parameters", "Point", "Results", "Row", "Run", "SizeMatch", "StudyResults", "StudyRun", "Task", "TaskResult",
+    "EvaluatedVariant", "EvaluationResults", "GroupResult", "Improvement", "KeptAnswers", "LayerSeries", "Loss",
+    "Match", "Method", "Parameters", "Point", "Results", "Retention", "RetentionPoint", "Rewound", "Row", "Run",
+    "SizeMatch", "StudyResults", "StudyRun", "Task", "TaskResult",
     "TrainResult", "Trial", "Tuning", "Variant", "VariantParameters", "Verdict", "json_schema",
 ]  # fmt: skip
 

@@ -39,6 +39,7 @@ QUESTIONS: dict[Question, str] = {
     "lora": "is it better than LoRA?",
     "parts": "what carries its effect?",
     "models": "do the models differ?",
+    "retention": "does it keep what the base knew?",
 }
 
 

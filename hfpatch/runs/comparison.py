@@ -13,7 +13,7 @@ from hfpatch.results.folder import load_comparison
 from hfpatch.runs.engines.engine import Session
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunFolder
-from hfpatch.runs.plan import Plan, Unit, plan_comparison
+from hfpatch.runs.plan import MEASURING, Plan, Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.recipe_changes import changes
 from hfpatch.runs.reports import write_report
@@ -105,7 +105,7 @@ def _session(plan: Plan, setup: ComparisonSetup, throttled: Throttled, progress:
     """Return what an engine executes: the units of a comparison, its results written as they come."""
 
     def record(unit: Unit) -> None:
-        if unit.action in ("tune", "evaluate"):
+        if unit.action in ("tune", *MEASURING):
             throttled()
 
     return Session(

@@ -72,6 +72,15 @@ class RunPaths:
         return self.root / "evaluations"
 
     @property
+    def retention(self) -> Path:
+        """What was measured on the texts of ``retention``."""
+        return self.root / "retention.json"
+
+    def rewound(self, scale: float) -> Path:
+        """What was measured at a scale of ``rewind``, or of 1 on tuning's text; the records are beside it."""
+        return self.root / "rewind" / f"{scale:g}" / "result.json"
+
+    @property
     def answers(self) -> Path:
         """What the model answered so far, until the evaluation is complete."""
         return self.root / "evaluations" / ".answers"

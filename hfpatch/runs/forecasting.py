@@ -18,7 +18,7 @@ from hfpatch.results.comparison import read_match
 from hfpatch.results.forecast import Detectable, Forecast, MeasuredKind, PlannedMethod, PlannedTask, Work
 from hfpatch.results.verdicts import ALPHA, POWER
 from hfpatch.runs.measuring import FORWARD, SECONDS, Measured, kind_of, measure
-from hfpatch.runs.plan import Unit, plan_comparison
+from hfpatch.runs.plan import MEASURING, Unit, plan_comparison
 from hfpatch.runs.progress import Progress
 from hfpatch.runs.setup import ComparisonSetup, set_up
 from hfpatch.support.provenance import Clock, provenance
@@ -166,7 +166,7 @@ def _work(
 def _work_of(
     setup: ComparisonSetup, unit: Unit, kinds: Mapping[str, MeasuredKind], asked: Mapping[str, TaskRequests]
 ) -> Work:
-    """Return what one unit takes, which trains or evaluates something."""
+    """Return what one unit takes, which trains or measures something."""
     kind = kinds[kind_of(setup.methods[unit.run.variant])]
     if unit.action == "evaluate":
         return Work(
@@ -175,6 +175,10 @@ def _work_of(
             tokens=sum(each.tokens for each in asked.values()),
             seconds=sum(kind.evaluation_s.values()) + (kind.step_s or 0.0) * _held_out_steps(setup, unit, 1),
         )
+    if unit.action in MEASURING:
+        blocks = _measured_blocks(setup, unit)
+        seconds = (kind.step_s or 0.0) * blocks / setup.recipe.training.batch_size * FORWARD
+        return Work(units=1, tokens=blocks * setup.blocks.block_size, seconds=seconds)
     steps = _steps(setup.recipe, unit)
     return Work(
         units=1,
@@ -182,6 +186,15 @@ def _work_of(
         tokens=steps * setup.recipe.training.batch_size * setup.blocks.block_size,
         seconds=(kind.step_s or 0.0) * (steps + _held_out_steps(setup, unit, steps)),
     )
+
+
+def _measured_blocks(setup: ComparisonSetup, unit: Unit) -> int:
+    """Return how many blocks pass through the model; the text of retention does so with the patch on and off."""
+    retained = 2 * sum(map(len, setup.retained.values()))
+    if unit.action == "retain":
+        return retained
+    tuning, held_out = (0 if text is None else len(text) for text in (setup.tuning_text, setup.held_out))
+    return tuning + (held_out + retained if unit.scale != 1 else 0)
 
 
 def _steps(recipe: Recipe, unit: Unit) -> int:
@@ -208,6 +221,8 @@ def _assumptions(setup: ComparisonSetup, spreads: Iterable[Spread]) -> list[str]
     ]
     if setup.held_out is not None:
         said.append("The loss on held-out text takes a third of a step's time for each token.")
+    if setup.retained:
+        said.append("Text of retention takes two thirds: the base and the method read it.")
     if kinds:
         said.append(
             "Differences are from the base, tested as compare does, before any correction. A document's score varies "

@@ -41,6 +41,7 @@ NAMES = {
     "text": "training text",
     "evaluation_text": "evaluation text",
     "tuning_text": "text of tuning",
+    "retention_text": "text of retention",
     "plan": "batch plan",
     "method": "settings or code of the method",
     "architecture": "architecture",
@@ -135,6 +136,17 @@ def check_run(folder: Path, identity: Identity) -> None:
             _check(path, read_json(path).get("identity"), identity)
     for path, stored in stored_origins(folder / "checkpoints"):
         _check(path, stored, identity)
+
+
+def check_measured(path: Path, identity: Identity) -> dict[str, Any]:
+    """Return what was measured on the texts of ``retention``, unless it is of something else.
+
+    Raises:
+        HfpatchError: as `check_shared`, or if the file cannot be read.
+    """
+    stored: dict[str, Any] = read_json(path)
+    _check(path, stored.get("identity"), identity)
+    return stored
 
 
 def check_seeds(method: Path, identity: Identity) -> None:

@@ -1,7 +1,8 @@
 """What a recipe asks for, as plain data: its runs, and the units of work that complete them.
 
 A comparison is [evaluate the baseline -> check it], then, where its recipe tunes, [tune] for each method and rate, then
-[train -> evaluate] for each method and seed; a study is [pretrain] for each variant, point of its sweep and seed.
+[train -> evaluate] for each method and seed; where the recipe asks, [retain] and [rewind] follow an evaluation. A study
+is [pretrain] for each variant, point of its sweep and seed.
 Whoever executes units, in whatever order their ``needs`` allow, finds in each what to do, where it writes, which lock
 to hold and which file marks it as complete.
 """
@@ -21,7 +22,9 @@ from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.locks import WHOLE, run_lock
 from hfpatch.runs.recipe_changes import AnyRecipe
 
-Action: TypeAlias = Literal["tune", "train", "evaluate", "check_baseline", "pretrain"]
+Action: TypeAlias = Literal["tune", "train", "evaluate", "retain", "rewind", "check_baseline", "pretrain"]
+MEASURING = ("evaluate", "retain", "rewind")
+"""The actions that measure a saved patch, or the bare base."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +59,21 @@ class Unit:
 
     Attributes:
         action: ``tune`` tries a method at the values of one trial, which an extension of the rates may turn out not to
-            need; ``train`` or ``evaluate`` a method, ``check_baseline`` to compare the baseline's scores with its known
-            ones, ``pretrain`` a model from scratch.
+            need; ``train`` or ``evaluate`` a method, ``retain`` to measure it on the texts of ``retention``, ``rewind``
+            to measure its patch at ``scale``, ``check_baseline`` to compare the baseline's scores with its known ones,
+            ``pretrain`` a model from scratch.
         run: the run, with its name, its folder and its lock.
         marker: the file that is written last, so that it marks the unit as complete; None for a check, which is
             repeated in every session.
         needs: the units that must be complete before this one starts.
+        scale: what a ``rewind`` multiplies the patch's change by.
     """
 
     action: Action
     run: PlannedRun
     marker: Path | None
     needs: tuple[Unit, ...] = ()
+    scale: float = 1.0
 
     def is_complete(self) -> bool:
         """Return whether nothing is left to do."""
@@ -126,11 +132,23 @@ def plan_comparison(recipe: Recipe, out: Path) -> Plan:
     checked = Unit("check_baseline", baseline, None, (evaluated,))
     tuning = _tuning_rounds(recipe, out)
     trials = _trial_units(tuning, (checked,))
-    units = [evaluated, checked, *trials]
+    units = [evaluated, checked, *_further(recipe, evaluated), *trials]
     for run in others:
         trained = Unit("train", run, RunPaths(run.folder).training, tuple(trials) or (checked,))
-        units += [trained, Unit("evaluate", run, run.result, (trained,))]
+        evaluated = Unit("evaluate", run, run.result, (trained,))
+        units += [trained, evaluated, *_further(recipe, evaluated)]
     return Plan(recipe, out, (*runs, *_trials(tuning)), tuple(units), tuning=tuning)
+
+
+def _further(recipe: Recipe, evaluated: Unit) -> list[Unit]:
+    """Return what is measured of a run after its evaluation, one after the other as they share its lock."""
+    run, paths = evaluated.run, RunPaths(evaluated.run.folder)
+    units = [evaluated]
+    if recipe.retention is not None:
+        units.append(Unit("retain", run, paths.retention, (units[-1],)))
+    for scale in (*recipe.rewind, 1.0) if recipe.rewind and run.variant != recipe.baseline else ():
+        units.append(Unit("rewind", run, paths.rewound(scale), (units[-1],), scale))
+    return units[1:]
 
 
 def plan_training(recipe: Recipe, out: Path, method: str) -> Plan:

@@ -15,7 +15,7 @@ from hfpatch.recipes.tuning import trial_training
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
 from hfpatch.runs.folder import RunPaths, check_folder
 from hfpatch.runs.forecasting import measured_seconds
-from hfpatch.runs.plan import Plan, PlannedRun, Unit, plan_comparison, plan_pretraining
+from hfpatch.runs.plan import MEASURING, Plan, PlannedRun, Unit, plan_comparison, plan_pretraining
 from hfpatch.runs.progress import Progress
 from hfpatch.training.records import MetricsFile
 
@@ -125,7 +125,7 @@ def _finished_seconds(plan: Plan) -> dict[tuple[str, str], float]:
     """
     of_step: dict[str, list[float]] = {}
     for unit in plan.units:
-        if unit.action != "evaluate" and unit.is_complete():
+        if unit.action not in MEASURING and unit.is_complete():
             records = MetricsFile(RunPaths(unit.run.folder).metrics).read()
             of_step.setdefault(unit.run.variant, []).extend(record.seconds for record in records if record.step)
     medians = {variant: statistics.median(found) for variant, found in of_step.items() if found}

@@ -30,8 +30,9 @@ ABSENT = "absent"
 def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
     """Return how a recipe differs from that of a folder: what it adds, and what changes something that exists.
 
-    More seeds are an addition, unless the trials of tuning would take place with another seed. So are labels, and all
-    that is said about a method or a variant that has no run in the folder.
+    More seeds are an addition, unless the trials of tuning would take place with another seed. So are labels, retention
+    where there was none, more numbers to rewind by, and all that is said about a method or a variant that has no run in
+    the folder.
 
     Raises:
         HfpatchError: if the recipe in the folder cannot be read.
@@ -46,8 +47,14 @@ def changes(out: Path, recipe: AnyRecipe) -> tuple[Changes, Changes]:
         before, now = there.get(key, ABSENT), here.get(key, ABSENT)
         if before == now or any(key == name or key.startswith(f"{name}.") for name in NOT_IDENTITY):
             continue
-        fits = _adds_seeds(recipe, before, now) if key in ("training.seeds", "seeds") else _is_about(key, unrun)
-        (added if fits or key.startswith("labels.") else changed)[key] = (before, now)
+        if key in ("training.seeds", "seeds"):
+            fits = _adds_seeds(recipe, before, now)
+        elif key == "rewind":
+            fits = set(before) < set(now)
+        else:
+            begins = key.partition(".")[0] == "retention" and there.get("retention", ABSENT) is None
+            fits = begins or key.startswith("labels.") or _is_about(key, unrun)
+        (added if fits else changed)[key] = (before, now)
     if isinstance(old, Recipe) and isinstance(recipe, Recipe):
         for name in [name for name in old.trained if name in recipe.methods and name not in unrun]:
             if (before := old.tuned_at(name)) != (now := recipe.tuned_at(name)):  # another budget is the middle one

@@ -16,12 +16,13 @@ from hfpatch.results.comparison import read_match
 from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
 from hfpatch.results.identity import facts_of_base
 from hfpatch.results.records import write_published
-from hfpatch.results.schema import ComparisonResults, LayerSeries, Method, Parameters, Run, Task, Tuning
+from hfpatch.results.schema import ComparisonResults, KeptAnswers, LayerSeries, Method, Parameters, Run, Task, Tuning
 from hfpatch.results.series import mean_curve, mean_series
 from hfpatch.runs.cautions import cautions, form_of, scores_of
 from hfpatch.runs.folder import RunFolder, RunPaths
 from hfpatch.runs.frontier import frontier_of
 from hfpatch.runs.plan import PlannedRun, planned_runs
+from hfpatch.runs.retention import collect_retention, retention_of_run, retention_records
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.runs.tuning import collect_tuning
 from hfpatch.support.files import read_json
@@ -61,6 +62,8 @@ def collect(setup: ComparisonSetup, folder: RunFolder, clock: Clock, *, complete
         methods=methods,
         questions=_questions(setup.recipe),
         comparisons=_comparisons(setup, folder, methods) if complete else [],
+        retention=collect_retention(setup, folder, methods, complete=complete),
+        kept=_kept(setup, folder, methods) if complete else None,
     )
     warned = cautions(setup.recipe, results, references(setup.recipe)) if complete else []
     of_data = [f"{caution}." for caution in setup.cautions]
@@ -81,7 +84,7 @@ def _base_loss(setup: ComparisonSetup, folder: RunFolder) -> dict[str, float]:
 def _method(setup: ComparisonSetup, name: str, runs: Sequence[PlannedRun]) -> Method:
     size, match = setup.sizes[name], setup.methods[name].match
     paths = {run.seed: RunPaths(run.folder) for run in runs if run.variant == name}
-    done = {seed: read_json(path.result) for seed, path in paths.items()}
+    done = {run.seed: read_json(run.result) | retention_of_run(setup, run) for run in runs if run.variant == name}
     layers = (LayerSeries.model_validate(series) for result in done.values() for series in result["layers"])
     return Method(
         label=setup.recipe.labels.get(name),
@@ -122,11 +125,13 @@ def _questions(recipe: Recipe) -> dict[Question, list[tuple[str, str]]]:
 
 def publish_values(folder: RunFolder, results: ComparisonResults) -> None:
     """Write the values of all documents beside complete results, for whoever has the folder without its runs."""
-    records = _records(folder, results.methods)
+    records = {**_records(folder, results.methods), **retention_records(folder, results.methods)}
     reader, (path, *_) = Reader(), [path for own in records.values() for path in own.values()]  # documents are alike
     scores = next(iter(run.evaluation for method in results.methods.values() for run in method.runs.values()))
     groups = {task: reader.read_groups(path, score) for task, score in scores.items()}
-    measures = [(each.task, each.metric) for each in results.comparisons]
+    points = results.retention.points if results.retention is not None else []
+    made = [*results.comparisons, *(each for point in points for each in point.comparisons)]
+    measures = [(each.task, each.metric) for each in made]
     write_published(folder.root, records, measures, {task: own for task, own in groups.items() if own is not None})
 
 
@@ -150,6 +155,14 @@ def _comparisons(setup: ComparisonSetup, folder: RunFolder, methods: Mapping[str
     )
 
 
+def _kept(setup: ComparisonSetup, folder: RunFolder, methods: Mapping[str, Method]) -> list[KeptAnswers]:
+    from hfpatch.evaluation.retention import kept_of
+
+    recipe = setup.recipe
+    tasks = methods[recipe.baseline].runs[0].evaluation
+    return kept_of(_records(folder, methods), tasks=tasks, baseline=recipe.baseline, methods=recipe.trained)
+
+
 def _compared(recipe: Recipe, methods: Mapping[str, Method]) -> dict[str, list[str]]:
     """Return the references of each method, where both have a run with scores."""
     scored = {name for name, each in methods.items() if len(each.diverged) < len(each.runs)}
@@ -164,7 +177,8 @@ def compares_what_it_should(recipe: Recipe, results: ComparisonResults) -> bool:
     )
     due = {(name, other) for name, others in _compared(recipe, results.methods).items() for other in others}
     made = {(each.method, each.reference) for each in results.comparisons}
-    return not results.tasks or (made == due and results.questions == _questions(recipe))
+    same = made == due and results.questions == _questions(recipe) and results.kept is not None
+    return not results.tasks or same
 
 
 def tasks_of(recipe: Recipe) -> dict[str, Any]:

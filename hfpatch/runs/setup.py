@@ -25,11 +25,12 @@ from hfpatch.runs.identity import Identity, identify_base, identify_data, identi
 from hfpatch.runs.plan import PlannedRun
 from hfpatch.runs.tuning import Tuning, values_text
 from hfpatch.support.cache import cache_folder
-from hfpatch.support.files import check_data_dir
+from hfpatch.support.files import check_data_dir, hash_values
 from hfpatch.surgery.bases import Base, check_place, hash_weights, load_model, place_base
 from hfpatch.surgery.budget import Trial
 from hfpatch.surgery.methods import Method, build_method, validate_methods
 from hfpatch.surgery.patch import PatchSummary, patch_summary, unpatch
+from hfpatch.surgery.scale import scale_patch
 from hfpatch.training.run import check_blocks
 from hfpatch.training.sharding import cuts_tensors
 from hfpatch.training.trackers import check_trackers
@@ -54,6 +55,7 @@ class ComparisonSetup:
         cautions: what the tasks have of the training text.
         left_out: methods of the recipe that reach no size near their budget, with the reason; ``recipe``, ``methods``
             and ``sizes`` are without them.
+        retained: the texts of ``retention``, by name.
     """
 
     recipe: Recipe
@@ -69,6 +71,7 @@ class ComparisonSetup:
     tuning_text: TokenBlocks | None = None
     cautions: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
+    retained: Mapping[str, TokenBlocks] = field(default_factory=dict)
 
     def recipe_of(self, run: PlannedRun) -> Recipe:
         """Return the recipe as one run is trained by it: a trial at its values, a final run at the chosen ones."""
@@ -104,6 +107,16 @@ class ComparisonSetup:
         if self.held_out is None:
             raise ValueError("nothing is held out")
         return describe_documents(self.held_out, self.base.tokenizer)
+
+    @cached_property
+    def retained_documents(self) -> dict[str, Documents]:
+        """What identifies the documents of each text of ``retention``."""
+        return {name: describe_documents(blocks, self.base.tokenizer) for name, blocks in self.retained.items()}
+
+    def identify_retention(self, run: PlannedRun) -> Identity:
+        """Return the identity of what is measured on the texts of ``retention`` with one run."""
+        texts = hash_values({name: blocks.sha256 for name, blocks in self.retained.items()})
+        return {**self.identify(run), "retention_text": texts}
 
     def identify_scores(self) -> dict[str, dict[str, str]]:
         """Return what scores of each task are of: the prompts of the bare base, which are those of all methods."""
@@ -167,8 +180,11 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
     recipe = _without(recipe, left_out)
     methods = {name: methods[name] for name in recipe.methods}
     sizes = {name: _measure(base, method) for name, method in methods.items()}
+    for method in methods.values() if recipe.rewind else ():
+        _check_scalable(base, method)
     _check_grid(recipe, base, sizes)
     tasks = None
+    measured = recipe.retention if tuning is None or tuning.part is None else None
     if tuning is None or tuning.part is None or recipe.tuning is not None:
         from hfpatch.evaluation.selection import select
         from hfpatch.evaluation.texts import task_documents
@@ -182,8 +198,11 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
             cache_dir=cache_folder("tokens"),
             tuning=recipe.tuning.held_out if recipe.tuning is not None else 0,
             tasks=tasks,
+            retained=None if measured is None else measured.data(recipe.model.name, recipe.data),
         )
     check_blocks(base.model, splits.train, splits.held_out)
+    for text in splits.retained.values():
+        check_blocks(base.model, text)
     training = with_steps(recipe.training, len(splits.train))
     recipe = recipe.model_copy(update={"training": training})
     if mistake := recipe.trial_mistake():  # the steps of epochs are known only now
@@ -209,6 +228,7 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
         tuning_text=splits.tuning,
         cautions=splits.cautions,
         left_out=left_out,
+        retained=splits.retained,
     )
 
 
@@ -260,6 +280,16 @@ def _check_grid(recipe: Recipe, base: Base, sizes: Mapping[str, PatchSummary]) -
                     f"tuning.grid: {values_text(values)} gives {name} {size.trainable:,} trained parameters in place "
                     f"of {sizes[name].trainable:,}, so it would not match others; tune options that leave its size"
                 )
+
+
+def _check_scalable(base: Base, method: Method) -> None:
+    """Refuse to rewind a method whose change is no sum that can be scaled, before anything is trained."""
+    if not method.configs:
+        return
+    try:
+        Trial(base.model)(method.configs, look=lambda twin: scale_patch(twin, 0.5))
+    except HfpatchError as error:
+        raise HfpatchError(f"rewind: methods.{method.name}: {error}; leave the method or rewind out") from error
 
 
 def _measure(base: Base, method: Method) -> PatchSummary:

@@ -9,29 +9,23 @@ import shutil
 import warnings
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from accelerate import PartialState
-from transformers import PreTrainedModel
 
-from hfpatch.data.blocks import TokenBlocks
 from hfpatch.errors import HfpatchError
-from hfpatch.nn.matmul import fast_matmul
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.identity import task_identity
 from hfpatch.results.series import patch_norms
 from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step, summarise
 from hfpatch.runs.identity import check_run, check_scores, check_seeds
-from hfpatch.runs.plan import PlannedRun, Unit
+from hfpatch.runs.plan import MEASURING, PlannedRun, Unit
 from hfpatch.runs.progress import Progress
+from hfpatch.runs.retention import by_document, measure_further
 from hfpatch.runs.setup import ComparisonSetup
 from hfpatch.runs.tuning import Outcome, values_text
 from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
-from hfpatch.support.ranks import Ranks
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch
-from hfpatch.training.attention import attention_by_document
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_ranks
 from hfpatch.training.validation import document_losses
@@ -53,6 +47,8 @@ def complete(unit: Unit, setup: ComparisonSetup, progress: Progress) -> None:
             if not unit.is_complete():
                 _evaluate(setup, run, progress)
             progress.finished(run.name, summarise(read_json(run.result)))
+        elif unit.action in ("retain", "rewind"):
+            progress.finished(run.name, measure_further(unit, setup, progress))
         elif unit.action == "tune":
             if setup.tuning.needs(run):
                 if not unit.is_complete():
@@ -79,7 +75,7 @@ def is_due(unit: Unit, setup: ComparisonSetup) -> bool:
         return False
     if unit.action == "tune":
         return setup.tuning.needs(unit.run)
-    return unit.action == "evaluate" or not unit.run.result.is_file()
+    return unit.action in MEASURING or not unit.run.result.is_file()
 
 
 def _train(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> None:
@@ -154,7 +150,7 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
             model.eval()
             if setup.held_out is not None:
                 progress.evaluating(run.name, HELD_OUT)
-                losses = _losses_by_document(model, setup, setup.held_out, ranks)
+                losses = by_document(document_losses, model, setup, setup.held_out, ranks)
                 records = paths.evaluations if ranks.is_first else None
                 scores[HELD_OUT] = held_out_result(losses, setup.held_out_documents, records)
             scores = evaluate(
@@ -185,23 +181,6 @@ def _evaluate(setup: ComparisonSetup, run: PlannedRun, progress: Progress) -> No
         write_json(paths.result, result)
         shutil.rmtree(paths.answers, ignore_errors=True)  # they are of use to an interrupted evaluation only
     PartialState().wait_for_everyone()
-
-
-def _losses_by_document(
-    model: PreTrainedModel, setup: ComparisonSetup, blocks: TokenBlocks, ranks: Ranks
-) -> npt.NDArray[np.float64]:
-    """Return nats and tokens (documents, 2) of each document, which the ranks measure together."""
-    training = setup.recipe.training
-    with attention_by_document(), fast_matmul(model, library=setup.matmul):
-        own = document_losses(
-            model,
-            blocks,
-            batch_size=training.micro_batch_size or training.batch_size,
-            autocast=training.autocast,
-            process=ranks.index if ranks.shares else 0,
-            processes=ranks.count if ranks.shares else 1,
-        )
-    return np.sum(ranks.everyone(own), axis=0) if ranks.shares else own
 
 
 def _check_baseline(setup: ComparisonSetup, run: PlannedRun) -> None:

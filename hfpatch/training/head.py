@@ -56,7 +56,7 @@ def loss_in_forward(model: nn.Module, *, by_token: bool = False) -> Iterator[Non
     setattr(causal, _ACTIVE, True)
     try:
         with ExitStack() as stack:
-            if found is not None and _is_plain(head):
+            if found is not None and is_plain(head):
                 stack.enter_context(_replaced_forward(causal, from_hidden))
                 stack.enter_context(_replaced_forward(head, head_with_loss))
             else:
@@ -66,7 +66,7 @@ def loss_in_forward(model: nn.Module, *, by_token: bool = False) -> Iterator[Non
         delattr(causal, _ACTIVE)
 
 
-def _is_plain(head: nn.Module) -> bool:
+def is_plain(head: nn.Module) -> bool:
     """Return whether a head is a matrix and nothing else: its hooks, accelerate's too, would act on the loss."""
     hooked = head._forward_hooks or head._forward_pre_hooks or hasattr(head, "_hf_hook")
     return type(head) is nn.Linear and not hooked

@@ -49,8 +49,8 @@ def mean_loss(
     device = next(model.parameters()).device
     total, count = torch.zeros((), dtype=torch.float64), 0
     with torch.no_grad(), evaluating(model), loss_in_forward(model):
-        for start in _starts(blocks, batch_size, process, processes):
-            rows = _rows(blocks, start, batch_size)
+        for start in block_starts(blocks, batch_size, process, processes):
+            rows = block_rows(blocks, start, batch_size)
             batch = {name: value.to(device) for name, value in collate(rows).items()}
             with autocast_context(autocast, device):
                 total += float(model(**batch, use_cache=False).loss)
@@ -95,8 +95,8 @@ def document_losses(
     device = next(model.parameters()).device
     sums = np.zeros((int(blocks.owners.max()) + 1, 2))
     with torch.no_grad(), evaluating(model), loss_in_forward(model, by_token=True):
-        for start in _starts(blocks, batch_size, process, processes):
-            rows = _rows(blocks, start, batch_size)
+        for start in block_starts(blocks, batch_size, process, processes):
+            rows = block_rows(blocks, start, batch_size)
             batch = {name: value.to(device) for name, value in collate(rows).items()}
             with autocast_context(autocast, device):
                 losses = model(**batch, use_cache=False).loss[:, :-1]  # (batch, seq - 1), at the place before the token
@@ -108,12 +108,12 @@ def document_losses(
     return sums
 
 
-def _starts(blocks: TokenBlocks, size: int, process: int, processes: int) -> Iterator[int]:
+def block_starts(blocks: TokenBlocks, size: int, process: int, processes: int) -> Iterator[int]:
     """Yield the first block of each of a process's batches; all processes have equally many, some beyond the end."""
     return (first + process * size for first in range(0, len(blocks), size * processes))
 
 
-def _rows(blocks: TokenBlocks, start: int, size: int) -> Rows:
+def block_rows(blocks: TokenBlocks, start: int, size: int) -> Rows:
     """Return up to ``size`` blocks; beyond the end one that predicts nothing."""
     rows = [blocks[index] for index in range(start, min(start + size, len(blocks)))]
     if not rows:

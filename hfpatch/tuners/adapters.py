@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -35,6 +36,19 @@ def has_adapters(model: nn.Module) -> bool:
 def stack(model: nn.Module) -> dict[str, PeftConfig]:
     """Return the configurations of a model's adapters by name, in the order of injection."""
     return dict(getattr(model, "peft_config", None) or {})
+
+
+@contextmanager
+def adapters_disabled(layers: Iterable[Any]) -> Iterator[None]:
+    """Disable the adapter layers that are enabled, and enable them again at the end."""
+    enabled = [layer for layer in layers if not layer.disable_adapters]
+    for layer in enabled:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in enabled:
+            layer.enable_adapters(True)
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

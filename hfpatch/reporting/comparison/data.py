@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from hfpatch.reporting.comparison.retention import retention_csv
 from hfpatch.reporting.tabular import csv_text
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.schema import ComparisonResults, LayerSeries
@@ -79,6 +80,8 @@ def figure_csv(name: str, results: ComparisonResults, layers: Layers) -> str:
             return differences_csv(results)
         case "quality":
             return csv_text(("method", "trainable", "task", "metric", "seed", "value"), _quality(results))
+        case "retention":
+            return retention_csv(results)
         case "training":
             return csv_text(("method", "step", "loss", "seeds", "held_out"), _training(results))
         case _:

@@ -14,6 +14,7 @@ from hfpatch.reporting.comparison.attribution import attribution
 from hfpatch.reporting.comparison.data import Layers, figure_csv, results_csv
 from hfpatch.reporting.comparison.frontier import frontier_blocks
 from hfpatch.reporting.comparison.merging import Check
+from hfpatch.reporting.comparison.retention import CAPTION, answers_table, retention_sentences, retention_table
 from hfpatch.reporting.comparison.samples import Samples, read_samples
 from hfpatch.reporting.comparison.tables import (
     difference_table,
@@ -39,6 +40,7 @@ _FIGURES = {
         "Differences to the baseline, to the right is better; thick lines are plain 95 % intervals, thin ones the "
         "simultaneous intervals of the verdicts.",
     ),
+    "retention": ("Learning against forgetting", "Forgetting", CAPTION),
     "quality": (
         "Quality against trainable parameters",
         "Quality",
@@ -151,6 +153,7 @@ def comparison_document(material: Sequence[RunData], checks: Sequence[Check] = (
             doc.Sentences((*warned_of_floor(first.results), *uncovered(first.results), *first.missing)),
             headline_table(first.results),
             *frontier_blocks(first.results, None, first.results),
+            *([retention] if (retention := retention_table(first.results)).rows else []),
             doc.Text(f"{found.sentence} {rates_sentence(first.results)}".strip()),
         ),
     )
@@ -176,6 +179,7 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     if results.tasks:
         yield doc.Section("what", "What the tasks are", (task_table(results, samples.documents),), "Tasks")
     yield from attribution(results)
+    yield from _retention(material)
     yield from tuning_sections(results, material.drawn.get("tuning"), tuning_csv(material.data.results))
     for name in ("quality", "training", "layers"):
         if name in material.drawn:
@@ -190,6 +194,16 @@ def _sections(material: RunData, compared: Sequence[doc.Section]) -> Iterator[do
     yield doc.Section("results", "Scores", (score_table(results), seed_table(results), download, method_table(results)))
     yield doc.Section("protocol", "Protocol and provenance", _labelled(material, protocol_facts), "Protocol")
     yield doc.Section("environment", "Environment", _labelled(material, environment_facts))
+
+
+def _retention(material: RunData) -> Iterator[doc.Section]:
+    table, answers = retention_table(material.results), answers_table(material.results)
+    blocks: list[doc.Block] = [retention_sentences(material.results), table] if table.rows else []
+    if "retention" in material.drawn:
+        blocks.insert(1, _figure("retention", material))
+    blocks += [answers] if answers.rows else []
+    if blocks:
+        yield doc.Section("retention", "Learning and forgetting", tuple(blocks), "Forgetting")
 
 
 def _answer(material: RunData) -> doc.Section:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,12 +14,16 @@ from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import is_lora
 from hfpatch.reporting.comparison.changes import change_of, scale_in
 from hfpatch.reporting.comparison.frontier import frontier_figure
+from hfpatch.reporting.comparison.retention import gain_at, text_name
 from hfpatch.reporting.comparison.tuning import tuning_figure
 from hfpatch.reporting.numbers import Change, Scale, short_count
-from hfpatch.reporting.theme import GREY, MUTED, report_style, short, styles
+from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles
 from hfpatch.reporting.words import MOST_METHODS
-from hfpatch.results.schema import ComparisonResults, LayerSeries
+from hfpatch.results.retention import KL, front
+from hfpatch.results.schema import ComparisonResults, LayerSeries, RetentionPoint
 
+_Ends = tuple[float, float, float]
+"""A value, and the ends of its interval."""
 _MOST_PANELS = 12
 _MOST_GROUPS = 3  # of more series of one method in a panel, the mean is drawn
 
@@ -31,6 +36,7 @@ def draw(results: ComparisonResults, layers: Sequence[tuple[str, LayerSeries]]) 
         "frontier": frontier_figure(results),
         "tuning": tuning_figure(shown),
         "differences": differences(shown),
+        "retention": retention(shown),
         "quality": quality(shown),
         "training": training(shown),
         "layers": layer_panels(shown, layers),
@@ -101,6 +107,59 @@ def _limit(changes: Sequence[Change]) -> float:
     known = [change.smallest_visible for change in changes if change.smallest_visible is not None]
     seen = [size for size in known if 0 < size < plots.LARGEST]
     return 1.12 * max(plots.robust_limit(ends), float(np.median(seen)) if seen else 0.0)
+
+
+def retention(results: ComparisonResults) -> Figure | None:
+    """Draw the gain on held-out text against KL on each text that should be kept; None where one is not known."""
+    found = results.retention
+    points = [point for point in found.points if point.method in results.methods] if found is not None else []
+    panels = {task: known for task in found.texts if (known := _trade(results, points, task))} if found else {}
+    if found is None or not panels:
+        return None
+    shown = dict.fromkeys(point.method for known in panels.values() for point, _, _ in known)
+    looks = styles(list(results.methods), results.baseline, shown)
+    figure, axes = plots.panels(len(panels), columns=2, width=6.2, height=4.0, key=len(looks))
+    for (task, known), ax in zip(panels.items(), axes, strict=True):
+        ax.axhline(0, color=MUTED, linewidth=1.0, zorder=1)
+        ax.plot(0, 0, "s", color=GREY, markersize=6, zorder=4)
+        ax.annotate("base", (0, 0), (6, -11), "data", "offset points", color=MUTED)
+        best = front([(0.0, 0.0), *((x[0], y[0]) for _, x, y in known)])
+        ax.step(*zip(*best, strict=True), where="post", color=GREY, linewidth=5, alpha=0.35, zorder=1)
+        for name, look in looks.items():
+            own = [each for each in known if each[0].method == name]
+            path = [(0.0, 0.0), *((x[0], y[0]) for _, x, y in own)]
+            if len(own) > 1:
+                ax.plot(*zip(*path, strict=True), color=look.colour, linestyle=look.dash, linewidth=1.2, zorder=2)
+            for point, x, y in own:
+                bars: dict[str, Any] = {"xerr": _arms(x), "yerr": _arms(y), "color": look.colour}
+                ax.errorbar(x[0], y[0], **bars, linewidth=1.0, alpha=1.0 if point.scale == 1 else 0.45, zorder=3)
+                size = 8.5 if point.scale == 1 else 4.5
+                ax.plot(x[0], y[0], look.marker, color=look.colour, markersize=size, markeredgecolor=PAPER, zorder=4)
+                if len(own) > 1 and found.chosen(name) == point.scale:
+                    ax.plot(x[0], y[0], "o", color=INK, markerfacecolor="none", markersize=13, zorder=5)
+        ax.set(title=short(text_name(task), 40), xlabel="KL(base ‖ method), nats per token   ← keeps more")
+        ax.set_ylabel("gain on held-out text, nats per token   ↑ better")
+    plots.method_key(figure, looks, points=True)
+    return figure
+
+
+def _trade(
+    results: ComparisonResults, points: Sequence[RetentionPoint], task: str
+) -> list[tuple[RetentionPoint, _Ends, _Ends]]:
+    """Return the points whose KL on a text and gain on held-out text are known, each with its interval."""
+    known = []
+    for point in points:
+        kl, gain = point.comparison(task, KL), gain_at(results, point)
+        if kl is not None and gain is not None and np.isfinite([kl.difference, gain.difference]).all():
+            ends = (-gain.difference, -gain.high, -gain.low)
+            known.append((point, (kl.difference, kl.low, kl.high), ends))
+    return known
+
+
+def _arms(ends: _Ends) -> list[list[float]]:
+    """Return how far an interval reaches below and above; nothing where it is unbounded."""
+    value, low, high = ends
+    return [[value - low], [high - value]] if np.isfinite([low, high]).all() else [[0.0], [0.0]]
 
 
 def quality(results: ComparisonResults) -> Figure | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hfpatch.runs.locks import has_ended, new_holder
-from hfpatch.runs.plan import Unit
+from hfpatch.runs.plan import MEASURING, Unit
 
 if TYPE_CHECKING:
     from hfpatch.runs.engines.worker import Job, Outcome
@@ -38,7 +38,7 @@ def launch(job: Job, unit: Unit) -> Outcome:
     from hfpatch.runs.engines.worker import Outcome
     from hfpatch.training.interruption import SigtermWatch, Terminated
 
-    processes, config = job.processes, None if unit.action == "evaluate" else job.launch_config
+    processes, config = job.processes, None if unit.action in MEASURING else job.launch_config
     with tempfile.TemporaryDirectory(prefix="hfpatch-") as name, SigtermWatch() as sigterm:
         folder = Path(name)
         (folder / _TASK).write_bytes(pickle.dumps((replace(job, processes=1), unit, new_holder())))

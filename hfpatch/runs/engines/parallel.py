@@ -23,7 +23,7 @@ from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Outcome, Place, to_send
 from hfpatch.runs.engines.workers import Worker, Workers
 from hfpatch.runs.locks import new_holder, take_back
-from hfpatch.runs.plan import Unit
+from hfpatch.runs.plan import MEASURING, Unit
 from hfpatch.training.interruption import SigtermWatch, Terminated
 from hfpatch.training.processes import CPU_ONLY, start_processes
 from hfpatch.training.records import MetricsFile
@@ -190,7 +190,7 @@ class _Dispatch:
             self.begun[id(unit)] += 1
             seat.future = seat.worker.submit(to_send(unit))
             self.session.progress.placed(unit.run.name, unit.action, seat.node)
-            if unit.action == "evaluate":
+            if unit.action in MEASURING:
                 self.session.progress.evaluating(unit.run.name, "evaluation")
             else:
                 self.session.progress.started(unit.run.name, self.session.steps(unit))
@@ -282,7 +282,7 @@ class _Dispatch:
         chosen = [*units[first:], *units[:first]][:LOOKS]
         self.looked = first + len(chosen)
         for unit in chosen:
-            (self._show_scored if unit.action == "evaluate" else self._show_step)(unit)
+            (self._show_scored if unit.action in MEASURING else self._show_step)(unit)
 
     def _show_step(self, unit: Unit) -> None:
         record = MetricsFile(unit.run.folder / "metrics.jsonl").last()

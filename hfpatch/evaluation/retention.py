@@ -1,0 +1,170 @@
+"""What a patch changes on a text, as the scores and records of a task, and the differences from the base."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hfpatch.data.documents import Documents
+from hfpatch.evaluation.comparison import Runs, compare
+from hfpatch.evaluation.metrics import Array, Metric, metric_named, ratio_error
+from hfpatch.evaluation.reading import Reader
+from hfpatch.results.folder import load_comparison
+from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.records import hash_documents, published_runs
+from hfpatch.results.retention import AGREEMENT, FORGETTING, KL, RETENTION, kept_answers
+from hfpatch.results.schema import Comparison, KeptAnswers, RetentionPoint, TaskResult
+from hfpatch.support.files import hash_values, write_text
+
+_SHARE_OF_RIGHT = Metric()
+
+
+def retained_result(task: str, changes: Array, documents: Documents, records_dir: Path | None = None) -> TaskResult:
+    """Return the scores on a text over all documents, and write their records; a document without tokens has none.
+
+    Args:
+        task: the name of the scores.
+        changes: (documents, 5), see :func:`hfpatch.training.retention.document_changes`.
+        documents: what identifies each, and its bytes.
+        records_dir: where ``<task>.jsonl`` goes, one line a document: ``doc_id``, ``doc_hash``, and of each measure the
+            pair of its sum (of ``bits_per_byte`` the log-likelihood) and the tokens or bytes. None writes nothing.
+    """
+    kept = np.flatnonzero(changes[:, 0] > 0).tolist()
+    hashes = [documents.hashes[place] for place in kept]
+    rows = []
+    for place in kept:
+        tokens, base, patched, kl, agreed = map(float, changes[place])
+        of_tokens = {KL: kl, AGREEMENT: agreed, FORGETTING: patched - base}
+        own = {name: (value, int(tokens)) for name, value in of_tokens.items()}
+        rows.append({BITS_PER_BYTE: (-patched, int(documents.bytes[place])), **own})
+    if records_dir is not None:
+        named = zip(kept, hashes, rows, strict=True)
+        lines = (json.dumps({"doc_id": place, "doc_hash": digest, **row}) for place, digest, row in named)
+        write_text(records_dir / f"{task}.jsonl", "".join(f"{line}\n" for line in lines))
+    scores, errors = {}, {}
+    for name, higher in RETENTION.items():
+        metric, values = metric_named(name, higher_is_better=higher), [row[name] for row in rows]
+        scores[name] = metric.overall(values)
+        if len(values) > 1:
+            errors[name] = ratio_error(*metric.ratio_terms(values))
+    return TaskResult(
+        task=task,
+        n=len(kept),
+        metrics=scores,
+        stderr=errors,
+        primary=BITS_PER_BYTE,
+        higher_is_better=RETENTION[BITS_PER_BYTE],
+        num_fewshot=0,
+        data_sha256=(data := hash_documents(hashes)),
+        prompts_sha256=data,  # the hash of a document is that of its tokens
+        tokens_sha256=data,
+        task_sha256=hash_values([task, *RETENTION]),
+        version="1",
+    )
+
+
+def point_name(method: str, scale: float) -> str:
+    """Return what records call a method at a scale of its patch."""
+    return method if scale == 1 else f"{method} at {scale:g}"
+
+
+def compare_points(
+    points: Sequence[RetentionPoint],
+    records: Mapping[str, Runs],
+    *,
+    texts: Mapping[str, TaskResult],
+    held_out: TaskResult | None,
+    baseline: str,
+) -> list[RetentionPoint]:
+    """Return points with their differences from the base.
+
+    Args:
+        points: the methods and scales; those without records are left out.
+        records: by `point_name` and seed the folder of the records; the baseline's, too.
+        texts: any run's result of each text.
+        held_out: the base's result on held-out text, if there is any.
+        baseline: the method that is the base.
+    """
+    found = []
+    for point in points:
+        name = point_name(point.method, point.scale)
+        if not records.get(name):
+            continue
+        against: Any = {"references": {name: [baseline]}, "baseline": baseline}
+        made: list[Comparison] = []
+        for metric, higher in RETENTION.items():
+            asked = {
+                task: result.model_copy(update={"primary": metric, "higher_is_better": higher})
+                for task, result in texts.items()
+            }
+            made += compare(records, tasks=asked, **against, without_low_noise=texts)
+        if held_out is not None and point.scale != 1:
+            made += compare(records, tasks={held_out.task: held_out}, **against)
+        own = [each.model_copy(update={"method": point.method}) for each in made]
+        found.append(point.model_copy(update={"comparisons": own}))
+    return found
+
+
+def kept_of(
+    records: Mapping[str, Runs], *, tasks: Mapping[str, TaskResult], baseline: str, methods: Sequence[str]
+) -> list[KeptAnswers]:
+    """Return what became of the answers of every task that each document gets right or wrong.
+
+    Args:
+        records: for each method and seed the folder with its records, the baseline's too.
+        tasks: the base's result of each task.
+        baseline: the method that is the base.
+        methods: the others, those without records are left out.
+    """
+    reader, found = Reader(), []
+    (base,) = records[baseline].values()
+    for method in methods:
+        runs = [records[method][seed] for seed in sorted(records.get(method, {}))]
+        reader.keep([base, *runs])
+        for task, result in tasks.items() if runs else ():
+            metric = metric_named(result.primary.partition(",")[0], higher_is_better=result.higher_is_better)
+            if metric != _SHARE_OF_RIGHT:
+                continue
+            values = {run: np.asarray(each) for run, each in reader.read_runs(result, metric, [base, *runs]).items()}
+            if all(np.isin(each, (0.0, 1.0)).all() for each in values.values()):
+                table, grouped = np.stack([values[run] for run in runs]), result.clusters is not None
+                found.append(kept_answers(method, task, values[base], table, grouped=grouped))
+    return found
+
+
+def kept_again(folder: str | Path) -> list[KeptAnswers]:
+    """Compute ``kept`` of a comparison's results again, from ``values.safetensors`` in its folder.
+
+    Raises:
+        HfpatchError: if the folder has no results or no values.
+    """
+    results = load_comparison(Path(folder))
+    if results.baseline is None:
+        return []
+    scores = results.methods[results.baseline].runs[0].evaluation
+    records = published_runs(Path(folder))
+    return kept_of(records, tasks=scores, baseline=results.baseline, methods=results.others)
+
+
+def retention_again(folder: str | Path) -> list[RetentionPoint]:
+    """Compute the points of a comparison's retention again, from ``values.safetensors`` in its folder.
+
+    Raises:
+        HfpatchError: if the folder has no results or no values.
+    """
+    results = load_comparison(Path(folder))
+    if results.retention is None or results.baseline is None:
+        return []
+    base = results.methods[results.baseline].runs[0]
+    return compare_points(
+        results.retention.points,
+        published_runs(Path(folder)),
+        texts=base.retention or {},
+        held_out=base.evaluation.get(HELD_OUT),
+        baseline=results.baseline,
+    )

@@ -1,0 +1,104 @@
+"""What a recipe says about retention: the text and the tasks that training should not change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated
+
+from pydantic import Field, PositiveInt, ValidationError
+
+from hfpatch.errors import nearest
+from hfpatch.recipes.data import DataSettings
+from hfpatch.recipes.sources import TextSource
+from hfpatch.recipes.strict import Section, explain
+
+OWN_LANGUAGE = "base_language"
+"""What the language that tinyworld's bases were trained on is called."""
+_PREFIX = "retention_"
+
+
+class RetentionSettings(Section):
+    """Text that every method is measured on before and after its training, and is not trained on."""
+
+    texts: dict[str, TextSource] = Field(default_factory=dict)
+    """Texts by name, each with the keys of ``data`` that say where a text is. Without any, a tinyworld base has the
+    language that it was trained on."""
+    documents: PositiveInt = 200
+    """The first so many documents of each text that has no ``max_documents`` of its own."""
+    block_size: Annotated[int, Field(ge=2)] | None = None
+    """Tokens in a row; None takes ``data.block_size``."""
+    tasks: tuple[str, ...] | None = None
+    """The tasks of ``evaluation.tasks`` whose right answers should be kept; None takes all."""
+
+    def sources(self, model: str) -> dict[str, TextSource]:
+        """Return the texts for a base."""
+        own = {OWN_LANGUAGE: TextSource(source="tinyworld/base")} if model.startswith("tinyworld/") else {}
+        return self.texts or own
+
+    def data(self, model: str, training: DataSettings) -> dict[str, DataSettings]:
+        """Return how each text is read: as the training text is, in packed rows where that is not padded.
+
+        Raises:
+            ValidationError: if what a text says contradicts itself.
+        """
+        common = training.model_dump(include={"chat_template", "min_characters", "append_eos"})
+        common |= {"block_size": self.block_size or training.block_size}
+        common["layout"] = "padded" if training.layout == "padded" else "packed"
+        found = {}
+        for name, source in self.sources(model).items():
+            said = source.model_dump()
+            said["max_documents"] = source.max_documents or self.documents
+            found[name] = DataSettings(**said, **common)
+        return found
+
+
+def task_of(text: str) -> str:
+    """Return the name under which results have the scores on a text."""
+    return f"{_PREFIX}{text}"
+
+
+def retention_mistake(
+    settings: RetentionSettings | None, model: str, training: DataSettings, tasks: Collection[str]
+) -> str | None:
+    """Return what is wrong with ``retention``, or None."""
+    if settings is None:
+        return None
+    if not settings.sources(model):
+        return (
+            f"retention.texts names no text, and only tinyworld's bases have one of their own; name one for {model}, "
+            "such as texts: {wikitext: {source: Salesforce/wikitext, config: wikitext-103-raw-v1, split: test}}"
+        )
+    for name, source in settings.texts.items():
+        if not name.replace("-", "_").isidentifier() or not name.isascii():
+            return f"retention.texts.{name} becomes a file; use letters, digits, '_' and '-' only"
+        if task_of(name) in tasks:
+            return f"retention.texts.{name} has its scores as {task_of(name)}, which is a task; give it another name"
+        if source.is_token_file:
+            return f"retention.texts.{name}.source {source.source} is a token file, and documents are needed; use text"
+    for task in settings.tasks or ():
+        if task not in tasks:
+            return f"retention.tasks names {task!r}, which is not among evaluation.tasks{nearest(task, tasks)}"
+    try:
+        settings.data(model, training)
+    except ValidationError as error:
+        return f"retention.texts: {explain(error, DataSettings)}"
+    return None
+
+
+def rewind_mistake(scales: Sequence[float], given: Mapping[str, object]) -> str | None:
+    """Return what is wrong with ``rewind``, or None; ``given`` are the values of the keys that it needs."""
+    if not scales:
+        return None
+    for scale in scales:
+        if not math.isfinite(scale) or scale <= 0 or scale == 1:
+            return f"rewind lists {scale:g}; list positive numbers beside 1, such as 0.5 (0 is the base, 1 the method)"
+    if len(set(scales)) < len(scales):
+        return "rewind lists a number twice; name each once"
+    why = {
+        "tuning": "whose text chooses among the scales",
+        "retention": "on whose text each scale is measured",
+        "data.held_out": "on which each scale is measured",
+    }
+    missing = next((key for key in why if not given[key]), None)
+    return None if missing is None else f"rewind needs {missing}, {why[missing]}; set it, or leave rewind out"

@@ -1,0 +1,206 @@
+"""Learning against forgetting: what each method gains on new text and changes on text that it should keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hfpatch.reporting.document import Cell, Column, Row, Sentences, Table
+from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, count, decimal, significant, size_text
+from hfpatch.reporting.tabular import csv_text
+from hfpatch.results.held_out import HELD_OUT, NATS_PER_TOKEN
+from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.retention import AGREEMENT, KL, RETENTION, RetentionPoint
+from hfpatch.results.schema import Comparison, ComparisonResults, KeptAnswers
+from hfpatch.results.verdicts import Verdict
+
+CAPTION = (
+    "To the right more is forgotten, upwards more is learned: the gain on held-out text against KL(base ‖ method) on "
+    "text that should be kept, both with plain 95 % intervals. Small marks are a method's patch at the scales of "
+    "rewind; the ring is the one that the text of tuning chooses. Nothing measured lies above and to the left of the "
+    "grey front."
+)
+
+
+_SHORT = (
+    Column("method", ("scale, text",)),
+    Column("gain", ("held-out text", "nats per token"), number=True),
+    Column("KL", ("nats per token",), number=True),
+    Column("verdict", ("bits per byte",)),
+)
+
+
+def retention_sentences(results: ComparisonResults) -> Sentences:
+    """Return a sentence or two for each method."""
+    return Sentences(tuple(filter(None, (_said(results, name) for name in results.others))))
+
+
+def _said(results: ComparisonResults, name: str) -> str:
+    retention = results.retention
+    points = {point.scale: point for point in retention.of(name)} if retention is not None else {}
+    if retention is None or 1.0 not in points or not points[1.0].comparisons:
+        return ""
+    said = [f"{name} {'; '.join(_changes(results, points[1.0]))}."]
+    for each in answers(results, name):
+        kept, won = shares_text(each)
+        said.append(f"Of {each.task} it keeps {kept} of the right answers and wins {won} of the others.")
+    chosen = retention.chosen(name)
+    if chosen == 1:
+        said.append("The text of tuning chooses no smaller scale of its patch.")
+    elif chosen is not None and points[chosen].comparisons:
+        said.append(
+            f"At {chosen:g}, which the text of tuning chooses, it {'; '.join(_changes(results, points[chosen]))}."
+        )
+    return " ".join(said)
+
+
+def _changes(results: ComparisonResults, point: RetentionPoint) -> Iterator[str]:
+    """Yield what a point gains and loses, in words, with the verdicts of a whole method."""
+    gain = gain_at(results, point)
+    if gain is not None:
+        decided = results.verdict(point.method, HELD_OUT, results.baseline) if point.scale == 1 else None
+        verb = "gains" if gain.difference <= 0 else "loses"
+        yield f"{verb} {_size(_change(gain, -1))} nats per token on held-out text{_tested(decided)}"
+    for task in results.retention.texts if results.retention is not None else ():
+        bits, kl = point.comparison(task, BITS_PER_BYTE), point.comparison(task, KL)
+        if bits is not None and kl is not None:
+            verb, tested = "loses" if bits.difference > 0 else "gains", _tested(_verdict(results, point, task))
+            where = f"where its KL from the base is {_size(_change(kl))} nats per token"
+            yield f"{verb} {_size(_change(bits))} bits per byte on {text_name(task)}{tested}, {where}"
+
+
+def _tested(verdict: Verdict | None) -> str:
+    return "" if verdict is None else f" ({verdict.verdict})"
+
+
+def _size(change: Change) -> str:
+    """Return a change without its sign, which a verb has said; without an interval where nothing was tested."""
+    return size_text(change) if math.isfinite(change.high - change.low) else significant(abs(change.difference), 3)
+
+
+def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | None:
+    """Return a point's difference on held-out text, in nats per token: below 0 it gains. None without such text."""
+    if point.scale != 1:
+        return point.comparison(HELD_OUT, NATS_PER_TOKEN)
+    return results.comparison(point.method, HELD_OUT, results.baseline, NATS_PER_TOKEN)
+
+
+def text_name(task: str) -> str:
+    """Return what the recipe calls a text, from the name of its scores."""
+    return task.removeprefix("retention_")
+
+
+def answers(results: ComparisonResults, method: str | None = None) -> list[KeptAnswers]:
+    """Return what became of the answers of one method or of all, on the tasks that should be kept."""
+    tasks = results.retention.tasks if results.retention is not None else list(results.tasks)
+    return [each for each in results.kept or () if each.task in tasks and method in (None, each.method)]
+
+
+def shares_text(one: KeptAnswers) -> tuple[str, str]:
+    """Format the shares that were kept and won, as ``97.1 % [95.0, 99.2]``."""
+    return _share(one.kept, one.kept_low, one.kept_high), _share(one.won, one.won_low, one.won_high)
+
+
+def _share(value: float, low: float, high: float) -> str:
+    if math.isnan(value):  # of nothing
+        return NOTHING
+    ends = f" [{decimal(100 * low, 1)}, {decimal(100 * high, 1)}]" if math.isfinite(high - low) else ""
+    return f"{decimal(100 * value, 1)} %{ends}"
+
+
+def answers_table(results: ComparisonResults) -> Table:
+    """Build the table of how many right answers each method keeps, and how many of the others it wins."""
+    columns = (
+        *(Column("method"), Column("task"), Column("right", ("in the base",), number=True)),
+        *(Column("kept", ("of these",), number=True), Column("wrong", ("in the base",), number=True)),
+        *(Column("won", ("of these",), number=True), Column("seeds", number=True)),
+    )
+    rows = []
+    for each in answers(results):
+        kept, won = shares_text(each)
+        rows.append(Row((each.method, each.task, count(each.right), kept, count(each.wrong), won, str(each.seeds))))
+    caption = (
+        "Shares of answers with plain 95 % intervals over seeds and documents; none where documents come in groups."
+    )
+    return Table("answers", "Right answers kept and won", columns, tuple(rows), caption)
+
+
+def retention_table(results: ComparisonResults) -> Table:
+    """Build the table of what every method, at every scale of its patch, gains and forgets."""
+    retention = results.retention
+    rows, short = [], []
+    for point in retention.points if retention is not None else ():
+        chosen = retention is not None and retention.chosen(point.method) == point.scale
+        for task in retention.texts if retention is not None else ():
+            known = {metric: point.comparison(task, metric) for metric in RETENTION}
+            if not any(known.values()):
+                continue
+            gain, verdict = gain_at(results, point), _verdict(results, point, task)
+            cells = (
+                point.method,
+                f"{point.scale:g}{' (chosen)' if chosen else ''}",
+                text_name(task),
+                _cell(gain, -1.0),
+                *(_cell(known[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
+                NOTHING if verdict is None else Cell((verdict.verdict,), verdict.verdict),
+            )
+            rows.append(Row(cells, faint=point.scale != 1 and not chosen))
+            short.append(Row((Cell((point.method, f"at {cells[1]}, {cells[2]}")), cells[3], cells[5], cells[-1])))
+    rewound = retention is not None and any(point.scale != 1 for point in retention.points)
+    return Table(
+        name="retention",
+        title="Learning and forgetting",
+        columns=(
+            Column("method"),
+            Column("scale", ("of its patch",), number=True),
+            Column("text"),
+            Column("gain", ("held-out text", "nats per token"), number=True),
+            Column("bits per byte", ("lower is better",), number=True),
+            Column("KL", ("nats per token",), number=True, tip="KL(base ‖ method), mean over tokens."),
+            Column("top-1 agreement", ("points",), number=True, tip="Of the share of tokens, 100 % in the base."),
+            Column("forgetting", ("nats per token",), number=True, tip="Rise of the mean loss, as PEFT records it."),
+            Column("verdict", ("bits per byte",)),
+        ),
+        rows=tuple(rows),
+        caption="Method minus base on the same tokens, with plain 95 % intervals. Verdicts are corrected by Holm over "
+        "all methods and texts."
+        + (" The other scales of a patch are not trained and have no verdict." if rewound else ""),
+        heading=False,
+        narrow=(Table("retention", "Learning and forgetting", _SHORT, tuple(short)),),
+    )
+
+
+def retention_csv(results: ComparisonResults) -> str:
+    """Return every difference of every point."""
+    headings = ("method", "scale", "chosen", "text", "metric", "difference", "low", "high", "n", "seeds", "tuning_loss")
+    return csv_text(headings, _csv_rows(results))
+
+
+def _csv_rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
+    retention = results.retention
+    for point in retention.points if retention is not None else ():
+        chosen = retention is not None and retention.chosen(point.method) == point.scale
+        gain = gain_at(results, point)
+        own = [each for each in point.comparisons if each.task != HELD_OUT]
+        for one in ([gain] if gain is not None else []) + own:
+            found = (one.difference, one.low, one.high, one.n, one.seeds)
+            yield point.method, point.scale, chosen, one.task, one.metric, *found, point.tuning_loss
+
+
+def _cell(comparison: Comparison | None, factor: float) -> str:
+    if comparison is None:
+        return NOTHING
+    change = _change(comparison, factor)
+    return change_text(change) if math.isfinite(change.high - change.low) else significant(change.difference, 3)
+
+
+def _change(one: Comparison, factor: float = 1.0) -> Change:
+    low, high = sorted((factor * one.low, factor * one.high))
+    return Change(factor * one.difference, low, high, None, Scale.RAW)
+
+
+def _verdict(results: ComparisonResults, point: RetentionPoint, task: str) -> Verdict | None:
+    if results.retention is None or point.scale != 1:
+        return None
+    found = (each for each in results.retention.verdicts if (each.method, each.task) == (point.method, task))
+    return next(found, None)

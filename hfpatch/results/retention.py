@@ -1,0 +1,181 @@
+"""What training changed on text that it should not change, and how many right answers of tasks it kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hfpatch.results.low_noise import BITS_PER_BYTE
+from hfpatch.results.parts import Comparison, High, Low, Measured, Number, Part, TaskResult, Values
+from hfpatch.results.verdicts import ALPHA, Measure, Verdict, judge, reach
+
+KL, AGREEMENT, FORGETTING = "kl", "top1_agreement", "forgetting"
+RETENTION = {BITS_PER_BYTE: False, KL: False, AGREEMENT: True, FORGETTING: False}
+"""What is measured on text that should be kept, and whether a higher value is better; see `hfpatch.training.retention`.
+
+``kl`` is KL(base ‖ patched) in nats per token, ``top1_agreement`` the share of tokens before which both find the same
+token the most likely one, ``forgetting`` the patched model's cross-entropy minus the base's in nats per token: what
+PEFT's ``method_comparison`` records by that name on WikiText.
+"""
+
+
+class Rewound(Part):
+    """One run at one scale of its patch.
+
+    Attributes:
+        tuning_loss: nats per token on the text of tuning; None where it was not finite.
+        evaluation: the scores on held-out text and the texts of retention; empty at scale 1, whose run has them.
+    """
+
+    tuning_loss: Measured = None
+    evaluation: dict[str, TaskResult] = Field(default_factory=dict)
+
+
+class RetentionPoint(Part):
+    """A method at one scale of its patch against the base.
+
+    Attributes:
+        method: the method.
+        scale: what its change is multiplied by; 1 is the method.
+        tuning_loss: the mean over seeds of nats per token on the text of tuning; None where nothing is rewound.
+        comparisons: paired differences from the base: by each measure on each text, and below scale 1 on held-out text.
+    """
+
+    method: str
+    scale: float = 1.0
+    tuning_loss: Measured = None
+    comparisons: list[Comparison] = Field(default_factory=list)
+
+    def comparison(self, task: str, metric: str) -> Comparison | None:
+        """Return the difference on one text by one measure, or None."""
+        return next((each for each in self.comparisons if (each.task, each.metric) == (task, metric)), None)
+
+
+class Retention(Part):
+    """What training changed on text that it should not change.
+
+    Attributes:
+        texts: by the name of its scores, what each text is: source, documents, tokens, hash.
+        tasks: the tasks whose right answers should be kept.
+        points: each method, at each scale of its patch; the scales of a method ascending.
+        joined: the verdicts of a whole comparison, where this has some of its methods or other names.
+    """
+
+    texts: dict[str, Values] = Field(default_factory=dict)
+    tasks: list[str] = Field(default_factory=list)
+    points: list[RetentionPoint] = Field(default_factory=list)
+    joined: list[Verdict] | None = Field(default=None, exclude=True)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What is known of each method on each text, by bits per byte; a question of its own, corrected over it."""
+        if self.joined is not None:
+            return self.joined
+        own = [point for point in self.points if point.scale == 1]
+        made = [each for point in own for each in point.comparisons if each.task in self.texts]
+        pairs = dict.fromkeys((each.method, each.reference) for each in made)
+        measure = Measure(BITS_PER_BYTE, RETENTION[BITS_PER_BYTE])
+        return judge(made, {"retention": list(pairs)}, dict.fromkeys(self.texts, measure))
+
+    def only(self, methods: Collection[str]) -> Retention:
+        """Return the retention of some methods, with the verdicts of all."""
+        kept = [point for point in self.points if point.method in methods]
+        joined = [each for each in self.verdicts if each.method in methods]
+        return self.model_copy(update={"points": kept, "joined": joined})
+
+    def of(self, method: str) -> list[RetentionPoint]:
+        """Return the points of a method, scales ascending."""
+        return [point for point in self.points if point.method == method]
+
+    def chosen(self, method: str) -> float | None:
+        """Return the scale of the lowest loss on the text of tuning, of equal ones the largest; None without any."""
+        known = [(point.tuning_loss, -point.scale) for point in self.of(method) if point.tuning_loss is not None]
+        return -min(known)[1] if known else None
+
+
+class KeptAnswers(Part):
+    """What became of a task's answers: of those that the base has right, and of those that it has wrong.
+
+    Attributes:
+        method: the method; likewise ``task`` and ``seeds``.
+        right: how many answers the base has right.
+        wrong: how many it has wrong.
+        kept: the share of the right ones that the method has right, too, the mean over seeds; NaN of none.
+        kept_low: lower end of its 95 % interval over seeds and documents, and so on; -inf where documents come in
+            groups.
+        won: the share of the wrong ones that the method has right.
+    """
+
+    method: str
+    task: str
+    seeds: int
+    right: int
+    wrong: int
+    kept: Number
+    kept_low: Low = -math.inf
+    kept_high: High = math.inf
+    won: Number
+    won_low: Low = -math.inf
+    won_high: High = math.inf
+
+
+def kept_answers(
+    method: str, task: str, base: NDArray[np.float64], answers: NDArray[np.float64], *, grouped: bool = False
+) -> KeptAnswers:
+    """Return what became of a task's answers.
+
+    Args:
+        method: the method's name.
+        task: the task's.
+        base: the base's answers, (documents,), 1 right and 0 wrong.
+        answers: the method's, (seeds, documents).
+        grouped: whether documents come in groups; the shares then have no interval.
+    """
+    right = base == 1
+    kept, won = _share(answers[:, right], grouped), _share(answers[:, ~right], grouped)
+    return KeptAnswers(
+        method=method,
+        task=task,
+        seeds=len(answers),
+        right=int(right.sum()),
+        wrong=int((~right).sum()),
+        kept=kept[0],
+        kept_low=kept[1],
+        kept_high=kept[2],
+        won=won[0],
+        won_low=won[1],
+        won_high=won[2],
+    )
+
+
+def _share(answers: NDArray[np.float64], grouped: bool) -> tuple[float, float, float]:
+    """Return the share of right answers, (seeds, documents), over seeds and documents, and its interval.
+
+    The interval is that of :class:`hfpatch.evaluation.stats.Estimate`, with one document right and one wrong added so
+    that documents that all agree have some variation.
+    """
+    seeds, documents = answers.shape
+    if not documents:
+        return math.nan, -math.inf, math.inf
+    value = float(answers.mean())
+    if grouped:
+        return value, -math.inf, math.inf
+    of_documents = np.append(answers.mean(axis=0), [1.0, 0.0])
+    parts = [(float(of_documents.std(ddof=1)) / math.sqrt(documents + 2), documents + 1.0)]
+    if seeds > 1:
+        parts.append((float(answers.mean(axis=1).std(ddof=1)) / math.sqrt(seeds), seeds - 1.0))
+    half = float(reach(parts, ALPHA))
+    return value, max(0.0, value - half), min(1.0, value + half)
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points (forgetting, gain) that no other one betters in both, those that forget least first."""
+    found: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda each: (each[0], -each[1])):
+        if not found or point[1] > found[-1][1]:
+            found.append(point)
+    return found

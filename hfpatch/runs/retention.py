@@ -1,0 +1,197 @@
+"""What a saved patch changes on text that training should not change, and what remains of it at smaller scales.
+
+``retention.json`` in a run's folder has the scores on the texts of ``retention``, whose records are beside those of the
+tasks; ``rewind/<scale>/result.json`` has those of the patch at a scale, with its loss on the text of tuning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from accelerate import PartialState
+from transformers import PreTrainedModel
+
+from hfpatch.data.blocks import TokenBlocks
+from hfpatch.nn.matmul import fast_matmul
+from hfpatch.recipes.retention import task_of
+from hfpatch.results.held_out import HELD_OUT
+from hfpatch.results.records import write_values
+from hfpatch.results.retention import KL
+from hfpatch.results.schema import Method, Retention, RetentionPoint, Rewound, TaskResult
+from hfpatch.runs.folder import RunFolder, RunPaths, diverged_step
+from hfpatch.runs.identity import check_measured, check_run
+from hfpatch.runs.plan import PlannedRun, Unit
+from hfpatch.runs.progress import Progress
+from hfpatch.runs.setup import ComparisonSetup
+from hfpatch.support.files import read_json, write_json
+from hfpatch.support.provenance import checkout_state
+from hfpatch.support.ranks import Ranks
+from hfpatch.surgery.folder import load_patch
+from hfpatch.training.attention import attention_by_document
+from hfpatch.training.processes import start_ranks
+from hfpatch.training.retention import document_changes
+from hfpatch.training.validation import document_losses, mean_loss
+
+Array = npt.NDArray[np.float64]
+
+
+def measure_further(unit: Unit, setup: ComparisonSetup, progress: Progress) -> str:
+    """Complete a ``retain`` or a ``rewind`` where it is not complete, and return what was found in a line."""
+    run, marker, ranks = unit.run, unit.marker, start_ranks()
+    assert marker is not None
+    identity = setup.identify_retention(run)
+    if not unit.is_complete():
+        check_run(run.folder, setup.identify(run))  # code may have changed since, in another process
+        found = {} if _diverged(run) else _measure(unit, setup, progress, ranks)
+        if ranks.is_first:
+            write_json(marker, {"commit": checkout_state()[0], "identity": identity, **found})
+        PartialState().wait_for_everyone()
+    return _summary(unit, check_measured(marker, identity))
+
+
+def _diverged(run: PlannedRun) -> bool:
+    training = RunPaths(run.folder).training
+    return diverged_step(read_json(training) if training.is_file() else None) is not None
+
+
+def _measure(unit: Unit, setup: ComparisonSetup, progress: Progress, ranks: Ranks) -> dict[str, Any]:
+    """Measure what a unit asks for, and write its records."""
+    from hfpatch.evaluation.held_out import held_out_result
+    from hfpatch.evaluation.retention import retained_result
+
+    run, paths = unit.run, RunPaths(unit.run.folder)
+    assert unit.marker is not None
+    folder = paths.evaluations if unit.action == "retain" else unit.marker.parent
+    records = folder if ranks.is_first else None
+    found: dict[str, Any] = {}
+    scores: dict[str, TaskResult] = {}
+    with setup.patched(run, lambda model, _: load_patch(model, paths.patch, scale=unit.scale)) as model:
+        model.eval()
+        if unit.action == "rewind":
+            progress.evaluating(run.name, f"text of tuning at {unit.scale:g}")
+            found["tuning_loss"] = _tuning_loss(model, setup, ranks)
+        for name, blocks in setup.retained.items() if unit.action == "retain" or unit.scale != 1 else ():
+            progress.evaluating(run.name, task_of(name))
+            changes = by_document(document_changes, model, setup, blocks, ranks)
+            scores[task_of(name)] = retained_result(task_of(name), changes, setup.retained_documents[name], records)
+        if unit.action == "rewind" and unit.scale != 1 and setup.held_out is not None:
+            progress.evaluating(run.name, HELD_OUT)
+            losses = by_document(document_losses, model, setup, setup.held_out, ranks)
+            scores[HELD_OUT] = held_out_result(losses, setup.held_out_documents, records)
+    if records is not None and scores:
+        scored = read_json(run.result)["evaluation"] if unit.action == "retain" else ()
+        write_values(records, [*scored, *scores])
+    return {**found, "evaluation": {task: score.to_json() for task, score in scores.items()}}
+
+
+def by_document(
+    measure: Callable[..., Array], model: PreTrainedModel, setup: ComparisonSetup, blocks: TokenBlocks, ranks: Ranks
+) -> Array:
+    """Return what ``measure`` finds of each document (documents, ...), which the ranks measure together."""
+    with attention_by_document(), fast_matmul(model, library=setup.matmul):
+        own = measure(model, blocks, **_passes(setup, ranks))
+    found: Array = np.sum(ranks.everyone(own), axis=0) if ranks.shares else own
+    return found
+
+
+def _tuning_loss(model: PreTrainedModel, setup: ComparisonSetup, ranks: Ranks) -> float:
+    """Return nats per token on the text of tuning, as the trials measure it."""
+
+    def add_up(value: torch.Tensor) -> torch.Tensor:
+        return torch.stack(ranks.everyone(value.cpu())).sum(0) if ranks.shares else value
+
+    assert setup.tuning_text is not None
+    with attention_by_document(), fast_matmul(model, library=setup.matmul):
+        return mean_loss(model, setup.tuning_text, **_passes(setup, ranks), add_up=add_up)
+
+
+def _passes(setup: ComparisonSetup, ranks: Ranks) -> dict[str, Any]:
+    """Return how the forward passes over a text are made, and which of them are this rank's."""
+    training = setup.recipe.training
+    return {
+        "batch_size": training.micro_batch_size or training.batch_size,
+        "autocast": training.autocast,
+        "process": ranks.index if ranks.shares else 0,
+        "processes": ranks.count if ranks.shares else 1,
+    }
+
+
+def _summary(unit: Unit, measured: Mapping[str, Any]) -> str:
+    scores = measured.get("evaluation", {}).items()
+    said = [f"{task} KL {score['metrics'][KL]:.4g}" for task, score in scores if KL in score["metrics"]]
+    if "tuning_loss" in measured:
+        said.insert(0, f"at {unit.scale:g} loss on the text of tuning {measured['tuning_loss']:.4f}")
+    return ", ".join(said) or "diverged"
+
+
+def retention_of_run(setup: ComparisonSetup, run: PlannedRun) -> dict[str, Any]:
+    """Return the fields of a run's results that it has from here: those that are measured.
+
+    Raises:
+        HfpatchError: if a file is damaged, or of another run or text.
+    """
+    if setup.recipe.retention is None:
+        return {}
+    paths, identity = RunPaths(run.folder), setup.identify_retention(run)
+    found: dict[str, Any] = {}
+    if paths.retention.is_file():
+        found["retention"] = check_measured(paths.retention, identity).get("evaluation", {})
+    scales = {f"{scale:g}": paths.rewound(scale) for scale in (*setup.recipe.rewind, 1.0) if setup.recipe.rewind}
+    rewound = {
+        name: Rewound.model_validate(check_measured(path, identity)) for name, path in scales.items() if path.is_file()
+    }
+    return found | ({"rewound": rewound} if rewound else {})
+
+
+def collect_retention(
+    setup: ComparisonSetup, folder: RunFolder, methods: Mapping[str, Method], *, complete: bool
+) -> Retention | None:
+    """Return what training changed on the texts of ``retention``; differences only where the comparison is complete."""
+    from hfpatch.evaluation.retention import compare_points
+
+    recipe = setup.recipe
+    if recipe.retention is None:
+        return None
+    base = methods[recipe.baseline].runs.get(0)
+    points: list[RetentionPoint] = []
+    for name in recipe.trained:
+        for scale in sorted({*recipe.rewind, 1.0}):
+            rewound = [(run.rewound or {}).get(f"{scale:g}") for run in methods[name].runs.values()]
+            losses = [each.tuning_loss for each in rewound if each is not None and each.tuning_loss is not None]
+            loss = float(np.mean(losses)) if losses else None
+            points.append(RetentionPoint(method=name, scale=scale, tuning_loss=loss))
+    if complete and base is not None:
+        points = compare_points(
+            points,
+            retention_records(folder, methods),
+            texts=base.retention or {},
+            held_out=base.evaluation.get(HELD_OUT),
+            baseline=recipe.baseline,
+        )
+    texts = {
+        task_of(name): {**blocks.to_json(), "bytes": int(setup.retained_documents[name].bytes.sum())}
+        for name, blocks in setup.retained.items()
+    }
+    return Retention(texts=texts, tasks=list(recipe.retention.tasks or recipe.evaluation.tasks), points=points)
+
+
+def retention_records(folder: RunFolder, methods: Mapping[str, Method]) -> dict[str, dict[int, Path]]:
+    """Return the folder of the records of each method, at each scale of its patch, by `point_name` and seed."""
+    from hfpatch.evaluation.retention import point_name
+
+    found: dict[str, dict[int, Path]] = {}
+    for name, method in methods.items():
+        for seed, run in method.runs.items():
+            paths = folder.run(name, seed)
+            if run.retention:
+                found.setdefault(name, {})[seed] = paths.evaluations
+            for scale, rewound in (run.rewound or {}).items():
+                if rewound.evaluation:
+                    point = point_name(name, float(scale))
+                    found.setdefault(point, {})[seed] = paths.rewound(float(scale)).parent
+    return found

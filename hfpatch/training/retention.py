@@ -1,0 +1,205 @@
+"""What a patch changes on a text: the predictions of the base and of the patched model, compared token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from hfpatch.data.blocks import IGNORE, TokenBlocks
+from hfpatch.data.collate import collate
+from hfpatch.nn.matmul import linear
+from hfpatch.sites.lm_head import LMHead, find_lm_head
+from hfpatch.sites.tower import base_model
+from hfpatch.support.modes import evaluating, keeping_flags
+from hfpatch.training.head import is_plain
+from hfpatch.training.loss import shifted
+from hfpatch.training.validation import autocast_context, block_rows, block_starts
+from hfpatch.tuners.adapters import AdapterWrapper, adapters_disabled
+
+_TILES = {"cpu": (512, 2048), "cuda": (4096, 8192)}
+"""Rows, and tokens of the vocabulary, of the logits that are computed at once: 4 MiB on CPUs, 128 on GPUs."""
+
+Both = tuple[Tensor, Tensor]
+"""The same tensor of the base and of the patched model."""
+Slices = Callable[[slice, slice], Both]
+"""From a part of the rows and a part of the vocabulary to the logits of both models, in fp32."""
+
+
+class Change(NamedTuple):
+    """What a patch changes at each predicted token, all (tokens,) in fp64.
+
+    Attributes:
+        base: the base's cross-entropy in nats.
+        patched: the patched model's.
+        kl: KL(base ‖ patched) in nats.
+        agrees: 1 where both find the same token the most likely one, else 0.
+    """
+
+    base: Tensor
+    patched: Tensor
+    kl: Tensor
+    agrees: Tensor
+
+
+def compare_logits(slices: Slices, targets: Tensor, vocabulary: int) -> Change:
+    """Compare two models' predictions, a tile of rows and vocabulary after the other.
+
+    With a and b the logits of the base and the patched model, over the tokens v so far as in an online softmax:
+
+    .. math::
+        s = sum_v exp(a_v - m)                             t = sum_v exp(a_v - m) (a_v - b_v)
+        KL = t / s - (m + log s) + (n + log sum_v exp(b_v - n))
+
+    where m and n are the largest logits; where m grows, s and t shrink in proportion. The sums are fp64.
+
+    Args:
+        slices: gives the logits.
+        targets: (tokens,) the token ids that are predicted.
+        vocabulary: the number of logits.
+    """
+    rows, width = _TILES.get(targets.device.type, _TILES["cuda"])
+    found = []
+    for first in range(0, len(targets), rows):
+        part = slice(first, min(first + rows, len(targets)))
+        base, patched = _Online(targets[part]), _Online(targets[part])
+        apart = torch.zeros(part.stop - part.start, dtype=torch.float64, device=targets.device)
+        for start in range(0, vocabulary, width):
+            a, b = slices(part, slice(start, min(start + width, vocabulary)))
+            shares, shrink = base.add(start, a)
+            patched.add(start, b)
+            distance = torch.where(shares > 0, shares * (a - b), 0.0)
+            apart = apart * shrink + distance.sum(1, dtype=torch.float64)
+        kl = apart / base.total - base.logsumexp + patched.logsumexp
+        found.append(Change(base.loss, patched.loss, kl.clamp(min=0.0), (base.best == patched.best).double()))
+    return Change(*(torch.cat(each) for each in zip(*found, strict=True)))
+
+
+class _Online:
+    """The log-sum-exp, the target's logit and the most likely token of some rows, from one slice after the other."""
+
+    def __init__(self, targets: Tensor) -> None:
+        self.targets = targets
+        self.top = torch.full(targets.shape, torch.finfo(torch.float32).min, device=targets.device)
+        self.total = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device)
+        self.score, self.best = torch.zeros_like(self.top), torch.zeros_like(targets)
+
+    def add(self, start: int, logits: Tensor) -> Both:
+        """Add a slice (rows, tokens); return exp(logits - top) and the factor by which sums so far shrink."""
+        at = self.targets - start
+        here = (at >= 0) & (at < logits.shape[1])
+        own = logits.gather(1, at.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(1)
+        self.score = torch.where(here, own, self.score)
+        highest, place = logits.max(1)
+        self.best = torch.where(highest > self.top, place + start, self.best)
+        higher = torch.maximum(self.top, highest)
+        shrink, shares = (self.top - higher).double().exp(), (logits - higher[:, None]).exp()
+        self.total = self.total * shrink + shares.sum(1, dtype=torch.float64)
+        self.top = higher
+        return shares, shrink
+
+    @property
+    def logsumexp(self) -> Tensor:
+        return self.top.double() + self.total.log()
+
+    @property
+    def loss(self) -> Tensor:
+        return self.logsumexp - self.score.double()
+
+
+def document_changes(
+    model: nn.Module,
+    blocks: TokenBlocks,
+    *,
+    batch_size: int,
+    autocast: str | None = None,
+    process: int = 0,
+    processes: int = 1,
+) -> npt.NDArray[np.float64]:
+    """Return what this process adds to each document's `Change`, in one pass over the text with the patch on and off.
+
+    The logits of a tile are in memory at a time, see `compare_logits`. A model whose logits are not those of a plain
+    head, with a scale and a soft cap at most (:func:`hfpatch.sites.lm_head.find_lm_head`), computes its own, of one
+    block at a time.
+
+    Args:
+        model: a causal LM with adapters, not wrapped; without adapters it is the base, which changes nothing.
+        blocks: blocks that know their documents.
+        batch_size: blocks in one forward pass.
+        autocast: the forward pass's autocast dtype.
+        process: this process's number.
+        processes: how many processes share the work.
+
+    Returns:
+        (documents, 5): predicted tokens of each document, and over them the sums of the base's nats, the patched
+        model's nats, the KL in nats and the agreements.
+
+    Raises:
+        ValueError: if the blocks do not know their documents.
+    """
+    if blocks.owners is None:
+        raise ValueError("the blocks do not know their documents")
+    causal: Any = base_model(model)
+    head = find_lm_head(causal)
+    head = head if head is not None and is_plain(head.head) else None
+    size = batch_size if head is not None else 1
+    device = next(model.parameters()).device
+    sums = np.zeros((int(blocks.owners.max()) + 1, 5))
+    with torch.no_grad(), evaluating(model):
+        for start in block_starts(blocks, size, process, processes):
+            rows = block_rows(blocks, start, size)
+            batch = {name: value.to(device) for name, value in collate(rows).items()}
+            targets = shifted(batch.pop("labels"))
+            kept = (targets != IGNORE).nonzero().squeeze(1)
+            with autocast_context(autocast, device):
+                states = _on_and_off(causal, partial(_rows, causal, head, batch))
+            if not len(kept):
+                continue
+            taken = states[0][kept.to(states[0].device)], states[1][kept.to(states[1].device)]
+            found = compare_logits(
+                _slices(head, taken, autocast), targets[kept].to(taken[0].device), _width(head, taken)
+            )
+            predicted = torch.stack([row["labels"] for row in rows])[:, 1:].numpy() != IGNORE
+            owners = blocks.owners[start : start + len(rows), 1:][predicted]
+            values = np.stack([np.ones(len(owners)), *(each.cpu().numpy() for each in found)], axis=1)
+            np.add.at(sums, owners, values)
+    return sums
+
+
+def _on_and_off(model: nn.Module, run: Callable[[], Tensor]) -> Both:
+    """Return what the base and what the patched model compute."""
+    layers = [module for module in model.modules() if isinstance(module, AdapterWrapper)]
+    patched = run()
+    if not layers:
+        return patched, patched
+    with keeping_flags(model), adapters_disabled(layers):
+        return run(), patched
+
+
+def _rows(model: Any, head: LMHead | None, batch: dict[str, Tensor]) -> Tensor:
+    """Return the last hidden states (batch · seq, hidden), or where there is no plain head the logits."""
+    rows: Tensor = model(**batch, use_cache=False).logits if head is None else head.body(**batch, use_cache=False)[0]
+    return rows.flatten(0, 1)
+
+
+def _width(head: LMHead | None, rows: Both) -> int:
+    return rows[0].shape[1] if head is None else len(head.head.weight)
+
+
+def _slices(head: LMHead | None, rows: Both, autocast: str | None) -> Slices:
+    """Return the function from a tile to its logits: slices of the logits, or products with slices of the head."""
+    if head is None:
+        return lambda part, tokens: (rows[0][part, tokens].float(), rows[1][part, tokens].float())
+    weight, bias, tail = head.head.weight, head.head.bias, head.tail
+    dtype = weight.dtype if autocast is None else getattr(torch, autocast)
+
+    def compute(states: Tensor, tokens: slice) -> Tensor:
+        own = None if bias is None else bias[tokens].to(dtype)
+        return tail(linear(states.to(dtype), weight[tokens].to(dtype), own).float())
+
+    return lambda part, tokens: (compute(rows[0][part], tokens), compute(rows[1][part], tokens))

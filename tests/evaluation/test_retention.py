@@ -1,0 +1,74 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hfpatch.data.documents import Documents
+from hfpatch.evaluation.retention import compare_points, retained_result
+from hfpatch.results.records import write_values
+from hfpatch.results.schema import RetentionPoint
+
+TASK = "retention_old"
+DOCUMENTS = 30
+
+
+def documents():
+    return Documents([f"{place:016x}" for place in range(DOCUMENTS)], np.arange(10, 10 + DOCUMENTS) * 4)
+
+
+def changes(seed, *, base=False):
+    """Tokens, the base's nats (of all seeds alike), the method's, KL and agreements of each document."""
+    tokens = np.arange(10, 10 + DOCUMENTS, dtype=float)
+    nats = np.random.default_rng(0).uniform(1, 2, DOCUMENTS) * tokens
+    if base:
+        return np.stack([tokens, nats, nats, 0 * tokens, tokens], axis=1)
+    rng = np.random.default_rng(seed)
+    patched, kl = nats + rng.normal(0.2, 0.3, DOCUMENTS) * tokens, rng.gamma(2, 0.1, DOCUMENTS) * tokens
+    return np.stack([tokens, nats, patched, kl, np.floor(tokens * 0.8)], axis=1)
+
+
+def test_the_scores_are_ratios_of_sums(tmp_path):
+    values = changes(3)
+    found = retained_result(TASK, values, documents(), tmp_path)
+    tokens, base, patched, kl, agreed = values.sum(axis=0)
+    assert found.n == DOCUMENTS
+    assert found.metrics == {
+        "bits_per_byte": pytest.approx(patched / math.log(2) / documents().bytes.sum()),
+        "kl": pytest.approx(kl / tokens),
+        "top1_agreement": pytest.approx(agreed / tokens),
+        "forgetting": pytest.approx((patched - base) / tokens),
+    }
+    rows = [json.loads(line) for line in (tmp_path / f"{TASK}.jsonl").read_text().splitlines()]
+    assert rows[4]["kl"] == [pytest.approx(values[4, 3]), 14]
+
+
+def test_a_document_without_tokens_has_no_record():
+    values = changes(3)
+    values[7] = 0
+    assert retained_result(TASK, values, documents()).n == DOCUMENTS - 1
+
+
+def test_differences_have_intervals_over_documents_and_seeds(tmp_path):
+    records = {"baseline": {0: tmp_path / "base"}, "lora": {}, "lora at 0.5": {}}
+    texts = {TASK: retained_result(TASK, changes(0, base=True), documents(), tmp_path / "base")}
+    write_values(tmp_path / "base", texts)
+    for seed in range(3):
+        for name, shift in (("lora", 1), ("lora at 0.5", 10)):
+            folder = records[name][seed] = tmp_path / name / str(seed)
+            retained_result(TASK, changes(seed + shift), documents(), folder)
+            write_values(folder, texts)
+    points = [RetentionPoint(method="lora", scale=scale) for scale in (0.5, 1.0, 2.0)]
+    found = compare_points(points, records, texts=texts, held_out=None, baseline="baseline")
+    assert [point.scale for point in found] == [0.5, 1.0]  # at 2 there are no records
+    assert {each.method for point in found for each in point.comparisons} == {"lora"}
+    kl = np.stack([changes(seed + 1)[:, 3] for seed in range(3)])
+    tokens = changes(1)[:, 0]
+    mean, ratio = kl.mean(axis=0), kl.mean(axis=0).sum() / tokens.sum()
+    residuals = mean - ratio * tokens
+    of_documents = math.sqrt(DOCUMENTS) * residuals.std(ddof=1) / tokens.sum()
+    of_seeds = (kl.sum(axis=1) / tokens.sum()).std(ddof=1) / math.sqrt(3)
+    half = math.hypot(stats.t.ppf(0.975, DOCUMENTS - 1) * of_documents, stats.t.ppf(0.975, 2) * of_seeds)
+    one = found[1].comparison(TASK, "kl")
+    assert (one.difference, one.low, one.high) == pytest.approx((ratio, ratio - half, ratio + half))

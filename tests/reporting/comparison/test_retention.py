@@ -1,0 +1,116 @@
+import csv
+import io
+
+import pytest
+
+from hfpatch.reporting.comparison.document import comparison_document, read_material
+from hfpatch.reporting.comparison.figures import draw
+from hfpatch.reporting.comparison.retention import answers_table, retention_csv, retention_sentences, retention_table
+from hfpatch.reporting.facts import protocol_facts
+
+TEXT = "retention_old"
+
+
+def change(method, task, metric, difference, p=0.001):
+    return {
+        "method": method, "reference": "baseline", "task": task, "metric": metric, "n": 50, "seeds": 2,
+        "difference": difference, "low": difference - 0.01, "high": difference + 0.01, "p": p, "test": "paired t",
+        "errors": [[0.005, 49]],
+    }  # fmt: skip
+
+
+def point(method, scale, loss, *, kl, gain):
+    made = [change(method, TEXT, "bits_per_byte", kl / 2), change(method, TEXT, "kl", kl)]
+    made += [change(method, TEXT, "top1_agreement", -kl), change(method, TEXT, "forgetting", kl / 4)]
+    if scale != 1:
+        made.append(change(method, "held_out_text", "nats_per_token", -gain))
+    return {"method": method, "scale": scale, "tuning_loss": loss, "comparisons": made}
+
+
+@pytest.fixture
+def kept(raw):
+    """LoRA gains 0.3 and forgets 0.2; at 0.5, which is chosen, 0.25 and 0.04."""
+    info = {**raw["tasks"]["tinyworld_text"], "primary": "nats_per_token"}
+    raw["tasks"] = {"held_out_text": info, **raw["tasks"]}
+    raw["comparisons"].append(change("lora", "held_out_text", "nats_per_token", -0.3))
+    raw["retention"] = {
+        "texts": {TEXT: {"source": "old.txt", "documents": 50, "tokens": 900, "sha256": "e" * 64}},
+        "tasks": ["tinyworld_cloze"],
+        "points": [point("lora", 0.5, 1.9, kl=0.04, gain=0.25), point("lora", 1.0, 2.0, kl=0.2, gain=0.3)],
+    }
+    return raw
+
+
+def test_the_table_has_a_row_a_point_and_text(kept, build):
+    rows = [[str(cell) for cell in row.cells] for row in retention_table(build(kept)).rows]
+    assert rows == [
+        ["lora", "0.5 (chosen)", "old", "+0.250 [0.240, 0.260]", "+0.020 [0.010, 0.030]", "+0.040 [0.030, 0.050]",
+         "−4.0 [−5.0, −3.0]", "+0.010 [0.000, 0.020]", "–"],
+        ["lora", "1", "old", "+0.300 [0.290, 0.310]", "+0.100 [0.090, 0.110]", "+0.200 [0.190, 0.210]",
+         "−20.0 [−21.0, −19.0]", "+0.050 [0.040, 0.060]", "worse"],
+    ]  # fmt: skip
+
+
+def test_the_sentence_has_the_method_and_the_chosen_scale(kept, build):
+    (said,) = retention_sentences(build(kept)).items
+    whole, _, chosen = said.partition("At 0.5")
+    for number in ("0.300 [0.290, 0.310]", "0.100 [0.090, 0.110]", "0.200 [0.190, 0.210]", "(worse)"):
+        assert number in whole
+    for number in ("0.250 [0.240, 0.260]", "0.020 [0.010, 0.030]", "0.040 [0.030, 0.050]"):
+        assert number in chosen
+
+
+def test_the_data_has_every_difference(kept, build):
+    rows = list(csv.DictReader(io.StringIO(retention_csv(build(kept)))))
+    assert len(rows) == 2 * 5
+    one = next(row for row in rows if (row["scale"], row["metric"]) == ("0.5", "nats_per_token"))
+    assert (one["difference"], one["chosen"], one["tuning_loss"]) == ("-0.25", "True", "1.9")
+
+
+def test_the_figure_has_the_points_and_the_front(kept, build):
+    (axes,) = draw(build(kept), [])["retention"].axes
+    places = {
+        (float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in axes.lines if len(line.get_xdata()) == 1
+    }
+    assert {(0.04, 0.25), (0.2, 0.3), (0.0, 0.0)} <= places
+    paths = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines]
+    assert [(0.0, 0.0), (0.04, 0.25), (0.2, 0.3)] in paths
+
+
+def test_a_report_has_the_section_where_there_is_retention(kept, build, run_dir):
+    with_it, names = build(kept), []
+    for results in (with_it, with_it.model_copy(update={"retention": None})):
+        document = comparison_document([read_material("", run_dir, results)])
+        names.append({section.name for section in document.parts[0].sections})
+    assert names[0] - names[1] == {"retention"}
+    assert any(
+        label == "Text to keep, retention_old" and "old.txt" in value for label, value in protocol_facts(with_it)
+    )
+
+
+def test_labels_and_a_choice_of_methods_keep_points_and_verdicts(kept, build):
+    kept["methods"]["lora"]["label"] = "LoRA"
+    results = build(kept)
+    before = results.retention.verdicts
+    labelled = results.labelled().retention
+    assert {each.method for p in labelled.points for each in p.comparisons} == {"LoRA"}
+    assert labelled.verdicts == [each.model_copy(update={"method": "LoRA"}) for each in before]
+    assert results.only(["lora"]).retention.verdicts == before
+
+
+def test_answers_are_shown_without_retention_too(raw, build):
+    shares = {"kept": 0.971, "kept_low": 0.95, "kept_high": 0.992, "won": 0.5}
+    raw["kept"] = [{"method": "lora", "task": "tinyworld_cloze", "seeds": 2, "right": 200, "wrong": 20, **shares}]
+    results = build(raw)
+    row = ("lora", "tinyworld_cloze", "200", "97.1 % [95.0, 99.2]", "20", "50.0 %", "2")
+    assert [each.cells for each in answers_table(results).rows] == [row]
+    assert retention_table(results).rows == ()
+
+
+def test_sentences_name_the_answers_of_the_tasks_to_keep(kept, build):
+    one = {"method": "lora", "seeds": 2, "right": 9, "wrong": 9, "kept": 0.8, "won": 0.1}
+    kept["kept"] = [one | {"task": "tinyworld_cloze"}, one | {"task": "tinyworld_endings", "kept": 0.7}]
+    (said,) = retention_sentences(build(kept)).items
+    assert "80.0 %" in said
+    assert "10.0 %" in said
+    assert "70.0 %" not in said

@@ -1,0 +1,85 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hfpatch.results.retention import KL, front, kept_answers
+from hfpatch.results.schema import Comparison, Retention, RetentionPoint
+
+TEXT = "retention_old"
+
+
+def change(method, difference, p, *, task=TEXT, metric="bits_per_byte"):
+    return Comparison(
+        method=method, reference="baseline", task=task, metric=metric, n=50, seeds=2, difference=difference,
+        low=difference - 1, high=difference + 1, p=p, test="t", errors=[(0.5, 49)],
+    )  # fmt: skip
+
+
+def point(method, scale=1.0, loss=None, comparisons=()):
+    return RetentionPoint(method=method, scale=scale, tuning_loss=loss, comparisons=list(comparisons))
+
+
+def test_kept_and_won_are_shares_of_what_the_base_has_right_and_wrong():
+    base = np.array([1.0, 1, 1, 1, 0, 0])
+    seeds = np.array([[1.0, 1, 1, 0, 1, 0], [1.0, 1, 0, 0, 0, 0]])
+    found = kept_answers("lora", "quiz", base, seeds)
+    assert (found.right, found.wrong, found.seeds, found.kept, found.won) == (4, 2, 2, 5 / 8, 1 / 4)
+    of_documents = np.array([1.0, 1, 0.5, 0, 1, 0])  # the last two are one right and one wrong that are added
+    errors = [(of_documents.std(ddof=1) / math.sqrt(6), 5), (np.array([3 / 4, 2 / 4]).std(ddof=1) / math.sqrt(2), 1)]
+    half = math.sqrt(sum((stats.t.ppf(0.975, freedom) * error) ** 2 for error, freedom in errors))
+    assert (found.kept_low, found.kept_high) == pytest.approx((max(0, 5 / 8 - half), min(1, 5 / 8 + half)))
+
+
+def test_shares_of_all_and_of_none():
+    base = np.array([1.0, 1, 1])
+    found = kept_answers("lora", "quiz", base, np.ones((1, 3)))
+    assert found.kept == found.kept_high == 1.0
+    assert 0 < found.kept_low < 1  # three documents that agree do not show that all would
+    assert math.isnan(found.won)
+    grouped = kept_answers("lora", "quiz", base, np.ones((1, 3)), grouped=True)
+    assert (grouped.kept, grouped.kept_low, grouped.kept_high) == (1.0, -math.inf, math.inf)
+    assert json.loads(json.dumps(grouped.to_json()))["kept_low"] is None
+
+
+def test_shares_cover_the_truth():
+    """Of 90 % kept on 80 documents, about 95 % of intervals over documents contain the truth."""
+    rng, base, covered = np.random.default_rng(1), np.ones(80), 0
+    for _ in range(600):
+        found = kept_answers("lora", "quiz", base, (rng.random((1, 80)) < 0.9).astype(float))
+        covered += found.kept_low <= 0.9 <= found.kept_high
+    assert 0.92 <= covered / 600 <= 0.99
+
+
+def test_the_verdicts_are_corrected_over_methods_and_texts_by_bits_per_byte():
+    other = "retention_other"
+    made = {"a": (0.03, 0.5), "b": (0.02, 0.02)}
+    points = [
+        point(m, comparisons=[change(m, 0.2, p), change(m, 9, 1e-9, metric=KL), change(m, 0.1, q, task=other)])
+        for m, (p, q) in made.items()
+    ]
+    points.append(point("a", 0.5, comparisons=[change("a", 0.1, 1e-9)]))
+    found = Retention(texts={TEXT: {}, other: {}}, points=points)
+    corrected = {(each.method, each.task): each.p_corrected for each in found.verdicts}
+    assert corrected == {
+        ("b", TEXT): pytest.approx(0.08), ("b", other): pytest.approx(0.08), ("a", TEXT): pytest.approx(0.08),
+        ("a", other): pytest.approx(0.5),
+    }  # fmt: skip
+    assert {each.family for each in found.verdicts} == {4}
+    assert {each.question for each in found.verdicts} == {"retention"}
+    kept = found.only(["a"])
+    assert [each.p_corrected for each in kept.verdicts] == [corrected["a", TEXT], corrected["a", other]]
+    assert Retention.model_validate(json.loads(json.dumps(kept.to_json()))).points == kept.points
+
+
+def test_the_text_of_tuning_chooses_the_scale():
+    points = [point("a", 0.25, 2.0), point("a", 0.5, 1.5), point("a", 1.0, 1.5), point("b"), point("c", 0.5, 1.0)]
+    found = Retention(points=[*points, point("c", 1.0, 1.2)])
+    assert [found.chosen(name) for name in "abc"] == [1.0, None, 0.5]
+
+
+def test_the_front_has_what_nothing_betters():
+    points = [(0.0, 0.0), (0.2, 0.5), (0.1, 0.3), (0.15, 0.2), (0.3, 0.4), (0.1, 0.1)]
+    assert front(points) == [(0.0, 0.0), (0.1, 0.3), (0.2, 0.5)]

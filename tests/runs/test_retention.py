@@ -1,0 +1,211 @@
+"""Retention and rewinding in a run: measured once, beside everything else, and added to a finished run."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import log_softmax
+from transformers import AutoModelForCausalLM
+
+import hfpatch.runs.comparison
+import hfpatch.runs.retention
+import hfpatch.runs.train_eval
+from hfpatch import load_patch, load_results, scale_patch, unpatch
+from hfpatch.data.tokenizer import train_tokenizer
+from hfpatch.errors import HfpatchError
+from hfpatch.evaluation import compare_again, kept_again, retention_again
+from hfpatch.recipes.comparison import Recipe
+from hfpatch.results.forecast import MeasuredKind
+from hfpatch.runs import compare
+from hfpatch.runs.forecasting import _work
+from hfpatch.runs.plan import plan_comparison
+from hfpatch.runs.setup import set_up
+from hfpatch.tinyworld import documents
+from hfpatch.training.architecture import build_model
+
+ARCHITECTURE = {
+    "model_type": "gpt_neox",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}
+TASK = "retention_old"
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    monkeypatch.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(documents("base", count=50), 300)
+    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_recipe(model_folder: Path, **sections) -> Recipe:
+    values = {
+        "name": "small",
+        "model": {"name": str(model_folder)},
+        "data": {"block_size": 32, "max_documents": 60, "held_out": 24},
+        "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1], "lr": 1e-2},
+        "tuning": {"learning_rates": [1e-3, 1e-2], "held_out": 4, "extend": 0, "steps": 2},
+        "evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4},
+        "methods": {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]},
+    }
+    return Recipe.model_validate(values | sections)
+
+
+RETENTION = {"texts": {"old": {"source": "tinyworld/base"}}, "documents": 24}
+
+
+@pytest.fixture(scope="module")
+def grown(model_folder, tmp_path_factory):
+    """A run without retention, with it, and with rewinding: its folder, and what each step changed."""
+    out = tmp_path_factory.mktemp("grown") / "out"
+    steps = [{}, {"retention": RETENTION}, {"retention": RETENTION, "rewind": [0.5]}]
+    changed, before = [], {}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+        for step in steps:
+            compare(make_recipe(model_folder, **step), out, resume=True)
+            now = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*") if path.is_file()}
+            changed.append({path.relative_to(out / "runs").as_posix() for path in now if now[path] != before.get(path)})
+            before = now
+    return out, changed
+
+
+def mean_over(model, blocks, value):
+    """Return the mean of ``value`` of both models' log-probabilities over predicted tokens; the patch is taken out."""
+    rows = [{key: each[None] for key, each in blocks[i].items()} for i in range(len(blocks))]
+
+    def log_probs():
+        with torch.no_grad():
+            given = [{key: row[key] for key in row if key != "labels"} for row in rows]
+            return [log_softmax(model(**row, use_cache=False).logits.double(), -1)[0, :-1] for row in given]
+
+    patched = log_probs()
+    unpatch(model)
+    found = []
+    for row, p, q in zip(rows, log_probs(), patched, strict=True):
+        kept = row["labels"][0, 1:] != -100
+        found += value(p, q, row["labels"][0, 1:])[kept].tolist()
+    return np.mean(found)
+
+
+def test_each_run_has_what_its_patch_changes(grown, model_folder):
+    out, _ = grown
+    setup = set_up(make_recipe(model_folder, retention=RETENTION))
+    results = load_results(out)
+    base = results.methods["baseline"].runs[0].retention[TASK].metrics
+    assert (base["kl"], base["top1_agreement"], base["forgetting"]) == (0.0, 1.0, 0.0)
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    formulas = {
+        "kl": lambda p, q, _: (p.exp() * (p - q)).sum(-1),
+        "top1_agreement": lambda p, q, _: (p.argmax(-1) == q.argmax(-1)).double(),
+        "forgetting": lambda p, q, at: (p - q).gather(-1, at.clamp(min=0)[:, None])[:, 0],
+    }
+    for name, formula in formulas.items():
+        load_patch(model, out / "runs" / "lora" / "seed-1" / "patch")
+        expected = mean_over(model, setup.retained["old"], formula)
+        assert results.methods["lora"].runs[1].retention[TASK].metrics[name] == pytest.approx(expected, abs=2e-6)
+    load_patch(model, out / "runs" / "pre" / "seed-0" / "patch")
+    scale_patch(model, 0.5)
+    rewound = results.methods["pre"].runs[0].rewound["0.5"]
+    expected = mean_over(model, setup.retained["old"], formulas["kl"])
+    assert rewound.evaluation[TASK].metrics["kl"] == pytest.approx(expected, abs=2e-6)
+
+
+def test_what_is_added_to_a_finished_run_is_measured_alone(grown):
+    _, (first, second, third) = grown
+    assert "lora/seed-0/training.json" in first
+    own = ("retention.json", "evaluations/retention_old.jsonl", "evaluations/values.safetensors")
+    runs = ("baseline/seed-0", *(f"{name}/seed-{seed}" for name in ("pre", "lora") for seed in (0, 1)))
+    assert second == {f"{run}/{file}" for run in runs for file in own}
+    at_half = ("result.json", "held_out_text.jsonl", "retention_old.jsonl", "values.safetensors")
+    files = (*(f"rewind/0.5/{file}" for file in at_half), "rewind/1/result.json")  # at 1 the text of tuning alone
+    assert third == {f"{run}/{file}" for run in runs[1:] for file in files}
+
+
+def test_results_have_every_point_and_can_be_computed_again(grown, tmp_path):
+    out, _ = grown
+    results = load_results(out)
+    retention = results.retention
+    assert [(point.method, point.scale) for point in retention.points] == [
+        ("pre", 0.5), ("pre", 1.0), ("lora", 0.5), ("lora", 1.0)
+    ]  # fmt: skip
+    text = retention.texts[TASK]
+    assert (text["source"], text["documents"]) == ("tinyworld/base", 24)
+    for point in retention.points:
+        runs = [run.rewound[f"{point.scale:g}"] for run in results.methods[point.method].runs.values()]
+        assert point.tuning_loss == pytest.approx(np.mean([each.tuning_loss for each in runs]))
+        scores = [run.retention if point.scale == 1 else run.rewound["0.5"].evaluation for run in
+                  results.methods[point.method].runs.values()]  # fmt: skip
+        found = point.comparison(TASK, "kl")
+        assert found.difference == pytest.approx(np.mean([each[TASK].metrics["kl"] for each in scores]))
+        assert (point.comparison("held_out_text", "nats_per_token") is None) == (point.scale == 1)
+    table = results.to_pandas("retention")
+    assert len(table) == sum(len(point.comparisons) for point in retention.points)
+    assert set(table.method[table.chosen]) == {"pre", "lora"}
+    assert "retention" not in {each.question for each in results.verdicts}
+    assert TASK not in results.tasks
+    for name in ("results.json", "values.safetensors"):
+        shutil.copy(out / name, tmp_path)
+    assert retention_again(tmp_path) == retention.points
+    assert kept_again(tmp_path) == results.kept
+    assert {(each.method, each.task) for each in results.kept} == {(m, "tinyworld_cloze") for m in ("pre", "lora")}
+    assert compare_again(tmp_path) == results.comparisons
+
+
+def test_a_run_at_once_is_the_same(grown, model_folder, tmp_path):
+    compare(make_recipe(model_folder, retention=RETENTION, rewind=[0.5]), tmp_path / "out")
+    assert load_results(tmp_path / "out").retention == load_results(grown[0]).retention
+
+
+def test_damaged_files_and_other_texts_are_refused_in_one_line(grown, model_folder, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(grown[0], out)
+    with pytest.raises(HfpatchError, match=r"contains a run of another recipe \(retention\.documents"):
+        compare(make_recipe(model_folder, retention={**RETENTION, "documents": 23}, rewind=[0.5]), out, resume=True)
+    file = out / "runs" / "lora" / "seed-0" / "retention.json"
+    stored = json.loads(file.read_text())
+    recipe = make_recipe(model_folder, retention=RETENTION, rewind=[0.25, 0.5])
+    file.write_text(json.dumps({**stored, "identity": {**stored["identity"], "retention_text": "0" * 64}}))
+    with pytest.raises(HfpatchError, match=r"retention\.json: does not match the current text of retention"):
+        compare(recipe, out, resume=True)
+    file.write_text("{")
+    with pytest.raises(HfpatchError, match=r"retention\.json: cannot be read as JSON"):
+        compare(recipe, out, resume=True)
+
+
+def test_text_that_is_trained_on_is_not_measured(model_folder):
+    same = {"texts": {"old": {"source": "tinyworld/shifted"}}, "documents": 24}
+    with pytest.raises(HfpatchError, match=r"retention\.texts\.old: all 24 documents of .* are in the training"):
+        set_up(make_recipe(model_folder, retention=same))
+
+
+def test_a_method_that_cannot_be_scaled_is_refused_before_any_training(model_folder):
+    methods = {"baseline": [], "dora": [{"type": "lora", "r": 2, "use_dora": True}]}
+    with pytest.raises(HfpatchError, match=r"^rewind: methods\.dora: the variant of LoRA"):
+        set_up(make_recipe(model_folder, methods=methods, retention=RETENTION, rewind=[0.5]))
+
+
+def test_a_plan_counts_the_passes_over_text(model_folder):
+    recipe = make_recipe(model_folder, retention=RETENTION, rewind=[0.5])
+    setup, plan = set_up(recipe), plan_comparison(recipe, Path("nowhere"))
+    kinds = {kind: MeasuredKind(method="lora", step_s=12.0) for kind in ("lora", "pre_projection", "base")}
+    kinds["base"] = MeasuredKind(method="baseline")
+    work = _work(setup, plan.units, kinds, {})
+    retained, held_out, tuning = len(setup.retained["old"]), len(setup.held_out), len(setup.tuning_text)
+    runs, block_s = 4, 12.0 / 4 / 3  # a third of a step's time for each block
+    assert (work["retain"].units, work["rewind"].units) == (runs + 1, 2 * runs)
+    assert work["retain"].seconds == pytest.approx(runs * 2 * retained * block_s)
+    assert work["rewind"].seconds == pytest.approx(runs * (2 * retained + held_out + 2 * tuning) * block_s)

@@ -1,0 +1,156 @@
+"""What a patch changes on a text, against the formulas in plain torch in fp64."""
+
+import numpy as np
+import pytest
+import torch
+from families import make_model, perturb
+from peft import LoraConfig
+from torch.nn.functional import log_softmax
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, scale_patch, unpatch
+from hfpatch.data.blocks import IGNORE, blocks_from_stream
+from hfpatch.data.tokenizer import TokenStream
+from hfpatch.recipes.data import DataSettings
+from hfpatch.training import retention
+from hfpatch.training.retention import compare_logits, document_changes
+
+SMALL = {
+    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48,
+    "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def made(kind, **options):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SMALL, **options})).eval()
+
+
+MAKE = {
+    "gpt_neox": lambda: make_model("gpt_neox"),
+    "gpt2": lambda: make_model("gpt2"),
+    "llama": lambda: make_model("llama"),
+    "gemma2": lambda: make_model("gemma2"),  # a soft cap
+    "granite": lambda: made("granite", num_key_value_heads=2, logits_scaling=8.0),
+    "phi": lambda: made("phi"),  # a head with a bias
+}
+
+
+def text(count=9, vocabulary=96, size=8):
+    generator = np.random.default_rng(5)
+    found = [generator.integers(3, vocabulary, size=length) for length in generator.integers(2, 21, size=count)]
+    stream = TokenStream(np.concatenate(found).astype(np.uint32), np.array([len(each) for each in found]), None)
+    settings = DataSettings(source="made-up", block_size=size)
+    return blocks_from_stream(stream, settings, pad_token_id=0, with_owners=True)
+
+
+def logits_of(model, row):
+    """Return a row's logits in fp64, each document by itself."""
+    with torch.no_grad():
+        found = model(
+            input_ids=row["input_ids"][None],
+            position_ids=row["position_ids"][None] if "position_ids" in row else None,
+            attention_mask=row["attention_mask"][None] if "attention_mask" in row else None,
+            use_cache=False,
+        ).logits
+    return found[0].double()
+
+
+def by_hand(model, blocks):
+    """Return tokens and sums of each document by the formulas; ``model`` is the patched one, and loses its patch."""
+    patched = [logits_of(model, blocks[index]) for index in range(len(blocks))]
+    unpatch(model)
+    sums = np.zeros((int(blocks.owners.max()) + 1, 5))
+    for index, q_logits in enumerate(patched):
+        row, p_logits = blocks[index], logits_of(model, blocks[index])
+        log_p, log_q = log_softmax(p_logits, -1), log_softmax(q_logits, -1)
+        for place in range(1, len(row["labels"])):
+            token = int(row["labels"][place])
+            if token != IGNORE:
+                p, q = log_p[place - 1], log_q[place - 1]
+                kl, agrees = float((p.exp() * (p - q)).sum()), float(p.argmax() == q.argmax())
+                sums[blocks.owners[index, place]] += 1, -float(p[token]), -float(q[token]), kl, agrees
+    return sums
+
+
+@pytest.mark.parametrize("config", [PreProjectionConfig(content_skip=True), NonlinearQueryConfig(), LoraConfig(r=2)])
+@pytest.mark.parametrize("family", MAKE)
+def test_the_sums_are_those_of_the_formulas(family, config, monkeypatch):
+    monkeypatch.setitem(retention._TILES, "cpu", (5, 7))
+    model, blocks = MAKE[family](), text()
+    if isinstance(config, LoraConfig):
+        config = LoraConfig(r=2, target_modules="all-linear")
+    patch(model, config)
+    perturb(model, std=0.5)
+    shares = [document_changes(model, blocks, batch_size=2, process=p, processes=2) for p in range(2)]
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    found = sum(shares)
+    assert flags == [parameter.requires_grad for parameter in model.parameters()]
+    expected = by_hand(model, blocks)
+    assert expected[:, 3].sum() / expected[:, 0].sum() > 1e-4  # the patch changes something
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4)
+
+
+def test_a_model_that_computes_its_own_logits_is_measured_by_them():
+    model, blocks = make_model("llama"), text()
+    model.get_output_embeddings().register_forward_hook(lambda module, args, output: output * 1.5)
+    patch(model, PreProjectionConfig())
+    perturb(model, std=0.5)
+    found = document_changes(model, blocks, batch_size=4)
+    np.testing.assert_allclose(found, by_hand(model, blocks), rtol=2e-4, atol=1e-4)
+
+
+def test_nothing_changes_at_scale_0_and_without_a_patch():
+    model, blocks = make_model("gpt_neox"), text()
+    bare = document_changes(model, blocks, batch_size=2)
+    patch(model, PreProjectionConfig())
+    perturb(model, std=0.5)
+    scale_patch(model, 0)
+    for found in (bare, document_changes(model, blocks, batch_size=2)):
+        np.testing.assert_array_equal(found[:, 1], found[:, 2])
+        np.testing.assert_array_equal(found[:, 3], 0.0)
+        np.testing.assert_array_equal(found[:, 4], found[:, 0])
+
+
+def test_tokens_that_are_masked_out_count_nothing_and_far_logits_stay_exact():
+    a = torch.tensor([[0.0, -float("inf"), 80.0], [300.0, -300.0, -float("inf")]])
+    b = torch.tensor([[1.0, -float("inf"), 79.0], [-300.0, 300.0, -float("inf")]])
+    targets = torch.tensor([0, 1])
+    found = compare_logits(lambda part, tokens: (a[part, tokens], b[part, tokens]), targets, 3)
+    assert found.kl.tolist() == pytest.approx([0.0, 600.0], abs=1e-6)  # log sums are 80 and 79
+    assert found.base.tolist() == pytest.approx([80.0, 600.0])
+    assert found.patched.tolist() == pytest.approx([78.0, 0.0])
+    assert found.agrees.tolist() == [1.0, 0.0]
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that an operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for value in found if isinstance(found, tuple) else (found,):
+            if isinstance(value, torch.Tensor) and value._base is None:
+                self.numbers = max(self.numbers, value.numel())
+        return found
+
+
+def test_no_more_than_a_tile_of_logits_is_in_memory():
+    """At 262,144 tokens of vocabulary, 1,500 rows at once would be 393 million numbers a model."""
+    vocabulary, rows = 262_144, 1500
+    torch.manual_seed(0)
+    weight, states = torch.randn(vocabulary, 4), (torch.randn(rows, 4), torch.randn(rows, 4))
+    targets = torch.randint(vocabulary, (rows,))
+
+    def slices(part, tokens):
+        return states[0][part] @ weight[tokens].T, states[1][part] @ weight[tokens].T
+
+    with Largest() as seen, torch.no_grad():
+        found = compare_logits(slices, targets, vocabulary)
+    assert seen.numbers <= 512 * 2048
+    p, q = (log_softmax((each[:3] @ weight.T).double(), -1) for each in states)
+    np.testing.assert_allclose(found.kl[:3], (p.exp() * (p - q)).sum(1), rtol=1e-5)
