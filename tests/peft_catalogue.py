@@ -51,7 +51,7 @@ def tables(cells):
     promises = [[name, " ".join(CATALOGUE[name].__doc__.split()).replace("``", "`")] for name in CATALOGUE]
     rows = [[f"`{case}`", *(cells[case, name] for name in REFUSABLE)] for case in CASES]
     found = []
-    for head, body in ((["", "what is tried"], promises), (["configuration", *REFUSABLE], rows)):
+    for head, body in ((["feature", "test"], promises), (["configuration", *REFUSABLE], rows)):
         lines = [head, ["---"] * len(head), *body]
         found.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     return found

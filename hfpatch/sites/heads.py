@@ -40,7 +40,7 @@ NORMED_WITH_HEADS_FIRST = {  # attention classes whose query norm reads (batch, 
 class QueryHeads:
     """The query heads of an attention module.
 
-    A norm of the query removes what its input is multiplied with, so a scale has to go behind it; a rotation keeps it.
+    A norm of the query removes a scale of its input, so a scale has to be applied after it; a rotation keeps it.
 
     Args:
         count: number of query heads.
@@ -54,7 +54,7 @@ class QueryHeads:
     heads_first: bool = False
 
     def axis(self, normed: Tensor, width: int, *, at: str) -> int:
-        """Return the axis of the heads in what the norm returns; -1 where they share the last one.
+        """Return the axis of the heads in the norm's output; -1 if they share the last one.
 
         Args:
             normed: the norm's output.
