@@ -1,4 +1,4 @@
-"""PEFT's features, for every method and LoRA; docs/peft.md must have the same results."""
+"""PEFT's features, for every method and LoRA; docs/reference/peft-features.md must have the same results."""
 
 import peft_catalogue
 import pytest
