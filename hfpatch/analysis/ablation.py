@@ -72,7 +72,7 @@ def ablate_layers(model: nn.Module, score: Score) -> Ablations:
         if has_parameters and isinstance(module, BaseTunerLayer) and (block := block_of(name)) >= 0:
             by_block.setdefault(block, []).append(module)
     if not by_block:
-        raise HfpatchError("the model has no adapters, so there is none to disable; patch it first")
+        raise HfpatchError("the model has no adapters to disable; patch it first")
     full, without = _scored(score, model), []
     for layer in (*sorted(by_block), None):
         with keeping_flags(model), _disabled([each for at in by_block if layer in (at, None) for each in by_block[at]]):

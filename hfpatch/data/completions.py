@@ -68,7 +68,7 @@ class Completions:
         settings: ``append_eos``, and the chat template if it is not the tokenizer's own.
 
     Raises:
-        HfpatchError: if the tokenizer does not tell which characters a token is from, an end-of-text token is wanted
+        HfpatchError: if the tokenizer does not give the characters of a token, an end-of-text token is wanted
             and it has none, or the template cannot be read.
     """
 

@@ -69,7 +69,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Where the documents are that are trained on, held out, and taken for tuning: places in one source, ascending."""
+    """The documents of one source to train on, to hold out, and to tune on: ascending indices."""
 
     train: Places
     held_out: Places = field(default_factory=lambda: NONE)

@@ -149,7 +149,7 @@ class MethodParts(ActingModule):
 
 
 def with_matrices(module: nn.Module) -> nn.Module:
-    """Put a :class:`Matrix` in the place of every linear layer in a module."""
+    """Replace every linear layer in a module by a :class:`Matrix`."""
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):  # and no subclass that computes something else
             setattr(module, name, Matrix(child.in_features, child.out_features, child.bias is not None))
@@ -281,7 +281,7 @@ class Hooked:
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """Tell transformers that weights and buffers are initialised as the stock classes do it."""
+        """Tell transformers to initialise weights and buffers as in the stock classes."""
         return False
 
 

@@ -39,7 +39,7 @@ from hfpatch.tuners.hooks import MethodSite
 from hfpatch.tuners.places import method_site
 
 ALLOWED_FILES = {".safetensors", ".json", ".md"}
-CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch would have done nothing
+CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch has no effect
 
 
 def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:

@@ -112,7 +112,7 @@ def refusal(call: Callable[[], Any]) -> str | None:
     """Return the one line by which a call is refused, None if it is not.
 
     Raises:
-        Broken: if the line is none.
+        Broken: if the error is not one line.
     """
     try:
         call()

@@ -112,7 +112,7 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         where the attention is silent) and something that does not, but varies over tokens. From there to the next
         product of matrices, which reads the residual stream, a result or an operand of a sum has to differ by
         ``expected``. Where there is no such sum, the branch itself begins a new residual stream, and any sum counts.
-        Relative to ``expected``; infinite where nothing of its size was added up.
+        Relative to ``expected``; infinite if no such sum was found.
         """
         wanted = expected.flatten()
         steps = list(zip(self.steps, plain.steps, silent.steps, strict=False))

@@ -1,4 +1,4 @@
-"""Where the query of each head can be scaled: at the projection, or behind the norm that the query passes."""
+"""Where the query of each head can be scaled: at the projection, or after the norm of the query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hfpatch.sites.modules import has_module, submodule
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "q_b_norm")
 KEY_NORMS = {"q_norm": "k_norm", "q_layernorm": "k_layernorm", "query_layernorm": "key_layernorm"}
 SHARED_NORM = "qk_norm"
-NORMED_AFTER_ROTATION = {  # attention classes that norm queries and keys behind RoPE
+NORMED_AFTER_ROTATION = {  # attention classes that norm queries and keys after RoPE
     "HunYuanDenseV1Attention",
     "HunYuanMoEV1Attention",
     "NanoChatAttention",
@@ -44,7 +44,7 @@ class QueryHeads:
 
     Args:
         count: number of query heads.
-        norm: path, from the attention module, of the norm that the query passes; None where there is none.
+        norm: path, from the attention module, of the query's norm; None without one.
         heads_first: whether that norm reads ``(batch, heads, seq, size)`` instead of ``(batch, seq, heads, size)``;
             norms of all heads together read ``(batch, seq, heads·size)``.
     """

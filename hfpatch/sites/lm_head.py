@@ -91,7 +91,7 @@ def find_lm_head(model: Any) -> LMHead | None:
         return None
     finally:
         handle.remove()
-    if len(factors) != 2 or z.shape != logits.shape:  # the head is called once, and nothing is cut off
+    if len(factors) != 2 or z.shape != logits.shape:  # the head is called once, at all positions
         return None
     tail = min(tails, key=lambda each: float((each(z) - logits).abs().max()))
     return LMHead(body, head, tail) if close(tail(z), logits, z.dtype) else None

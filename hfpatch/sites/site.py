@@ -30,7 +30,7 @@ class AttentionSite:
         heads: the query heads; None where no projection computes the query.
         output_path: path of the output projection, from the model.
         exit_path: path, from the model, of the module whose output is added to the residual stream.
-        exit: that module; the attention itself where nothing is in between.
+        exit: that module, possibly the attention itself.
         exit_factor: the factor of the exit's output before it is added to the residual stream.
         entries: the modules that read the hidden state; the attention itself unless it is exchanged at run time.
         norm: the module whose output is the hidden state, where it has to be changed there; else None.

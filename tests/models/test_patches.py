@@ -146,7 +146,7 @@ def test_an_mlps_activations_forbid_checkpointing_and_nothing_else(monkeypatch):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("identity", "layers.0.self_attn.q_proj is not one matrix; it contains none, so there is nothing to adapt"),
+        ("identity", "layers.0.self_attn.q_proj is not one matrix; it contains none"),
         ("residual", r"q_proj is not one matrix; name those inside it: \S+q_proj.paths.query.f \("),
     ],
 )
