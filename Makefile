@@ -70,7 +70,7 @@ types: install  ## check types
 bench: install  ## measure the step time of every method against LoRA in the same run
 	$(BIN)/python benchmarks/step_time.py
 
-peft-methods: install  ## try PEFT's methods and hfpatch's, write docs/peft-methods.md and docs/peft.md (seconds)
+peft-methods: install  ## try PEFT's methods and hfpatch's, write docs/peft-methods.md and docs/reference/peft-features.md (seconds)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m peft_methods
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m peft_catalogue
 

@@ -1,4 +1,4 @@
-"""What PEFT's tuners promise, for every method; ``python -m peft_catalogue`` writes the tables of docs/peft.md."""
+"""What PEFT's tuners promise, for every method; ``python -m peft_catalogue`` writes its tables to docs/reference."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from hfpatch import LoReFTConfig, NonlinearLoraConfig, NonlinearQueryConfig, PreProjectionConfig, methods
 from hfpatch.promises.catalogue import CATALOGUE, REFUSABLE, Base, kept
 
-FILE = Path(__file__).parents[1] / "docs" / "peft.md"
+FILE = Path(__file__).parents[1] / "docs" / "reference" / "peft-features.md"
 CASES = {  # as the page calls it -> configuration; every method of hfpatch with its defaults, LoRA to compare with
     "LoraConfig()": LoraConfig(r=2, init_lora_weights=True),
     **{f"{name}()": getattr(methods, name)() for name in methods.__all__},
@@ -51,7 +51,7 @@ def tables(cells):
     promises = [[name, " ".join(CATALOGUE[name].__doc__.split()).replace("``", "`")] for name in CATALOGUE]
     rows = [[f"`{case}`", *(cells[case, name] for name in REFUSABLE)] for case in CASES]
     found = []
-    for head, body in ((["", "what is tried"], promises), (["configuration", *REFUSABLE], rows)):
+    for head, body in ((["feature", "test"], promises), (["configuration", *REFUSABLE], rows)):
         lines = [head, ["---"] * len(head), *body]
         found.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     return found

@@ -1,4 +1,4 @@
-"""Which layer's adapters matter: disable those of one layer at a time and score the model."""
+"""The effect of each layer's adapters: disable those of one layer at a time and score the model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Score = Callable[[nn.Module], Sequence[float]]
 
 @dataclass(frozen=True)
 class Ablation:
-    """What disabling adapters does to a score.
+    """The change of a score by disabling adapters.
 
     Attributes:
         layer: the block whose adapters were disabled; None for all of them, which leaves the base.
         score: the mean over items without them.
-        change: that less the score of the full patch; for a loss, a rise means that the adapters were of use.
+        change: ``score`` minus that of the full patch; a higher loss means that the adapters help.
         error: standard error of the change over items (paired).
     """
 
@@ -54,8 +54,8 @@ class Ablations:
 def ablate_layers(model: nn.Module, score: Score) -> Ablations:
     """Score a patched model as it is, with each block's adapters disabled in turn, and with all of them disabled.
 
-    Adapters of every method count (LoRA too) that are in a block; nothing is removed, and trainable flags and dropout
-    are left as they were. A layer without parameters, which only leaves something for later ones, acts meanwhile.
+    Adapters of every method in a block are disabled, LoRA too, not removed; trainable flags and dropout stay as they
+    were. A layer without parameters, which only passes tensors to later ones, stays active.
 
     Args:
         model: a patched model.
@@ -71,7 +71,7 @@ def ablate_layers(model: nn.Module, score: Score) -> Ablations:
         if has_parameters and isinstance(module, BaseTunerLayer) and (block := block_of(name)) >= 0:
             by_block.setdefault(block, []).append(module)
     if not by_block:
-        raise HfpatchError("the model has no adapters, so there is none to disable; patch it first")
+        raise HfpatchError("the model has no adapters to disable; patch it first")
     full, without = _scored(score, model), []
     for layer in (*sorted(by_block), None):
         chosen = [each for at in by_block if layer in (at, None) for each in by_block[at]]
@@ -85,7 +85,7 @@ def ablate_layers(model: nn.Module, score: Score) -> Ablations:
 
 @torch.no_grad()
 def document_losses(model: Any, batches: Iterable[Batch]) -> list[float]:
-    """Return the mean loss of each row, in nats a predicted token; rows with nothing to predict are left out."""
+    """Return the mean loss of each row, in nats a predicted token; rows without predicted tokens are left out."""
     losses: list[float] = []
     with evaluating(model):
         for batch in batches:

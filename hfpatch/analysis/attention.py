@@ -1,7 +1,7 @@
-"""What every head attends to on text: the first token, how many tokens, and how far back.
+"""Attention weights of every head on text: on the first token, over how many tokens, and how far back.
 
-Of the weights a_ij that query i gives the keys j <= i of its document, means over all queries but a document's first,
-which sees itself alone:
+Means of the weights a_ij of query i on the keys j <= i of its document, over all queries but a document's first, which
+sees only itself:
 
     sink      a_i0, the weight on the document's first token (StreamingLLM, arXiv 2309.17453)
     entropy   −Σ_j a_ij ln a_ij in nats: exp of it is the number of keys that would have equal weights
@@ -28,7 +28,7 @@ from hfpatch.support.modes import hooked
 
 @dataclass(frozen=True)
 class HeadAttention:
-    """What one head attends to on text.
+    """The attention weights of one head on text.
 
     Attributes:
         layer: index of the block.
@@ -46,7 +46,7 @@ class HeadAttention:
 
 
 def head_attention(model: nn.Module, batches: Iterable[Batch]) -> list[HeadAttention]:
-    """Run a model on batches and return what each head attends to, first layer first.
+    """Run a model on batches and return the attention of each head, first layer first.
 
     Args:
         model: patched or not; its mode, hooks and way of computing attention are left as they were.
@@ -100,7 +100,7 @@ def _of_queries(weights: Tensor, tokens: Tokens) -> Tensor:
 
 
 def _weights(output: Any, tokens: Tokens) -> Tensor | None:
-    """Return the weights ``(batch, heads, seq, seq)`` among what an attention module returned."""
+    """Return the weights ``(batch, heads, seq, seq)`` among the outputs of an attention module."""
     rows, length = tokens.counted.shape
     for each in output if isinstance(output, tuple | list) else ():
         if isinstance(each, Tensor) and each.dim() == 4 and each.shape[::2] == (rows, length) == each.shape[::3]:

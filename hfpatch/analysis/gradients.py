@@ -39,7 +39,7 @@ def gradient_norms(model: Any, batches: Iterable[Batch]) -> list[GradientNorm]:
         batches: see :data:`hfpatch.analysis.running.Batch`.
 
     Raises:
-        HfpatchError: if there is nothing to predict in the text.
+        HfpatchError: if the text has no predicted token.
     """
     parameters = adapter_parameters(model)
     if not parameters:

@@ -1,4 +1,4 @@
-"""The query and key matrices of each head, as one fp64 tensor a layer whatever the layout."""
+"""The query and key matrices of each head, as one fp64 tensor a layer."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
 
     Args:
         model: patched or not.
-        patched: take linear adapters (such as LoRA) and temperatures into account, and of a nonlinear query what is
-            left of its anchor where f = 0; False gives the base's matrices.
+        patched: take linear adapters (such as LoRA) and temperatures into account, and a nonlinear query with
+            f = 0; False gives the base's matrices.
 
     Raises:
         HfpatchError: if a layer has no query and key matrix that read the hidden state (latent attention).
@@ -58,7 +58,7 @@ def head_weights(model: nn.Module, *, patched: bool = True) -> list[HeadWeights]
 
 
 def each_layers_weights(model: nn.Module, *, patched: bool = True) -> Iterator[HeadWeights]:
-    """Yield what :func:`head_weights` returns layer by layer, so that a large model's are not all in memory at once."""
+    """Yield the results of :func:`head_weights` layer by layer, with one layer in memory at a time."""
     for site in find_sites(model):
         with evaluating(model):
             weights = layer_weights(site, patched=patched)
@@ -98,7 +98,7 @@ def _gain(norm: nn.Module) -> Tensor | None:
     parameters = list(norm.parameters())
     if len(parameters) != 1:
         return None
-    ones = 1e3 * torch.ones_like(parameters[0])  # of a size beside which eps is nothing
+    ones = 1e3 * torch.ones_like(parameters[0])  # large relative to eps
     gain, opposite = (norm(x).detach().cpu().double() for x in (ones, -ones))
     same = gain.shape == ones.shape and torch.equal(gain, -opposite)
     return gain if same and bool(gain.abs().sum() > 0) else None
@@ -116,7 +116,7 @@ def head_size(site: AttentionSite) -> int:
         HfpatchError: if no projection computes the query.
     """
     if site.heads is None:
-        raise HfpatchError(f"layer {site.layer}: no projection computes the query alone")
+        raise HfpatchError(f"layer {site.layer}: no projection computes only the query")
     return site.projections["query"].columns.size // site.heads.count
 
 
@@ -157,13 +157,13 @@ def _matrix(site: AttentionSite, target: str, *, patched: bool) -> Tensor:
     behind_norm = site.heads is not None and site.heads.norm is not None
     matrix = matrix if behind_norm else matrix * factor
     wrapper = submodule(site.attention, site.projections[target].path, of=site.family)
-    if wrapper is not module:  # what a linear adapter adds: the difference of the images of the identity
+    if wrapper is not module:  # a linear adapter's matrix: the difference of the images of the identity
         matrix = matrix + columns.read(_image(wrapper, site.hidden_size) - _image(module, site.hidden_size))
     return matrix * factor if behind_norm else matrix
 
 
 def _temperature(site: AttentionSite, target: str) -> Tensor:
-    """Return what temperatures multiply the columns of a target with, fp64 ``(columns,)`` or one number."""
+    """Return the factors of temperatures for the columns of a target, fp64 ``(columns,)`` or one number."""
     layer, factor = method_layer(site, QueryTemperatureConfig), torch.ones(1, dtype=torch.float64)
     if layer is None or target != "query":
         return factor

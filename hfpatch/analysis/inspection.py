@@ -1,4 +1,4 @@
-"""What ``hfpatch inspect`` found, as plain data: reports and JSON are made of it."""
+"""The results of ``hfpatch inspect`` as plain data, for reports and JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Text:
     """The text that an inspection measured on.
 
     Attributes:
-        source: what was asked for.
+        source: the requested source.
         documents: how many were read, the beginning of each.
         tokens: how many tokens they have.
     """
@@ -38,17 +38,17 @@ class Text:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found; an analysis that could not be made is empty, and ``notes`` says why.
+    """The results of `inspect`; an analysis that could not be made is empty, and ``notes`` gives the reason.
 
     Attributes:
         base: the model.
         patch: the patch's folder, or None.
         sites: where its attention branches are.
-        summary: its parameters and what the patch adds.
-        text: what was measured on, or None.
+        summary: its parameters and those of the patch.
+        text: the text of the measurements, or None.
         relations: the Q-K relation of every head of the base.
         relations_patched: the same with the patch, its linear approximation where the query is not linear.
-        attention: what every head of the base attends to, on the text.
+        attention: the attention weights of every head of the base, on the text.
         attention_patched: the same with the patch.
         gauge: the largest relative change of the relations under a random change of gauge.
         skip_norms: of the content skips.
@@ -59,9 +59,9 @@ class Inspection:
         ablations: each layer's injection removed in turn, nats per token on the text.
         gradients: of the patch's tensors, on the text.
         movement: how far the patch's tensors moved since their initialisation.
-        run: what the patch's run recorded, where the patch is in a run folder.
+        run: the records of the patch's run, if the patch is in a run folder.
         reparametrisation: of each layer, where it was asked for.
-        notes: one sentence each on what is not shown and why.
+        notes: a sentence for each missing analysis, with the reason.
     """
 
     base: Base
@@ -87,7 +87,7 @@ class Inspection:
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values; what is not a number is null."""
+        """Return everything as JSON values; NaN and infinite numbers are null."""
         differently = ("base", "patch", "sites", "summary", "linearised")
         names = [each.name for each in fields(self) if each.name not in differently]
         shares = ("layer", "explained", "explained_change", "fit_tokens")  # not the fitted matrices

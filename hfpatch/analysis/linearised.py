@@ -1,19 +1,19 @@
-"""The Q-K relation of a patched layer whose query is not linear, and how much of its logits that relation explains.
+"""The Q-K relation of a patched layer with a nonlinear query, and the share of its logits that it explains.
 
-With a pre-projection or a nonlinear query q(x) is no matrix product. Its best linear approximation on text is the W
+With a pre-projection or a nonlinear query, q(x) is not a matrix product. Its best linear approximation on text is the W
 that minimises E‖q(x) − xW − b‖² over the tokens' x, the attention's input before any patch. (For a Gaussian x that is
 the mean Jacobian E[∂q/∂x] too, by Stein's lemma; the fit needs no such assumption, and variance explained refers to
-it.) Only what is not known is fitted: q(x) − xW_0, where W_0 is the base's matrix with linear adapters added and the
-anchor of a nonlinear query at its weight in f = 0. So a patch that is linear, or does nothing, gives W_0 itself.
+it.) Only the unknown part is fitted: q(x) − xW_0, where W_0 is the base's matrix with linear adapters added and the
+anchor of a nonlinear query at its weight in f = 0. So a linear patch, or a no-op, gives W_0 itself.
 
 The fit is ridge regression on centred data, W = W_0 + (XᵀX + λI)⁻¹XᵀR, where λ minimises the generalised
 cross-validation score RSS(λ) / (1 − df(λ)/n)² (Golub, Heath and Wahba, 1979) on the tokens of the fit. The logits are
-compared on other tokens. Softmax ignores what is the same for all keys of a query, so the variance is that within the
-rows of the (causal) logit matrix, RoPE applied:
+compared on other tokens. Softmax ignores a constant over the keys of a query, so the variance is that within the rows
+of the (causal) logit matrix, RoPE applied:
 
     explained = 1 − Σ (L − L^)² / Σ L²,    both less their row's mean over the keys that the query sees,
 
-and ``explained_change`` is the same for L − L_base in place of L: how much of what the patch changed is linear. Where a
+and ``explained_change`` is the same for L − L_base in place of L: the linear share of the patch's change. If a
 model norms q and k after the projection (Qwen 3), L is the product before that norm.
 """
 
@@ -50,7 +50,7 @@ class Linearised:
         layer: index of the block.
         weights: its query and key matrices, for :func:`hfpatch.analysis.relation.head_relations`.
         explained: by head, the share of the logits' within-row variance that it explains on other tokens.
-        explained_change: by head, the share of what the patch changed in the logits; None where it changed nothing.
+        explained_change: by head, the share of the patch's change of the logits; None without a change.
         fit_tokens: tokens that it was fitted on.
     """
 
@@ -106,7 +106,7 @@ class _Affine:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer: where it is, how its heads turn, the base's map, and what is known of the patched one (W_0)."""
+    """A layer: where it is, how its heads turn, the base's map, and the known part of the patched one (W_0)."""
 
     site: AttentionSite
     rotary: Rotary | None
@@ -168,7 +168,7 @@ def _observe(model: nn.Module, batches: Iterable[Batch], observers: Sequence[_Mo
 
 
 class _Moments:
-    """What a regression of what is not known on x needs: moments, in fp64, whatever the number of tokens."""
+    """Moments for the regression of the unknown part on x, in fp64; their size is independent of the tokens."""
 
     def __init__(self, layer: _Layer) -> None:
         self.layer, self.count = layer, 0
@@ -189,7 +189,7 @@ class _Moments:
         self.rr += r.pow(2).sum(0)
 
     def fitted(self) -> _Affine:
-        """Return the approximation: what is known, and a ridge regression of the rest, query and key each by its λ."""
+        """Return the approximation: the known part plus a ridge regression of the rest, query and key each by its λ."""
         hidden, count = len(self.x), self.count
         if count <= hidden:
             raise HfpatchError(
@@ -228,7 +228,7 @@ def _ridge(xx: Tensor, xr: Tensor, rr: float, count: int) -> Tensor:
 
 
 class _Explained:
-    """Sums of squares within the rows of the logit matrix: of the logits, their change, and what the fit leaves."""
+    """Sums of squares within the rows of the logit matrix: of the logits, their change, and the residual."""
 
     def __init__(self, layer: _Layer, fitted: _Affine, fit_tokens: int) -> None:
         self.layer, self.fitted, self.fit_tokens = layer, fitted, fit_tokens
@@ -247,7 +247,7 @@ class _Explained:
         site = self.layer.site
         computed = next((p.dtype for p in site.projection_module("query").parameters() if p.is_floating_point()), None)
         eps = torch.finfo(computed or torch.float32).eps
-        noise = max(1e-10, 4 * eps**2) * self.logits  # a change by rounding alone is none
+        noise = max(1e-10, 4 * eps**2) * self.logits  # rounding does not count as a change
 
         def shares(total: Tensor) -> list[float | None]:
             parts = zip((self.left / total).tolist(), total, noise, strict=True)

@@ -1,4 +1,4 @@
-"""Which weights of a patch moved in training: a comparison of two states, and what a run recorded."""
+"""Changes of a patch's weights in training, from two states, and the records of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Movement:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run recorded of its training; what it did not record is None or empty.
+    """The records of a training; missing ones are None or empty.
 
     Attributes:
         steps: optimiser steps.
@@ -85,7 +85,7 @@ def patch_tensors(
 
     Args:
         model: patched, or the base of the patch in ``directory``, which is loaded and removed again.
-        directory: what ``save_patch`` wrote; None takes what is on the model.
+        directory: a folder written by ``save_patch``; None takes the adapters of the model.
         allow_other_base: take a patch whose base had other weights.
 
     Raises:
@@ -110,7 +110,7 @@ def initial_tensors(
 
     Args:
         model: the base, without adapters; left as it was.
-        directory: what ``save_patch`` wrote.
+        directory: a folder written by ``save_patch``.
         seed: the run's seed.
         allow_other_base: take a patch whose base had other weights.
 
@@ -133,7 +133,7 @@ def initial_tensors(
 
 
 def read_run(run_dir: str | Path) -> RunRecord:
-    """Read what a run recorded of its training, from its folder (``runs/METHOD/seed-N``).
+    """Read the records of a training from its folder (``runs/METHOD/seed-N``).
 
     Raises:
         HfpatchError: if the folder has neither training.json nor metrics.jsonl.

@@ -1,4 +1,4 @@
-"""How large what was added is, layer by layer: in the weights, and beside what it is added to."""
+"""The size of patches, layer by layer: of their weights, and relative to the activations they change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SkipNorm:
         layer: index of the block.
         adapter: the adapter's name.
         norm: ‖W_skip‖ in the Frobenius norm.
-        at_paper_init: what ``init="paper"`` gives before any training, 1e-4·d; learned skips must be compared with it.
+        at_paper_init: the norm after ``init="paper"``, before training, 1e-4·d, to compare learned skips with.
     """
 
     layer: int
@@ -45,12 +45,12 @@ class SkipNorm:
 
 @dataclass(frozen=True)
 class SkipSize:
-    """How large the content skips of one layer are beside the attention's output.
+    """The size of one layer's content skips relative to the attention's output.
 
     Attributes:
         layer: index of the block.
         size: ‖x~ W_skip‖ / ‖attention output‖, the mean over tokens, of all working adapters together; the attention
-            output is what joins the residual stream without the skip, after its norm where there is one.
+            output is taken where it joins the residual stream, after its norm if there is one.
     """
 
     layer: int
@@ -161,7 +161,7 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Pre
         means.add(index, norm_ratio(layer.entered(x) - x, x)[..., None])
 
     for site, layer in method_layers(model, PreProjectionConfig):
-        if not layer.acts("entered"):  # a skip alone
+        if not layer.acts("entered"):  # only a skip
             continue
         hook = partial(measure, site.layer, layer)
         handles.append(site.attention.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
@@ -171,9 +171,9 @@ def pre_projection_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[Pre
 
 
 def query_sizes(model: nn.Module, batches: Iterable[Batch]) -> list[QuerySize]:
-    """Run a model on batches and return how large each nonlinear term, or its own f, is beside its anchor.
+    """Run a model on batches and return the size of each nonlinear term, or of its own f, relative to its anchor.
 
-    Of several working adapters each is anchored in what the one before it returned.
+    Of several active adapters, each has the output of the one before it as its anchor.
 
     Args:
         model: patched with nonlinear queries or from :func:`hfpatch.models.build_scratch`; its mode and hooks are left

@@ -1,7 +1,7 @@
-"""The Q-K relation of a head, B = W_Q W_Kᵀ, and what of it no choice of basis inside the head can change.
+"""The Q-K relation of a head, B = W_Q W_Kᵀ, in numbers that do not depend on the basis inside the head.
 
-The logit of a query at x and a key at y is x B yᵀ (up to the softmax's scale): the head sees W_Q and W_K through B
-alone, so the pair (W_Q A, W_K A⁻ᵀ) is the same head for every invertible A (the gauge). With RoPE the logit at the
+The logit of a query at x and a key at y is x B yᵀ (up to the softmax's scale): the head depends on W_Q and W_K only
+through B, so the pair (W_Q A, W_K A⁻ᵀ) is the same head for every invertible A (the gauge). With RoPE the logit at the
 relative offset Δ = i − j is x B(Δ) yᵀ with B(Δ) = W_Q R(Δ) W_Kᵀ; the gauge is then the A that commute with every R(Δ).
 Where queries and keys are normed in between (Qwen 3, Gemma 3), B(Δ) = W_Q diag(g_Q) R(Δ) diag(g_K) W_Kᵀ has the norms'
 gains, and the logit is x B(Δ) yᵀ but for a positive factor of each query and of each key, which B cannot have.
@@ -9,11 +9,11 @@ gains, and the logit is x B(Δ) yᵀ but for a positive factor of each query and
 B = S + N with S = (B + Bᵀ)/2 symmetric ("tokens like each other attend to each other", or avoid each other where an
 eigenvalue is negative) and N = (B − Bᵀ)/2 antisymmetric (direction: x looks at y as y does not look at x).
 
-B is d × d but of rank at most k, the head size, and S of rank at most 2k, so nothing of size d × d is formed: with
+B is d × d but of rank at most k, the head size, and S of rank at most 2k, so no d × d matrix is formed: with
 [W_Q W_K] = P [R_Q R_K], P having orthonormal columns, B = P C Pᵀ for C = R_Q R(Δ) R_Kᵀ of size 2k × 2k, which has B's
-norms and S's non-zero eigenvalues. Note what that implies: where 2k <= d and [W_Q W_K] has full rank, S has exactly k
-positive and k negative eigenvalues (Sylvester's law of inertia), whatever was learned; the share of S's energy on the
-positive side is more informative than the count.
+norms and S's non-zero eigenvalues. If 2k <= d and [W_Q W_K] has full rank, S always has exactly k positive and k
+negative eigenvalues (Sylvester's law of inertia); the share of S's energy on the positive side is more informative
+than the count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ZERO = 1e-10
 
 @dataclass(frozen=True)
 class Relation:
-    """What B, or B at one offset, is like. Nothing here depends on the basis inside the head.
+    """Invariants of B, or of B at one offset, under a change of basis inside the head.
 
     Attributes:
         norm: ‖B‖ in the Frobenius norm.
@@ -63,7 +63,7 @@ class HeadRelation:
         layer: index of the block.
         head: index of the query head.
         key_head: index of the key head that it reads.
-        by_offset: the relation at each relative offset; offset 0 alone where the model does not turn its heads.
+        by_offset: the relation at each relative offset; only offset 0 without rotary positions.
     """
 
     layer: int

@@ -1,17 +1,17 @@
-"""The invariance (X, W_Q, W_K, W_V) -> (XΘ, Θ⁻¹W_Q, Θ⁻¹W_K, Θ⁻¹W_V), and what can be removed by it.
+"""The invariance (X, W_Q, W_K, W_V) -> (XΘ, Θ⁻¹W_Q, Θ⁻¹W_K, Θ⁻¹W_V), and the matrices it can remove.
 
-An attention layer reads its input through W_Q, W_K and W_V alone, so for every invertible Θ (d × d) the inputs XΘ and
+An attention layer reads its input only through W_Q, W_K and W_V, so for every invertible Θ (d × d) the inputs XΘ and
 the matrices Θ⁻¹W give the same queries, keys and values, hence the same output. With Θ = W_Q the query matrix becomes
 the identity: Q = X', X' = X W_Q. Sources: arXiv 2510.23912; equation 1 of arXiv 2603.13381.
 
 That removes W_Q exactly if all of these are true:
 
 1. d_q = d (heads · head size = hidden size) and W_Q is invertible; a bias b_Q stays as it is.
-2. What produces X ends in a linear map that can take Θ in: X = Z E becomes X' = Z (EΘ). An embedding does, or an output
+2. X is the output of a linear map that can absorb Θ: X = Z E becomes X' = Z (EΘ). This is an embedding, or an output
    matrix, if no norm, activation or residual sum is between it and the attention.
-3. Whatever else reads the same X takes Θ⁻¹ in.
+3. All other readers of X absorb Θ⁻¹.
 
-Rounding grows with the condition number of W_Q; nothing else is lost. See :data:`WHY_NOT` for the models at hand.
+Rounding grows with the condition number of W_Q. See :data:`WHY_NOT` for the models at hand.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ WHY_NOT = (
 
 @dataclass(frozen=True)
 class LayerReparametrisation:
-    """What was measured on the attention module of one layer, all in fp64 and relative to the size of the output.
+    """Measurements on the attention module of one layer, in fp64 and relative to the size of the output.
 
     Attributes:
         layer: index of the block.
         theta_condition: condition number of the random Θ.
         invariance_error: max |attention(XΘ; Θ⁻¹W) − attention(X; W)| / max |attention(X; W)|, where every matrix that
-            reads X takes Θ⁻¹ in. None where something else than matrices reads X.
+            reads X absorbs Θ⁻¹. None if other modules than matrices read X.
         query_condition: condition number of W_Q, None where it is not square.
         elimination_error: the same error with Θ = W_Q and the query matrix set to the identity, exactly; None where
             that cannot be done.
         obstacle: why it cannot, or an empty string.
-        removed: parameters of W_Q, which are gone then.
-        norm_error: ‖norm(hΘ) − norm(h)Θ‖ / ‖norm(h)Θ‖ for the block's own norm, the h that it saw, and Θ = W_Q: what
-            forbids the conversion of the whole model. None where no norm feeds the attention, or W_Q is not square.
+        removed: parameters of the removed W_Q.
+        norm_error: ‖norm(hΘ) − norm(h)Θ‖ / ‖norm(h)Θ‖ for the block's own norm, the h that it saw, and Θ = W_Q. It
+            prevents the conversion of the whole model. None where no norm feeds the attention, or W_Q is not square.
         orthogonal_distance: ‖W_Q/s − U‖ / ‖U‖ for the nearest orthogonal U and best factor s: 0 if W_Q could be moved
             through an RMSNorm without gain, but for the factor. None where W_Q is not square.
     """
@@ -77,7 +77,7 @@ class LayerReparametrisation:
 
 
 def reparametrise(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> list[LayerReparametrisation]:
-    """Verify the invariance on every attention module of a model, and remove W_Q from each module taken by itself.
+    """Verify the invariance on every attention module of a model, and remove W_Q from each module separately.
 
     The model runs once as it is, to record each attention's input. Then fp64 copies of the attentions, one at a time,
     are called with that input. The model is left as it was.
@@ -208,7 +208,7 @@ def _readers(site: AttentionSite, call: _Call) -> dict[str, nn.Module]:
 
 
 def _not_matrices(site: AttentionSite, readers: Mapping[str, nn.Module]) -> str:
-    """Return what reads X otherwise than by a matrix, so that it cannot take Θ⁻¹ in; empty if nothing does."""
+    """Return a reader of X that is not a matrix, so that it cannot absorb Θ⁻¹; empty if there is none."""
     for target, projection in site.projections.items():
         path = projection.source or projection.path
         inside = linear_paths(site.inner_module(path), path)

@@ -33,9 +33,9 @@ class TokenBlocks:
 
     A packed row holds several pieces; ``position_ids`` restart at each, and the first token of each is not predicted,
     so nothing is learned across documents. The rest of the row has positions of its own and is not predicted either. A
-    padded row holds one piece and an ``attention_mask``. A row cut from a stream is one piece, whatever documents it
-    contains: all tokens except its first are predicted, and as its positions just count up from zero, the default of
-    every model, it needs neither. Where only a part is to be learned, no other token is predicted.
+    padded row holds one piece and an ``attention_mask``. A row cut from a stream is one piece of one or several
+    documents: all tokens except its first are predicted, and its positions count up from zero, the default of every
+    model, so it needs neither. In examples that are learned in part, only that part is predicted.
 
     Attributes:
         rows: (blocks, block_size) token ids.
@@ -235,7 +235,7 @@ def _truncated(stream: TokenStream, size: int) -> Integers:
 
 
 def _pieces_to_learn(stream: TokenStream, size: int, source: str) -> Integers:
-    """Return `_truncated` without the examples that keep nothing to learn; a warning says how many are cut, or out.
+    """Return `_truncated` without examples that keep no token to learn; a warning counts them and those that are cut.
 
     Raises:
         HfpatchError: if none is left.
@@ -259,7 +259,7 @@ def _pieces_to_learn(stream: TokenStream, size: int, source: str) -> Integers:
 def _lay_out(
     tokens: npt.NDArray[Any], pieces: Integers, offsets: Integers, size: int, pad: int, file: Path | None
 ) -> npt.NDArray[Any]:
-    """Return (rows, size) tokens, or what is known of each: pieces, each a start and a length in ``tokens``."""
+    """Return (rows, size) tokens, or an array of values by token: pieces, each a start and a length in ``tokens``."""
 
     def chunks() -> Iterator[npt.NDArray[Any]]:
         for first in range(0, len(offsets) - 1, step):

@@ -10,8 +10,8 @@ import torch
 def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Stack rows of (block_size,) to (batch, block_size).
 
-    Position ids that only count up from zero, and masks without padding, say what a model assumes by itself; leaving
-    them out lets it take its fast causal path.
+    Position ids that only count up from zero, and masks without padding, are a model's defaults; without them it takes
+    its fast causal path.
     """
     batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     positions = batch.get("position_ids")

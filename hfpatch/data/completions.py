@@ -34,7 +34,7 @@ class Example(NamedTuple):
         text: all of it.
         learned: the first character and the one after the last of each stretch that is learned.
         templated: whether a chat template wrote it, special tokens and ends of turns included.
-        says: what each message, or the prompt and the completion, says, and whether it is learned.
+        says: the text of each message, or of the prompt and the completion, and whether it is learned.
     """
 
     text: str
@@ -52,11 +52,11 @@ class Encoded(NamedTuple):
 
 
 class Completions:
-    """Turns examples into token ids and a mask: through the tokenizer's chat template where they are conversations.
+    """Turns examples into token ids and a mask, conversations through the tokenizer's chat template.
 
-    Learned are the assistant's turns, with what ends them; of a prompt and its completion the completion, with the
-    end-of-text. A template with ``{% generation %}`` says itself what an assistant's turn is. Of any other it is what
-    the template adds to the messages before it and the header of a reply:
+    Learned are the assistant's turns with their end, or the completion of a prompt with the end-of-text.
+    A template with ``{% generation %}`` marks an assistant's turns. With other templates, a turn is the text added to
+    the messages before it and the header of a reply:
 
     .. math::
         turn_i = render(m_1 ... m_i) - render(m_1 ... m_{i-1}, add_generation_prompt)
@@ -68,7 +68,7 @@ class Completions:
         settings: ``append_eos``, and the chat template if it is not the tokenizer's own.
 
     Raises:
-        HfpatchError: if the tokenizer does not tell which characters a token is from, an end-of-text token is wanted
+        HfpatchError: if the tokenizer does not give the characters of a token, an end-of-text token is wanted
             and it has none, or the template cannot be read.
     """
 
@@ -98,9 +98,9 @@ class Completions:
         return [each for each in found if each is not None]
 
     def _digests(self, example: Example, ids: list[int]) -> list[tuple[int, bool]]:
-        """Return the digests of an example: of all of it, of each reply with what it answers, of what is said.
+        """Return the digests of an example: the whole, each reply with the messages before it, and each message.
 
-        A learned text of `LONG` characters counts as a document, whatever it answers.
+        A learned text of `LONG` characters counts as a document, independently of its prompt.
         """
         text = self._digester.text
         found = self._digester.document(example.text, ids)
@@ -154,7 +154,7 @@ class Completions:
     def _render(
         self, given: dict[str, Any], messages: Messages, *, reply: bool = False, marks: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
-        """Return a conversation as text, with the header of a reply; and what ``{% generation %}`` marks in it."""
+        """Return a conversation as text, with the header of a reply, and the ranges that ``{% generation %}`` marks."""
         if self._template is None:
             raise HfpatchError(
                 "the tokenizer has no chat template; give a file with one as data.chat_template, or use the tokenizer "
@@ -219,7 +219,7 @@ def tokenize_completions(
             warning.
 
     Raises:
-        HfpatchError: as :class:`Completions`, or if a conversation does not suit the template, or nothing is left.
+        HfpatchError: as :class:`Completions`, or if the template refuses a conversation, or no example is left.
     """
     completions, dtype, found = Completions(tokenizer, settings), token_dtype(tokenizer), False
     for batch in batches(documents):
@@ -236,7 +236,7 @@ def tokenize_completions(
             digests=Digests.of([example.digests for example in kept]),
         )
     if not found:
-        raise HfpatchError("no example has two tokens, so there is nothing to predict; choose another data.source")
+        raise HfpatchError("no example has two tokens, so no token is predicted; choose another data.source")
     if names := completions.unread(unread):
         warnings.warn(
             f"{settings.source}: the chat template uses {', '.join(map(repr, names))}, and the column is not read; "
@@ -248,7 +248,7 @@ def tokenize_completions(
 def _learned(offsets: list[tuple[int, int]], stretches: list[tuple[int, int]]) -> list[bool]:
     """Return which tokens have a character in one of the stretches.
 
-    Tokens of white space alone may have an empty offset, at their end; special tokens that the tokenizer added have
+    Tokens of only white space may have an empty offset, at their end; special tokens that the tokenizer added have
     (0, 0).
     """
     mask = np.zeros(len(offsets), bool)

@@ -1,4 +1,4 @@
-"""Which documents say the same, compared as a model reads them: by digests of their text and of their token ids."""
+"""Finds equal documents, as a model reads them: by digests of their text and of their token ids."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import xxhash
 Values = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 LONG = 64
-"""A reply of so many characters counts as a document by itself, and so does a line of a task's document; a shorter one
-may answer several prompts."""
+"""A reply, or a line of a task's document, of this many characters counts as a document; a shorter reply may answer
+several prompts."""
 
 
 @dataclass(frozen=True)
 class Digests:
-    """Digests of documents and of what they consist of.
+    """Digests of documents and of their parts.
 
-    Two documents say the same if something that is all of one is all or a part of the other. Parts in common, such as
-    a system prompt, are no copies.
+    Two documents are equal if the whole of one is the whole or a part of the other. Common parts, such as a system
+    prompt, do not make them equal.
 
     Attributes:
         values: (n,) 64 bits each.
@@ -57,7 +57,7 @@ class Digests:
         return Digests(self.values[kept], self.documents[kept], self.whole[kept])
 
     def repeated(self, count: int) -> Flags:
-        """Return which of ``count`` documents say what another one says."""
+        """Return which of ``count`` documents equal another one."""
         order = np.lexsort((~self.whole, self.documents, self.values))  # of a document the whole before its parts
         values, documents, whole = self.values[order], self.documents[order], self.whole[order]
         first = np.ones(len(order), np.bool_)
@@ -68,7 +68,7 @@ class Digests:
         return _marked(documents[np.where(whole, having[group] > 1, being[group] > 0)], count)
 
     def among(self, others: Digests, count: int) -> Flags:
-        """Return which of ``count`` documents say what one of some others says."""
+        """Return which of ``count`` documents equal one of ``others``."""
         same = np.isin(self.values, others.values) & self.whole
         return _marked(self.documents[same | np.isin(self.values, others.values[others.whole])], count)
 
@@ -80,7 +80,7 @@ def _marked(documents: npt.NDArray[np.int64], count: int) -> Flags:
 
 
 class Digester:
-    """Digests what a tokenizer makes of text.
+    """Digests texts and token ids.
 
     Args:
         tokenizer: the tokenizer, whose normalizer (lower case, Unicode forms) decides which texts are one; None
@@ -108,7 +108,7 @@ class Digester:
         return [(self.text(text), True), (self.ids(ids), True)]
 
     def tokens(self, ids: npt.NDArray[Any] | Sequence[int]) -> list[tuple[int, bool]]:
-        """Return the digests of a document of which only the ids are known: of what they decode to, too."""
+        """Return the digests of a document of token ids: of its decoded text, too."""
         text = self._tokenizer.decode(self._inner(ids), clean_up_tokenization_spaces=False)
         return [(self.text(text), True), (self.ids(ids), True)]
 

@@ -141,8 +141,8 @@ def _files_like(pattern: str) -> list[Path]:
     found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207
     files = [path for path in found if path.is_file() and is_readable(path)]
     if not files:
-        what = "no file that can be read matches" if found else "nothing matches"
-        raise HfpatchError(f"data.source: {what} {pattern}; use {_TYPES}")
+        problem = "no file that can be read matches" if found else "no file matches"
+        raise HfpatchError(f"data.source: {problem} {pattern}; use {_TYPES}")
     return files
 
 

@@ -1,4 +1,4 @@
-"""Which documents decide: those of tasks, those held out, and those of tuning. What they say is not trained on."""
+"""Documents of tasks, held-out documents and documents for tuning; training text excludes their text."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TaskDocument(NamedTuple):
     """A document of an evaluation task.
 
     Attributes:
-        read: what a model reads of it: its prompt with each answer.
-        texts: every text in it, whatever the field.
+        read: its prompt with each answer, as a model reads it.
+        texts: the text of every field.
     """
 
     read: Sequence[str]
@@ -35,11 +35,11 @@ class TaskDocument(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskDigests:
-    """What the documents of tasks say.
+    """Digests of the documents of tasks.
 
     Attributes:
-        copies: by task, digests of what is not trained on.
-        values: digests of all that tasks say, which is not for tuning.
+        copies: by task, digests of texts that are not trained on.
+        values: digests of all texts of tasks, which are not used for tuning.
     """
 
     copies: Mapping[str, Digests]
@@ -52,9 +52,9 @@ class Candidates:
 
     Attributes:
         source: its name, for messages.
-        digests: what each says.
+        digests: of the documents.
         usable: which of them can decide at all.
-        tasks: which of them say what a task says.
+        tasks: which of them equal a task's text.
         held_out: how many to hold out.
         tuning: how many to take for tuning.
     """
@@ -69,7 +69,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Where the documents are that are trained on, held out, and taken for tuning: places in one source, ascending."""
+    """The documents of one source to train on, to hold out, and to tune on: ascending indices."""
 
     train: Places
     held_out: Places = field(default_factory=lambda: NONE)
@@ -77,14 +77,13 @@ class Chosen:
 
 
 def choose_documents(sources: Sequence[Candidates], excluded: Values) -> list[Chosen]:
-    """Choose the documents that decide: of each source the last ones whose text is in no other document of any source.
+    """Choose documents to hold out and to tune on: the last ones of each source that equal no other document.
 
-    Those of tuning come before those that are held out, and say nothing that is excluded. What a task says is not
-    trained on.
+    Those for tuning come before the held-out ones, and contain no excluded text. Text of tasks is not trained on.
 
     Args:
         sources: all that is trained on.
-        excluded: digests of texts that are not for tuning.
+        excluded: digests of texts that are not used for tuning.
 
     Raises:
         HfpatchError: if there are too few, or none would be left to train on.
@@ -137,16 +136,16 @@ def _last(source: Candidates, usable: Flags, wanted: int, key: str, also: str) -
 def digest_tasks(
     tasks: Mapping[str, Iterable[TaskDocument]], digester: Digester, *, with_ids: bool = False
 ) -> TaskDigests:
-    """Return what the documents of tasks say, and which of it is not trained on.
+    """Return digests of the documents of tasks, and of those of their texts that are not trained on.
 
-    A copy of a task's document is a training document that is all that a model reads of it, or one of its texts or
-    lines of `LONG` characters, which count as documents by themselves. Of those that only one document of the task has,
-    a training document may be a part, too: an instruction that all have is no copy.
+    A copy of a task's document is a training document that equals its prompt with an answer, or one of its texts or
+    lines of `LONG` characters. A training document that contains such a text or line is a copy, too, if only one
+    document of the task has it, unlike an instruction.
 
     Args:
         tasks: the documents of each.
         digester: digests texts as those of the training documents.
-        with_ids: compare token ids, too: of a token file the texts may not be known.
+        with_ids: compare token ids, too, for token files.
     """
     said = {
         name: [({_valid(text) for text in read} - {""}, _lines(texts)) for read, texts in documents]
@@ -181,7 +180,7 @@ def _valid(text: str) -> str:
 
 
 def copies_of_tasks(digests: Digests, count: int, tasks: Mapping[str, Digests]) -> tuple[Flags, dict[str, int]]:
-    """Return which of ``count`` documents say what tasks say, and of how many of them which task does."""
+    """Return which of ``count`` documents are copies of tasks' documents, and their number by task."""
     found = digests.among(Digests.join(list(tasks.values()), [0] * len(tasks)), count)
     close = digests.take(np.flatnonzero(found))
     counts = {name: int(close.among(own, count).sum()) for name, own in tasks.items()} if found.any() else {}
@@ -201,7 +200,7 @@ def tokenizer_documents(sources: Sequence[tuple[Corpus, DataSettings]]) -> Itera
             told, usable = [], []
             for text in filtered_documents(corpus, settings):
                 told.append([(digester.text(text), True)])
-                usable.append(settings.append_eos or len(text.split()) > 1)  # one token alone is left out
+                usable.append(settings.append_eos or len(text.split()) > 1)  # a single token is left out
             candidates.append(
                 Candidates(
                     settings.source,

@@ -1,4 +1,4 @@
-"""The documents behind blocks: what identifies each, and how many bytes of text the loss is measured on."""
+"""The documents of blocks: their hashes, and the bytes of text that the loss is measured on."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Documents:
 
 
 def describe_documents(blocks: TokenBlocks, tokenizer: PreTrainedTokenizerBase) -> Documents:
-    """Return what is known of the documents of blocks that know them.
+    """Return the hashes and bytes of the documents of blocks.
 
-    A token's text is what it adds to that of the tokens before it in its row and document; special tokens have none,
-    and a character that several tokens make up counts with the last of them.
+    A token's text is its addition to the text of the tokens before it in its row and document. Special tokens have
+    none; a character of several tokens counts with the last one.
 
     Args:
         blocks: blocks with ``owners``.

@@ -58,8 +58,8 @@ _SCALARS = ("layout", "documents", "source", "revision", "sha256")
 class Splits:
     """Blocks to train on, those to measure the loss on if the settings hold documents out, and those of tuning.
 
-    ``cautions`` say what the tasks have of the training text, a sentence each; ``retained`` are texts beside it that
-    are measured, by name.
+    ``cautions`` are sentences about tasks' documents in the training text; ``retained`` are texts beside it that are
+    measured, by name.
     """
 
     train: TokenBlocks
@@ -100,8 +100,8 @@ def load_splits(
 ) -> Splits:
     """Read and tokenize the text of ``settings``, or map a token file, and lay it out in blocks.
 
-    Documents are read a few at a time and written to a file that is then mapped. What is held out or taken for tuning
-    says nothing that is trained on, see :func:`hfpatch.data.deciding.choose_documents`.
+    Documents are read a few at a time and written to a file that is then mapped. No document held out or used for
+    tuning equals one that is trained on, see :func:`hfpatch.data.deciding.choose_documents`.
 
     Args:
         settings: the recipe's data section.
@@ -110,10 +110,10 @@ def load_splits(
         cache_dir: cache the tokens and the blocks here, under the hash of settings, tokenizer and text, and map them
             into memory on the next call. The embedded language is not cached: it is generated quickly.
         tuning: how many documents are taken away for tuning.
-        tasks: the documents of the evaluation tasks, by task. What they say is not trained on, and not for tuning; a
-            warning says how many documents that are, see :func:`hfpatch.data.deciding.digest_tasks`.
-        evaluation: the text to measure the loss on in the place of what ``settings`` hold out: what it holds out, or
-            else all of it. It may be the text that is trained on, with another layout or block size; see
+        tasks: the documents of the evaluation tasks, by task. Their text is not trained on or tuned on; a warning
+            counts the excluded documents, see :func:`hfpatch.data.deciding.digest_tasks`.
+        evaluation: the text to measure the loss on instead of the held-out documents of ``settings``: its held-out
+            documents, or else all. It may be the text that is trained on, with another layout or block size; see
             :func:`hfpatch.recipes.data.overlap_mistake`. Documents that are trained on are left out, with a warning.
         retained: more texts to measure, by the name that ``retention.texts`` gives each; likewise without documents
             that are trained on.
@@ -154,7 +154,7 @@ def _candidates(text: _Text, settings: DataSettings, tasks: Flags, tuning: int =
 
 
 def _in_tasks(text: _Text, settings: DataSettings, tasks: Mapping[str, Digests], cautions: list[str]) -> Flags:
-    """Return which documents of a source say what tasks say; add a sentence about them to ``cautions``."""
+    """Return which documents of a source are in the tasks; add a sentence about them to ``cautions``."""
     count = len(text.file)
     found, counts = copies_of_tasks(text.file.digests, count, tasks) if tasks else (np.zeros(count, np.bool_), {})
     if counts:
@@ -179,16 +179,18 @@ def _untrained(
     places = own.held_out if settings.held_out else own.train
     digests = [each.file.digests.take(part.train) for each, part in zip(trained, chosen, strict=True)]
     known = text.file.digests.among(Digests.join(digests, [len(each.file) for each in trained]), len(text.file))[places]
-    what = f"of {settings.source} are in the training text, too"
+    shared = f"of {settings.source} are in the training text, too"
     if known.all():
-        raise HfpatchError(f"{key}: all {len(places)} documents {what}; evaluate on another text")
+        raise HfpatchError(f"{key}: all {len(places)} documents {shared}; evaluate on another text")
     if known.any():
-        warnings.warn(f"{key}: {known.sum()} of {len(places)} documents {what}, and are not evaluated on", stacklevel=4)
+        warnings.warn(
+            f"{key}: {known.sum()} of {len(places)} documents {shared}, and are not evaluated on", stacklevel=4
+        )
     return places[~known]
 
 
 def _join(splits: Sequence[Mapping[str, TokenBlocks]], weights: Sequence[float]) -> dict[str, TokenBlocks]:
-    """Return the splits of a mixture; a source with a small weight may hold nothing out."""
+    """Return the splits of a mixture; a source with a small weight may have no held-out documents."""
     joined: dict[str, TokenBlocks] = {}
     for name in vars(Chosen(NONE)):
         given = [(each[name], weight) for each, weight in zip(splits, weights, strict=True) if name in each]
@@ -319,7 +321,7 @@ def _write_cache(folder: Path, splits: Mapping[str, TokenBlocks]) -> None:
 
 
 def _read_cache(folder: Path) -> dict[str, TokenBlocks] | None:
-    """Map what `_write_cache` wrote, after comparing all files with their hashes; None if they are damaged."""
+    """Map the files of `_write_cache` after comparing them with their hashes; None if they are damaged."""
     try:
         check_manifest(folder)
         splits: dict[str, TokenBlocks] = {}

@@ -25,11 +25,11 @@ _SHORTEST_ROW, _ENOUGH = 12, 64
 _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length of the input
 _SHARE_OF_LEAK = {torch.float32: 1e-3, torch.float64: 1e-3}
 _SHARE_OF_LEAK_LOW_PRECISION = 0.1
-_TIMES_NOISE = 4  # up to that, what a text's batch changes may be all that packing changes
+_TIMES_NOISE = 4  # a larger change by packing is not explained by the change of a text's batch
 _INT8 = "Int8Params"
 _CROSSING = "attention crosses from one to the next"
 _HIDDEN = (
-    "a text's features depend on what else is in its batch, as with quantised inputs, and that hides whether attention "
+    "a text's features depend on the rest of its batch, as with quantised inputs, and that hides whether attention "
     "crosses from one to the next"
 )
 
@@ -43,8 +43,7 @@ def split_pieces(begins: Integers, lengths: Integers, block_size: int) -> Intege
         block_size: the longest piece.
 
     Returns:
-        (pieces, 2) start in the flat array and length. Pieces of a single token have nothing to predict and are
-        left out.
+        (pieces, 2) start in the flat array and length. Pieces of a single token are left out.
     """
     counts = -(-lengths // block_size)
     documents = np.repeat(np.arange(len(lengths)), counts)
@@ -92,18 +91,17 @@ def pack(sizes: Integers, block_size: int) -> tuple[Integers, Integers]:
 
 @torch.no_grad()
 def packing_obstacle(model: PreTrainedModel, block_size: int) -> str | None:
-    """Run the model to test whether each document has the same features in a packed row as alone.
+    """Run the model to test whether each document has the same features in a packed row as when run separately.
 
-    Two rows of two random documents, a long one with a short one and two halves, go through the model alone, packed
-    with position ids that restart, and packed with position ids that continue. The last shows how different features
-    are if the second document attends to the first; packing is exact if restarting position ids remove all of that
-    difference except rounding. Models that take no position ids (BLOOM) or use them for the embedding only fail, as do
-    those whose rotary frequencies depend on the longest document of a batch (longrope).
+    Two rows of two random documents, a long one with a short one and two halves, go through the model separately,
+    packed with position ids that restart, and packed with position ids that continue. The last shows how different
+    features are if the second document attends to the first; packing is exact if restarting position ids remove all
+    of that difference except rounding. Models that take no position ids (BLOOM) or use them for the embedding only
+    fail, as do those whose rotary frequencies depend on the longest document of a batch (longrope).
 
     LLM.int8 rounds a layer's input by columns that it chooses over the whole batch, so that a text has other features
     in another batch. For the test such layers are computed with their dequantised weights and inputs as they are. If a
-    text depends on its batch all the same, as much as documents depend on being packed, nothing can be said about
-    attention.
+    text still depends on its batch as much as on packing, the test is inconclusive.
 
     Args:
         model: a causal language model.

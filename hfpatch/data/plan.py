@@ -88,7 +88,7 @@ def write_plans(folder: Path, plans: Mapping[int, BatchPlan]) -> None:
 
 
 def read_plans(folder: Path) -> dict[int, BatchPlan]:
-    """Read what `write_plans` wrote.
+    """Read the files of `write_plans`.
 
     Raises:
         HfpatchError: if a file is missing or not a plan, was changed, or names a block that cannot exist.
@@ -120,7 +120,7 @@ def draw_evaluation(blocks: TokenBlocks, count: int, seed: int = 0) -> TokenBloc
         HfpatchError: if ``count`` is below 1.
     """
     if count < 1:
-        raise HfpatchError(f"{count} evaluation blocks measure nothing; use at least 1")
+        raise HfpatchError(f"{count} evaluation blocks give no loss; use at least 1")
     generator = np.random.Generator(np.random.PCG64(seed))
     return blocks.take(np.sort(generator.permutation(len(blocks))[:count]))
 

@@ -56,12 +56,12 @@ def read_rows(path: Path, rows: Rows) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place, for messages, and the value of each row of a file; of all but .json one is in memory at a time.
 
     Each line of .jsonl, each object of the list that a .json contains, each row of .csv, whose first one has the names,
-    and each row of .parquet is a document. A .txt file is split at lines with nothing but a separator such as
+    and each row of .parquet is a document. A .txt file is split at lines that consist of a separator such as
     ``<|endoftext|>``; without such a line, each paragraph (blank lines between) is a document.
 
     Args:
         path: the file.
-        rows: what a row is.
+        rows: how rows are read.
 
     Raises:
         HfpatchError: if the file is empty, not UTF-8, or not of its format; the message has the line.
@@ -130,7 +130,7 @@ def _read_text(path: Path) -> Iterator[str]:
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file with one JSON list; a file that begins with an object is taken for JSON Lines."""
+    """Yield the objects of a file with one JSON list; a file that begins with an object is read as JSON Lines."""
     _, first = next(_lines(path), (1, ""))
     if not first.lstrip().startswith("["):
         yield from read_json_lines(path)

@@ -1,6 +1,6 @@
-"""What a row of a data set is as a document: its text, or a conversation or a prompt with its completion as JSON.
+"""Rows of data sets as documents: a text, or a conversation or a prompt with its completion as JSON.
 
-A document is one string wherever it comes from, so that filtering, holding out and finding duplicates are the same for
+Every document is one string, so that filtering, holding out and finding duplicates are the same for
 all; :mod:`hfpatch.data.completions` reads the JSON again.
 """
 
@@ -25,7 +25,7 @@ class Rows:
     """How the rows of a source are read.
 
     Attributes:
-        format: what a row is.
+        format: the format of rows.
         columns: the columns that are read, in the order of :data:`hfpatch.recipes.sources.COLUMNS`.
         template: the text around a prompt, ``{}`` in its place.
         unread: the other columns that were found.
@@ -43,15 +43,15 @@ class Rows:
         return cls(settings.format, columns, settings.prompt_template)
 
     def documents(self, rows: Iterable[tuple[str, dict[str, Any]]], source: str) -> Iterator[str]:
-        """Yield the document of each row; rows with a null, or with nothing to learn, are left out, with a warning.
+        """Yield the document of each row; rows with a null, or without text to learn, are left out, with a warning.
 
         Args:
             rows: the place of each row, for messages, and the row.
             source: the name of the source, for messages.
 
         Raises:
-            HfpatchError: if a column of a row is missing or is not what the format says, with the place; or if every
-                row is left out.
+            HfpatchError: if a column of a row is missing or of another format, with the place; or if every row is left
+                out.
         """
         found, skipped = False, 0
         try:
@@ -118,7 +118,7 @@ class Rows:
 
 
 def contents(document: str, format_: Format) -> list[str]:
-    """Return the texts that a document consists of: itself, or what its messages, its prompt and completion say."""
+    """Return the texts of a document: itself, or those of its messages, or of its prompt and completion."""
     if format_ == "text":
         return [document]
     found: list[str] = []

@@ -86,7 +86,7 @@ class TokenFile:
 
     Attributes:
         stream: the documents.
-        digests: what each says.
+        digests: of the documents.
         info: its sidecar.
     """
 
@@ -111,19 +111,19 @@ def write_token_file(
 ) -> TokenFileInfo:
     """Tokenize documents into a token file, a few million characters at a time.
 
-    The file is written atomically, then what describes it.
+    The file is written atomically, then its descriptions.
 
     Args:
-        path: the file, ``NAME.bin``; neither it nor what describes it may exist.
+        path: the file, ``NAME.bin``; neither it nor its descriptions may exist.
         documents: the text.
         tokenizer: the tokenizer.
-        settings: what a document is, whether it ends with an end-of-text token, and their source.
+        settings: format and source of documents, and whether they end with an end-of-text token.
         revision: the hub revision they are from.
         unread: the columns of the source that are not read.
         on_part: called from time to time with how many documents and tokens are written.
 
     Raises:
-        HfpatchError: if there is such a file, it cannot be written, or there is nothing to predict.
+        HfpatchError: if the file exists or cannot be written, or no token is predicted.
     """
     check_free(path)
     if settings.format == "text":
@@ -164,12 +164,12 @@ def write_token_file(
 def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> TokenFileInfo:
     """Describe a file from another tool, after reading all of it.
 
-    It must contain what :func:`write_token_file` would write with this tokenizer: uint16 ids if the vocabulary allows
-    it, else uint32, and an end-of-text after each document, by which documents are told apart. That the ids are in the
-    vocabulary is checked; that they are of this tokenizer cannot be.
+    It must have the format of :func:`write_token_file` with this tokenizer: uint16 ids if the vocabulary allows
+    it, else uint32, and an end-of-text after each document, which separates documents. Ids must be in the vocabulary;
+    whether they are of this tokenizer cannot be checked.
 
     Raises:
-        HfpatchError: if there is already a sidecar, or the file is missing, empty, or no such file.
+        HfpatchError: if there is already a sidecar, or the file is missing, empty, or of another format.
     """
     dtype, end, vocabulary = token_dtype(tokenizer), tokenizer.eos_token_id, largest_id(tokenizer) + 1
     if sidecar(path).exists():
@@ -205,14 +205,14 @@ def describe_token_file(path: Path, tokenizer: PreTrainedTokenizerBase) -> Token
 def _documents_between(ends: Integers, total: int) -> Integers:
     """Return the lengths of documents that end with one id, by the places of that id.
 
-    A document has two tokens at least; so where the id comes twice, as with a tokenizer that begins documents with the
-    same one, the second begins the next document.
+    A document has at least two tokens. If the id comes twice, as with a tokenizer that begins documents with it, the
+    second one begins the next document.
     """
     fresh = np.ones(len(ends), np.bool_)
     fresh[1:] = ends[1:] != ends[:-1] + 1
     runs = np.flatnonzero(fresh)
     rank = np.arange(len(ends)) - np.repeat(runs, np.diff([*runs, len(ends)]))
-    if len(ends) and ends[0] == 0:  # nothing is before it that it could end
+    if len(ends) and ends[0] == 0:  # no document before it
         rank[: runs[1] if len(runs) > 1 else len(ends)] += 1
     last = ends[rank % 2 == 0] + 1
     return np.diff([0, *last, *([total] if not len(last) or last[-1] < total else [])]).astype(np.int64)
@@ -305,6 +305,6 @@ def check_free(path: Path) -> None:
 def _map(path: Path, dtype: np.dtype[np.uint16] | np.dtype[np.uint32]) -> TokenArray:
     size = path.stat().st_size if path.is_file() else 0
     if size == 0 or size % dtype.itemsize:
-        what = f"has {size} bytes, no whole number of {dtype.name} ids" if size else "is missing or empty"
-        raise HfpatchError(f"{path}: {what}")
+        problem = f"has {size} bytes, no whole number of {dtype.name} ids" if size else "is missing or empty"
+        raise HfpatchError(f"{path}: {problem}")
     return np.memmap(path, dtype=dtype, mode="r")

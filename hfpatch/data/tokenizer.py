@@ -33,7 +33,7 @@ class TokenStream:
         lengths: (documents,) int64, tokens of each document.
         learned: (total,) which tokens the loss counts; None if it counts all.
         starts: (documents,) int64, where each begins; None if they follow one another.
-        digests: what each says; None if that is not known.
+        digests: of the documents; None if they are not known.
     """
 
     tokens: TokenArray
@@ -77,11 +77,10 @@ def tokenize_in_parts(
 ) -> Iterator[TokenStream]:
     """Tokenize documents with the tokenizer's own special tokens and an end-of-text token at the end of each.
 
-    Documents of fewer than two tokens have nothing to predict and are left out. A part is of a few million characters;
-    only one is in memory at a time.
+    Documents of fewer than two tokens are left out. A part has a few million characters; one is in memory at a time.
 
     Raises:
-        HfpatchError: if an end-of-text token is wanted and the tokenizer has none, or nothing is left.
+        HfpatchError: if an end-of-text token is wanted and the tokenizer has none, or no document is left.
     """
     eos, dtype, found = end_of_text(tokenizer, append=append_eos), token_dtype(tokenizer), False
     digester = Digester(tokenizer)
@@ -105,7 +104,7 @@ def tokenize_in_parts(
         ]
         yield TokenStream(tokens, lengths, digests=Digests.of(digests))
     if not found:
-        raise HfpatchError("no document has two tokens, so there is nothing to predict; choose another data.source")
+        raise HfpatchError("no document has two tokens, so no token is predicted; choose another data.source")
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase, *, append: bool) -> int | None:

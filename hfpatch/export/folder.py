@@ -24,13 +24,13 @@ _TEMPLATE, _GENERATION = "chat_template.jinja", "generation_config.json"
 
 @dataclass(frozen=True)
 class Export:
-    """What was written.
+    """A written export.
 
     Attributes:
         directory: the folder.
         model_class: the class in its modelling file.
         added: how many parameters the patch adds.
-        merged: the modules whose weights contain an adapter, because it can be no part of its own.
+        merged: the modules whose weights contain an adapter, because it cannot be a separate part.
     """
 
     directory: Path
@@ -49,21 +49,21 @@ def export_patch(
     allow_other_base: bool = False,
     scale: float = 1.0,
 ) -> Export:
-    """Write a base with a patch as one folder that transformers alone loads, with ``trust_remote_code=True``.
+    """Write a base with a patch as one folder for transformers, loaded with ``trust_remote_code=True``.
 
-    The folder holds the weights of both, a tokenizer, a modelling file in plain torch and a card. What is loaded from
-    it is compared with the patched model before the folder appears: the logits are equal bit for bit or, where PEFT
-    merged an adapter other than LoRA into the weights of the base, up to rounding. A tokenizer, a chat template and
-    generation settings beside the adapter take the place of the base's.
+    The folder holds the weights of both, a tokenizer, a modelling file in plain torch and a card. The export
+    is loaded and compared with the patched model before the folder appears: the logits are equal bit for bit or, if
+    PEFT merged an adapter other than LoRA into the weights of the base, up to rounding. A tokenizer, a chat template
+    and generation settings beside the adapter replace the base's.
 
     Args:
-        patch: what ``save_patch`` wrote, or a PEFT adapter.
+        patch: a folder written by ``save_patch``, or a PEFT adapter.
         out: the folder to write; it must not exist or must be empty.
         model: the base; None takes the one that the patch names.
         revision: the base's hub revision.
         dtype: the dtype that the base is loaded and written in; the patch keeps its own.
         allow_other_base: take a patch whose base had other weights.
-        scale: what the patch's change is multiplied by, see :func:`hfpatch.scale_patch`.
+        scale: factor of the patch's change, see :func:`hfpatch.scale_patch`.
 
     Raises:
         HfpatchError: if the base or the patch cannot be loaded, a part cannot be exported, or ``out`` is not free.

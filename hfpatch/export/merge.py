@@ -70,7 +70,7 @@ def _merge(name: str, layer: Any) -> None:
 def parts_of_the_base(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of the base by the names that they had before any adapter.
 
-    A copy of a module that an adapter holds (``modules_to_save``) is in the place of the original.
+    An adapter's copy of a module (``modules_to_save``) replaces the original.
     """
     added = adapter_state(model)
     state = model.state_dict(keep_vars=True)

@@ -20,16 +20,16 @@ from hfpatch.tuners.hooks import PLACES
 from hfpatch.tuners.layer import MethodLayer, layers_at
 from hfpatch.tuners.places import modules_at, row_at
 
-_WRAPPED = {"base_layer", "original_module", "token_adapter"}  # what PEFT calls the module inside
+_WRAPPED = {"base_layer", "original_module", "token_adapter"}  # PEFT's names of the module inside
 
 Description = list[dict[str, Any]]
 Tensors = dict[str, Tensor]
 
 
 def describe(model: nn.Module) -> tuple[Description, Tensors]:
-    """Return what :class:`hfpatch.export.runtime.Hooked` reads, an item for each part, and its tensors by their name.
+    """Return the items of :class:`hfpatch.export.runtime.Hooked`, one for each part, and their tensors by name.
 
-    LoRA that is merged into the weights is no part.
+    Merged LoRA is not a part.
     """
     found: Description = []
     rows: Description = []
@@ -45,7 +45,7 @@ def describe(model: nn.Module) -> tuple[Description, Tensors]:
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer) and not module.merged:
             found.append(_lora(name, module, tensors))
-    return found + rows, tensors  # what is attached last is called first
+    return found + rows, tensors  # the last one attached is called first
 
 
 def methods_of(model: nn.Module) -> list[type[MethodConfig]]:

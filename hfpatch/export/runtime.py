@@ -1,7 +1,7 @@
 """A patch as modules around those of a stock model, from the functions of :mod:`hfpatch.nn`.
 
 :mod:`hfpatch.export.source` copies :class:`Hooked`, with all that it uses of hfpatch, into every exported folder. x is
-what a module receives, ``(batch, seq, hidden)``.
+a module's input, ``(batch, seq, hidden)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hfpatch.tuners.hooks import PLACES, ActingModule, MethodSite, scaled
 
 
 class Matrix(nn.Module):
-    """A linear map, which quantisers and adapters for linear layers leave alone."""
+    """A linear map that quantisers and adapters for linear layers do not replace."""
 
     onednn: Any = None  # see use_onednn
 
@@ -62,8 +62,8 @@ def use_onednn(model: nn.Module) -> None:
 class Around(nn.Module):
     """A module of the base, ``base``, in a place where a part acts.
 
-    Tools replace the modules of the base: quantisers and servers every linear layer, servers many norms. What acts on
-    this module stays. It shows the tensors and sizes of ``base`` as its own.
+    Tools replace the modules of the base: quantisers and servers every linear layer, servers many norms. Parts
+    that act on this module stay. It shows the tensors and sizes of ``base`` as its own.
     """
 
     def __init__(self, base: nn.Module) -> None:
@@ -77,7 +77,7 @@ class Around(nn.Module):
     def __getattr__(self, name: str) -> Any:
         """Return a module or parameter of this module, or a tensor or plain value of ``base``; no objects or methods.
 
-        Servers call what they find at the linear layers that they put in, such as ``quant_method``, once for each.
+        Servers call methods of their own linear layers, such as ``quant_method``, once for each.
         """
         try:
             return super().__getattr__(name)
@@ -89,7 +89,7 @@ class Around(nn.Module):
 
 
 class Method:
-    """The options of a method, what it builds and what it does at each place; subclasses follow below."""
+    """The options of a method, its modules and its actions at each place; subclasses follow below."""
 
     def __init__(self, **options: Any) -> None:
         kinds = type(self).__annotations__
@@ -98,7 +98,7 @@ class Method:
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Compute what the method computes of its options beforehand."""
+        """Compute values that depend only on the options."""
 
     def acts_at(self) -> tuple[str, ...]:
         """Return the places where the method acts."""
@@ -125,7 +125,7 @@ class MethodParts(ActingModule):
         super().__init__()
         self.factors = factors or [1.0] * len(adapters)
         self.sites = [MethodSite.read(site) for site in sites]
-        self.site = self.sites[0]  # what adapters do not differ in
+        self.site = self.sites[0]  # equal for all adapters
         self.methods = [METHODS[method](**options) for options in adapters]
         built = (each.build(site, 0) for each, site in zip(self.methods, self.sites, strict=True))
         self.parts = nn.ModuleList(map(with_matrices, built))
@@ -137,7 +137,7 @@ class MethodParts(ActingModule):
         self.act_on(modules)
 
     def acting(self, place: str) -> Iterator[tuple[Any, Any, MethodSite]]:
-        """Yield what acts at a place: the method, its parts and the site."""
+        """Yield the methods that act at a place, with their parts and the site."""
         for index, (method, parts, site) in enumerate(zip(self.methods, self.parts, self.sites, strict=True)):
             if place in method.acts_at():
                 in_call = self.in_call(site, method, str(index), place) if self.reads_rows else site
@@ -149,7 +149,7 @@ class MethodParts(ActingModule):
 
 
 def with_matrices(module: nn.Module) -> nn.Module:
-    """Put a :class:`Matrix` in the place of every linear layer in a module."""
+    """Replace every linear layer in a module by a :class:`Matrix`."""
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):  # and no subclass that computes something else
             setattr(module, name, Matrix(child.in_features, child.out_features, child.bias is not None))
@@ -164,7 +164,7 @@ class Lora(HookedModule):
     .. math::
         y = x W + scaling · (x A) B                    A: d -> rank,  B: rank -> out
 
-    x is what the projection is called with, before a method changes what it reads. Source: arXiv 2106.09685.
+    x is the projection's input before a method changes it. Source: arXiv 2106.09685.
     """
 
     def __init__(self, parts: list[dict[str, Any]]) -> None:
@@ -179,7 +179,7 @@ class Lora(HookedModule):
         self.after(linear[0], Lora.change)
 
     def keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep what the projection is called with."""
+        """Keep the projection's input."""
         self.keep("x", args[0])
 
     def change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class HookedConfig:
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return what a file says, with the model type of this class and without those weights."""
+        """Return a file's values, with the model type of this class and without those weights."""
         stock: Any = super()
         values, others = stock.get_config_dict(*args, **kwargs)
         values = {key: value for key, value in values.items() if key != "transformers_weights"}
@@ -260,19 +260,19 @@ class Hooked:
             if all(path.startswith(start) for path in paths_of(item)):
                 require_served(item, config._attn_implementation)
                 attach(self, item, start)
-        model: Any = self  # what is tied has other names now
+        model: Any = self  # tied weights have other names now
         model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
         if config._attn_implementation == "vllm":
             use_onednn(model)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        """Return what the stock class says, which looks for it in its own file."""
+        """Return the answer of the stock class, which reads its own source file."""
         return bool(cls._stock()._can_set_attn_implementation())
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
-        """Return what the stock class says, which looks for it in its own file."""
+        """Return the answer of the stock class, which reads its own source file."""
         return bool(cls._stock()._can_set_experts_implementation())
 
     @classmethod
@@ -281,12 +281,12 @@ class Hooked:
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """Tell transformers that weights and buffers are initialised as the stock classes do it."""
+        """Tell transformers to initialise weights and buffers as in the stock classes."""
         return False
 
 
 def require_served(item: dict[str, Any], attention: str | None) -> None:
-    """Refuse to serve what layers share in one call of the model: vLLM runs the layers without calling it.
+    """Refuse methods that share tensors between layers in one call of the model: vLLM runs the layers without it.
 
     Raises:
         HfpatchError: naming the method.

@@ -32,7 +32,7 @@ class Hfpatch{stock}(Hooked, {stock}):
 
     config_class = Hfpatch{config}
     _keep_in_fp32_modules_strict = {fp32}
-    _keys_to_ignore_on_load_unexpected = None  # the file holds what the model has; vLLM skips what is named here
+    _keys_to_ignore_on_load_unexpected = None  # the file has all tensors; vLLM skips those named here
     hfpatch_prefix = "{prefix}"
 '''
 
@@ -52,7 +52,7 @@ def modelling_source(
     Args:
         model: the base; its class and that of its part without a head, where it has one, get a subclass each.
         methods: the methods of the patch, whose classes are copied.
-        keep_fp32: keep the patch in fp32 whatever dtype the model is loaded in.
+        keep_fp32: keep the patch in fp32 for every dtype of the model.
         integers: ends of the names of the patch's tensors that are no floats, which transformers would make such.
 
     Raises:

@@ -27,7 +27,7 @@ _COUNT = itertools.count()
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """What was written of a model.
+    """A written model.
 
     Attributes:
         model_class: the name of the class in the modelling file.
@@ -41,10 +41,10 @@ class WrittenModel:
 
 
 def write_model(model: Any, folder: Path) -> WrittenModel:
-    """Write a patched model into a folder, and compare the logits of what is loaded from there with its own.
+    """Write a patched model into a folder, and compare the logits of the loaded export with its own.
 
-    They are equal bit for bit; where adapters were merged into weights, up to rounding. The model is used up: the
-    adapters that were merged stay in its weights.
+    They are equal bit for bit or, if adapters were merged into weights, up to rounding. Merged adapters stay in the
+    model's weights.
 
     Raises:
         HfpatchError: if a part of the patch or the architecture cannot be written so.
@@ -64,11 +64,11 @@ def write_model(model: Any, folder: Path) -> WrittenModel:
         found = logits(realigned(loaded).eval().requires_grad_(False), tokens)
     except (HfpatchError, OSError, MemoryError):
         raise
-    except Exception as error:  # whatever the code of a method raises without hfpatch around it
+    except Exception as error:  # a method's code may raise any without hfpatch around it
         raise _refused(model, f"its modelling file fails with {one_line(error)}") from error
     same = _close(found, expected, rounding(model)) if merged else torch.equal(found, expected)
     if not same:
-        why = "does not compute what the patched model computes; nothing was written"
+        why = "differs from the patched model; nothing was written"
         raise HfpatchError(f"the export {why}" + (f" (merged: {merged[0]}, ...)" if merged else ""))
     return WrittenModel(kind.__name__, sum(tensor.numel() for tensor in tensors.values()), merged)
 
@@ -102,7 +102,7 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
     write_text(folder / FILE, modelling_source(model, methods_of(model), keep_fp32=fp32, integers=integers))
     module, home = imported(folder), FILE.removesuffix(".py")
     kind, config_kind = (getattr(module, patched_name(type(stock))) for stock in (model, model.config))
-    model.config.save_pretrained(str(folder))  # and read again, which is what transformers keeps of it
+    model.config.save_pretrained(str(folder))  # read again as transformers keeps it
     values, _ = config_kind.get_config_dict(str(folder))
     settings = config_kind.from_dict({**values, "model_type": config_kind.model_type, "hfpatch": description})
     if not _are_tied(model, description, base):
@@ -122,7 +122,7 @@ def _write(model: Any, description: Description, base: Tensors, parts: Tensors, 
 
 
 def _are_tied(model: Any, description: Description, base: Tensors) -> bool:
-    """Return whether what the model ties is still equal, after adapters of one of two tied modules were merged."""
+    """Return whether tied weights are still equal after merging adapters of one of two tied modules."""
     ties = getattr(model, "all_tied_weights_keys", {}).items()
     pairs = [[base[exported_name(name, description)] for name in tie] for tie in ties]
     return all(one is other or torch.equal(one, other) for one, other in pairs)

@@ -1,4 +1,4 @@
-"""Promises about the patched model: what it computes, how it runs, what is saved."""
+"""Promises about the patched model: its outputs, modes of running, and saved files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from hfpatch.tuners.hooks import MethodSite
 from hfpatch.tuners.places import method_site
 
 ALLOWED_FILES = {".safetensors", ".json", ".md"}
-CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch would have done nothing
+CHANGED_SHARE = 1e-7  # of the largest logit: below it a patch has no effect
 
 
 def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -53,7 +53,7 @@ def no_op(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     if pre_projection or (isinstance(config, NonlinearQueryConfig) and config.form == "literal"):
         text = f"changes the model at init, as its options ask: largest logit difference {difference:.2g}"
         return difference > 0, text
-    advice = "" if difference == 0 else "; start from what changes nothing, such as a last matrix of zeros"
+    advice = "" if difference == 0 else "; start from a no-op, such as a last matrix of zeros"
     return difference == 0, f"largest logit difference {difference:.2g}{advice}"
 
 
@@ -156,7 +156,7 @@ def gradients_reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[boo
 
 
 def save_and_load(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """What is saved loads to equal logits; on disk are safetensors, JSON and a Markdown card."""
+    """A saved patch loads to equal logits; its files are safetensors, JSON and a Markdown card."""
     with tempfile.TemporaryDirectory() as folder:
         with perturbed(model, config):
             saved = logits(model, tokens)
@@ -167,7 +167,7 @@ def save_and_load(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
 
 
 def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """Init depends on seed, layer and name alone: not on the order of injection, nor on what else is injected."""
+    """Init depends only on seed, layer and name, and is independent of order and other adapters."""
     if isinstance(config, MethodConfig) and (wrong := _wrongly_drawn(model, config)):
         return False, f"{wrong}; draw by hfpatch.nn.normal_, with a name that begins with site.name"
     names = ["checked", "other"]
@@ -183,11 +183,11 @@ def init_independent(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bo
 
 
 def _wrongly_drawn(model: Any, config: MethodConfig) -> str:
-    """Return what is wrong with how a method draws its initial values, or an empty string."""
+    """Return an error about how a method draws its initial values, or an empty string."""
     first, *others = [method_site(site) for site in changed_by(model, config)]
     states = [_built(config, first, generator=0), _built(config, first, generator=1)]
     if drawn := _different(*states):
-        return f"build() draws {_some(drawn)} by torch's global generator, so values depend on what was drawn before"
+        return f"build() draws {_some(drawn)} by torch's global generator, so values depend on earlier draws"
     drawn = _different(states[0], _built(config, first, seed=config.seed + 1))
     same = [set(drawn) - set(_different(states[0], _built(config, other))) for other in others]
     equal = sorted(set.intersection(*same)) if same else []
@@ -219,7 +219,7 @@ def full_precision(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool
 
 @contextmanager
 def _own_checkpointing(model: Any) -> Iterator[None]:
-    """Start without gradient checkpointing and give back what the user had set."""
+    """Start without gradient checkpointing and restore the user's setting."""
     attributes = ("gradient_checkpointing", "_gradient_checkpointing_func")
     before = [(m, {a: vars(m)[a] for a in attributes if a in vars(m)}) for m in model.modules()]
     model.gradient_checkpointing_disable()

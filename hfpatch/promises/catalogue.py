@@ -1,7 +1,7 @@
-"""What every PEFT tuner promises: one catalogue, for hfpatch's methods and for PEFT's own, on a tiny model.
+"""A catalogue of PEFT's features, tested with hfpatch's methods and PEFT's own on a tiny model.
 
-Each entry does with a configuration what users of PEFT do with a LoRA. It returns None if that works, or the one line
-that refuses it; then nothing may have changed.
+Each entry uses a configuration as users of PEFT use a LoRA. It returns None if that works, or the one-line message of
+the refusal, which must leave the model unchanged.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _EXACT = 1e-6  # of the same computation on tensors at other addresses
 
 
 class Broken(AssertionError):
-    """A promise that is not kept; the text says what was seen."""
+    """A broken promise; the text says how."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def refusal(call: Callable[[], Any]) -> str | None:
     """Return the one line by which a call is refused, None if it is not.
 
     Raises:
-        Broken: if the line is none.
+        Broken: if the error is not one line.
     """
     try:
         call()
@@ -123,7 +123,7 @@ def refusal(call: Callable[[], Any]) -> str | None:
 
 
 def configuration(base: Base, config: PeftConfig) -> str | None:
-    """The model keeps the object that it is given, which survives its file and can be used again."""
+    """The model keeps the given object, which can be saved, loaded and used again."""
     given = copy.deepcopy(config)
     model = get_peft_model(base.new(), given)
     require(model.peft_config["default"] is given, "peft_config holds another object than the one that was given")
@@ -137,7 +137,7 @@ def configuration(base: Base, config: PeftConfig) -> str | None:
 
 
 def modes(base: Base, config: PeftConfig) -> str | None:
-    """New parts are in training mode whatever the base is; loaded ones are not, and train if asked to."""
+    """New parts are in training mode; loaded ones are in evaluation mode, unless loaded as trainable."""
 
     def parts(model: Any) -> list[Any]:
         layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
@@ -155,7 +155,7 @@ def modes(base: Base, config: PeftConfig) -> str | None:
         other = base.new()
         other.load_adapter(folder, is_trainable=True)
     require(not any(m.training for m in loaded.modules()), "a loaded adapter is in training mode")
-    require(not any(p.requires_grad for p in loaded.parameters()), "a loaded adapter is trained unasked")
+    require(not any(p.requires_grad for p in loaded.parameters()), "a loaded adapter is trainable by default")
     for each in (further, other):
         require(all(part.training for part in parts(each)), "loading to train leaves parts in evaluation mode")
         require(all(p.requires_grad for p in adapter_parameters(each).values()), "loading to train leaves parts frozen")
@@ -163,7 +163,7 @@ def modes(base: Base, config: PeftConfig) -> str | None:
 
 
 def other_start(base: Base, config: PeftConfig) -> str | None:
-    """``init_weights=False`` is a start that is not the base."""
+    """``init_weights=False`` does not start as the base."""
     field = next((name for name in ("init_weights", "init_lora_weights") if hasattr(config, name)), None)
     require(field is not None, "there is no init_weights")
     options: dict[str, Any] = {str(field): False}
@@ -175,7 +175,7 @@ def other_start(base: Base, config: PeftConfig) -> str | None:
 
 
 def saving(base: Base, config: PeftConfig) -> str | None:
-    """What is saved loads to equal outputs: ``PeftModel.from_pretrained``, ``load_adapter``, also transformers'."""
+    """Saved adapters load to equal outputs, by ``PeftModel.from_pretrained`` and both ``load_adapter``."""
     model = base.wrapped(config)
     expected, bare = outputs(model, base.tokens), outputs(base.new(), base.tokens)
     require(not torch.equal(expected, bare), "the adapter changes nothing")
@@ -194,16 +194,18 @@ def saving(base: Base, config: PeftConfig) -> str | None:
 
 
 def several(base: Base, config: PeftConfig) -> str | None:
-    """Adapters are added, chosen, disabled and deleted by name; the chosen one alone trains."""
+    """Adapters are added, set, disabled and deleted by name; only the active one trains."""
     model = base.wrapped(config)
     first, bare = outputs(model, base.tokens), outputs(base.new(), base.tokens)
     model.add_adapter("second", copy.deepcopy(config))
     model.eval()  # a new part is in training mode
-    require(torch.equal(outputs(model, base.tokens), first), "a further adapter acts before it is chosen")
+    require(torch.equal(outputs(model, base.tokens), first), "a further adapter acts before it is set")
     model.set_adapter("second")
     moved(model, seed=1)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    require(bool(trained) and all(".second" in name for name in trained), "not the chosen adapter alone trains")
+    require(
+        bool(trained) and all(".second" in name for name in trained), "other tensors than the active adapter's train"
+    )
     second = outputs(model, base.tokens)
     with model.disable_adapter():
         require(torch.equal(outputs(model, base.tokens), bare), "a disabled adapter acts")
@@ -216,7 +218,7 @@ def several(base: Base, config: PeftConfig) -> str | None:
 
 
 def state_dict(base: Base, config: PeftConfig) -> str | None:
-    """``inject_adapter_in_model`` finds the layers in a state dict, and PEFT's functions carry it over."""
+    """``inject_adapter_in_model`` finds the layers in a state dict, which PEFT's functions get and set."""
     source = moved(inject_adapter_in_model(copy.deepcopy(config), base.new()))
     state = get_peft_model_state_dict(source)
     target = inject_adapter_in_model(copy.deepcopy(config), base.new(), state_dict=state)
@@ -258,7 +260,7 @@ def _trained_too(base: Base, config: PeftConfig, options: dict[str, Any], part: 
 
 
 def chosen(base: Base, config: PeftConfig) -> str | None:
-    """``target_modules``, ``exclude_modules``, ``layers_to_transform`` and ``layers_pattern`` choose."""
+    """``target_modules``, ``exclude_modules``, ``layers_to_transform`` and ``layers_pattern`` select modules."""
     names = get_peft_model(base.new(), copy.deepcopy(config)).targeted_module_names
     last = survey(base.model).blocks[-1]
     *_, pattern, index = last.split(".")
@@ -288,7 +290,7 @@ def chosen(base: Base, config: PeftConfig) -> str | None:
 
 
 def task_types(base: Base, config: PeftConfig) -> str | None:
-    """A base with a head of its own, or none, is wrapped as its task says; the head is trained, saved and loaded."""
+    """Models for other tasks, or without a head, are wrapped; their heads are trained, saved and loaded."""
     for task, name in TASKS.items():
         auto: Any = getattr(transformers, name)
         if type(base.model.config) not in auto._model_mapping:
@@ -310,12 +312,12 @@ def task_types(base: Base, config: PeftConfig) -> str | None:
             model.save_pretrained(folder)
             loaded = PeftModel.from_pretrained(headed.new(), folder)
         equal = near(outputs(loaded, base.tokens), outputs(model, base.tokens), _EXACT)
-        require(equal, f"{task}: what is saved loads to other outputs")
+        require(equal, f"{task}: it loads to other outputs")
     return None
 
 
 def dtypes(base: Base, config: PeftConfig) -> str | None:
-    """Parts are in fp32 on a base in bf16; ``autocast_adapter_dtype=False`` puts them in the dtype of the base."""
+    """Parts are in fp32 on a base in bf16; ``autocast_adapter_dtype=False`` uses the dtype of the base."""
     low = Base(base.new().to(torch.bfloat16), base.tokens)
     for autocast, dtype in ((True, torch.float32), (False, torch.bfloat16)):
         model = low.wrapped(config, autocast_adapter_dtype=autocast)
@@ -327,7 +329,7 @@ def dtypes(base: Base, config: PeftConfig) -> str | None:
 
 
 def merging(base: Base, config: PeftConfig) -> str | None:
-    """Merged weights compute what the adapter did; unmerged, the base's are there again, bit for bit."""
+    """Merged weights give the adapter's outputs; unmerging restores the base's weights bit for bit."""
     model, bare = base.wrapped(config), outputs(base.new(), base.tokens)
     expected, before = outputs(model, base.tokens), copy.deepcopy(model.state_dict())
     if why := refusal(model.merge_adapter):
@@ -353,11 +355,11 @@ def merging(base: Base, config: PeftConfig) -> str | None:
 def _require_untouched(model: Any, before: dict[str, Tensor], expected: Tensor, base: Base) -> None:
     state = model.state_dict()
     same = state.keys() == before.keys() and all(torch.equal(state[name], tensor) for name, tensor in before.items())
-    require(same and torch.equal(outputs(model, base.tokens), expected), "what is refused changes the model")
+    require(same and torch.equal(outputs(model, base.tokens), expected), "a refused call changes the model")
 
 
 def unloading(base: Base, config: PeftConfig) -> str | None:
-    """``unload`` gives the base back, bit for bit, and it can be wrapped again."""
+    """``unload`` restores the base bit for bit, and it can be wrapped again."""
     plain = base.wrapped(config).unload()
     require([n for n, _ in plain.named_modules()] == [n for n, _ in base.model.named_modules()], "modules are left")
     require(
@@ -368,7 +370,7 @@ def unloading(base: Base, config: PeftConfig) -> str | None:
 
 
 def rows(base: Base, config: PeftConfig) -> str | None:
-    """``adapter_names`` chooses an adapter for each row of a batch."""
+    """``adapter_names`` selects an adapter for each row of a batch."""
     model = base.wrapped(config)
     before, expected = copy.deepcopy(model.state_dict()), outputs(model, base.tokens)
     names = ["default", *["__base__"] * (len(base.tokens) - 1)]
@@ -377,12 +379,12 @@ def rows(base: Base, config: PeftConfig) -> str | None:
         _require_untouched(model, before, expected, base)
         return why
     by_hand = torch.cat([expected[:1], outputs(base.new(), base.tokens)[1:]])
-    require(near(found[0], by_hand), "a row has another adapter than was asked for")
+    require(near(found[0], by_hand), "a row has another adapter than requested")
     return None
 
 
 def weighted(base: Base, config: PeftConfig) -> str | None:
-    """``add_weighted_adapter`` makes one adapter of several."""
+    """``add_weighted_adapter`` combines several adapters."""
     model = base.wrapped(config)
     model.add_adapter("second", copy.deepcopy(config))
     model.eval()  # a new part is in training mode
@@ -396,7 +398,7 @@ def weighted(base: Base, config: PeftConfig) -> str | None:
 
 
 def mixed_types(base: Base, config: PeftConfig) -> str | None:
-    """``PeftMixedModel`` takes it beside adapters of other types; ``hfpatch.patch`` stacks all methods anyway."""
+    """``PeftMixedModel`` takes it beside adapters of other types, as ``hfpatch.patch`` does for all methods."""
     return refusal(lambda: get_peft_model(base.new(), copy.deepcopy(config), mixed=True))
 
 
@@ -406,7 +408,7 @@ def as_lora(base: Base, config: PeftConfig) -> str | None:
 
 
 def hot_swapping(base: Base, config: PeftConfig) -> str | None:
-    """``hotswap_adapter`` puts other weights into an adapter."""
+    """``hotswap_adapter`` replaces an adapter's weights."""
     with tempfile.TemporaryDirectory() as folder:
         base.wrapped(config).save_pretrained(folder)
         return refusal(lambda: hotswap_adapter(base.wrapped(config), folder, "default"))
@@ -432,16 +434,16 @@ CATALOGUE: dict[str, Entry] = {
     "as LoRA": as_lora,
     "hot swap": hot_swapping,
 }
-"""What an entry is called -> the entry; its docstring says what is promised."""
+"""The entries by name; their docstrings are the promises."""
 REFUSABLE = ("merge", "rows", "weights", "mixed types", "as LoRA", "hot swap")
-"""What a tuner may refuse, in one line that says why."""
+"""Entries that a tuner may refuse with a reason."""
 
 
 def kept(base: Base, config: PeftConfig, name: str) -> str | None:
-    """Run an entry; return None, or why it is refused.
+    """Run an entry; return None, or the reason of its refusal.
 
     Raises:
-        Broken: if the promise is broken, or something is refused that may not be.
+        Broken: if the promise is broken, or an entry is refused that is not in :data:`REFUSABLE`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT's advice
@@ -454,13 +456,13 @@ def _lora_keeps(base: Base, name: str) -> bool:
     """Return whether a LoRA on the attention keeps a promise on this model."""
     try:
         kept(base, LoraConfig(r=2, target_modules=attention_modules(base.model)), name)
-    except Exception:  # whatever a model raises
+    except Exception:  # a model may raise any
         return False
     return True
 
 
 def peft_calls(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """All that every PEFT tuner promises, on a tiny random twin of the model."""
+    """PEFT's features work on a tiny random twin of the model."""
     if not isinstance(config, MethodConfig):
         return True, "does not apply: PEFT's own method"
     small = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""What the promises share: inputs, forward passes that repeat, and patches that are taken out again."""
+"""Shared by the promises: inputs, repeatable forward passes, and temporary patches."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def rounding(model: Any) -> float:
 
 @torch.no_grad()
 def logits(model: Any, tokens: Tensor, **kwargs: Any) -> Tensor:
-    """Return the logits; what a model draws at random in evaluation, it draws the same in every call."""
+    """Return the logits; a model that draws random numbers in evaluation draws the same ones in every call."""
     torch.manual_seed(0)
     out: Tensor = model(tokens, use_cache=False, **kwargs).logits
     return out
 
 
 def loss(model: Any, tokens: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood of the next token, whatever losses the model computes itself."""
+    """Return the mean negative log-likelihood of the next token, without other losses of the model."""
     torch.manual_seed(0)
     out = model(tokens, use_cache=False).logits
     width = min(tokens.shape[1], out.shape[1])
@@ -65,9 +65,9 @@ def loss(model: Any, tokens: Tensor) -> Tensor:
 
 
 def gradients(model: Any, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the gradients of what was added; dropout, where it is on, drops the same in every call."""
+    """Return the gradients of the added tensors; dropout, if it is on, drops the same entries in every call."""
     config = text_config(model)
-    if getattr(config, "axial_pos_embds", False):  # these take one length alone in training
+    if getattr(config, "axial_pos_embds", False):  # these take only one length in training
         length = math.prod(config.axial_pos_shape)
         tokens = tokens.repeat(1, -(-length // tokens.shape[1]))[:, :length]
     model.zero_grad()
@@ -117,7 +117,7 @@ def leak(model: Any, tokens: Tensor) -> float:
 
 
 def within(limit: float, text: str, patched: Callable[[], float], *unpatched: Callable[[], float]) -> tuple[bool, str]:
-    """Return whether what is measured on the patched model is within a limit, and the text with the number in it.
+    """Return whether a measure of the patched model is within a limit, and the text with the number in it.
 
     Where it is not, or cannot be measured, and the same is true of the model without hfpatch, the promise does not
     apply.
@@ -129,13 +129,13 @@ def within(limit: float, text: str, patched: Callable[[], float], *unpatched: Ca
         problem = text.format(found)
     except HfpatchError:
         raise
-    except Exception as error:  # whatever a model raises
+    except Exception as error:  # a model may raise any
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
     for measure in unpatched:
         try:
             if not measure() <= limit:
                 return True, "does not apply: the model itself does not, without hfpatch"
         except Exception as error:
-            what = f"{type(error).__name__}: {error}".splitlines()[0]
-            return True, f"does not apply: the model itself cannot, without hfpatch: {what}"
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            return True, f"does not apply: the model itself cannot, without hfpatch: {reason}"
     return False, problem

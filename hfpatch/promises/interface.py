@@ -1,4 +1,4 @@
-"""Promises about what a method does with the tensors that it is given: their dtype, and their device."""
+"""Promises about the tensors that a method returns: their dtype, and their device."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Call:
     """The first call of one of a method's places.
 
     Args:
-        given: what it was given, after its parts.
-        returned: the dtype of what it returned.
+        given: its arguments, after its parts.
+        returned: the dtype of its result.
         in_place: whether it changed a tensor that it was given.
     """
 
@@ -46,7 +46,7 @@ def results(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
         if call.returned != call.given[0].dtype:
             return False, f"{place} returns {call.returned} where it was given {call.given[0].dtype}"
         if call.in_place:
-            return False, f"{place} changes in place what it was given; return a new tensor"
+            return False, f"{place} changes its argument in place; return a new tensor"
     return True, f"at {', '.join(calls)}"
 
 
@@ -55,7 +55,7 @@ def devices(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
     if not isinstance(config, MethodConfig):
         return True, NOT_OURS
     site, calls = method_site(changed_by(model, config)[0]), _calls(model, config, tokens)
-    with FakeTensorMode(allow_non_fake_inputs=True):  # shapes, dtypes and devices alone
+    with FakeTensorMode(allow_non_fake_inputs=True):  # only shapes, dtypes and devices
         with torch.device(OTHER):
             parts = config.build(site, config.seed)
         for place, call in calls.items():

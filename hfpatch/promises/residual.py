@@ -1,6 +1,6 @@
 """The promise that the content skip reaches the residual stream where the attention branch joins it.
 
-What the model adds up behind an attention is traced operation by operation, whatever its modules are called.
+The additions after an attention are traced operation by operation, independently of module names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hfpatch.tuners.hidden_state import hidden_argument
 
 SUM, PRODUCT = re.compile(r"aten::add_?$"), re.compile(r"aten::(mul|div)_?$")
 MATRIX = re.compile(r"mm|matmul|linear|convolution")
-VISIBLE = 1e-6  # relative: what rounding alone does not move
+VISIBLE = 1e-6  # relative, above rounding
 
 
 def arrival(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
@@ -112,7 +112,7 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         where the attention is silent) and something that does not, but varies over tokens. From there to the next
         product of matrices, which reads the residual stream, a result or an operand of a sum has to differ by
         ``expected``. Where there is no such sum, the branch itself begins a new residual stream, and any sum counts.
-        Relative to ``expected``; infinite where nothing of its size was added up.
+        Relative to ``expected``; infinite if no such sum was found.
         """
         wanted = expected.flatten()
         steps = list(zip(self.steps, plain.steps, silent.steps, strict=False))
@@ -142,7 +142,7 @@ class AdditionTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _start(self, *call: Any) -> None:
         if not self.finished:
             self.tracing = True
-            self.__enter__()  # type: ignore[no-untyped-call]  # for these operations alone: each costs time
+            self.__enter__()  # type: ignore[no-untyped-call]  # only for these operations: each costs time
 
     def _stop(self, *call: Any) -> None:
         if self.tracing:

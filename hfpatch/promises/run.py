@@ -29,28 +29,28 @@ PROMISES: list[tuple[str, Test]] = [
     ("each place keeps dtype and input", interface.results),
     ("each place works on any device", interface.devices),
     ("unpatch restores, base never changes", behaviour.unpatch_restores),
-    ("attention is what it is taken for", site.anatomy),
+    ("attention is where it is declared", site.anatomy),
     ("pure: only the attention sees the change", site.purity),
     ("x~ reaches query, key and value", site.reach),
     ("the content skip reaches the residual", residual.arrival),
-    ("projections are what they are taken for", site.query_columns),
+    ("projections are as declared", site.query_columns),
     ("temperatures scale their own heads", temperature.own_heads),
     ("causality", site.causality),
     ("generation with and without cache", behaviour.cache),
     ("left padding", behaviour.padding),
     ("gradient checkpointing", behaviour.checkpointing),
     ("torch.compile", behaviour.compiled),
-    ("gradients reach what was added, only that", behaviour.gradients_reach),
+    ("gradients reach exactly the added tensors", behaviour.gradients_reach),
     ("save and load", behaviour.save_and_load),
     ("init independent of the rest", behaviour.init_independent),
     ("fp32 trainables", behaviour.full_precision),
-    ("what every PEFT tuner promises", catalogue.peft_calls),
+    ("PEFT's features", catalogue.peft_calls),
 ]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One promise: its name, whether it is kept, and what was measured."""
+    """One promise: its name, whether it holds, and the measurement."""
 
     promise: str
     holds: bool
@@ -108,10 +108,10 @@ def check(
     config_only: bool = False,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> CheckReport:
-    """Run the promises on a model with a configuration; a model that is passed in is left as it was.
+    """Run the promises on a model with a configuration; a given model is left unchanged.
 
     Args:
-        model_or_id: a causal language model without adapters, or what :func:`hfpatch.surgery.bases.load_base` takes.
+        model_or_id: a causal language model without adapters, or the name of one for :func:`hfpatch.load_base`.
         config: the method to inject; pre-projection with content skip by default.
         config_only: check a tiny random twin of the model's configuration, without its weights; see
             :func:`hfpatch.twins.twin`.

@@ -1,6 +1,6 @@
 """Promises about the site: that the attention's input is changed, and where the branch ends.
 
-Equal logits at init pass at a wrong site too. These look at what the model does when something is changed.
+Equal logits at init also hold at a wrong site. These promises observe the effect of a change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hfpatch.sites import AttentionSite, find_sites, survey, unwrapped
 from hfpatch.support.modes import hooked
 from hfpatch.tuners.hidden_state import hidden_argument, replace_hidden
 
-MOVED = 1e-6  # relative: what rounding alone does not move
+MOVED = 1e-6  # relative, above rounding
 TINY = 1e-12
 NO_SOFTMAX = "no softmax over the sequence runs in {path} (attn_implementation sdpa and eager can be observed)"
 
@@ -107,11 +107,11 @@ def reach(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
 
 
 def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str]:
-    """The columns taken for query, key and value are those, nothing else and all of them, at every site.
+    """The declared columns of query, key and value are exactly those, at every site.
 
-    The scores q·k are read where the softmax reads them. Columns moved at one position change: a query, its own row of
-    the scores; a key, its own column; a value, the output while the attention weights are fixed; and nothing else. With
-    the columns fixed, a changed hidden state does not change that part any more: there are no further columns.
+    The scores q·k are read where the softmax reads them. Columns moved at one position change: a query,
+    only its row of the scores; a key, only its column; a value, only the output while the attention weights are fixed.
+    With the columns fixed, a changed hidden state no longer changes that part: there are no further columns.
     """
     if not isinstance(config, NonlinearQueryConfig):
         return True, "does not apply: tested with a nonlinear query"
@@ -130,7 +130,7 @@ def query_columns(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool,
 
 @dataclass(frozen=True)
 class _Effect:
-    """What a change at one position did at a site, the attention weights fixed, relative to what was there.
+    """The effect of a change at one position of a site, relative, with fixed attention weights.
 
     Args:
         row: the largest change of the scores of earlier keys where that position is the query, by head
@@ -150,7 +150,7 @@ class _Effect:
     elsewhere: float
 
     def missing(self) -> list[str]:
-        """Return what the change did not reach."""
+        """Return the targets that the change did not reach."""
         reached = {"query": float(self.row.min()), "key": float(self.column.min()), "value": self.elsewhere}
         return [target for target, change in reached.items() if change <= MOVED]
 
@@ -160,7 +160,7 @@ class _Effect:
         return max(heads, abs(self.elsewhere - other.elsewhere)) <= limit
 
     def acts_as(self, target: str, limit: float) -> bool:
-        """Return whether this is what columns of one target do, and nothing else, in every head."""
+        """Return whether this is exactly the effect of one target's columns, in every head."""
         row, column = float(self.row.max()), float(self.column.max())
         if target == "query":
             return "query" not in self.missing() and max(column, self.others, self.here, self.elsewhere) <= limit
@@ -169,7 +169,7 @@ class _Effect:
         return "value" not in self.missing() and max(row, column, self.others) <= limit
 
     def left_in(self, target: str) -> float:
-        """Return what the change still does to a target."""
+        """Return the remaining change of a target."""
         return {"query": float(self.row.max()), "key": float(self.column.max()), "value": self.elsewhere}[target]
 
 
@@ -202,7 +202,7 @@ def _modules(site: AttentionSite, target: str) -> list[str]:
 
 
 def _wrong_columns(model: Any, site: AttentionSite, target: str, tokens: Tensor, plain: Observation) -> str | None:
-    """Return what is wrong with the columns declared for a target; None if they are right."""
+    """Return an error about the columns declared for a target; None if they are right."""
     columns, projection, at = site.projections[target].columns, site.projection_module(target), plain.middle
     moved, limit = _moved_at(at), rounding(model) / 10
 

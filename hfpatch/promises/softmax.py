@@ -22,7 +22,7 @@ Change = Callable[[str, int, Tensor], Tensor]
 
 
 def silence(path: str, index: int, weights: Tensor) -> Tensor:
-    """Set the attention weights to zero: nothing of the values passes."""
+    """Set the attention weights to zero: no value passes."""
     return torch.zeros_like(weights)
 
 
@@ -33,7 +33,7 @@ class SoftmaxMode(TorchFunctionMode):
     each module in a forward pass is kept; later calls (models that run their blocks several times) are changed too.
 
     Args:
-        modules: what to watch, by path.
+        modules: the attention modules to watch, by path.
         change: ``(path of the module, number of the softmax in its call, weights) -> weights``; None changes nothing.
     """
 
@@ -44,7 +44,7 @@ class SoftmaxMode(TorchFunctionMode):
         self._modules, self._change = modules, change
         self._handles: list[Any] = []
         self._inside, self._index = "", 0
-        self._exponents: Tensor | None = None  # what a logsumexp has read
+        self._exponents: Tensor | None = None  # the input of a logsumexp
 
     def __enter__(self) -> SoftmaxMode:
         """Begin to watch."""
@@ -124,13 +124,13 @@ def attentions(sites: Iterable[AttentionSite]) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the first call of an attention showed.
+    """The first call of an attention.
 
     Args:
-        scores: what the softmax reads, ``(batch·heads, seq, seq)``, NaN where masked; None if no softmax over the
+        scores: input of the softmax, ``(batch·heads, seq, seq)``, NaN where masked; None if no softmax over the
             sequence ran.
         middle: the position that is in most of the attention's sums, both as a query and as a key.
-        weights: what every softmax and logsumexp inside returned.
+        weights: outputs of every softmax and logsumexp inside.
         output: the first output ``(batch, seq, hidden)``.
         projected: the outputs of the modules below it that were asked for, by path.
     """
@@ -150,7 +150,7 @@ def observe(
     modules: Callable[[AttentionSite], Iterable[str]] = lambda site: (),
     weights: Mapping[str, list[Tensor]] | None = None,
 ) -> dict[str, Observation]:
-    """Run a model once and return what was seen at each site, by path.
+    """Run a model once and return the observation of each site, by path.
 
     Args:
         model: the model.

@@ -37,11 +37,11 @@ def own_heads(model: Any, config: PeftConfig, tokens: Tensor) -> tuple[bool, str
                 return False, f"{problem} in {site.path}"
     finally:
         unpatch(model)
-    return True, f"each temperature acts on its own head alone in each of {len(sites)} attentions"
+    return True, f"each temperature acts only on its own head in each of {len(sites)} attentions"
 
 
 def _wrong_heads(model: Any, site: AttentionSite, tokens: Tensor, plain: Tensor) -> str | None:
-    """Return what is wrong with the heads of a site, whose scores without temperatures are ``plain``; else None."""
+    """Return an error about the heads of a site, whose scores without temperatures are ``plain``; else None."""
     layer = method_layer(site, QueryTemperatureConfig)
     assert layer is not None
     tau = cast("QueryTemperature", layer.parts(layer.working_adapters()[0])["query"]).weight
@@ -56,5 +56,5 @@ def _wrong_heads(model: Any, site: AttentionSite, tokens: Tensor, plain: Tensor)
         change = (seen - plain).nan_to_num().abs().amax((1, 2)) / plain.nan_to_num().abs().amax((1, 2)).clamp(min=1e-12)
         moved = (change > rounding(model)).reshape(-1, len(tau))
         if not torch.equal(moved, chosen.to(moved.device).expand_as(moved)):
-            return "a temperature does not act on its own head alone"
+            return "a temperature does not act only on its own head"
     return None

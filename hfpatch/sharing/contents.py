@@ -1,4 +1,4 @@
-"""Which files of a folder go to the hub, and what is changed in them on the way."""
+"""The files of a folder that go to the hub, and changes made to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hfpatch.surgery.card import shown_base
 from hfpatch.surgery.manifest import refuse_a_run
 
 Contents = dict[str, Path | bytes]
-"""What goes to the hub: the path there, and the file or the bytes that it gets."""
+"""Files for the hub: the path there -> the file, or its bytes."""
 
 _REPORT = (
     *("recipe.yaml", "plan.json", "plan.safetensors", "results.json", "values.safetensors"),
@@ -28,16 +28,15 @@ _MARKERS = ("patch.json", "adapter_config.json", "config.json")
 def contents(
     folder: Path, *, method: str | None = None, seed: int | None = None, repo_id: str | None = None
 ) -> Contents:
-    """Return what of a folder is shared.
+    """Return the files of a folder that are shared.
 
     Of a run: recipe, plan, results, report, figures, training curves and patches, with a card; not the checkpoints,
     and not the per-document records, which hold text of the data sets. Of a patch or an export: everything. A link that
-    leads out of the folder is left out, with a warning. Paths of
-    this machine in the report of a run, and that of a patch's base, are cut down to names. One method's patch has its
-    scores beside it, as the hub reads them.
+    leads out of the folder is left out, with a warning. Local paths in the report of a run, and that of a patch's base,
+    are cut down to names. One method's patch has its scores beside it, as the hub reads them.
 
     Args:
-        folder: what `compare`, `save_patch` or `export` wrote.
+        folder: a folder written by `compare`, `save_patch` or `export`.
         method: of a run, the one method whose patch is at the top level, ready to be loaded; None takes all patches.
         seed: the seed of that patch; None takes the first.
         repo_id: where it goes, which the scores name as their source; None leaves them out.

@@ -28,14 +28,14 @@ def push(
     private: bool = False,
     dry_run: bool = False,
 ) -> Pushed:
-    """Put a run, a patch or an export on the hub, in one commit of a model repository, made if it is not there.
+    """Put a run, a patch or an export on the hub, in one commit of a model repository, created if it does not exist.
 
     Args:
-        folder: what `compare`, `save_patch` or `export` wrote; see :func:`hfpatch.sharing.contents.contents`.
+        folder: a folder written by `compare`, `save_patch` or `export`; see :func:`hfpatch.sharing.contents.contents`.
         repo_id: ``user/name``.
         method: of a run, the one method whose patch to share; None shares all.
         seed: the seed of that patch; None takes the first.
-        private: make the repository private, where it is made.
+        private: make a new repository private.
         dry_run: send nothing.
 
     Raises:
@@ -52,7 +52,7 @@ def _send(shared: Contents, repo_id: str, *, private: bool, message: str) -> str
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         operations = [CommitOperationAdd(name, file) for name, file in sorted(shared.items())]
         commit = api.create_commit(repo_id, operations, commit_message=message)
-    except Exception as error:  # which HTTP library the client uses, and so what it raises, depends on its version
+    except Exception as error:  # the client's HTTP library, and so its exceptions, depend on its version
         raise HfpatchError(
             f"{repo_id}: the hub refused the upload ({first_line(error)}); check the name, `hf auth login`, the "
             "network and HF_HUB_OFFLINE"

@@ -20,11 +20,11 @@ from hfpatch.sites.tower import base_model, text_config, text_tower
 
 @dataclass(frozen=True)
 class Survey:
-    """What the blocks of a model hold.
+    """The attention sites of a model, block by block.
 
     Args:
         sites: the attention sites, first block first.
-        skipped: the blocks without attention: index of the block -> what it holds instead.
+        skipped: the blocks without attention: index of the block -> its mixer.
         blocks: the path of every block, from the model, by index.
     """
 
@@ -122,8 +122,8 @@ def _blocks(base: Any, family: Family | None) -> Iterator[tuple[str, nn.Module]]
         lists = tuple(block_lists(tower))
         if len(lists) != 1:
             several = f"blocks with attention in several lists ({', '.join(lists)})"
-            what = several if lists else "no blocks of a known structure"
-            raise HfpatchError(f"{type(base).__name__} has {what}; {how_to_declare(base.config.model_type)}")
+            structure = several if lists else "no blocks of a known structure"
+            raise HfpatchError(f"{type(base).__name__} has {structure}; {how_to_declare(base.config.model_type)}")
     else:
         lists = family.layers if isinstance(family.layers, tuple) else (family.layers,)
     of = f"family {family.name!r}" if family else type(tower).__name__

@@ -1,4 +1,4 @@
-"""What one declares about an architecture, and the register of what was declared."""
+"""Declarations of architectures, and their registry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Family:
     """Where the attention branch lives in the models of some types. Paths are dotted attribute names.
 
     Args:
-        name: what to call the family.
+        name: name of the family.
         model_types: the ``config.model_type`` values that it covers.
         layers: path of the list of blocks, from the text tower ``model.get_decoder()``; several where blocks are in
             several lists.
@@ -29,20 +29,20 @@ class Family:
         output: path of the output projection, from the attention module; None where the exit is that projection.
         exit: path, from a block, of the module whose output is added to the residual stream; None where that is the
             attention module itself.
-        factor: what a block multiplies that output with before it is added, as a function of the block; None for 1.
+        factor: the factor of that output before it is added, as a function of the block; None for 1.
         entries: paths, from the attention module, of the modules that read the hidden state, in architectures that
             exchange the attention module at run time; empty where the attention module itself is hooked.
-        norm: path, from a block, of the module whose output is the hidden state; needed where the attention keeps what
-            it was given in a cache, so that x~ has to be there already. None: x is changed on its way in.
+        norm: path, from a block, of the module whose output is the hidden state; needed where the attention caches its
+            input, so that x~ has to be computed before. None: x is changed at the attention's input.
         host: path, from a block, of the module that added modules are put under; None for the attention module. Needed
             where the model ties the parameters below several attention modules.
-        input_gradients: whether the blocks run in an autograd function that passes gradients on only if what enters the
-            first block requires them.
+        input_gradients: whether the blocks run in an autograd function that passes gradients on only if the
+            input of the first block requires them.
         attention_classes: names of the classes that count, in hybrids that hold other mixers at the same path or none;
             the other blocks are skipped. Empty: every block has attention.
-        refusals: what cannot be done in these models (``pre_projection``, ``content_skip``, ``query``, ``key``,
-            ``value``, ``temperature``; ``mixed``, to change what the output projection reads; ``branch``, to read the
-            branch at its end; ``stream``, to change the residual stream behind the block; ``earlier``, to look back at
+        refusals: unsupported changes (``pre_projection``, ``content_skip``, ``query``, ``key``,
+            ``value``, ``temperature``; ``mixed``, to change the output projection's input; ``branch``, to read the
+            branch at its end; ``stream``, to change the residual stream after the block; ``earlier``, to look back at
             earlier positions), with the reason; a function of the attention module where layers differ.
     """
 
@@ -63,10 +63,10 @@ class Family:
 
 
 EXPORTED = "hfpatch_"
-"""What precedes the stock model type in that of an export, which has its attention branches in the same places."""
+"""Prefix of an export's model type; the attention branches are in the same places as in the stock type."""
 
 NO_WEIGHTS = "none without trust_remote_code=True"
-"""What the file of an export's configuration names as its weights; transformers refuses it in a line that shows it."""
+"""The file of weights in an export's configuration; transformers refuses it in a line that shows it."""
 
 _FAMILIES: dict[str, Family] = {}
 _WITHOUT: dict[str, str] = {}  # model types that have no attention branch to change, with the reason
@@ -107,7 +107,7 @@ def family_of(model_type: str) -> Family | None:
 
 
 def how_to_declare(model_type: str) -> str:
-    """Return what to write for a model type that is not declared."""
+    """Return how to declare a model type."""
     return (
         f"model type {model_type!r} is of no declared family{nearest(model_type, _FAMILIES)}; declare it: "
         f"hfpatch.register_family(hfpatch.Family(name=..., model_types=({model_type!r},), layers='path of the blocks', "

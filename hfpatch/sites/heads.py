@@ -1,4 +1,4 @@
-"""Where the query of each head can be scaled: at the projection, or behind the norm that the query passes."""
+"""Where the query of each head can be scaled: at the projection, or after the norm of the query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hfpatch.sites.modules import has_module, submodule
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "q_b_norm")
 KEY_NORMS = {"q_norm": "k_norm", "q_layernorm": "k_layernorm", "query_layernorm": "key_layernorm"}
 SHARED_NORM = "qk_norm"
-NORMED_AFTER_ROTATION = {  # attention classes that norm queries and keys behind RoPE
+NORMED_AFTER_ROTATION = {  # attention classes that norm queries and keys after RoPE
     "HunYuanDenseV1Attention",
     "HunYuanMoEV1Attention",
     "NanoChatAttention",
@@ -40,11 +40,11 @@ NORMED_WITH_HEADS_FIRST = {  # attention classes whose query norm reads (batch, 
 class QueryHeads:
     """The query heads of an attention module.
 
-    A norm of the query removes what its input is multiplied with, so a scale has to go behind it; a rotation keeps it.
+    A norm of the query removes a scale of its input, so a scale has to be applied after it; a rotation keeps it.
 
     Args:
         count: number of query heads.
-        norm: path, from the attention module, of the norm that the query passes; None where there is none.
+        norm: path, from the attention module, of the query's norm; None without one.
         heads_first: whether that norm reads ``(batch, heads, seq, size)`` instead of ``(batch, seq, heads, size)``;
             norms of all heads together read ``(batch, seq, heads·size)``.
     """
@@ -54,7 +54,7 @@ class QueryHeads:
     heads_first: bool = False
 
     def axis(self, normed: Tensor, width: int, *, at: str) -> int:
-        """Return the axis of the heads in what the norm returns; -1 where they share the last one.
+        """Return the axis of the heads in the norm's output; -1 if they share the last one.
 
         Args:
             normed: the norm's output.

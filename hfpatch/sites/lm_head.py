@@ -1,4 +1,4 @@
-"""The language-model head: what a causal model computes between its last hidden states and its logits."""
+"""The language-model head: from a causal model's last hidden states to its logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hfpatch.support.modes import evaluating
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
 """Keys of configurations that name a soft cap."""
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "logits_mup_width_multiplier")
-"""Keys that name a factor or a divisor, of the logits or of what the head reads: HyperCLOVA X multiplies by the key by
+"""Keys that name a factor or a divisor, of the logits or of the head's input: HyperCLOVA X multiplies by the key by
 which Granite divides."""
 
 _PROBE_TOKENS = 5
@@ -23,7 +23,7 @@ _PROBE_RANGE = 60.0
 
 
 class Tail(NamedTuple):
-    """What a model does with its head's output z: logits = cap · tanh(scale · z / cap), without a cap scale · z.
+    """From the head's output z to the logits: cap · tanh(scale · z / cap), without a cap scale · z.
 
     Attributes:
         scale: Cohere's and Granite's logit scale; 1 in most models.
@@ -40,7 +40,7 @@ class Tail(NamedTuple):
 
 
 PLAIN = Tail()
-"""Logits are what the head returns, as in most models."""
+"""Logits are the head's output, as in most models."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class LMHead:
 
 @torch.no_grad()
 def find_lm_head(model: Any) -> LMHead | None:
-    """Return the body, the head and the tail of a model; None where they do not give its logits.
+    """Return the body, the head and the tail of a model; None if they do not give its logits.
 
-    The model runs once on five tokens, in evaluation mode, and so do body and head alone. Both times the head's output
+    The model runs once on five tokens, in evaluation mode, then body and head separately. Both times the head's output
     is multiplied by one number that makes it large enough for a cap to show. The configuration names the possible
     scales and caps; of these the tail is the one that comes closest to the model's logits.
 
@@ -91,7 +91,7 @@ def find_lm_head(model: Any) -> LMHead | None:
         return None
     finally:
         handle.remove()
-    if len(factors) != 2 or z.shape != logits.shape:  # the head is called once, and nothing is cut off
+    if len(factors) != 2 or z.shape != logits.shape:  # the head is called once, at all positions
         return None
     tail = min(tails, key=lambda each: float((each(z) - logits).abs().max()))
     return LMHead(body, head, tail) if close(tail(z), logits, z.dtype) else None

@@ -55,10 +55,10 @@ def require_matrix(module: nn.Module, at: str) -> None:
     inside = linear_paths(module, at)
     if inside == [at]:
         return
-    held = f"name those inside it: {', '.join(inside)}" if inside else "it contains none, so there is nothing to adapt"
+    held = f"name those inside it: {', '.join(inside)}" if inside else "it contains none"
     raise HfpatchError(
         f"target_modules: {at} is not one matrix; {held} (hfpatch.surgery.budget.attention_modules(model), or "
-        "target_modules: attention in a recipe, names all that there are)"
+        "target_modules: attention in a recipe, names all)"
     )
 
 

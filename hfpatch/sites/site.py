@@ -21,7 +21,7 @@ class AttentionSite:
 
     Args:
         layer: index of the block; lists of blocks are counted one after the other.
-        name: ``layer.<index>``, with a number behind it where a block holds several attention modules.
+        name: ``layer.<index>``, followed by a number if a block holds several attention modules.
         family: name of the family that declared it.
         path: path of the attention module, from the model.
         attention: the attention module; the hidden state enters here, normed already.
@@ -30,19 +30,19 @@ class AttentionSite:
         heads: the query heads; None where no projection computes the query.
         output_path: path of the output projection, from the model.
         exit_path: path, from the model, of the module whose output is added to the residual stream.
-        exit: that module; the attention itself where nothing is in between.
-        exit_factor: what the exit's output is multiplied with on its way into the residual stream.
+        exit: that module, possibly the attention itself.
+        exit_factor: the factor of the exit's output before it is added to the residual stream.
         entries: the modules that read the hidden state; the attention itself unless it is exchanged at run time.
         norm: the module whose output is the hidden state, where it has to be changed there; else None.
         host_path: path, from the model, of the module that added modules are put under.
         host: that module.
-        input_gradients: whether training needs gradients for what enters the first block.
+        input_gradients: whether training needs gradients of the first block's input.
         block_path: path of the block, from the model.
         block: the block; everything above is called inside its forward.
         around_path: path, from the model, of the module whose forward runs all blocks.
         around: that module.
         count: how many attention modules the block holds.
-        refusals: what cannot be done here, with the reason.
+        refusals: unsupported changes, with the reason.
     """
 
     layer: int
@@ -108,7 +108,7 @@ def read_site(
         number: which of the declared attention modules.
 
     Raises:
-        HfpatchError: if the block does not have what is declared; the message names the attribute.
+        HfpatchError: if a declared attribute is missing; the message names it.
     """
     of = f"family {family.name!r}, layer {layer}"
     paths = family.attention if isinstance(family.attention, tuple) else (family.attention,)

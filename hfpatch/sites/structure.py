@@ -1,7 +1,7 @@
 """Reading the attention branch from the structure of a block, for types without a declaration.
 
-It takes the common forms only (separate projections or multi-head latent attention, norms whose names are used in one
-way alone) and refuses the rest: anything ambiguous has to be declared.
+It supports only common forms (separate projections or multi-head latent attention, norms with unambiguous names);
+anything else has to be declared.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ EXITS: dict[frozenset[str], str | None] = {
             "post_self_attn_layernorm",
         ),
         (("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"), "post_operator_norm"),
-        # after them alone
+        # only after them
         (("post_attention_layernorm", "post_feedforward_layernorm"), "post_attention_layernorm"),
     ]
 }

@@ -1,4 +1,4 @@
-"""The text tower of a model: the module that contains its decoder blocks, whatever is around it."""
+"""The text tower of a model: the module that contains its decoder blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents of the tiny world: every one drawn from its own seed, training and evaluation text disjoint."""
+"""The documents of the tiny world: each drawn from its own seed; training and evaluation text are disjoint."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DOCUMENTS = 10_000
 """The default number of documents of a split."""
 
 _EVALUATION_SHARE = 16
-"""One opening in so many belongs to evaluation."""
+"""One opening in 16 belongs to evaluation."""
 
 
 def documents(split: Split, *, count: int | None = None, seed: int = 0) -> Iterator[str]:
-    """Yield the training documents of a split; document i depends on ``split``, ``seed`` and i alone.
+    """Yield the training documents of a split; document i depends only on ``split``, ``seed`` and i.
 
     Args:
         split: ``base`` or ``shifted``.
@@ -39,7 +39,7 @@ def documents(split: Split, *, count: int | None = None, seed: int = 0) -> Itera
 
 
 def document(split: Split, use: Use, seed: int, index: int) -> str:
-    """Return one document: a story, in some of them followed by a question or two and their answers."""
+    """Return one document: a story, sometimes followed by one or two questions and their answers."""
     story, rng = draw_story(split, use, seed, index)
     if rng.random() >= STYLES[split].question:
         return story.text()
@@ -57,5 +57,5 @@ def draw_story(split: Split, use: Use, seed: int, index: int) -> tuple[Story, Ra
 
 
 def opening_use(opening: str) -> Use:
-    """Return what an opening may be used for, by its hash: so no evaluation opening is ever trained on."""
+    """Return the use of an opening, by its hash: so no evaluation opening is trained on."""
     return "train" if hashlib.sha256(opening.encode()).digest()[0] % _EVALUATION_SHARE else "eval"

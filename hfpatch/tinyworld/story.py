@@ -48,7 +48,7 @@ class Story:
 
 
 def tell(rng: Random, style: Style) -> Story:
-    """Tell one story: an opening, some events, and often somebody who looks for a thing at the end."""
+    """Tell one story: an opening, some events, and often a search for a thing at the end."""
     teller = Teller(rng, style)
     opening = teller.opening()
     events = [event for _ in range(rng.randint(*style.events)) if (event := teller.next_event())]
@@ -58,7 +58,7 @@ def tell(rng: Random, style: Style) -> Story:
 
 
 class Teller:
-    """Tells a story sentence by sentence while it keeps the world in step."""
+    """Tells a story sentence by sentence and updates the world."""
 
     def __init__(self, rng: Random, style: Style) -> None:
         self.rng = rng
@@ -66,13 +66,13 @@ class Teller:
         self.world = draw_world(rng, style)
 
     def opening(self) -> str:
-        """State where everybody is and what everybody is known for, in any order."""
+        """State the place and the traits of every person, in random order."""
         facts = [fact for person in self.world.people.values() for fact in self._facts(person)]
         self.rng.shuffle(facts)
         return " ".join(facts)
 
     def next_event(self) -> Event | None:
-        """Let one thing happen among those that can happen now, if any."""
+        """Draw one of the events that are possible now, if any."""
         options = self._options()
         if not options:
             return None

@@ -22,7 +22,7 @@ WEATHERS = ("rain", "snow", "fog")
 
 @dataclass(frozen=True)
 class Style:
-    """How often a split says and does what. Shares are probabilities; both splits hold every form and rule."""
+    """The frequencies of a split. Shares are probabilities; both splits have every form and rule."""
 
     rare: float
     """The share of sentences in the second of their two forms."""

@@ -1,4 +1,4 @@
-"""The people of a story, what they are known for, and where things are."""
+"""The people of a story with their traits, and the places of things."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hfpatch.tinyworld.words import NAMES, OBJECTS, PLACES, WEATHERS, Style, dra
 
 @dataclass
 class Person:
-    """A person: what stays (home, taste, habit, friend) and what changes (place, what is held)."""
+    """A person: constant traits (home, taste, habit, friend) and a state (place, held object)."""
 
     name: str
     home: str
@@ -20,13 +20,13 @@ class Person:
     habit: tuple[str, str] | None = None
     """A weather and the place where it sends this person."""
     friend: str | None = None
-    """Who receives what this person sends away."""
+    """The recipient of things that this person sends."""
     holds: str | None = None
     chose: bool = False
 
     @property
     def taste(self) -> str | None:
-        """The object that decides what this person takes."""
+        """The object that determines this person's choices."""
         return self.likes or self.hates
 
 
@@ -45,7 +45,7 @@ class World:
         return holder.place if holder else self.left.get(thing)
 
     def holder(self, thing: str) -> Person | None:
-        """Return who has an object."""
+        """Return the holder of an object."""
         return next((person for person in self.people.values() if person.holds == thing), None)
 
 

@@ -112,5 +112,5 @@ def test_the_same_seed_draws_the_same_evaluation_blocks():
     assert ((first.rows[:, 0] - 1) // 6).tolist() == expected
     assert first.sha256 == again.sha256 != other.sha256
     assert draw_evaluation(blocks, 10**6) is blocks
-    with pytest.raises(HfpatchError, match="0 evaluation blocks measure nothing"):
+    with pytest.raises(HfpatchError, match="0 evaluation blocks give no loss"):
         draw_evaluation(blocks, 0)

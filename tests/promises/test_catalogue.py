@@ -1,4 +1,4 @@
-"""What every PEFT tuner promises, for every method and LoRA; docs/peft.md must say what comes out here."""
+"""PEFT's features, for every method and LoRA; docs/reference/peft-features.md must have the same results."""
 
 import peft_catalogue
 import pytest
@@ -36,7 +36,7 @@ def test_a_method_of_ones_own_gets_it_unasked(monkeypatch):
     monkeypatch.setattr(run, "PROMISES", [each for each in run.PROMISES if each[1] is catalogue.peft_calls])
     with forgotten():
         (verdict,) = hfpatch.check(make_model("llama"), defined(method="mine")()).verdicts
-    assert (verdict.promise, verdict.holds) == ("what every PEFT tuner promises", True)
+    assert (verdict.promise, verdict.holds) == ("PEFT's features", True)
     refused = [name for name in catalogue.REFUSABLE if name != "rows"]
     assert verdict.seen == f"13 of 18 on a tiny twin; refused, with the reason: {', '.join(refused)}"
 

@@ -11,20 +11,20 @@ from hfpatch.promises import run
 
 OF_METHODS = {
     "no-op at init", "each place keeps dtype and input", "each place works on any device",
-    "gradients reach what was added, only that", "init independent of the rest",
+    "gradients reach exactly the added tensors", "init independent of the rest",
 }  # fmt: skip
 
 
 WRONG = {
     "right": ({}, {}),
-    "no no-op": ({"build": changing}, {"no-op at init": r"difference \d.*; start from what changes nothing"}),
+    "no no-op": ({"build": changing}, {"no-op at init": r"difference \d.*; start from a no-op"}),
     "another dtype": (
         {"query": lambda self, parts, q, x, site: (q + parts["b"](parts["a"](x))).double()},
         {"each place keeps dtype and input": "query returns torch.float64 where it was given torch.float32"},
     ),
     "in place": (
         {"query": lambda self, parts, q, x, site: q.add_(parts["b"](parts["a"](x)))},
-        {"each place keeps dtype and input": "query changes in place what it was given; return a new tensor"},
+        {"each place keeps dtype and input": "query changes its argument in place; return a new tensor"},
     ),
     "equal layers": (
         {"build": equal_layers},
@@ -40,7 +40,7 @@ WRONG = {
     ),
     "no gradient": (
         {"build": with_an_idle_part},
-        {"gradients reach what was added, only that": r"4 of 8 added .*; \S*mine_idle\S*bias and 3 more received"},
+        {"gradients reach exactly the added tensors": r"4 of 8 added .*; \S*mine_idle\S*bias and 3 more received"},
     ),
     "a decision by a value": (
         {"query": lambda self, parts, q, x, site: q + parts["b"](parts["a"](x)) * (1 if x.sum() > 0 else 2)}, {},

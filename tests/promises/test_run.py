@@ -15,13 +15,13 @@ from hfpatch.surgery.budget import attention_modules
 
 NAMES = [
     "no-op at init", "each place keeps dtype and input", "each place works on any device",
-    "unpatch restores, base never changes", "attention is what it is taken for",
+    "unpatch restores, base never changes", "attention is where it is declared",
     "pure: only the attention sees the change",
     "x~ reaches query, key and value", "the content skip reaches the residual",
-    "projections are what they are taken for",
+    "projections are as declared",
     "temperatures scale their own heads", "causality", "generation with and without cache", "left padding",
-    "gradient checkpointing", "torch.compile", "gradients reach what was added, only that", "save and load",
-    "init independent of the rest", "fp32 trainables", "what every PEFT tuner promises",
+    "gradient checkpointing", "torch.compile", "gradients reach exactly the added tensors", "save and load",
+    "init independent of the rest", "fp32 trainables", "PEFT's features",
 ]  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def test_an_adapter_that_nothing_reaches_is_seen(monkeypatch):
     monkeypatch.setattr("hfpatch.tuners.model.survey", moved)
     monkeypatch.setattr("hfpatch.promises.site.find_sites", lambda model: moved(model).sites)
     assert failures(make_model("llama")) >= {
-        "gradients reach what was added, only that", "the content skip reaches the residual",
+        "gradients reach exactly the added tensors", "the content skip reaches the residual",
     }  # fmt: skip
 
 

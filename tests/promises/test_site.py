@@ -20,8 +20,8 @@ from hfpatch.twins import random_model, twin
 
 SKIP = PreProjectionConfig(content_skip=True)
 ATTENTION, PURE, REACHES, ARRIVES, COLUMNS = (
-    "attention is what it is taken for", "pure: only the attention sees the change", "x~ reaches query, key and value",
-    "the content skip reaches the residual", "projections are what they are taken for",
+    "attention is where it is declared", "pure: only the attention sees the change", "x~ reaches query, key and value",
+    "the content skip reaches the residual", "projections are as declared",
 )  # fmt: skip
 QUERY = NonlinearQueryConfig()
 TEMPERATURE, HEADS = QueryTemperatureConfig(), "temperatures scale their own heads"

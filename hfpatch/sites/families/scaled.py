@@ -14,7 +14,7 @@ from hfpatch.sites.layouts import separate
 
 
 def depth_factor(block: nn.Module) -> float:
-    """Return what Beam multiplies the branch of a block with: 1/√i, i counting the additions so far."""
+    """Return the factor of a block's branch in Beam: 1/√i, where i counts the additions so far."""
     return 1 / math.sqrt(attrgetter("attn_residual_add_idx")(block))
 
 

@@ -4,7 +4,7 @@ from hfpatch.sites.family import Family, register_family
 from hfpatch.sites.layouts import separate
 
 FAMILIES = (
-    # BLT (Byte Latent Transformer): three towers of blocks, and cross-attention between them, which is left alone
+    # BLT (Byte Latent Transformer): three towers of blocks, and cross-attention between them, which is not patched
     Family(
         name="blt",
         model_types=("blt",),
@@ -22,7 +22,7 @@ FAMILIES = (
         attention="self_att.self_attention",
         qkv=separate(query="project_q", key="project_k", value="project_v"),
         output="attention_out",
-        refusals={"earlier": "its prompt tokens see the whole text, so they have no past alone"},
+        refusals={"earlier": "its prompt tokens see the whole text, not only the past"},
     ),
     # CTRL: the attention takes its input three times, as value, key and query
     Family(
