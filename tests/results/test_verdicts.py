@@ -108,10 +108,13 @@ def test_what_was_not_tested_says_why_and_counts_in_no_family():
     ]
 
 
-def test_questions_are_families_and_no_difference_of_shares_is_larger_than_1():
+def test_questions_are_families_of_their_own():
     made = [comparison(f"m{i}", 2.3, 1.0, 1e6, other="base" if i % 2 else "lora") for i in range(8)]
     pairs = by_question([(one.method, one.reference) for one in made], "base", ["lora"])
     assert {each.question: each.family for each in judge(made, pairs, {"text": BITS})} == {"base": 4, "lora": 4}
+
+
+def test_no_difference_of_shares_is_larger_than_1():
     made = comparison("a", 0.1, 0.3, 1.0, metric="acc")
     (found,) = judge([made], {"base": [("a", "base")]}, {"text": Measure("acc", True)})
     assert (found.simultaneous_low, found.simultaneous_high, found.smallest_visible) == (-1.0, 1.0, None)
