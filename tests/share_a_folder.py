@@ -14,18 +14,14 @@ import time
 from pathlib import Path
 
 import torch
+from tiny_runs import GPT2, save_base
 
 import hfpatch.runs.comparison
-from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
 from hfpatch.runs import Progress, compare, pretrain_study, train
-from hfpatch.tinyworld import documents
-from hfpatch.training.architecture import build_model
 
-NEOX = {"model_type": "gpt_neox", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 32}
 TRAINING = {"steps": 4, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 1}
 DATA = {"source": "tinyworld/base", "max_documents": 40, "block_size": 32, "held_out": 5}
 METHODS = {"baseline": [], "skip": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]}
@@ -71,9 +67,7 @@ def wait(*children: int) -> list[int]:
 
 def main(root: Path) -> dict:
     """Two methods at once, two comparisons at once, one of them killed; then the variants of a study at once."""
-    tokenizer = train_tokenizer(list(documents("base", count=40)), 300)
-    build_model({**NEOX, "intermediate_size": 32}, tokenizer=tokenizer).save_pretrained(root / "base")
-    tokenizer.save_pretrained(root / "base")
+    save_base(root / "base")
     recipe = Recipe.model_validate(
         {"name": "small", "model": {"name": str(root / "base")}, "data": DATA, "training": TRAINING, "methods": METHODS}
         | {"evaluation": {"tasks": ["tinyworld_cloze"], "limit": 4}}

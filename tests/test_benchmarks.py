@@ -166,10 +166,7 @@ def test_precision_makes_a_row_for_each_method_and_dtype():
         str(seed): {"train": {"update_survival": {"lora_A": 0.25 * seed, "all": 0.5}, "final_eval_loss": 1.0 + seed}}
         for seed in (1, 2)
     }
-    methods = {
-        "baseline": {"runs": {"0": {"train": None}}},
-        "lora": {"runs": runs, "parameters": {"trainable": 7}},
-    }
+    methods = {"baseline": {"runs": {"0": {"train": None}}}, "lora": {"runs": runs, "parameters": {"trainable": 7}}}
     rows = names["summarise"]("bfloat16", {"methods": methods}, 2.0)
     assert len(rows) == 1
     assert rows[0]["survival"] == {"lora_A": 0.375, "all": 0.5}

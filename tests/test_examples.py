@@ -26,10 +26,6 @@ def run(source, where, names):
     return value._repr_html_() if hasattr(value, "_repr_html_") else repr(value)
 
 
-def test_there_are_three():
-    assert [path.stem for path in NOTEBOOKS] == ["a-run-as-data", "chat-with-trl", "five-minutes"]
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 def test_a_notebook_runs(path, tmp_path, monkeypatch):

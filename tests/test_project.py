@@ -8,7 +8,6 @@ import yaml
 from packaging.requirements import Requirement
 
 from hfpatch import __version__
-from hfpatch.recipes.comparison import load_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,13 +51,6 @@ def test_one_address_of_the_repository(project):
     assert {name for name, _ in named} >= {"pyproject.toml", "mkdocs.yml", "CITATION.cff", "SECURITY.md", "config.yml"}
     assert {url for _, url in named} == {home}
     assert read("CITATION.cff")["repository-code"] == home
-
-
-@pytest.mark.parametrize("file", [README, MAKEFILE], ids=["README", "Makefile"])
-def test_counts_of_methods_agree_with_the_recipes(file):
-    counts = {NUMBERS[word.lower()] for word in re.findall(rf"\b({'|'.join(NUMBERS)}) methods", file, re.IGNORECASE)}
-    assert counts
-    assert counts <= {len(load_recipe(name).trained) for name in ("quickstart", "quickstart-tuned")}
 
 
 def commands(workflow):
@@ -119,12 +111,6 @@ def test_an_image_copies_what_is_there_and_runs_hfpatch_as_a_user(path):
     assert {f"!{source}" for source in copied} <= set(allowed)
     assert dict(steps)["ENTRYPOINT"] == '["hfpatch"]'
     assert dict(steps)["USER"] == "1000"
-
-
-def test_issue_forms_ask_for_something():
-    forms = [path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
-    assert len(forms) == 2
-    assert all(any(part.get("validations", {}).get("required") for part in read(form)["body"]) for form in forms)
 
 
 def test_hooks_use_the_environment_of_the_makefile():

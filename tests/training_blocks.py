@@ -1,6 +1,9 @@
-"""Made-up token blocks for training tests."""
+"""Made-up token blocks for training tests, and what they compare of runs."""
+
+import json
 
 import numpy as np
+import torch
 
 from hfpatch.data.blocks import TokenBlocks, blocks_from_stream
 from hfpatch.data.tokenizer import TokenStream
@@ -26,3 +29,28 @@ def make_blocks(
     if completions:
         learned = generator.random(len(tokens)) < np.repeat(generator.choice([0.1, 0.9], documents), lengths)
     return blocks_from_stream(TokenStream(tokens, lengths, learned), settings, pad_token_id=0)
+
+
+class Killed(BaseException):
+    """Stands for the end of a process."""
+
+
+def metrics_of(folder, name="metrics"):
+    """Return the records of a file of a run."""
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def numbers_of(folder):
+    """Return every loss, evaluation loss and diagnostic of a pretraining run, in order."""
+    lines = metrics_of(folder) + metrics_of(folder, "diagnostics")
+    return [line[key] for line in lines for key in ("loss", "eval_loss", "size", "cosine") if key in line]
+
+
+def trainables(model):
+    """Return copies of what is trained, by name."""
+    return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def same(one, other):
+    """Whether two dicts hold the same tensors bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -36,12 +36,9 @@ def test_frozen_patches_too_and_everything_is_left_as_it_was():
     assert all(module.training for module in model.modules())
 
 
-def test_silent_tensors_have_none():
+def test_silent_tensors_and_plain_models_have_none():
     model = patch(make_model("llama"), NonlinearQueryConfig())  # its gain is 0, so nothing reaches what lies before
     found = gradient_norms(model, [{"input_ids": make_tokens()}])
     pulled = {each.tensor.split(".")[-3] for each in found if each.gradient > 0}
     assert pulled == {"nonlinear_query_norm_out"}
-
-
-def test_a_plain_model_has_nothing_to_pull():
     assert gradient_norms(make_model("llama"), [{"input_ids": torch.ones(1, 4, dtype=torch.long)}]) == []

@@ -162,12 +162,9 @@ def test_padding_and_packing_do_not_matter():
         assert two.explained_change == pytest.approx(one.explained_change, abs=2e-4)
 
 
-def test_lora_alone_is_linear_and_needs_no_fit():
+def test_lora_alone_needs_no_fit_and_too_little_text_is_refused():
     model = patch(make_model("llama"), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     assert linearise(model, *both()) == []
-
-
-def test_too_little_text_is_refused():
     model = patch(make_model("llama"), NonlinearQueryConfig())
     with pytest.raises(HfpatchError, match="20 tokens are too few"):
         linearise(model, texts(rows=1), texts(rows=1))

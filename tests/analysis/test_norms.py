@@ -90,12 +90,9 @@ def test_pre_projection_size_is_the_mean_over_tokens(model, batch):
     assert expected > 1e-5
 
 
-def test_an_identity_pre_projection_moves_nothing(batch):
+def test_an_identity_pre_projection_and_a_skip_alone_move_no_input(batch):
     model = patch(model_of("gpt_neox"), PreProjectionConfig())
     assert [size.size for size in pre_projection_sizes(model, [batch])] == [0.0, 0.0]
-
-
-def test_a_skip_alone_moves_no_input_and_has_a_size(batch):
     model = patch(model_of("gpt_neox"), PreProjectionConfig(expansion=0, content_skip=True, init="paper"))
     assert pre_projection_sizes(model, [batch]) == []
     assert all(each.size > 0 for each in skip_sizes(model, [batch]))

@@ -14,13 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hfpatch import HfpatchError, NonlinearQueryConfig, QueryTemperatureConfig, find_sites, patch
 from hfpatch.analysis.heads import head_weights, norm_gains
-from hfpatch.analysis.relation import (
-    change_gauge,
-    gauge_deviation,
-    head_relations,
-    random_gauge,
-    relations,
-)
+from hfpatch.analysis.relation import change_gauge, gauge_deviation, head_relations, random_gauge, relations
 from hfpatch.analysis.rotary import Rotary, rotary_of
 from hfpatch.sites.heads import normed
 
@@ -119,16 +113,13 @@ def test_any_shape_agrees_with_the_whole_matrix(hidden, size, dependent, seed):
     same(relations(query, key)[0], direct(query[0] @ key[0].T))
 
 
-def test_a_head_of_full_rank_has_as_many_positive_as_negative_eigenvalues():
+def test_eigenvalues_of_a_head_of_full_rank_and_of_none():
     query, key = torch.randn(2, 1, 64, 8, dtype=torch.float64)
     (relation,) = relations(query, key)
     assert (relation.positive, relation.negative) == (8, 8)
     (alike,) = relations(query, query)
     assert (alike.symmetric, alike.positive_energy) == (pytest.approx(1), pytest.approx(1))
     assert (alike.positive, alike.negative) == (8, 0)
-
-
-def test_no_relation_at_all():
     (relation,) = relations(torch.zeros(1, 6, 2), torch.zeros(1, 6, 2))
     assert (relation.norm, relation.positive, relation.negative, relation.effective_rank) == (0, 0, 0, 0)
 
@@ -180,8 +171,7 @@ def test_attention_weights_of_the_whole_model_follow_from_the_relation(case):
     site = find_sites(model)[0]
     entered = []
     handle = site.attention.register_forward_pre_hook(
-        lambda _, args, kwargs: entered.append(kwargs.get("hidden_states", args[0] if args else None)),
-        with_kwargs=True,
+        lambda _, args, kwargs: entered.append(kwargs.get("hidden_states", args[0] if args else None)), with_kwargs=True
     )
     for target in ("query", "key"):
         if site.projection_module(target).bias is not None:
@@ -296,13 +286,10 @@ def test_any_gauge_of_a_turning_head_changes_nothing(heads, seed, offset):
         same(new, {name: getattr(old, name) for name in FIELDS}, 1e-8)
 
 
-def test_a_layer_that_leaves_rope_out_does_not_turn():
+def test_layers_and_models_without_rope_do_not_turn():
     model = make_model("llama")
     model.model.layers[1].self_attn.use_rope = False
     assert [rotary_of(model, site, K) is None for site in find_sites(model)] == [False, True]
-
-
-def test_models_that_do_not_turn_their_heads_have_no_rotation():
     for case in ("gpt2", "opt", "bloom", "falcon_per_head"):
         model = make_model(case)
         assert rotary_of(model, find_sites(model)[0], K) is None

@@ -20,13 +20,7 @@ from architectures.catalogue import (
 )
 from architectures.columns import QUERY_COLUMNS, all_columns, first
 from architectures.formulas import apply_pre_projection
-from architectures.measurements import (
-    acts_as_query,
-    inputs,
-    logits_without_attention,
-    residuals,
-    without_sinks,
-)
+from architectures.measurements import acts_as_query, inputs, logits_without_attention, residuals, without_sinks
 from architectures.places import PLACES, place_of, sites_of
 
 AT = 4

@@ -113,10 +113,7 @@ MODEL = ("--model", "tinyworld/gpt2")
         (MODEL, "--tasks: missing; name tasks with commas between them"),
         (("--tasks", "tinyworld_cloze"), "--model: missing; give a hub id or a folder"),
         (("--model", "hf"), "--model hf: name the model as --model ID, or with --model-args pretrained=ID"),
-        (
-            ("--model", "vllm", "--model_args", "pretrained=x"),
-            "--model vllm: with --model-args pretrained=, --model is",
-        ),
+        (("--model", "vllm", "--model_args", "pretrained=x"), "--model vllm: with --model-args pretrained=, --model"),
         ((*MODEL, "--model_args", "tokenzier=x"), "--model-args tokenzier: hfpatch eval does not take it"),
         ((*MODEL, "--model_args", "dtype"), "--model-args dtype: write it as key=value"),
         ((*MODEL, "--model_args", "{dtype"), "--model-args: not valid JSON"),

@@ -34,7 +34,7 @@ COMMANDS = {
     "report": lambda folder, recipes: ["report", folder],
     "compare": lambda folder, recipes: ["compare", recipes / "small.yaml", "--out", folder, "--resume"],
     "train": lambda folder, recipes: [
-        *("train", recipes / "small.yaml", "--method", "pre_projection", "--out", folder, "--resume"),
+        *("train", recipes / "small.yaml", "--method", "pre_projection", "--out", folder, "--resume")
     ],
     "pretrain": lambda folder, recipes: ["pretrain", recipes / "study.yaml", "--out", folder, "--resume"],
     "eval --model": lambda folder, recipes: [*EVAL, "--model", folder],

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -19,3 +21,15 @@ def texts() -> list[str]:
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(TEXTS, 300)
+
+
+@pytest.fixture
+def text_file(tmp_path, texts):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(texts))
+    return path
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)

@@ -71,15 +71,12 @@ def test_head_and_hash():
     assert again.sha256 == blocks.sha256 == blocks.head(2).sha256
 
 
-def test_tokenise_drops_lone_tokens_and_can_leave_out_the_end(tokenizer):
+def test_tokenise_drops_lone_tokens_and_needs_an_end_of_text(tokenizer):
     (made,) = tokenize_in_parts(["the mill", "e", ""], tokenizer, append_eos=False)
     assert tokenizer.decode(made.tokens) == "the mill"
     assert len(made.lengths) == 1
     with pytest.raises(HfpatchError, match="no document has two tokens"):
         list(tokenize_in_parts(["e"], tokenizer, append_eos=False))
-
-
-def test_tokenizer_without_end_is_refused(tokenizer):
     bare = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(HfpatchError, match="no end-of-text token"):
         list(tokenize_in_parts(["the mill"], bare, append_eos=True))

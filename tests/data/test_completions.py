@@ -6,6 +6,7 @@ import warnings
 import datasets
 import numpy as np
 import pytest
+from data.conftest import write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -86,11 +87,6 @@ def test_a_completion_is_learned_with_the_end_of_text(tokenizer, prompt, complet
     assert labels == [*(t if end > len(prompt) else IGNORE for t, end in zip(expected, ends, strict=True)), ids[-1]]
     without, _ = encode({"prompt": prompt, "completion": completion}, tokenizer, append_eos=False)
     assert without == expected
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])

@@ -117,10 +117,7 @@ def test_slices_are_of_rows_whatever_is_left_out_of_them(tmp_path, kind):
         ({"split": "train[:9%](pct1_dropremainder)", "source": "{file}"}, "train has 1 rows, .* needs 100; leave it"),
         ({"split": "tset", "source": "{saved}"}, r"saved has no split 'tset' \(did you mean 'test'\?\)"),
         ({"split": "train+test", "source": "{saved}"}, "'train\\+test' of .* has several splits; name one"),
-        (
-            {"split": "validation", "source": "{file}"},
-            "is local, which has the one split 'train'",
-        ),
+        ({"split": "validation", "source": "{file}"}, "is local, which has the one split 'train'"),
         ({"split": "train[200:]", "source": "{file}"}, "no document has 1 characters"),
         ({"split": "train[:9]", "source": "tinyworld/base"}, "data.split: tinyworld/base is plain text of one split"),
         ({"format": "messages", "source": "tinyworld/base"}, "data.format: tinyworld/base is plain text"),

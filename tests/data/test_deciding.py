@@ -1,10 +1,10 @@
 """The documents that decide: they occur once, in no task, and nothing that they say is trained on."""
 
-import json
 import random
 
 import numpy as np
 import pytest
+from data.conftest import write_rows
 from tokenizers import Tokenizer, normalizers
 from tokenizers.processors import TemplateProcessing
 
@@ -34,11 +34,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 SYSTEM = {"role": "system", "content": "You are a lamp that shines on the harbour whenever a ship comes by at night."}
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.fixture

@@ -80,16 +80,13 @@ def test_bytes_are_those_of_the_predicted_text(source, tokenizer, layout):
     assert len(set(found.hashes)) == len(KEPT)
 
 
-def test_hashes_tell_documents_and_what_is_predicted_apart(source, tokenizer, tmp_path):
+def test_hashes_tell_documents_apart_and_text_to_train_on_keeps_none(source, tokenizer, tmp_path):
     one = describe_documents(load(source, tokenizer, "packed"), tokenizer).hashes
     assert describe_documents(load(source, tokenizer, "packed"), tokenizer).hashes == one
     source.write_text("\n\n".join([*TEXTS[:-1], "Another end."]))
     other = describe_documents(load(source, tokenizer, "packed"), tokenizer).hashes
     assert one[:-1] == other[:-1]
     assert one[-1] != other[-1]
-
-
-def test_text_to_train_on_does_not_keep_them(source, tokenizer):
     chosen = DataSettings(source=str(source), block_size=SIZE, held_out=2)
     with pytest.raises((ValueError, HfpatchError), match="do not know their documents"):
         describe_documents(load_splits(chosen, tokenizer).train, tokenizer)

@@ -18,13 +18,6 @@ from hfpatch.errors import HfpatchError
 from hfpatch.recipes.data import DataSettings
 
 
-@pytest.fixture
-def text_file(tmp_path, texts):
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n".join(texts))
-    return path
-
-
 def test_load_blocks_from_a_file(text_file, texts, tokenizer):
     chosen = DataSettings(source=str(text_file), block_size=64, layout="padded")
     blocks = load_blocks(chosen, tokenizer)

@@ -3,6 +3,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from data.conftest import write_rows
 
 from hfpatch.data.blocks import IGNORE
 from hfpatch.data.deciding import TaskDocument
@@ -13,9 +14,8 @@ from hfpatch.recipes.data import DataSettings
 from hfpatch.recipes.training import TrainingSettings, with_steps
 
 
-def write_rows(path, texts, column="text"):
-    path.write_text("".join(json.dumps({column: text}) + "\n" for text in texts))
-    return str(path)
+def write_texts(path, texts, column="text"):
+    return write_rows(path, [{column: text} for text in texts])
 
 
 def words(name, count):
@@ -25,8 +25,8 @@ def words(name, count):
 @pytest.fixture
 def mixture(tmp_path):
     sources = [
-        {"source": write_rows(tmp_path / "a.jsonl", words("a", 40)), "weight": 3.0},
-        {"source": write_rows(tmp_path / "b.jsonl", words("b", 25), "body"), "text_column": "body"},
+        {"source": write_texts(tmp_path / "a.jsonl", words("a", 40)), "weight": 3.0},
+        {"source": write_texts(tmp_path / "b.jsonl", words("b", 25), "body"), "text_column": "body"},
     ]
     return DataSettings(mixture=sources, block_size=40, layout="padded")
 
@@ -76,8 +76,8 @@ def test_the_plan_gives_each_source_its_share(mixture, tokenizer):
 
 def test_tuning_takes_documents_that_no_source_has_twice(mixture, tokenizer, tmp_path):
     a, b = words("a", 40), words("b", 25)
-    write_rows(tmp_path / "a.jsonl", [*a[:33], b[3], *a[34:]])
-    write_rows(tmp_path / "b.jsonl", [*b[:23], a[5], b[24]], "body")
+    write_texts(tmp_path / "a.jsonl", [*a[:33], b[3], *a[34:]])
+    write_texts(tmp_path / "b.jsonl", [*b[:23], a[5], b[24]], "body")
     tasks = {"own": [TaskDocument((), [a[35]])]}
     made = load_splits(mixture.model_copy(update={"held_out": 4}), tokenizer, tuning=8, tasks=tasks)
     tuning = texts_of(made.tuning, tokenizer)

@@ -42,13 +42,10 @@ def test_jsonl_is_read_in_order_blank_lines_skipped(tmp_path, suffix, compress):
     assert read(path) == ["één", "two\n"]
 
 
-def test_txt_without_separator_is_split_at_blank_lines(tmp_path):
+def test_txt_is_split_at_separator_lines_or_else_at_blank_lines(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\n\none\nstill one\r\n\r\n \ntwo\n\n")
     assert read(path) == ["one\nstill one", "two"]
-
-
-def test_txt_with_separator_lines_is_split_there_only(tmp_path):
     path = tmp_path / "a.txt.xz"
     text = "first\n\nbook says <|endoftext|> here\n<|endoftext|>\nsecond\n\nbook\n<|endoftext|>\n"
     path.write_bytes(lzma.compress(text.encode()))

@@ -29,13 +29,6 @@ from hfpatch.recipes.data import DataSettings
 
 
 @pytest.fixture
-def text_file(tmp_path, texts):
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n".join(texts))
-    return path
-
-
-@pytest.fixture
 def written(tmp_path, texts, tokenizer):
     path = tmp_path / "made" / "train.bin"
     write_token_file(path, texts, tokenizer, DataSettings(source="owner/set", config="c"), revision="f" * 40)

@@ -72,9 +72,6 @@ def test_a_folder_holds_several_models_and_tasks(tmp_path):
         open_cache(tmp_path, task, key).add([(FIRST, (value, False))])
     assert open_cache(tmp_path, "a", {"m": 2}).find(FIRST) == (-2.0, False)
     assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_a_folder_that_is_a_file_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(HfpatchError, match="log-likelihoods cannot be saved"):
         open_cache(tmp_path / "file", "a", {}).add([(FIRST, (-1.0, True))])

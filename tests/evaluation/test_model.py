@@ -35,13 +35,15 @@ def pairs(support):
     return made
 
 
-def test_lm_eval_finds_the_model_by_name():
+def test_names_are_known():
     from lm_eval.api.registry import get_model
 
     import hfpatch.evaluation  # noqa: F401
 
     assert get_model("hfpatch") is HfpatchLM
     assert get_model("hf") is HFLM
+    with pytest.raises(HfpatchError, match="gpt-3"):
+        HfpatchLM("tinyworld/gpt-3")
 
 
 def test_one_text_split_at_two_places(model, tokenizer):
@@ -126,11 +128,6 @@ def test_a_folder_is_loaded_on_this_machine(model, tokenizer, tmp_path, pairs):
     loaded = HfpatchLM(str(tmp_path), batch_size=2).loglikelihood(requests("loglikelihood", made))
     given = HfpatchLM(model, tokenizer=tokenizer, batch_size=2).loglikelihood(requests("loglikelihood", made))
     torch.testing.assert_close(loaded, given, rtol=1e-6, atol=1e-4)
-
-
-def test_names_of_the_tiny_world_are_known():
-    with pytest.raises(HfpatchError, match="gpt-3"):
-        HfpatchLM("tinyworld/gpt-3")
 
 
 def test_a_patch_is_put_on(tokenizer, tmp_path, pairs, support):

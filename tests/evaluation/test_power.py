@@ -84,17 +84,10 @@ def test_a_difference_of_nothing_is_found_no_more_often_than_the_level():
         assert model.power(0.0, documents, seeds) <= 0.0501
 
 
-def test_what_no_number_can_find():
+def test_what_no_number_can_find_and_what_levels_and_assumptions_change():
     assert SHIFTED.documents_for(0.005, 3) is None  # seeds alone shift by more
     assert ACCURACY.smallest_effect(19, 3) is None  # too few documents are not tested
     assert LIKELIHOOD.seeds_for(0.0, 300) is None
-
-
-def test_stricter_levels_need_larger_effects():
     assert ACCURACY.smallest_effect(500, 3, alpha=0.05 / 20) > ACCURACY.smallest_effect(500, 3)
-
-
-def test_the_assumptions_scale_the_reference():
-    # two scores of variance 1/4 with correlation 0.8 differ with variance 2 (1 - 0.8) / 4
     made = Assumed(correlation=0.8, shared=0.5, shift=0.1).differences(0.5, accuracy=True)
     assert (made.sd, made.shift) == (pytest.approx(np.sqrt(0.1)), pytest.approx(0.1 * np.sqrt(0.1)))

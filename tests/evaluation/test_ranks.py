@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from evaluate_on_processes import run
 from families import make_model, make_tokens
+from launched import free_port
 from reference import twin_of
 
 import hfpatch
@@ -51,12 +51,6 @@ PRE, QUERY = PreProjectionConfig(content_skip=True, init="paper"), NonlinearQuer
 KINDS = (PreProjectionConfig, NonlinearQueryConfig)
 A_FEW_DRAWS = 5e-4  # of a p-value that is a share of 9,999 random halves: rounding may move a few
 METHODS = {"baseline": [], "pre_projection": [{"type": "pre_projection"}]}
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def launch(root: Path, scenarios: dict) -> subprocess.CompletedProcess:

@@ -119,13 +119,10 @@ def test_records_give_the_scores_again(outcome):
             assert result.stderr[name] >= 0
 
 
-def test_stderr_is_the_binomial_one(outcome):
+def test_stderr_is_the_binomial_one_and_results_survive_json(outcome):
     results, _ = outcome
     p = results["lambada_openai"].metrics["acc"]
     assert results["lambada_openai"].stderr["acc"] == pytest.approx(math.sqrt(p * (1 - p) / 23))
-
-
-def test_results_survive_json(outcome):
     results, _ = outcome
     for result in results.values():
         assert TaskResult.model_validate_json(json.dumps(result.to_json())) == result
@@ -193,14 +190,11 @@ def test_nan_stops_with_the_document_and_keeps_what_was_scored(support, tokenize
     assert model.training
 
 
-def test_a_tokenizer_of_another_model_is_refused(support, tokenizer, data_dir):
+def test_a_tokenizer_of_another_model_or_without_tokens_is_refused(support, tokenizer, data_dir):
     model = support.gpt_neox()
     model.resize_token_embeddings(200)
     with pytest.raises(HfpatchError, match="the tokenizer has 320 tokens and the model 200 embeddings"):
         evaluate(model, tokenizer, settings=settings("lambada_openai"), data_dir=data_dir)
-
-
-def test_a_tokenizer_without_tokens_is_refused(support, data_dir):
     bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), eos_token="<|endoftext|>")
     with pytest.raises(HfpatchError, match="only special tokens"):
         evaluate(support.gpt_neox(), bare, settings=settings("lambada_openai"), data_dir=data_dir)

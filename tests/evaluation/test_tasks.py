@@ -249,11 +249,7 @@ def test_a_task_of_ones_own_takes_the_place_of_another(own_tasks, data_dir):
         (("metric: acc", "metric: accc"), "riddle", r"riddle\.yaml\): there is no metric 'accc'"),
         (("metric: acc", "metric: accc\n    aggregation: mean"), "riddle", r"riddle\.yaml\): .*no metric 'accc'"),
         (("test_split: train", "test_split: nowhere"), "riddle", r"riddle\.yaml\): cannot be built .*nowhere"),
-        (
-            ("riddles.jsonl", "gone.jsonl"),
-            "riddle",
-            r"task riddle: its data cannot be loaded .*gone\.jsonl.*write data_files",
-        ),
+        (("riddles.jsonl", "gone.jsonl"), "riddle", r"task riddle: its data cannot be loaded .*gone\.jsonl.*write"),
     ],
 )
 def test_a_mistake_in_a_task_of_ones_own_is_one_line(own_tasks, change, name, message):

@@ -13,12 +13,7 @@ from hfpatch.export import export_patch
 from hfpatch.surgery.bases import locate_base
 from hfpatch.surgery.budget import attention_modules
 
-CASES = {
-    "gpt_neox": torch.float32,
-    "gpt2": torch.float32,
-    "llama": torch.bfloat16,
-    "gemma2": torch.float32,
-}
+CASES = {"gpt_neox": torch.float32, "gpt2": torch.float32, "llama": torch.bfloat16, "gemma2": torch.float32}
 
 
 def stack_for(model):

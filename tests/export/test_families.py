@@ -1,10 +1,9 @@
 """Exports of models whose branches end, multiply or project in ways of their own, loaded through the written file."""
 
-import threading
-
 import pytest
 import torch
 from families import logits_of, make_tokens, perturb
+from in_step import in_step
 from peft import LoraConfig
 from transformers import (
     AutoTokenizer,
@@ -69,28 +68,6 @@ def classes(folder, prefix=""):
     return next(kind for kind in kinds[1:] if kind.hfpatch_prefix == prefix)
 
 
-def together(model, tokens):
-    """Return the logits of two threads that are in the same module at any time."""
-    model.requires_grad_(False)  # the threads must not meet in `logits_of`, which does that for a while
-    meet, found = threading.Barrier(2, timeout=120), {}
-
-    def wait(*_):
-        meet.wait()
-
-    def call(index):
-        found[index] = logits_of(model, tokens[index])
-
-    handles = [module.register_forward_hook(wait) for module in model.modules()]
-    threads = [threading.Thread(target=call, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for handle in handles:
-        handle.remove()
-    return found[0], found[1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CONFIGS)
 def test_an_export_holds_and_computes_what_the_patched_model_does(case, tmp_path):
@@ -102,7 +79,7 @@ def test_an_export_holds_and_computes_what_the_patched_model_does(case, tmp_path
     for name, tensor in model.state_dict().items():
         assert "hfpatch_" in name or torch.equal(held.get(name, held.get(around(name))), tensor), name
     assert torch.equal(logits_of(exported, tokens[0]), expected[0])
-    assert all(map(torch.equal, together(exported, tokens), expected))
+    assert all(map(torch.equal, in_step(exported.requires_grad_(False), tokens), expected))
 
     tower = classes(folder, model.base_model_prefix).from_pretrained(folder).eval().requires_grad_(False)
     model.requires_grad_(False)

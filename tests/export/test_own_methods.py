@@ -147,11 +147,7 @@ REFUSED = {
     "a name from a block": ("norm = float(", "norm = number(", "their_module defines number inside another statement"),
     "a name of the file": ("Theirs", "Hooked", "defines Hooked, too; rename the method's class"),
     "a helper's name of the file": ("Order(nn.Module)", "Order(Matrix)", "Matrix means something else in another modu"),
-    "what fails without hfpatch": (
-        "self.HALF *",
-        "bool(self.spec.name) * self.HALF *",
-        "fails with Attrib",
-    ),
+    "what fails without hfpatch": ("self.HALF *", "bool(self.spec.name) * self.HALF *", "fails with Attrib"),
 }
 MORE = """
 import their_helpers

@@ -16,10 +16,7 @@ from hfpatch.recipes.training import TrainingSettings
 from hfpatch.training import loss
 from hfpatch.training.probe import train_probe
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 CONFIGS = {
     "gated": lambda: PreProjectionConfig(gated=True, content_skip=True),
     "literal": lambda: NonlinearQueryConfig(form="literal"),

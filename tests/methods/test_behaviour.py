@@ -3,7 +3,6 @@
 An entry of ``FURTHER`` is all that a method needs to be tested here.
 """
 
-import threading
 from pathlib import Path
 
 import elsewhere
@@ -12,6 +11,7 @@ import pytest
 import torch
 from architectures.further import FURTHER
 from families import LAYERS, logits_of, make_model, make_tokens, perturb
+from in_step import in_step
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
@@ -168,24 +168,8 @@ def test_an_exception_in_the_middle_of_a_forward_leaves_nothing(name):
 def test_two_threads_in_one_model(name):
     """Both are in the same module at any time."""
     model, tokens = patched(ONE, name).requires_grad_(False), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
-    expected, found, meet = [logits_of(model, each) for each in tokens], {}, threading.Barrier(2, timeout=60)
-
-    def wait(*_):
-        meet.wait()
-
-    def call(index):
-        found[index] = logits_of(model, tokens[index])
-
-    handles = [module.register_forward_hook(wait) for module in model.modules()]
-    threads = [threading.Thread(target=call, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for handle in handles:
-        handle.remove()
-    assert torch.equal(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
+    expected = [logits_of(model, each) for each in tokens]
+    assert all(map(torch.equal, in_step(model, tokens), expected))
 
 
 def stack_for(model, order):

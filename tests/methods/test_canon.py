@@ -19,11 +19,7 @@ from hfpatch.export.write import write_model
 from hfpatch.nn import ShortConvolution
 from hfpatch.tuners.lookback import MARGIN, Row
 
-CASES = [
-    "gpt_neox",
-    "gpt2",
-    "gemma2",
-]  # fused; Conv1D, cache by position; eager, a window in every other layer
+CASES = ["gpt_neox", "gpt2", "gemma2"]  # fused; Conv1D, cache by position; eager, a window in every other layer
 WINDOW = 6  # which the texts leave
 PLACES = ("input", "qkv")
 

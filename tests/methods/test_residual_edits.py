@@ -17,8 +17,7 @@ RANK = 3
 
 @pytest.mark.parametrize("at", ["branch", "stream"])
 @pytest.mark.parametrize(
-    ("config", "count"),
-    [(ParallelAdapterConfig, 2 * HIDDEN * RANK), (LoReFTConfig, 2 * HIDDEN * RANK + RANK)],
+    ("config", "count"), [(ParallelAdapterConfig, 2 * HIDDEN * RANK), (LoReFTConfig, 2 * HIDDEN * RANK + RANK)]
 )
 def test_counts(config, count, at):
     model = hfpatch.patch(make_model("gpt_neox"), config(rank=RANK, at=at))

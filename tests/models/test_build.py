@@ -275,11 +275,8 @@ def test_a_head_size_of_ones_own_in_gpt2_is_attention_with_that_size():
         torch.testing.assert_close(attention(x)[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_head_size_in_the_configuration_is_set_there():
+def test_head_sizes_in_the_configuration_and_nothing_asked():
     assert build_scratch(config_of("llama"), ScratchSettings(head_size=12)).model.layers[0].self_attn.head_dim == 12
-
-
-def test_nothing_asked_is_the_stock_class():
     model = build_scratch(config_of("gpt2"), ScratchSettings(mlp_width=3))
     assert type(model).__name__ == "GPT2LMHeadModel"
     assert model.transformer.h[0].mlp.c_fc.nf == 96

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import forked
 import pytest
 import torch
 from families import logits_of, make_tokens
+from in_step import in_step
 from models.test_build import ATTENTIONS, build, config_of, projection
 from transformers import AutoModelForCausalLM
 
@@ -28,10 +28,7 @@ PATHS = {
     "fused": {"fused": True},
     "mlp": {"source": "mlp", "output_norm": "layernorm"},
 }
-ALL = [
-    ("gpt_neox", "weight"),
-    *((case, path) for case in ("gpt2", "llama", "mixtral") for path in PATHS),
-]
+ALL = [("gpt_neox", "weight"), *((case, path) for case in ("gpt2", "llama", "mixtral") for path in PATHS)]
 ALL.remove(("mixtral", "mlp"))  # no hidden activations of one MLP
 EVERY = pytest.mark.parametrize(("case", "path"), ALL)
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -94,28 +91,13 @@ def test_compiled_it_is_one_graph_of_the_same_function(case, path):
 @pytest.mark.parametrize("path", ["fused", "mlp"])
 def test_two_threads_in_step_and_a_call_that_fails(path):
     """What modules hand to each other belongs to a call: both threads are in the same module at any time."""
-    model, tokens, found = made("llama", path), [make_tokens(seed=seed) for seed in (0, 1)], {}
-    model.requires_grad_(False)  # the threads must not meet in `logits_of`, which does that for a while
-    expected, meet = [logits_of(model, each) for each in tokens], threading.Barrier(2, timeout=120)
-
-    def wait(*_):
-        meet.wait()
+    model, tokens = made("llama", path).requires_grad_(False), [make_tokens(seed=seed) for seed in (0, 1)]
+    expected = [logits_of(model, each) for each in tokens]
 
     def fail(*_):
         raise ZeroDivisionError
 
-    def call(index):
-        found[index] = logits_of(model, tokens[index])
-
-    handles = [module.register_forward_hook(wait) for module in model.modules()]
-    threads = [threading.Thread(target=call, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(found[index], expected[index]) for index in (0, 1))
-    for handle in handles:
-        handle.remove()
+    assert all(map(torch.equal, in_step(model, tokens), expected))
     for module in model.model.layers.modules():
         handle = module.register_forward_hook(fail)
         with contextlib.suppress(ZeroDivisionError):

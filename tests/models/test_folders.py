@@ -51,7 +51,7 @@ def test_the_base_of_a_comparison_may_be_such_a_model(saved, tmp_path):
         assert torch.equal(load_base(str(tmp_path)).model(make_tokens(), use_cache=False).logits, logits)
 
 
-def test_a_missing_tensor_is_an_error(saved, tmp_path):
+def test_a_missing_tensor_and_another_folder_are_errors(saved, tmp_path):
     _, model, _ = saved["gpt_neox"]
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -59,8 +59,6 @@ def test_a_missing_tensor_is_an_error(saved, tmp_path):
     save_file({n: t for n, t in tensors.items() if n != gone}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(HfpatchError, match="missing keys"):
         load_scratch(tmp_path)
-
-
-def test_another_folder_is_an_error(tmp_path):
+    (tmp_path / "other").mkdir()
     with pytest.raises(HfpatchError, match="contains no model"):
-        load_scratch(tmp_path)
+        load_scratch(tmp_path / "other")

@@ -35,14 +35,11 @@ def test_the_result_has_the_dtype_of_the_anchor_and_is_rounded_once(combine):
     assert torch.equal(combine(a, f), combine(a.float(), f).to(torch.bfloat16))
 
 
-def test_identity_anchor_without_f():
+def test_identity_anchor_without_f_and_with_a_linear_one():
     x = torch.randn(2, 5, D)
     module = IdentityAnchoredQuery(hidden_size=D, out_features=D, f="none")
     assert torch.equal(module(x), x)
     assert not list(module.parameters())
-
-
-def test_identity_anchor_with_a_linear_f():
     x = torch.randn(2, 5, D)
     module = IdentityAnchoredQuery(hidden_size=D, out_features=D, f="linear")
     ((name, weight),) = module.named_parameters()

@@ -28,11 +28,8 @@ def test_another_seed_or_name_gives_other_values(other):
     assert not torch.equal(draw(), draw(**other))
 
 
-def test_seed_and_name_are_kept_apart():
+def test_seed_and_name_are_kept_apart_and_the_global_state_left_alone():
     assert not torch.equal(draw(seed=1, name="2/a"), draw(seed=12, name="/a"))
-
-
-def test_the_global_random_state_is_left_alone():
     state = torch.get_rng_state()
     draw()
     assert torch.equal(state, torch.get_rng_state())
@@ -46,9 +43,6 @@ def test_mean_and_deviation(std):
     assert values.abs().max() > 3.5 * std  # normal, not uniform or clipped
 
 
-def test_low_precision_gets_the_rounded_fp32_values():
+def test_low_precision_gets_the_rounded_fp32_values_and_meta_tensors_pass():
     assert torch.equal(draw(dtype=torch.bfloat16), draw().to(torch.bfloat16))
-
-
-def test_meta_tensors_pass():
     assert normal_(torch.empty(3, device="meta"), std=1.0, seed=0, name="a").is_meta

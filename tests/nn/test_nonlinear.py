@@ -83,23 +83,17 @@ def test_loud_init_is_of_unit_scale_at_any_width(output_norm):
         assert module(7 * torch.randn(64, d)).std().item() == pytest.approx(1, rel=0.1)
 
 
-def test_init_statistics():
+def test_init_statistics_and_its_seed():
     module = NonlinearProjection(hidden_size=400, out_features=300, rank=100)
     assert module.up.weight.std().item() == pytest.approx(400**-0.5, rel=0.02)
     assert module.down.weight.std().item() == pytest.approx(100**-0.5, rel=0.02)
     assert torch.equal(module.norm_in.weight, torch.ones(400))
     assert torch.equal(module.norm_out.weight, torch.ones(300))
-
-
-def test_init_depends_on_the_seed_alone():
     first, again, other = (NonlinearProjection(hidden_size=D, out_features=D, rank=D, seed=s) for s in (1, 1, 2))
     assert torch.equal(first.up.weight, again.up.weight)
     assert torch.equal(first.down.weight, again.down.weight)
     assert not torch.equal(first.up.weight, other.up.weight)
     assert not torch.equal(first.up.weight, first.down.weight)
-
-
-def test_there_are_no_biases():
     names = [name for name, _ in NonlinearProjection(hidden_size=D, out_features=OUT).named_parameters()]
     assert names == ["norm_in.weight", "up.weight", "down.weight", "norm_out.weight"]
 

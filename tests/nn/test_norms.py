@@ -34,13 +34,10 @@ def test_there_is_a_gain_of_one_and_no_bias(name):
     assert torch.equal(parameters["weight"], torch.ones(SIZE))
 
 
-def test_none_is_the_identity_without_parameters():
+def test_none_is_the_identity_and_an_unknown_name_is_refused():
     norm = make_norm("none", SIZE)
     x = torch.randn(2, SIZE)
     assert torch.equal(norm(x), x)
     assert not list(norm.parameters())
-
-
-def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(HfpatchError, match=r"norm 'rms_norm' is not one of .*did you mean 'rmsnorm'"):
         make_norm("rms_norm", SIZE)

@@ -25,22 +25,18 @@ def test_identity_init_is_a_no_op_bit_for_bit(dtype):
     assert changed.dtype == dtype
 
 
-def test_paper_init_statistics():
+def test_init_statistics_seed_and_shape():
     weight = ContentSkip(hidden_size=300, init="paper").skip.weight
     assert weight.std().item() == pytest.approx(1e-4, rel=0.02)
     assert abs(weight.mean()) < 2e-6
-
-
-def test_init_depends_on_the_seed_alone():
     first, again, other = (ContentSkip(hidden_size=D, init="paper", seed=s).skip.weight for s in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def test_there_is_one_square_matrix_and_no_bias():
     assert [(name, tuple(p.shape)) for name, p in ContentSkip(hidden_size=D).named_parameters()] == [
         ("skip.weight", (D, D))
     ]
+    with pytest.raises(HfpatchError, match="init='none' is not one of identity"):
+        ContentSkip(hidden_size=D, init="none")
 
 
 def test_low_precision_is_computed_in_fp32_and_rounded_once():
@@ -49,8 +45,3 @@ def test_low_precision_is_computed_in_fp32_and_rounded_once():
     branch, x = torch.randn(2, 2, 5, D).to(torch.bfloat16)
     expected = branch.float() + x.float() @ module.skip.weight.T
     assert torch.equal(module(branch, x), expected.to(torch.bfloat16))
-
-
-def test_an_unknown_init_is_refused():
-    with pytest.raises(HfpatchError, match="init='none' is not one of identity"):
-        ContentSkip(hidden_size=D, init="none")

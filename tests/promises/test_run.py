@@ -181,12 +181,14 @@ def test_a_promise_that_breaks_with_an_error_is_a_verdict(monkeypatch):
     assert report.verdicts[0].holds
 
 
-def test_a_config_that_does_not_fit_is_an_error_and_the_model_stays():
+def test_a_config_that_does_not_fit_and_a_model_that_does_not_exist():
     model = make_model("llama").train()
     before = snapshot(model)
     with pytest.raises(HfpatchError, match="do not exist"):
         hfpatch.check(model, PreProjectionConfig(layers_to_transform=[5]))
     assert snapshot(model) == before
+    with pytest.raises(HfpatchError, match="does not exist"):
+        hfpatch.check("/no/where")
 
 
 def test_the_users_gradient_checkpointing_stays_on(monkeypatch):
@@ -202,8 +204,3 @@ def test_lora_is_checked_like_any_method(monkeypatch):
     model = make_model("gpt_neox")
     config = LoraConfig(r=2, target_modules=attention_modules(model))
     assert hfpatch.check(model, config).passed
-
-
-def test_a_model_that_does_not_exist():
-    with pytest.raises(HfpatchError, match="does not exist"):
-        hfpatch.check("/no/where")

@@ -161,11 +161,7 @@ def test_a_wrong_key_type_or_value_is_named(write, old, new, parts):
         ("      r: 4", "      match: lora", ["methods.lora.0.match", "itself"]),
         ("      r: 4", "      match: baseline", ["methods.lora.0.match", "baseline"]),
         ("type: pre_projection", "gated: true", ["methods.pre_projection.0", "no type"]),
-        (
-            "      r: 4",
-            "      match: other\n  other:\n    - type: lora\n      match: lora",
-            ["matches another method"],
-        ),
+        ("      r: 4", "      match: other\n  other:\n    - type: lora\n      match: lora", ["matches another method"]),
     ],
 )
 def test_a_contradiction_is_named(write, old, new, parts):
@@ -203,12 +199,9 @@ def test_a_file_that_is_no_recipe_is_named(write, content, parts):
     assert all(part in message for part in [str(path), *parts]), message
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path):
+def test_files_folders_and_bare_names(tmp_path):
     assert "no such file" in refused(tmp_path / "absent.yaml")
     assert "is a folder" in refused(tmp_path)
-
-
-def test_a_bare_name_finds_the_recipes_that_come_with_hfpatch():
     assert load_recipe("quickstart") == load_recipe("quickstart.yaml")
     assert load_recipe("quickstart").name == "quickstart"
     assert "did you mean 'quickstart'" in refused(Path("quikstart"))

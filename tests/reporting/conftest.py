@@ -11,6 +11,7 @@ import pytest
 from hfpatch.reporting.comparison.document import comparison_document, read_material
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.plots import to_svgs
+from hfpatch.reporting.theme import report_style
 from hfpatch.results.folder import load_comparison
 from hfpatch.results.identity import OF_BASE, OF_TASK
 
@@ -221,6 +222,12 @@ def document_of(results, folder=Path("/nowhere")):
     """Return the document of a comparison, with what lies in its folder."""
     material = read_material("", folder, results)
     return comparison_document([replace(material, drawn=to_svgs(draw(results, material.layers)))])
+
+
+@pytest.fixture
+def style():
+    with report_style():
+        yield
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import statistics
 
 from scipy import stats
 
+from hfpatch.results import StudyResults
+
 STEPS = (100, 200, 300, 400)
 LINEAR = {0: 4.00, 1: 4.10, 2: 4.20}
 LAYERS = 2
@@ -154,6 +156,10 @@ def study():
         "runs": runs_of(rows),
     }
     return copy.deepcopy(raw)  # points are shared between rows and runs
+
+
+def read(raw):
+    return StudyResults.model_validate_json(json.dumps(raw))
 
 
 def without_sweep():

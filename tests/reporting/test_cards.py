@@ -32,16 +32,13 @@ def test_a_report_puts_each_patchs_results_in_its_card(run_dir):
     assert "lora has 2.4 % more trainable parameters" in first
 
 
-def test_a_broken_patch_keeps_its_card(run_dir):
+def test_a_broken_patch_keeps_its_card_and_no_patch_gets_none(run_dir):
+    write_report(run_dir)
+    assert not list(run_dir.rglob("README.md"))
     folder = patch_of(run_dir, "lora", 0)
     (folder / "patch.json").write_text("{")
     write_report(run_dir)
     assert (folder / "README.md").read_text() == "old"
-
-
-def test_no_card_is_written_where_there_is_no_patch(run_dir):
-    write_report(run_dir)
-    assert not list(run_dir.rglob("README.md"))
 
 
 def test_the_card_of_a_run_has_answer_table_and_how_to_load(results):

@@ -1,8 +1,6 @@
 import base64
-import csv
 import gzip
 import hashlib
-import io
 import json
 import re
 from html.parser import HTMLParser
@@ -11,6 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from hfpatch.reporting.comparison.data import figure_csv
 from hfpatch.reporting.comparison.document import RunData, comparison_document
 from hfpatch.reporting.comparison.figures import draw
 from hfpatch.reporting.comparison.samples import Change, Samples, Sides
@@ -101,12 +100,7 @@ def test_downloads_hold_the_numbers(build, raw):
         attrs["download"]: unquote(attrs["href"].partition(",")[2]) for tag, attrs in parsed.tags if "download" in attrs
     }
     assert set(files) == {"results.csv", "differences.csv", "quality.csv"}
-    rows = list(csv.DictReader(io.StringIO(files["differences.csv"])))
-    assert [(row["method"], float(row["difference"])) for row in rows if row["p"]] == [
-        (each["method"], each["difference"]) for each in raw["comparisons"]
-    ]
-    quality = [row for row in csv.DictReader(io.StringIO(files["quality.csv"])) if row["method"] == "lora"]
-    assert [float(row["value"]) for row in quality] == [0.41, 0.42, 0.5, 0.49, 18.9, 19.1]
+    assert files["quality.csv"] == figure_csv("quality", build(raw, curves=False), [])
 
 
 def test_documents_are_data_and_not_markup(build, raw):
@@ -121,10 +115,13 @@ def test_documents_are_data_and_not_markup(build, raw):
     assert "samples" in [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
 
 
-def test_ids_are_unique_and_references_resolve(page):
+def test_ids_and_sections_are_unique_in_the_order_of_reading_and_references_resolve(page):
     parsed, _ = page
     assert len(parsed.ids) == len(set(parsed.ids))
     assert {link[1:] for link in parsed.links if link.startswith("#")} <= set(parsed.ids)
+    parsed, _ = page
+    sections = [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
+    assert sections == ["answer", "what", "quality", "paired", "results", "protocol", "environment", "cite"]
 
 
 def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
@@ -136,35 +133,26 @@ def test_ids_are_unique_where_there_are_tuning_controls_and_low_noise_metrics():
     assert len(parsed.ids) == len(set(parsed.ids))  # a section and its table with one id break the page's filters
 
 
-def test_sections_stand_in_the_order_of_reading(page):
-    parsed, _ = page
-    sections = [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
-    assert sections == ["answer", "what", "quality", "paired", "results", "protocol", "environment", "cite"]
-
-
 def test_hostile_text_is_shown(build, hostile):
     parsed, _ = page_of(build(hostile, curves=False))
     assert '<script>alert("1")</script> | `$\\frac{x}$` *b* & _c_' in "".join(parsed.text)
 
 
-def test_numbers_of_the_table_are_there(build, raw):
+def test_numbers_of_the_table_are_there_and_figures_follow_the_colours(build, raw):
     text = page_of(build(raw))[1].replace("<wbr>", "")
     for part in ("45.0 %", "+5.0 [2.0, 8.0]", "−12.0 [−15.0, −9.0]", "no difference shown", "81,920", "2,048"):
         assert part in text
     assert "light-dark(" in text
     assert "@media print" in text
     assert "incomplete run" not in text
+    parsed, text = page_of(build(raw))
+    drawn = text[text.index("<svg") :]
+    assert "var(--ink)" in drawn
+    assert "#1b1f24" not in drawn
+    assert sum(attrs.get("role") == "img" and "aria-label" in attrs for tag, attrs in parsed.tags if tag == "svg") == 3
 
 
 def test_an_empty_run_is_a_page_too(build):
     text = page_of(build({"schema": 2, "kind": "comparison", "name": "empty"}))[1]
     assert "incomplete run" in text
     assert "<figure>" not in text
-
-
-def test_figures_follow_the_pages_colours(build, raw):
-    parsed, text = page_of(build(raw))
-    drawn = text[text.index("<svg") :]
-    assert "var(--ink)" in drawn
-    assert "#1b1f24" not in drawn
-    assert sum(attrs.get("role") == "img" and "aria-label" in attrs for tag, attrs in parsed.tags if tag == "svg") == 3

@@ -60,12 +60,9 @@ def differing(*results):
     return [text for section in document.opening[1:] for block in section.blocks for text in block.items]
 
 
-def test_a_protocol_names_tasks_with_limits_of_their_own():
+def test_limits_of_tasks_and_what_differs(evaluated, alone):  # noqa: F811
     settings = {"tasks": {"cloze": None, "page": {"limit": 5}}, "limit": 40, "seed": None}
     assert evaluation_text(settings) == "tasks [cloze, page (limit 5)], limit 40"
-
-
-def test_what_differs_is_said(evaluated, alone):  # noqa: F811
     other = {**evaluated.model, "name": "other", "dtype": "bfloat16"}
     assert differing(evaluated, alone, alone.model_copy(update={"model": other})) == [
         "Settings differ: x limit 1234, y limit 7, z limit 7.",

@@ -37,11 +37,8 @@ def test_scale(metric, higher, scale):
     assert scale_of(metric, higher) is scale
 
 
-def test_a_change_of_a_share_is_in_points():
+def test_a_change_of_a_share_is_in_points_and_a_relative_one_in_per_cent():
     assert change(0.05, 0.02, 0.08, 0.04, scale=Scale.POINTS, reference=0.4) == Change(5.0, 2.0, 8.0, 4.0, Scale.POINTS)
-
-
-def test_a_relative_change_is_in_per_cent_of_the_reference():
     found = change(-2.4, -3.0, -1.8, 0.8, scale=Scale.RELATIVE, reference=20.0)
     assert (found.difference, found.low, found.high) == pytest.approx((-12.0, -15.0, -9.0))
     assert found.smallest_visible == pytest.approx(4.0)
@@ -72,15 +69,12 @@ def test_a_change_that_was_not_tested_has_no_interval():
     assert (change_text(untested), change_text(untested, unit=False)) == ("+4.0 points", "+4.0")
 
 
-def test_numbers_that_are_none():
+def test_numbers_that_are_none_and_rounded_zeros():
     assert decimal(math.nan, 1) == "not a number"
     assert signed(-math.inf, 1) == "−∞"
     assert change_text(Change(math.nan, math.nan, math.inf, None, Scale.POINTS)).startswith("not a number [")
     assert score(math.inf, Scale.RELATIVE) == "∞"
     assert score(None, Scale.POINTS) == "–"
-
-
-def test_a_rounded_zero_has_no_sign():
     assert signed(-0.04, 1) == "0.0"
     assert decimal(-0.04, 1) == "0.0"
     assert signed(0.06, 1) == "+0.1"
@@ -110,14 +104,11 @@ def test_short_count(value, text):
     assert short_count(value) == text
 
 
-def test_sizes_and_times():
+def test_sizes_times_and_parts():
     assert count(17_694_720) == "17,694,720"
     assert memory(512 * 2**20) == "512 MiB"
     assert memory(1.5 * 2**30) == "1.5 GiB"
     assert [duration(s) for s in (4.21, 59.4, 185, 7800)] == ["4.2 s", "59 s", "3 min 05 s", "2 h 10 min"]
-
-
-def test_a_part_is_told_with_its_options():
     part = {"type": "lora", "r": 8, "target_modules": ["q", "v"]}
     assert part_text(part) == "lora(r=8, target_modules=q+v)"
     assert part_text({"type": "pre_projection"}) == "pre_projection"

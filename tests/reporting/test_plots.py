@@ -8,13 +8,9 @@ import pytest
 
 from hfpatch.reporting import plots
 from hfpatch.reporting.numbers import Change, Scale
-from hfpatch.reporting.theme import report_style, styles
+from hfpatch.reporting.theme import styles
 
-
-@pytest.fixture(autouse=True)
-def style():
-    with report_style():
-        yield
+pytestmark = pytest.mark.usefixtures("style")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
+from reporting.study_example import study, write_study_run
 
 from hfpatch.errors import HfpatchError
 from hfpatch.reporting import write_joint_report, write_report
@@ -40,9 +41,12 @@ def test_every_file_is_written_and_nothing_else(run_dir):
             ElementTree.parse(path)
 
 
-def test_the_same_results_give_the_same_bytes_in_another_process_and_under_the_users_settings(run_dir, tmp_path):
+@pytest.mark.parametrize("kind", ["comparison", "study"])
+def test_the_same_results_give_the_same_bytes_in_another_process_and_under_the_users_settings(kind, run_dir, tmp_path):
     import matplotlib as mpl
 
+    if kind == "study":
+        run_dir = write_study_run(tmp_path / "study", study())
     report = write_report(run_dir)
     first = {path.name: path.read_bytes() for path in report.paths}
     other = shutil.copytree(run_dir, tmp_path / "elsewhere")
@@ -145,27 +149,6 @@ def test_a_hostile_run_is_written_whole(build, hostile, tmp_path):
     assert text.count("<script") == 1
 
 
-def test_no_run_is_one_line_and_nothing_is_written(tmp_path):
-    with pytest.raises(HfpatchError, match="no run here"):
-        write_report(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_reporting_loads_no_torch():
     code = "import sys, hfpatch.reporting; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.slow
-def test_a_large_run_is_quick_and_small(build, raw, compared, tmp_path):
-    import time
-
-    raw["methods"] |= {f"method_{i}": raw["methods"]["lora"] for i in range(57)}
-    raw["comparisons"] = [
-        compared(method, task, 0.01, 0.03, "no difference shown") for method in raw["methods"] for task in raw["tasks"]
-    ]
-    build(raw, curves=False)
-    start = time.perf_counter()
-    report = write_report(tmp_path / "run")
-    assert time.perf_counter() - start < 20
-    assert report.html.stat().st_size < 10 * 2**20

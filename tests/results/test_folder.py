@@ -44,12 +44,9 @@ def sum_before_python_3_12(values):
     return total
 
 
-def test_the_baseline_is_the_method_without_parts(build, raw):
+def test_the_baseline_has_no_parts_and_verdicts_follow_from_comparisons(build, raw, results):
     raw["methods"] = {"lora": raw["methods"]["lora"], "frozen": raw["methods"]["baseline"]}
     assert build(raw).baseline == "frozen"
-
-
-def test_verdicts_follow_from_the_comparisons(results):
     known = {(each.question, each.method, each.task): each.verdict for each in results.verdicts}
     assert known["base", "lora", "tinyworld_text"] == "no difference shown"  # p = 0.02, corrected 0.08
     assert known["lora", "pre_projection_skip", "tinyworld_text"] == "better"

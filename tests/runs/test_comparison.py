@@ -1,7 +1,6 @@
 """From a recipe to a run folder: complete, resumable, and refused where it would mix or mislead."""
 
 import errno
-import json
 import re
 import shutil
 from functools import partial
@@ -11,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_runs import NEOX, Stop, Trained, lines, numbers, refused, save_base
 from torch.nn.functional import cross_entropy
 
 import hfpatch.runs.cautions
 import hfpatch.runs.comparison
 import hfpatch.runs.train_eval
 import hfpatch.support.files
-from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.evaluation import compare_again
 from hfpatch.evaluation.stats import paired_permutation
@@ -28,7 +27,7 @@ from hfpatch.reporting.terminal import print_document
 from hfpatch.results import load_results
 from hfpatch.results.identity import COMPUTED_WITH, OF_BASE, OF_TASK
 from hfpatch.results.records import read_values
-from hfpatch.runs import Progress, compare, pretrain, train
+from hfpatch.runs import compare, pretrain, train
 from hfpatch.runs.plan import plan_comparison
 from hfpatch.runs.recipe_changes import changes
 from hfpatch.runs.session import open_runs
@@ -39,16 +38,8 @@ from hfpatch.surgery.bases import load_base
 from hfpatch.surgery.folder import load_patch
 from hfpatch.surgery.patch import unpatch
 from hfpatch.tinyworld import documents
-from hfpatch.training.architecture import build_model
 
-ARCHITECTURE = {
-    "model_type": "gpt_neox",
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 512,
-}
+pytestmark = pytest.mark.usefixtures("one_commit")
 METHODS = {
     "baseline": [],
     "pre_projection": [{"type": "pre_projection"}],
@@ -56,24 +47,9 @@ METHODS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_commit(monkeypatch):
-    """The checkout may move on while the tests run."""
-    monkeypatch.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
-
-
-@pytest.fixture
-def no_report(monkeypatch):
-    monkeypatch.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
-
-
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(documents("base", count=50), 300)
-    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_base(tmp_path_factory.mktemp("model"), max_position_embeddings=512)
 
 
 @pytest.fixture
@@ -98,64 +74,13 @@ def make_recipe(model_folder: Path, methods: dict | None = None, **sections: dic
 @pytest.fixture(scope="module")
 def straight(model_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("straight") / "out"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
-        compare(make_recipe(model_folder), out)
+    compare(make_recipe(model_folder), out)
     return out
-
-
-def numbers(results: dict) -> dict:
-    """Return what must not depend on when or in how many sessions a run took place."""
-    kept = json.loads(json.dumps({key: value for key, value in results.items() if key != "provenance"}))
-    for method in kept["methods"].values():
-        for run in method["runs"].values():
-            for key in ("wall_s", "tokens_per_s", "peak_memory_bytes", "mfu"):
-                (run["train"] or {}).pop(key, None)
-    return kept
 
 
 def files(out: Path, *folders: str) -> list[str]:
     paths = [path for folder in folders or ("",) for path in (out / folder).rglob("*")]
     return sorted(str(path.relative_to(out)) for path in paths if path.is_file())
-
-
-class Stop(Progress):
-    """Interrupts at the n-th event of a kind, as Ctrl-C would."""
-
-    def __init__(self, kind: str, count: int) -> None:
-        self.kind, self.left = kind, count
-
-    def _hear(self, kind: str) -> None:
-        if kind == self.kind:
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-
-    def started(self, run, steps):
-        self._hear("started")
-
-    def stepped(self, run, record):
-        self._hear("stepped")
-
-    def evaluating(self, run, task):
-        self._hear("evaluating")
-
-    def finished(self, run, summary):
-        self._hear("finished")
-
-
-class Log(Progress):
-    """Remembers what was trained and evaluated."""
-
-    def __init__(self) -> None:
-        self.trained: list[str] = []
-        self.evaluated: list[str] = []
-
-    def started(self, run, steps):
-        self.trained.append(run)
-
-    def evaluating(self, run, task):
-        self.evaluated.append(f"{run} {task}")
 
 
 def test_compare_writes_the_run_folder(straight):
@@ -164,9 +89,9 @@ def test_compare_writes_the_run_folder(straight):
     for method in ("pre_projection", "lora"):
         for seed in (0, 1):
             run = straight / "runs" / method / f"seed-{seed}"
-            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            assert [line["step"] for line in lines] == [1, 2, 3]
-            assert {"loss", "lr", "tokens", "seconds"} <= set(lines[0])
+            steps = lines(run / "metrics.jsonl")
+            assert [line["step"] for line in steps] == [1, 2, 3]
+            assert {"loss", "lr", "tokens", "seconds"} <= set(steps[0])
             assert len((run / "evaluations" / "tinyworld_cloze.jsonl").read_text().splitlines()) == 8
             assert (run / "patch" / "patch.json").is_file()
             assert (run / "result.json").is_file()
@@ -223,9 +148,7 @@ def with_held_out(model_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("held-out") / "out"
     training = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0]}
     chosen = make_recipe(model_folder, data=HELD_OUT_DATA, evaluation=HELD_OUT_TASKS, training=training)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
-        compare(chosen, out)
+    compare(chosen, out)
     return out, chosen
 
 
@@ -247,7 +170,7 @@ def held_out_by_hand(model, tokenizer):
 
 def recorded(out, method, seed=0):
     folder = out / "runs" / method / f"seed-{seed}" / "evaluations"
-    records = [json.loads(line) for line in (folder / "held_out_text.jsonl").read_text().splitlines()]
+    records = lines(folder / "held_out_text.jsonl")
     values = read_values(folder)["held_out_text"].metrics
     assert values["nats_per_token"].tolist() == [each["nats_per_token"] for each in records]
     assert values["bytes"].tolist() == [each["bytes"] for each in records]
@@ -312,7 +235,7 @@ def test_results_hold_each_method_with_its_size_and_runs(straight):
     assert methods["baseline"]["parameters"]["trainable"] == 0
     assert set(methods["baseline"]["runs"]) == {"0"}
     assert methods["baseline"]["runs"]["0"]["train"] is None
-    d, layers = ARCHITECTURE["hidden_size"], ARCHITECTURE["num_hidden_layers"]
+    d, layers = NEOX["hidden_size"], NEOX["num_hidden_layers"]
     assert methods["pre_projection"]["parameters"]["trainable"] == layers * 2 * d * (5 * d // 4)
     rank = methods["lora"]["match"]["rank"]
     assert methods["lora"]["parameters"]["trainable"] == layers * rank * ((d + 3 * d) + (d + d))
@@ -346,23 +269,13 @@ def test_the_questions_are_written_and_each_has_a_verdict_for_every_task(straigh
 
 
 def test_every_method_sees_the_same_batches(straight):
-    counts = {
-        method: [
-            json.loads(line)["tokens"]
-            for line in (straight / "runs" / method / "seed-0" / "metrics.jsonl").read_text().splitlines()
-        ]
-        for method in ("pre_projection", "lora")
-    }
-    assert counts["pre_projection"] == counts["lora"]
+    ours, theirs = (lines(straight / "runs" / name / "seed-0" / "metrics.jsonl") for name in ("pre_projection", "lora"))
+    assert [line["tokens"] for line in ours] == [line["tokens"] for line in theirs]
 
 
 def test_the_first_loss_of_each_method_is_that_of_the_base(straight):
-    first = {
-        json.loads((straight / "runs" / method / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()[0])["loss"]
-        for method in ("pre_projection", "lora")
-        for seed in (1,)
-    }
-    assert len(first) == 1
+    ours, theirs = (lines(straight / "runs" / name / "seed-1" / "metrics.jsonl") for name in ("pre_projection", "lora"))
+    assert ours[0]["loss"] == theirs[0]["loss"]
 
 
 def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe, tmp_path, no_report):
@@ -370,9 +283,9 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
     out = tmp_path / "out"
     for kind, count in (("evaluating", 1), ("finished", 1), ("stepped", 2), ("evaluating", 2), ("finished", 5)):
         with pytest.raises(KeyboardInterrupt):
-            compare(recipe, out, resume=kind != "evaluating" or count > 1, progress=Stop(kind, count))
+            compare(recipe, out, resume=kind != "evaluating" or count > 1, progress=Stop(count, kind))
         assert not read_json(out / "results.json")["complete"] if (out / "results.json").is_file() else True
-    log = Log()
+    log = Trained()
     results = compare(recipe, out, resume=True, progress=log)
     assert (log.trained, log.evaluated) == ([], [])
     assert numbers(results) == numbers(read_json(straight / "results.json"))
@@ -386,13 +299,13 @@ def test_an_interrupted_comparison_resumes_to_the_same_results(straight, recipe,
 
 
 def test_units_may_run_in_any_order_that_their_needs_allow(straight, recipe, tmp_path, no_report):
-    plan, log, done = plan_comparison(recipe, tmp_path / "out"), Log(), []
+    plan, log, done = plan_comparison(recipe, tmp_path / "out"), Trained(), []
     with open_runs(plan, partial(set_up, recipe), resume=False) as setup:
         while left := [unit for unit in plan.units if unit not in done]:
             done.append(next(unit for unit in reversed(left) if all(need in done for need in unit.needs)))
             complete(done[-1], setup, log)
     assert log.trained == [f"{method} · seed {seed}" for seed in (1, 0) for method in ("lora", "pre_projection")]
-    again = Log()
+    again = Trained()
     results = compare(recipe, tmp_path / "out", resume=True, progress=again)
     assert (again.trained, again.evaluated) == ([], [])
     assert numbers(results) == numbers(read_json(straight / "results.json"))
@@ -403,7 +316,7 @@ def test_resuming_a_finished_run_only_reports_again(straight, recipe, tmp_path):
     shutil.copytree(straight, out)
     (out / "report.md").unlink()
     before = (out / "results.json").read_bytes()
-    log = Log()
+    log = Trained()
     compare(recipe, out, resume=True, progress=log)
     assert not log.trained
     assert not log.evaluated
@@ -420,7 +333,7 @@ def test_resuming_a_finished_run_of_other_pairs_compares_again_and_trains_nothin
     whole = read_json(out / "results.json")
     whole["comparisons"] = [each for each in whole["comparisons"] if each["reference"] == "baseline"]
     write_json(out / "results.json", {**whole, "provenance": {**whole["provenance"], "wall_s": 5000.0}})
-    log = Log()
+    log = Trained()
     found = compare(recipe, out, resume=True, progress=log)
     assert (log.trained, log.evaluated) == ([], [])
     assert numbers(found) == numbers(read_json(straight / "results.json"))
@@ -428,29 +341,9 @@ def test_resuming_a_finished_run_of_other_pairs_compares_again_and_trains_nothin
     assert {run["commit"] for method in found["methods"].values() for run in method["runs"].values()} == {"c0ffee"}
 
 
-def test_damaged_results_of_a_finished_run_are_one_line(straight, recipe, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(straight, out)
-    whole = read_json(out / "results.json")
-    whole["comparisons"][0]["difference"] = "x"
-    write_json(out / "results.json", whole)
-    message = refused(compare, recipe, out, resume=True)
-    assert message == f'{out / "results.json"}: comparisons.0.difference is "x"; must be a number'
-
-
-def refused(call, *arguments, **options) -> str:
-    with pytest.raises(HfpatchError) as caught:
-        call(*arguments, **options)
-    return str(caught.value)
-
-
-def test_a_finished_run_is_not_overwritten(straight, recipe):
-    assert "contains a finished run" in refused(compare, recipe, straight)
-
-
-def test_an_unfinished_run_is_not_overwritten(straight, recipe, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(straight, out)
+def test_a_run_is_not_overwritten(straight, recipe, tmp_path):
+    assert "finished run" in refused(compare, recipe, straight)
+    out = shutil.copytree(straight, tmp_path / "out")
     (out / "results.json").unlink()
     assert "--resume" in refused(compare, recipe, out)
 
@@ -483,9 +376,9 @@ def test_a_finished_run_takes_more_methods_and_seeds(straight, recipe, model_fol
     assert set(told.split(", ")) == {"training.seeds", "methods.lora"}
 
     with pytest.raises(KeyboardInterrupt):  # killed before anything new is complete
-        compare(recipe, out, resume=True, progress=Stop("stepped", 2))
+        compare(recipe, out, resume=True, progress=Stop(2))
     assert not read_json(out / "results.json")["complete"]
-    log = Log()
+    log = Trained()
     assert numbers(compare(recipe, out, resume=True, progress=log)) == numbers(read_json(straight / "results.json"))
     assert set(log.trained) == {"pre_projection · seed 1", "lora · seed 0", "lora · seed 1"}
     for name in files(straight, "runs"):
@@ -531,7 +424,7 @@ def test_changed_training_text_is_refused(recipe, model_folder, tmp_path):
     data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 60)
     changing = make_recipe(model_folder, data={"source": str(data), "block_size": 32})
     with pytest.raises(KeyboardInterrupt):
-        compare(changing, tmp_path / "out", progress=Stop("finished", 1))
+        compare(changing, tmp_path / "out", progress=Stop(1, "finished"))
     data.write_text("One story about a fox.\n\nAnother about a crow.\n" * 90)
     assert "does not match the current training text" in refused(compare, changing, tmp_path / "out", resume=True)
 
@@ -542,7 +435,7 @@ def test_train_leaves_what_compare_takes_up(straight, recipe, tmp_path, no_repor
     assert patches == [out / "runs" / "lora" / f"seed-{seed}" / "patch" for seed in (0, 1)]
     assert all((patch / "patch.json").is_file() for patch in patches)
     assert "--resume" in refused(train, recipe, "lora", out)
-    log = Log()
+    log = Trained()
     train(recipe, "lora", out, resume=True, progress=log)
     assert not log.trained
     train(recipe, "pre_projection", out)
@@ -555,7 +448,7 @@ def test_a_base_off_its_known_score_stops_before_any_training(model_folder, tmp_
     methods = {name: METHODS[name] for name in ("baseline", "pre_projection")}
     recipe = make_recipe(model_folder, methods)
     monkeypatch.setattr(hfpatch.runs.cautions, "check_known_scores", lambda *_, **__: ["The base scores too low."])
-    log = Log()
+    log = Trained()
     message = refused(compare, recipe, tmp_path / "out", progress=log)
     assert "The base scores too low." in message
     assert "evaluation.allow_unknown_base=true" in message
@@ -584,7 +477,7 @@ def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp
     """One method's tensors have an absurd learning rate."""
     steps = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "seeds": [0, 1]}
     chosen = make_recipe(model_folder, training={**steps, "learning_rates": {"pre_projection": 1e30}})
-    out, log = tmp_path / "out", Log()
+    out, log = tmp_path / "out", Trained()
     with pytest.warns(UserWarning, match=r"pre_projection · seed 1: diverged at step 2: it has no patch"):
         results = compare(chosen, out, progress=log)
     assert results["complete"] is True
@@ -601,7 +494,7 @@ def test_a_run_that_diverges_is_a_result_and_ends_nothing_else(model_folder, tmp
     assert re.search(r"\| pre_projection \|.*diverged", report)
     assert "no result on" not in report
     assert "diverged at step 2" in (out / "report.html").read_text()
-    before, again = files(out), Log()
+    before, again = files(out), Trained()
     assert numbers(compare(chosen, out, resume=True, progress=again)) == numbers(results)
     assert (again.trained, again.evaluated, files(out)) == ([], [], before)
     print_document(document_of(out))
@@ -718,7 +611,7 @@ def test_pretrain_writes_a_model_that_loads(tmp_path):
     recipe = PretrainRecipe.model_validate(
         {
             "name": "tiny",
-            "architecture": ARCHITECTURE,
+            "architecture": NEOX,
             "tokenizer": {"train_vocab_size": 300},
             "data": {"source": "tinyworld/base", "block_size": 32, "max_documents": 60},
             "evaluation_data": {"source": "tinyworld/shifted", "block_size": 32, "max_documents": 10},
@@ -733,7 +626,7 @@ def test_pretrain_writes_a_model_that_loads(tmp_path):
     assert outcome["train"]["final_eval_loss"] > 0
     assert outcome["provenance"]["versions"]
     with pytest.raises(KeyboardInterrupt):
-        pretrain(recipe, stopped, progress=Stop("stepped", 5))
+        pretrain(recipe, stopped, progress=Stop(5))
     assert "--resume" in refused(pretrain, recipe, stopped)
     pretrain(recipe, stopped, resume=True)
     ours, theirs = (load_file(out / "model" / "model.safetensors") for out in (stopped, straight))

@@ -5,18 +5,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from tiny_runs import refused
 
-from hfpatch.errors import HfpatchError
 from hfpatch.runs.engines import ray as ray_engine
 from hfpatch.runs.engines.ray import RayWorkers
 from hfpatch.runs.engines.settings import EngineSettings, make_engine
-
-
-def refused(call) -> str:
-    with pytest.raises(HfpatchError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_ray_must_be_installed(monkeypatch):

@@ -1,6 +1,5 @@
 """Engines: whoever works on which unit in whatever order, the numbers are those of one process."""
 
-import json
 import os
 import re
 import shutil
@@ -12,11 +11,11 @@ from types import SimpleNamespace
 
 import forked
 import pytest
+from tiny_runs import GPT2, lines, numbers, save_base, without_reports
 
 import hfpatch.runs.comparison
 import hfpatch.runs.engines.processes
 import hfpatch.runs.study
-from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.pretraining import StudyRecipe
@@ -27,38 +26,12 @@ from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job, Place
 from hfpatch.support.files import read_json
 from hfpatch.support.signals import sigterm_kept
-from hfpatch.tinyworld import documents
-from hfpatch.training.architecture import build_model
 from hfpatch.training.records import MetricsFile
-
-ARCHITECTURE = {
-    "model_type": "gpt_neox",
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 64,
-}
-DIFFERENT = {
-    "seconds",
-    "wall_s",
-    "tokens_per_s",
-    "peak_memory_bytes",
-    "mfu",
-    "seconds_per_step",
-    "provenance",
-    "commit",
-    "started",
-}
-"""What depends on when and where a run took place."""
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(documents("base", count=50), 300)
-    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder = save_base(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
     return Recipe.model_validate(
         {
             "name": "small",
@@ -74,9 +47,7 @@ def recipe(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_report():
-    with pytest.MonkeyPatch.context() as patched:
-        for module in (hfpatch.runs.comparison, hfpatch.runs.study):
-            patched.setattr(module, "write_report", lambda _: None)
+    with without_reports():
         yield
 
 
@@ -87,13 +58,6 @@ def straight(recipe, tmp_path_factory):
     return out
 
 
-def numbers(value):
-    """Return JSON values without those that depend on when and where a run took place."""
-    if isinstance(value, dict):
-        return {key: numbers(each) for key, each in value.items() if key not in DIFFERENT}
-    return [numbers(each) for each in value] if isinstance(value, list) else value
-
-
 def content(out: Path) -> dict:
     """Return every file of a run folder: numbers of JSON files, the bytes of others."""
     found = {}
@@ -101,7 +65,7 @@ def content(out: Path) -> dict:
         if path.suffix == ".json":
             found[str(path.relative_to(out))] = numbers(read_json(path))
         elif path.suffix == ".jsonl":
-            found[str(path.relative_to(out))] = [numbers(json.loads(line)) for line in path.open()]
+            found[str(path.relative_to(out))] = numbers(lines(path))
         else:
             found[str(path.relative_to(out))] = path.read_bytes()
     return found
@@ -202,10 +166,7 @@ def test_two_processes_give_the_numbers_of_one_and_finish_all_but_what_fails(rec
     assert_equal(out, straight)
 
 
-GPT2 = {
-    **{"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32, "biases": False},
-    **{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},  # dropout differs between processes
-}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # which differs between processes
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +174,7 @@ def study(recipe):
     return StudyRecipe.model_validate(
         {
             "name": "small",
-            "architecture": GPT2,
+            "architecture": {**GPT2, "n_layer": 1, **NO_DROPOUT},
             "tokenizer": {"path": recipe.model.name},
             "data": {"source": "tinyworld/base", "max_documents": 40, "block_size": 32, "held_out": 5},
             "training": {"steps": 300, "warmup_steps": 1, "batch_size": 4, "lr": 1e-2, "save_every": 10},

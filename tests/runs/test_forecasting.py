@@ -76,16 +76,13 @@ def test_the_tokens_are_those_of_the_requests(found):
     assert found.work["evaluate"].tokens == 7 * sum(task.tokens for task in found.tasks.values())
 
 
-def test_one_method_of_each_kind_is_measured(found):
+def test_one_method_of_each_kind_is_measured_and_small_steps_run_whole(found):
     methods = {kind: each.method for kind, each in found.kinds.items()}
     assert methods == {"base": "baseline", "pre_projection": "pre_projection_skip", "c3a": "c3a"}
     assert found.kinds["base"].step_s is None
     assert all(each.step_s > 0 for kind, each in found.kinds.items() if kind != "base")
     assert all(min(each.evaluation_s.values()) > 0 for each in found.kinds.values())
     assert found.memory_bytes >= max(each.evaluation_memory_bytes for each in found.kinds.values()) > 0
-
-
-def test_a_small_model_s_steps_are_run_whole(found):
     assert {each.step_share for kind, each in found.kinds.items() if kind != "base"} == {1.0}
     assert all(task.timed > 100 for task in found.tasks.values())
     assert found.assumptions[0].startswith("Measured were ")
@@ -131,7 +128,7 @@ def test_a_part_is_scaled_to_the_whole(monkeypatch):
     assert timed.tokens >= limits.tokens * 0.9
 
 
-def test_the_time_is_that_of_the_units(found):
+def test_the_time_is_that_of_the_units_and_methods_have_their_counts(found):
     steps = {name: found.kinds[method.kind].step_s for name, method in found.methods.items()}
     held_out = hfpatch.runs.measuring.FORWARD  # at most: a few blocks once, in steps of four blocks
     assert 14 * sum(steps.values()) < found.work["train"].seconds < 14 * sum(steps.values()) * (1 + 8 * held_out)
@@ -139,9 +136,6 @@ def test_the_time_is_that_of_the_units(found):
     kinds = ["base", *(method.kind for method in found.methods.values() for _ in range(2))]
     least = sum(scored[kind] for kind in kinds)
     assert least < found.work["evaluate"].seconds < least + 2 * sum(steps.values()) * 8 * held_out
-
-
-def test_methods_have_their_counts_and_matches(found):
     assert found.methods["pre_projection"].trainable == found.methods["c3a"].match.target_parameters
     assert found.methods["c3a"].match.size == "block_size"
     assert found.methods["c3a"].match.parameters == found.methods["c3a"].trainable
@@ -166,15 +160,12 @@ def test_the_spread_is_that_of_the_base_s_documents(found, tmp_path):
     assert text.detectable["much"].documents > text.detectable["little"].documents
 
 
-def test_it_is_shown_and_read_back(found, capsys):
+def test_it_is_shown_and_read_back_and_nothing_is_written(found, capsys, empty):
     print_document(forecast_document(found))
     shown = capsys.readouterr().out
     for part in ("small on tinyworld/gpt-neox", "What will be run", "block size", "What an effect of 0.1 needs"):
         assert part in shown
     assert Forecast.model_validate(found.to_json()) == found
-
-
-def test_nothing_is_written(found, empty):
     assert list(empty.iterdir()) == []
 
 

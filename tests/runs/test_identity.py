@@ -15,6 +15,7 @@ import yaml
 from own_methods import forgotten
 from own_tasks import CHAT, SHORT, write_model, write_tasks
 from reporting.conftest import example
+from tiny_runs import NEOX, Nothing
 
 from hfpatch.data.tokenizer import identify_tokenizer, train_tokenizer
 from hfpatch.errors import HfpatchError
@@ -39,8 +40,6 @@ from hfpatch.surgery.bases import load_base
 from hfpatch.tinyworld import documents
 from hfpatch.training.architecture import build_model
 
-NEOX = {"model_type": "gpt_neox", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-NEOX |= {"intermediate_size": 32, "max_position_embeddings": 128}
 TASKS = ("own_choice", "own_word", "own_page", "own_speech", "own_code")
 METHOD = """
 from dataclasses import dataclass
@@ -88,23 +87,15 @@ class Mine(GPTNeoXForCausalLM):
 """
 
 
-class Nothing(Progress):
-    """Fails where anything is trained or evaluated."""
-
-    def started(self, run, steps):
-        pytest.fail(f"{run} was trained")
-
-    def evaluating(self, run, task):
-        pytest.fail(f"{run} was evaluated on {task}")
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A base with a chat template, tasks, a text and a method of one's own, and a comparison of it that is complete."""
     folder = tmp_path_factory.mktemp("identity")
     texts = list(documents("base", count=40))
     tokenizer = train_tokenizer(texts, 300)
-    write_model(folder / "base", build_model(NEOX, tokenizer=tokenizer), tokenizer, CHAT)
+    write_model(
+        folder / "base", build_model({**NEOX, "max_position_embeddings": 128}, tokenizer=tokenizer), tokenizer, CHAT
+    )
     (folder / "text.txt").write_text("\n\n".join(texts))
     write_tasks(folder / "tasks", [" ".join(text.split()[:9]).rstrip(".,") for text in texts[:12]])
     choice = yaml.safe_load((folder / "tasks" / "own_choice.yaml").read_text())

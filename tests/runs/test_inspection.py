@@ -6,12 +6,12 @@ import shutil
 
 import pytest
 import torch
+from reporting.inspection.test_document import tables_of
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig, patch, save_patch
 from hfpatch.__main__ import main
 from hfpatch.analysis.norms import skip_norms
 from hfpatch.recipes.comparison import ModelSettings
-from hfpatch.reporting.document import Table
 from hfpatch.reporting.inspection.document import inspection_document
 from hfpatch.reporting.inspection.figures import figures
 from hfpatch.runs import inspect, inspection
@@ -64,11 +64,6 @@ def test_every_analysis_is_made(found):
     assert unmoved["preproj_up"]
     assert not unmoved["preproj_down"]
     assert json.loads(json.dumps(told, allow_nan=False)) == told
-
-
-def tables_of(found):
-    tables = [block for block in inspection_document(found).summary if isinstance(block, Table)]
-    return {table.title: [row.cells for row in table.rows] for table in tables}
 
 
 def figures_of(found):

@@ -71,11 +71,8 @@ def outcome(folder):
     return found, folder / "out", alive
 
 
-def test_one_model_is_in_memory_at_a_time(outcome):
+def test_one_model_is_in_memory_at_a_time_with_the_scores_that_it_has_alone(outcome, folder):
     assert outcome[2] == [0] * 5  # three to see that they can be loaded, the first of which stays to be scored
-
-
-def test_each_model_has_the_scores_that_it_has_alone(outcome, folder):
     variant = outcome[0].variants["b"]
     model = ModelSettings(name=str(folder / "b"))
     alone = evaluate(model, settings=evaluation_of(), data_dir=folder / "data").variants["base"]

@@ -8,28 +8,18 @@ import numpy as np
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from tiny_runs import save_base
 from torch.nn.functional import cross_entropy
 
 import hfpatch.runs.comparison
 import hfpatch.runs.setup
-from hfpatch.data.tokenizer import train_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.runs import compare, train
 from hfpatch.runs.setup import set_up
 from hfpatch.surgery.bases import hash_weights, load_base, place_base
 from hfpatch.surgery.patch import patch_summary
-from hfpatch.tinyworld import documents
-from hfpatch.training.architecture import build_model
 
-ARCHITECTURE = {
-    "model_type": "gpt_neox",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 128,
-    "max_position_embeddings": 512,
-}
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"  # noqa: E501
 RECIPE = {
     "name": "own",
@@ -58,9 +48,7 @@ def conversation(number):
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
-    tokenizer = train_tokenizer(documents("base", count=50), 300)
-    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    save_base(folder / "model", hidden_size=64, intermediate_size=128, max_position_embeddings=512)
     (folder / "chat").mkdir()
     for first in (0, 20):
         rows = [{"messages": conversation(number)} for number in range(first, first + 20)]

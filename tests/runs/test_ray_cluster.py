@@ -14,14 +14,7 @@ from runs.test_engines import Log, _no_report, assert_equal, look_often, recipe,
 
 from hfpatch.errors import HfpatchError
 from hfpatch.runs import pretrain_study
-from hfpatch.runs.engines.nodes import (
-    NodeReport,
-    Token,
-    check_nodes,
-    current_versions,
-    inspect_node,
-    shared_token,
-)
+from hfpatch.runs.engines.nodes import NodeReport, Token, check_nodes, current_versions, inspect_node, shared_token
 from hfpatch.runs.engines.settings import EngineSettings
 from hfpatch.runs.engines.worker import Job
 from hfpatch.runs.locks import new_holder
@@ -62,17 +55,6 @@ def test_every_machine_must_see_the_folder_and_have_the_same_versions(tmp_path):
     older = NodeReport("node-2", True, {**here.versions, "torch": "2.9.0", "peft": ""})
     with pytest.raises(HfpatchError, match=r"^versions differ: torch is 2.9.0 on node-2 and .*; peft is missing on"):
         check_nodes([here, older], token, here.versions)
-
-
-def test_an_address_that_nobody_answers_at(study, tmp_path):  # noqa: F811
-    pytest.importorskip("ray")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        for written in (address, f"ray://{address}"):
-            with pytest.raises(HfpatchError, match=rf"^--ray {written}: cannot be reached \(Connection refused"):
-                pretrain_study(study, tmp_path / "out", engine=EngineSettings(ray=written))
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")

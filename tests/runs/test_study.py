@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
+from tiny_runs import GPT2, Stop, Trained, lines, refused
+from tiny_runs import numbers as without_times
 
-import hfpatch.runs.study
-from hfpatch.errors import HfpatchError
 from hfpatch.models import load_scratch
 from hfpatch.recipes.pretraining import PretrainRecipe, StudyRecipe, load_pretrain_recipe
 from hfpatch.results.schema import Improvement, StudyRun
-from hfpatch.runs import Progress, pretrain, pretrain_study
+from hfpatch.runs import pretrain, pretrain_study
 from hfpatch.runs.plan import planned_runs
 from hfpatch.runs.study_results import _rows, improvement
 from hfpatch.support.files import read_json
 
 STUDY = {
     "name": "tiny",
-    "architecture": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 32, "biases": False},
+    "architecture": GPT2,
     "tokenizer": {"train_vocab_size": 300},
     "data": {"source": "tinyworld/base", "block_size": 32, "max_documents": 80, "held_out": 10},
     "evaluation_blocks": 8,
@@ -50,52 +50,19 @@ CORNERS = {  # what cannot train: its loss soon passes the bound
 }
 
 
-@pytest.fixture
-def no_report(monkeypatch):
-    """Reports take longer than all the rest, and have tests of their own."""
-    monkeypatch.setattr(hfpatch.runs.study, "write_report", lambda out: (out / "report.html").write_text(""))
-
-
 def study(**changes):
     return StudyRecipe.model_validate({**STUDY, **changes})
 
 
-def refused(function, *args, **kwargs):
-    with pytest.raises(HfpatchError) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-class Stop(Progress):
-    """Stands for Ctrl-C after so many steps of all runs."""
-
-    def __init__(self, steps):
-        self.left = steps
-
-    def stepped(self, run, record):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
+def numbers(results):
+    """Return what must not depend on interruptions: all but times."""
+    return without_times([results[key] for key in ("rows", "runs", "plans", "tokenizer")])
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     out = tmp_path_factory.mktemp("study") / "straight"
     return out, pretrain_study(study(), out)
-
-
-def numbers(results):
-    """Return what must not depend on interruptions: all but times."""
-    text = json.dumps([results["rows"], results["runs"], results["plans"], results["tokenizer"]])
-    values = json.loads(text)
-    for row in values[0]:
-        del row["seconds_per_step"]
-    for run in values[1]:
-        del run["seconds_per_step"], run["commit"]
-        for key in ("wall_s", "tokens_per_s", "peak_memory_bytes", "mfu"):
-            del run["train"][key]
-    return values
 
 
 def test_every_run_leaves_its_files_and_the_rows_follow_from_them(straight):
@@ -105,11 +72,11 @@ def test_every_run_leaves_its_files_and_the_rows_follow_from_them(straight):
     assert {path.name for path in out.iterdir()} >= {"recipe.yaml", "plan.json", "report.html", "report.md"}
     losses = {}
     for run in planned_runs(study(), out):
-        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-        losses[run.variant, run.seed] = lines[-1]["eval_loss"]
-        assert lines[-1]["step"] == 6
+        steps = lines(run.folder / "metrics.jsonl")
+        losses[run.variant, run.seed] = steps[-1]["eval_loss"]
+        assert steps[-1]["step"] == 6
         entry = next(each for each in results["runs"] if (each["variant"], each["seed"]) == (run.variant, run.seed))
-        assert entry["seconds_per_step"] == pytest.approx(np.median([line["seconds"] for line in lines[1:]]))
+        assert entry["seconds_per_step"] == pytest.approx(np.median([line["seconds"] for line in steps[1:]]))
         model = load_scratch(run.folder / "model")
         assert not (run.folder / "checkpoints").exists()
         assert model.num_parameters() == results["variants"][run.variant]["parameters"]["total"]
@@ -136,13 +103,10 @@ def test_runs_of_one_seed_share_batches_and_what_weights_they_can(straight):
     plan = json.loads((out / "plan.json").read_text())
     assert {seed: each["sha256"] for seed, each in plan.items()} == results["plans"]
     assert plan["0"]["sha256"] != plan["1"]["sha256"]
-    tokens = {
-        run.seed: [json.loads(line)["tokens"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-        for run in planned_runs(study(), out)
-    }
+    tokens = {}
     for run in planned_runs(study(), out):
-        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line)["tokens"] for line in lines] == tokens[run.seed]
+        seen = [line["tokens"] for line in lines(run.folder / "metrics.jsonl")]
+        assert tokens.setdefault(run.seed, seen) == seen
 
 
 def test_diagnostics_are_there_where_there_is_an_f(straight):
@@ -164,14 +128,9 @@ def test_a_study_that_gets_a_seed_and_is_interrupted_goes_on_where_it_stopped(st
     assert "seeds is [0, 1] there, [0] here" in refused(pretrain_study, study(seeds=[0]), out, resume=True)
     again = pretrain_study(study(), out, resume=True)
     assert numbers(again) == numbers(straight[1])
-    finished = []
-
-    class Watch(Progress):
-        def started(self, run, steps):
-            finished.append(run)
-
-    assert numbers(pretrain_study(study(), out, resume=True, progress=Watch())) == numbers(again)
-    assert finished == []
+    watch = Trained()
+    assert numbers(pretrain_study(study(), out, resume=True, progress=watch)) == numbers(again)
+    assert watch.trained == []
 
 
 def test_variants_trained_by_themselves_make_the_same_study(straight, tmp_path, no_report):
@@ -245,12 +204,9 @@ def test_improvements_are_students_over_the_seeds(pairs):
         assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
 
 
-def test_improvements_use_common_seeds_alone():
+def test_improvements_use_common_seeds_and_need_seeds_that_differ():
     assert improvement({0: 4.0}, {1: 3.0}) is None
     assert improvement({0: 4.0, 1: 9.0}, {0: 3.0, 2: 1.0}).mean == 0.25
-
-
-def test_seeds_that_do_not_differ_say_nothing_of_how_much_seeds_differ():
     same = improvement({0: 4.0, 1: 4.0}, {0: 3.0, 1: 3.0})
     assert same == Improvement(mean=0.25)
     assert improvement({0: 4.0, 1: 5.0}, {0: 4.0, 1: 5.0}).p == 1

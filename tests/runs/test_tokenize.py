@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_runs import NEOX
 from transformers import AutoTokenizer
 
 from hfpatch.__main__ import main
@@ -21,10 +22,7 @@ from hfpatch.tinyworld import documents
 
 VALUES = {
     "name": "tiny",
-    "architecture": {
-        "model_type": "gpt_neox", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "intermediate_size": 32, "max_position_embeddings": 32,
-    },
+    "architecture": {**NEOX, "num_hidden_layers": 1, "max_position_embeddings": 32},
     "tokenizer": {"train_vocab_size": 300},
     "data": {"source": "tinyworld/base", "block_size": 32, "max_documents": 60, "layout": "stream", "held_out": 10},
     "training": {"steps": 3, "warmup_steps": 1, "batch_size": 4},
@@ -104,11 +102,7 @@ def test_the_command_writes_a_file_and_says_how_to_use_it(tmp_path, capsys, monk
         f"tokens: made/text.bin ({info['tokens']:,} tokens, 9 documents)",
         "to train on them: data.source=made/text.bin data.layout=stream data.max_documents=null",
     ]
-    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == [
-        "text.bin",
-        "text.json",
-        "text.safetensors",
-    ]
+    assert sorted(path.suffix for path in (tmp_path / "made").iterdir()) == [".bin", ".json", ".safetensors"]
     chosen = ["tokenizer={train_vocab_size: 300}", "data.max_documents=9"]
     assert main(["tokenize", "tinyworld-gpt2", *chosen]) == 0
     overrides = capsys.readouterr().out.splitlines()[-1].removeprefix("to train on them: ").split()

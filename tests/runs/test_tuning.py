@@ -9,54 +9,28 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_runs import Stop, Trained, lines, numbers, refused, save_base, without_reports
 
-import hfpatch.runs.comparison
-import hfpatch.runs.train_eval
 from hfpatch.data.blocks import TokenBlocks
-from hfpatch.data.tokenizer import train_tokenizer
-from hfpatch.errors import HfpatchError
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.results.tuning import Tuning as Found
-from hfpatch.runs import Progress, compare, train
+from hfpatch.runs import compare, train
 from hfpatch.runs.folder import RunPaths
 from hfpatch.runs.plan import plan_comparison, plan_training
 from hfpatch.runs.setup import set_up
 from hfpatch.runs.tuning import Tuning, collect_tuning
 from hfpatch.support.files import read_json, write_json
 from hfpatch.tinyworld import documents
-from hfpatch.training.architecture import build_model
 
-ARCHITECTURE = {
-    "model_type": "gpt_neox",
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 64,
-}
+pytestmark = pytest.mark.usefixtures("one_commit", "no_report")
 METHODS = {"baseline": [], "pre": [{"type": "pre_projection"}], "lora": [{"type": "lora", "r": 2}]}
 TRAINING = {"steps": 3, "warmup_steps": 1, "batch_size": 4, "seeds": [0, 1], "save_every": 1, "keep_finished": True}
 TUNING = {"learning_rates": [1e-4, 1e-3], "held_out": 4, "extend": 1}
 
 
-@pytest.fixture(autouse=True)
-def one_commit(monkeypatch):
-    """The checkout may move on while the tests run."""
-    monkeypatch.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    monkeypatch.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
-
-
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(documents("base", count=50), 300)
-    build_model(ARCHITECTURE, tokenizer=tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_base(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
 def make_recipe(model_folder: Path, **sections) -> Recipe:
@@ -80,48 +54,17 @@ def recipe(model_folder):
 @pytest.fixture(scope="module")
 def straight(model_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("straight") / "out"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hfpatch.runs.train_eval, "checkout_state", lambda: ("c0ffee", False))
-        patched.setattr(hfpatch.runs.comparison, "write_report", lambda _: None)
+    with without_reports():
         compare(make_recipe(model_folder), out)
     return out
 
 
-class Log(Progress):
-    """Remembers what was trained; interrupts at a step of a trial, as Ctrl-C would."""
+class StopTrial(Stop):
+    """Interrupts at the n-th step of all trials."""
 
-    def __init__(self, stop_at: int = 0) -> None:
-        self.trained: list[str] = []
-        self.left = stop_at
-
-    def started(self, run, steps):
-        self.trained.append(run)
-
-    def stepped(self, run, record):
-        self.left -= run.endswith("tuning")
-        if self.left == 0 and run.endswith("tuning"):
-            raise KeyboardInterrupt
-
-
-def refused(call, *arguments, **options) -> str:
-    with pytest.raises(HfpatchError) as caught:
-        call(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def numbers(results: dict) -> dict:
-    """Return what must not depend on when or in how many sessions a run took place."""
-    kept = json.loads(json.dumps({key: value for key, value in results.items() if key != "provenance"}))
-    for method in kept["methods"].values():
-        for run in method["runs"].values():
-            for key in ("wall_s", "tokens_per_s", "peak_memory_bytes", "mfu"):
-                (run["train"] or {}).pop(key, None)
-    return kept
+    def hear(self, run, *_):
+        if run.endswith("tuning"):
+            super().hear(run)
 
 
 # What is planned and decided, on outcomes made up.
@@ -264,10 +207,10 @@ def test_the_text_of_tuning_is_in_no_training_and_no_task(recipe, straight):
 
 def test_interrupted_tuning_resumes_to_the_same_bits(recipe, straight, tmp_path):
     """In the first trial after a checkpoint, and in a later one."""
-    out, log = tmp_path / "out", Log()
+    out, log = tmp_path / "out", Trained()
     for stop in (2, 8):
         with pytest.raises(KeyboardInterrupt):
-            compare(recipe, out, resume=out.exists(), progress=Log(stop))
+            compare(recipe, out, resume=out.exists(), progress=StopTrial(stop))
     checkpoints = list(out.rglob("checkpoints/step-*"))
     assert checkpoints  # of the trial that was interrupted
     assert all("tuning" in path.parts for path in checkpoints)
@@ -277,19 +220,19 @@ def test_interrupted_tuning_resumes_to_the_same_bits(recipe, straight, tmp_path)
     for path in straight.rglob("*.safetensors"):
         ours, theirs = load_file(out / path.relative_to(straight)), load_file(path)
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    again = Log()
+    again = Trained()
     compare(recipe, out, resume=True, progress=again)
     assert again.trained == []
 
 
 def test_train_tunes_its_method_and_compare_takes_that_up(recipe, straight, tmp_path):
-    out, log = tmp_path / "out", Log()
+    out, log = tmp_path / "out", Trained()
     patches = train(recipe, "lora", out, progress=log)
     assert [patch.parent.name for patch in patches] == ["seed-0", "seed-1"]
     assert all(name.startswith("lora") for name in log.trained)
     assert sum(name.endswith("tuning") for name in log.trained) >= 2
     train(recipe, "pre", out, progress=log)
-    results = compare(recipe, out, resume=True, progress=(rest := Log()))
+    results = compare(recipe, out, resume=True, progress=(rest := Trained()))
     assert not set(log.trained) & set(rest.trained)
     assert numbers(results) == numbers(read_json(straight / "results.json"))
 
@@ -305,7 +248,7 @@ def test_a_run_trained_before_its_rate_changed_is_named(recipe, straight, tmp_pa
     other = next(each for each in setup.tuning.outcomes() if each.run.variant == "lora" and each.run != best.run)
     told = RunPaths(other.run.folder).training
 
-    class Changes(Log):
+    class Changes(Trained):
         def evaluating(self, run, task):
             write_json(told, read_json(told) | {"final_eval_loss": 0.0})
 
@@ -338,10 +281,7 @@ def test_compare_says_that_all_trials_diverged(model_folder, tmp_path):
 
 
 def test_options_of_methods_are_tuned_at_equal_trials(model_folder, tmp_path):
-    grid = {
-        "methods.lora.0.lora_alpha": [2, 32],
-        "methods.pre.0.init": ["identity", "paper"],
-    }
+    grid = {"methods.lora.0.lora_alpha": [2, 32], "methods.pre.0.init": ["identity", "paper"]}
     tuning = {"learning_rates": [1e-3, 1e-2], "held_out": 4, "extend": 0, "steps": 2, "grid": grid}
     small = make_recipe(model_folder, tuning=tuning, training={**TRAINING, "seeds": [0]})
     results = compare(small, tmp_path / "out")

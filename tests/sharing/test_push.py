@@ -220,8 +220,6 @@ def test_other_folders_are_refused(tmp_path):
 
 
 def test_a_dry_run_sends_nothing(capsys, run):
-    from hfpatch.__main__ import main
-
     assert main(["push", str(run), "--to", "me/run", "--dry-run"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert "report.html" in out
@@ -230,7 +228,5 @@ def test_a_dry_run_sends_nothing(capsys, run):
 
 @pytest.mark.parametrize("repo", ["not a name", "a/b/c"])
 def test_a_name_that_cannot_be_is_one_line(capsys, run, repo):
-    from hfpatch.__main__ import main
-
     assert main(["push", str(run), "--to", repo]) == 2
     assert capsys.readouterr().err.count("\n") == 1

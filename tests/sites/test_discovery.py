@@ -62,14 +62,8 @@ def test_an_undeclared_type_is_refused_with_what_to_declare():
     for word in ("register_family", "model_types=('made_up',)", "layers", "attention", "qkv", "output", "exit"):
         assert word in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_near_miss_is_pointed_out():
     with pytest.raises(HfpatchError, match="did you mean 'gpt_neox'"):
         find_sites(undeclared("gpt_neox", "gptneox"))
-
-
-def test_what_is_no_transformers_model_is_refused():
     with pytest.raises(HfpatchError, match=r"Linear is not a transformers model: it has no config\.model_type"):
         find_sites(nn.Linear(2, 2))
 
@@ -167,8 +161,7 @@ def test_sites_of_a_meta_model_have_the_same_facts():
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"),
-    [("rwkv", "recurrent models"), ("xlnet", "raw parameters"), ("gemma4_assistant", "drafters")],
+    ("kind", "why"), [("rwkv", "recurrent models"), ("xlnet", "raw parameters"), ("gemma4_assistant", "drafters")]
 )
 def test_what_cannot_be_patched_is_refused_with_the_reason(kind, why):
     with pytest.raises(HfpatchError, match=f"models of type '{kind}' cannot be patched: .*{why}"):

@@ -24,26 +24,17 @@ def indices(projections, total):
     return {target: p.columns.read(torch.arange(total)).tolist() for target, p in projections.items()}
 
 
-def test_separate():
+def test_layouts():
     found = separate(query="a", key="b", value="c")(attention(a=8, b=4, c=4), None)
     assert {target: (p.path, p.columns.size) for target, p in found.items()} == {
         "query": ("a", 8),
         "key": ("b", 4),
         "value": ("c", 4),
     }
-
-
-def test_concatenated_with_grouped_queries():
     found = indices(concatenated("qkv")(attention(qkv=12), config(4, 1)), 12)  # head size 2
     assert found == {"query": [0, 1, 2, 3, 4, 5, 6, 7], "key": [8, 9], "value": [10, 11]}
-
-
-def test_per_head():
     found = indices(per_head("qkv")(attention(qkv=12), config(2)), 12)
     assert found == {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}
-
-
-def test_per_group():
     found = indices(grouped_columns(attention(qkv=16), "qkv", heads=4, groups=2), 16)
     assert found == {"query": [0, 1, 2, 3, 8, 9, 10, 11], "key": [4, 5, 12, 13], "value": [6, 7, 14, 15]}
 

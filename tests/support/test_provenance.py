@@ -32,21 +32,15 @@ def test_a_checkout_names_its_commit_and_whether_it_was_changed(tmp_path):
     assert checkout_state(package) == (commit, True)
 
 
-def test_a_command_can_be_typed_again_and_does_not_name_the_home_folder():
+def test_command_versions_and_processor(tmp_path):
     home = Path.home()
     assert command_line(["/any/bin/hfpatch", "compare", "a b.yaml", "--out", f"{home}/runs"]) == (
         "hfpatch compare 'a b.yaml' --out ~/runs"
     )
     assert command_line(["/any/hfpatch/__main__.py", "eval"]) == "python -m hfpatch eval"
-
-
-def test_versions_are_those_that_run():
     versions = installed_versions()
     assert versions["torch"] == torch.__version__  # with its build, which the package index does not name
     assert {"hfpatch", "transformers", "peft", "lm_eval", "numpy"} <= set(versions)
-
-
-def test_the_processor_is_named(tmp_path):
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9R14\nflags\t\t: a b\n\n")
     assert processor(info) == "AuthenticAMD AMD EPYC 9R14"

@@ -36,8 +36,11 @@ def test_a_folder(checkpoint):
     assert base.tokenizer.pad_token == "w2"
 
 
-def test_a_padding_token_that_is_there_is_kept(tmp_path):
+def test_a_padding_token_that_is_there_is_kept_and_a_tokenizer_may_be_alone(tmp_path, checkpoint):
     assert load_base(str(save_checkpoint(tmp_path / "c", pad="w5"))).tokenizer.pad_token == "w5"
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert (len(tokenizer), tokenizer.pad_token) == (VOCABULARY, "w2")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -89,24 +92,20 @@ def test_a_folder_that_does_not_exist(name):
         load_base(name)
 
 
-def test_a_folder_without_a_model(tmp_path):
+def test_an_unknown_dtype_and_a_folder_without_a_model(tmp_path):
     with pytest.raises(HfpatchError, match=r"has no config.json"):
         load_base(str(tmp_path))
+    with pytest.raises(HfpatchError, match=r"dtype='floating16' is not one of .*did you mean 'float16'"):
+        load_base("some/model", dtype="floating16")
 
 
-@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])
-def test_a_folder_without_weights_or_tokenizer(checkpoint, tmp_path, missing):
+BROKEN = [("config.json", "{"), ("config.json", "{}"), ("model.safetensors", "xx")]
+
+
+@pytest.mark.parametrize(("file", "text"), [*BROKEN, ("model.safetensors", None), ("tokenizer.json", None)])
+def test_a_folder_with_a_broken_or_missing_file(checkpoint, tmp_path, file, text):
     folder = shutil.copytree(checkpoint, tmp_path / "c")
-    (folder / missing).unlink()
-    with pytest.raises(HfpatchError, match="cannot be loaded") as error:
-        load_base(str(folder))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("file", "text"), [("config.json", "{"), ("config.json", "{}"), ("model.safetensors", "xx")])
-def test_a_folder_with_a_broken_file(checkpoint, tmp_path, file, text):
-    folder = shutil.copytree(checkpoint, tmp_path / "c")
-    (folder / file).write_text(text)
+    (folder / file).unlink() if text is None else (folder / file).write_text(text)
     with pytest.raises(HfpatchError, match="cannot be loaded") as error:
         load_base(str(folder))
     assert "\n" not in str(error.value)
@@ -130,12 +129,6 @@ def test_a_tokenizer_of_tinyworld(name, no_network):
     assert len(load_tokenizer(name)) == 512
 
 
-def test_a_tokenizer_alone_in_its_folder(checkpoint, tmp_path):
-    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(tmp_path)
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert (len(tokenizer), tokenizer.pad_token) == (VOCABULARY, "w2")
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -149,11 +142,6 @@ def test_a_tokenizer_that_is_not_there(hub_cache, no_network, tmp_path_factory, 
     with pytest.raises(HfpatchError, match=message) as error:
         load_tokenizer(name.format(empty=tmp_path_factory.mktemp("empty")))
     assert "\n" not in str(error.value)
-
-
-def test_an_unknown_dtype():
-    with pytest.raises(HfpatchError, match=r"dtype='floating16' is not one of .*did you mean 'float16'"):
-        load_base("some/model", dtype="floating16")
 
 
 def test_hub_names_stay_as_they_are():

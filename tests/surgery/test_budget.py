@@ -7,13 +7,7 @@ from peft import LoraConfig, ShiraConfig
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 import hfpatch
-from hfpatch import (
-    HfpatchError,
-    NonlinearQueryConfig,
-    PreProjectionConfig,
-    QueryTemperatureConfig,
-    match_lora_rank,
-)
+from hfpatch import HfpatchError, NonlinearQueryConfig, PreProjectionConfig, QueryTemperatureConfig, match_lora_rank
 from hfpatch.recipes.comparison import load_recipe
 from hfpatch.surgery.budget import attention_modules, count_added, lora_parameters_per_rank, meta_twin
 from hfpatch.surgery.methods import build_method
@@ -55,12 +49,15 @@ def test_published_counts(pythia):
     assert count_added(model, [lora(model, 64), PreProjectionConfig()]) == both
 
 
-def test_matched_ranks(pythia):
+def test_matched_ranks_and_the_cost_of_a_nonlinear_query(pythia):
     size, model = pythia
     targets = attention_modules(model)
     assert match_lora_rank(model, budget=PUBLISHED[size][0], target_modules=targets) == MATCHED[size]
     named = ["query_key_value", "attention.dense"]
     assert match_lora_rank(model, budget=PUBLISHED[size][0], target_modules=named) == MATCHED[size]
+    size, model = pythia
+    d, layers = PYTHIA[size]["hidden_size"], PYTHIA[size]["num_hidden_layers"]
+    assert count_added(model, [NonlinearQueryConfig()]) == layers * (d * d + 2 * d)
 
 
 def test_summary_of_a_patched_pythia_on_the_meta_device(pythia):
@@ -71,12 +68,6 @@ def test_summary_of_a_patched_pythia_on_the_meta_device(pythia):
     layers = PYTHIA[size]["num_hidden_layers"]
     assert summary.added == summary.trainable == PUBLISHED[size][1]
     assert summary.per_layer == dict.fromkeys(range(layers), PUBLISHED[size][1] // layers)
-
-
-def test_the_nonlinear_query_costs_d_squared_a_layer_and_its_gains(pythia):
-    size, model = pythia
-    d, layers = PYTHIA[size]["hidden_size"], PYTHIA[size]["num_hidden_layers"]
-    assert count_added(model, [NonlinearQueryConfig()]) == layers * (d * d + 2 * d)
 
 
 @pytest.mark.parametrize("case", FAMILIES)
@@ -91,14 +82,11 @@ def test_counting_leaves_the_model_alone_and_agrees_with_the_patched_model(case)
     assert count_added(model, []) == 0
 
 
-def test_the_twin_has_no_values():
+def test_the_twin_has_no_values_and_what_depends_on_them_is_not_counted():
     twin = meta_twin(make_model("gemma2"))
     assert {p.device.type for p in twin.parameters()} == {"meta"}
     shapes = {name: p.shape for name, p in make_model("gemma2").named_parameters()}
     assert {name: p.shape for name, p in twin.named_parameters()} == shapes
-
-
-def test_what_depends_on_weights_cannot_be_counted_without_any():
     config = ShiraConfig(r=2, target_modules=["q_proj"])
     assert count_added(make_model("llama"), [config]) > 0
     with pytest.raises(HfpatchError, match=r"shira .* values of the base's weights, .* load the model's weights"):

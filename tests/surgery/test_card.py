@@ -71,13 +71,10 @@ def test_a_base_of_the_hub_has_its_licence_from_the_cache(tmp_path, monkeypatch)
     assert base_licence("someone/model") is None
 
 
-def test_a_base_without_a_name_has_no_licence(tmp_path, monkeypatch):
+def test_a_base_without_a_name_has_no_licence_and_tinyworld_is_known_by_name(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")  # of something else than the base
     monkeypatch.chdir(tmp_path)
     assert base_licence("") is None
-
-
-def test_tinyworld_is_known_by_name_wherever_it_lies():
     assert shown_base(locate_base("tinyworld/gpt2")) == "tinyworld/gpt2"
     assert shown_base("/elsewhere/hfpatch/tinyworld/checkpoints/gpt2") == "tinyworld/gpt2"
     assert shown_base("EleutherAI/pythia-160m") == "EleutherAI/pythia-160m"

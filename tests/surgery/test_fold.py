@@ -190,17 +190,9 @@ def as_it_is(model):
 @pytest.mark.parametrize(
     ("change", "configs", "message"),
     [
-        (
-            as_it_is,
-            [PreProjectionConfig()],
-            r"cannot be merged .*: activation='silu' is not linear \(activation='identity' is\)",
-        ),
+        (as_it_is, [PreProjectionConfig()], r"cannot be merged .*: activation='silu' is not linear"),
         (as_it_is, [PreProjectionConfig(activation="identity", gated=True)], "the gate depends on the input"),
-        (
-            as_it_is,
-            [PreProjectionConfig(activation="identity", content_skip=True)],
-            "no matrix .* leads from x~ to the residual",
-        ),
+        (as_it_is, [PreProjectionConfig(activation="identity", content_skip=True)], "no matrix .* leads from x~ to"),
         (as_it_is, [PreProjectionConfig(expansion=0, content_skip=True)], "no matrix .* leads from x~ to the residual"),
         (as_it_is, [LINEAR, LoraConfig(r=2, target_modules=["o_proj"])], "a Linear cannot be folded; only hfpatch's"),
         (as_it_is, [LINEAR, NonlinearQueryConfig(activation="identity")], "input_norm='rmsnorm' divides by the size"),

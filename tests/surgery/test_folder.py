@@ -234,13 +234,10 @@ def test_a_link_to_a_folder_is_followed(folder, tmp_path, exists):
     assert {path.name for path in target.iterdir()} == {"patch.json", "README.md", "pre_projection"}
 
 
-def test_a_model_without_adapters_is_not_saved(tmp_path):
+def test_a_model_without_adapters_is_not_saved_and_a_patched_one_takes_no_second(tmp_path, written):
     with pytest.raises(HfpatchError, match=r"no adapters to save; call hfpatch.patch"):
         hfpatch.save_patch(make_model("llama"), tmp_path / "patch")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_patched_model_takes_no_second_patch(written):
     with pytest.raises(HfpatchError, match="has adapters already"):
         hfpatch.load_patch(patched(), written)
 
@@ -255,49 +252,90 @@ def test_another_base_is_refused_unless_allowed(folder, change):
     assert len(stack(model)) == 3
 
 
-def test_a_base_of_other_sizes_is_refused_even_if_allowed(folder):
+def test_a_base_of_other_sizes_and_a_run_are_refused(folder, tmp_path):
     refused(folder, "names no attention of this model", make_model("gpt2"), allow_other_base=True)
-
-
-def test_no_such_folder(tmp_path):
-    refused(tmp_path / "nowhere", r"nowhere: no patch here \(patch.json or adapter_config.json is missing\)")
-
-
-def test_a_run_is_no_patch(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "run" / "runs" / "lora" / "seed-0" / "patch")
     refused(tmp_path / "run", "run: is a run; give one of its patches, such as .*run/runs/lora/seed-0/patch")
 
 
-def test_missing_manifest(folder):
-    (folder / "patch.json").unlink()
-    refused(folder, "no patch here")
+def write(file, text):
+    return lambda folder: (folder / file).write_text(text)
 
 
-@pytest.mark.parametrize("text", ["{", "\x00", "not json"])
-def test_manifest_that_is_not_json(folder, text):
-    (folder / "patch.json").write_text(text)
-    refused(folder, r"patch\.json: cannot be read as JSON")
+def change(file, **values):
+    return lambda folder: edit(folder / file, **values)
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["[]", "{}", '{"format": 2, "base": {}, "adapters": []}', '{"format": 2, "base": 1, "adapters": [1]}', "null"],
-)
-def test_manifest_without_what_it_must_hold(folder, content):
-    (folder / "patch.json").write_text(content)
-    refused(folder, r"patch\.json: (not a patch manifest|is not a JSON object)")
+def call_the_second(name):
+    def rename(folder):
+        adapters = json.loads((folder / "patch.json").read_text())["adapters"]
+        adapters[1]["name"] = name
+        edit(folder / "patch.json", adapters=adapters)
+
+    return rename
 
 
-@pytest.mark.parametrize("change", [{"active": ["nobody"]}, {"active": 1}, {"adapters": []}, {"base": {}}])
-def test_manifest_that_contradicts_itself(folder, change):
-    edit(folder / "patch.json", **change)
-    refused(folder, r"patch\.json: not a patch manifest")
+def cut_to(kept):
+    def cut(folder):
+        path = folder / "pre_projection" / TENSORS
+        path.write_bytes(path.read_bytes()[:kept])
+
+    return cut
 
 
-@pytest.mark.parametrize("number", [1, 3, "2", None])
-def test_manifest_of_another_format(folder, number):
-    edit(folder / "patch.json", format=number)
-    refused(folder, rf"patch\.json: format {number!r} is not 2, which this version of hfpatch reads")
+def tensors_of(part, act):
+    return lambda folder: edit_tensors(folder / part, act)
+
+
+def remove(name):
+    def removed(folder):
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return removed
+
+
+MANIFEST, PRE, LORA = r"patch\.json: not a patch manifest", f"pre_projection/{CONFIG}", f"lora/{CONFIG}"
+EMPTY = ("[]", "{}", '{"format": 2, "base": {}, "adapters": []}', '{"format": 2, "base": 1, "adapters": [1]}', "null")
+NO_CONFIG = ("{", '{"peft_type": "NO_SUCH"}', "{}", '{"peft_type": "PRE_PROJECTION", "expansion": -1}', "[]")
+DAMAGE = [
+    (remove("."), r"no patch here \(patch.json or adapter_config.json is missing\)"),
+    (remove("patch.json"), "no patch here"),
+    *((write("patch.json", text), r"patch\.json: cannot be read as JSON") for text in ("{", "\x00", "not json")),
+    *((write("patch.json", text), rf"{MANIFEST}|patch\.json: is not a JSON object") for text in EMPTY),
+    *((change("patch.json", active=wrong), MANIFEST) for wrong in (["nobody"], 1, [[]])),
+    *(
+        (change("patch.json", **{key: wrong}), MANIFEST)
+        for key, wrong in (("adapters", []), ("base", {}), ("base", "x"))
+    ),
+    *((change("patch.json", format=n), rf"patch\.json: format {n!r} is not 2") for n in (1, 3, "2", None)),
+    *((call_the_second(name), ".") for name in ("../lora", "/tmp/lora", "lora/../lora")),
+    (
+        lambda folder: shutil.copytree(folder / "lora", folder / "nonlinear_query", dirs_exist_ok=True),
+        "nonlinear_query: contains a lora adapter where patch.json says nonlinear_query",
+    ),
+    *((remove(f"lora/{name}"), rf"lora/{name}: missing") for name in (CONFIG, TENSORS)),
+    (remove("lora"), f"{LORA}: missing"),
+    *((write(PRE, text), rf"{PRE}: ") for text in NO_CONFIG),
+    (change(LORA, alpha_pattern=None), "lora: PEFT cannot use this configuration .*'keys'"),
+    (change(LORA, exclude_modules=True), r"lora: PEFT cannot use this configuration \(TypeError"),
+    (change(LORA, monteclora_config={"x": 1}), "not an adapter configuration"),
+    (change(PRE, dropout=10**400), "dropout=.* must be a finite number"),
+    *((cut_to(kept), rf"pre_projection/{TENSORS}: truncated") for kept in (0, 7, 100, 2000)),
+    (tensors_of("pre_projection", lambda t: t.pop(min(t))), r"tensor 'base_model\.model\.model\.layers\.0.*' is"),
+    (tensors_of("lora", lambda t: [t.pop(key) for key in sorted(t)[:3]]), r"is missing \(and 2 more\)"),
+    (
+        tensors_of("nonlinear_query", lambda t: t.update({"base_model.model.extra": torch.zeros(2)})),
+        r"tensor 'base_model\.model\.extra' is unexpected",
+    ),
+    (tensors_of("pre_projection", lambda t: t.update({min(t): torch.zeros(3, *t[min(t)].shape)})), "has another shape"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_a_damaged_folder_is_refused_in_one_line(folder, damage, message):
+    damage(folder)
+    refused(folder, message)
 
 
 def test_tensors_that_are_not_those_that_were_saved(folder):
@@ -323,38 +361,6 @@ def test_the_same_adapters_are_active_afterwards(active, tmp_path):
     assert (tmp_path / "p" / "patch.json").read_text() == (tmp_path / "q" / "patch.json").read_text()
 
 
-@pytest.mark.parametrize("name", ["../lora", "/tmp/lora", "lora/../lora"])
-def test_a_manifest_that_points_outside_is_refused(folder, name):
-    manifest = json.loads((folder / "patch.json").read_text())
-    manifest["adapters"][1]["name"] = name
-    edit(folder / "patch.json", adapters=manifest["adapters"])
-    refused(folder, ".")
-
-
-def test_an_adapter_of_another_method(folder):
-    shutil.copytree(folder / "lora", folder / "nonlinear_query", dirs_exist_ok=True)
-    refused(folder, "nonlinear_query: contains a lora adapter where patch.json says nonlinear_query")
-
-
-@pytest.mark.parametrize("missing", [CONFIG, TENSORS])
-def test_a_part_without_a_file(folder, missing):
-    (folder / "lora" / missing).unlink()
-    refused(folder, rf"lora/{missing}: missing")
-
-
-def test_a_part_that_is_missing_as_a_whole(folder):
-    shutil.rmtree(folder / "lora")
-    refused(folder, f"lora/{CONFIG}: missing; the adapter folder is incomplete")
-
-
-@pytest.mark.parametrize(
-    "text", ["{", '{"peft_type": "NO_SUCH"}', "{}", '{"peft_type": "PRE_PROJECTION", "expansion": -1}', "[]"]
-)
-def test_a_config_that_is_none(folder, text):
-    (folder / "pre_projection" / CONFIG).write_text(text)
-    refused(folder, rf"pre_projection/{CONFIG}: ")
-
-
 @pytest.mark.parametrize("file", ["patch.json", *(f"{part}/{CONFIG}" for part in PARTS)])
 def test_one_wrong_value_is_loaded_or_refused_in_one_line(folder, file):
     raw, model, values, messages = json.loads((folder / file).read_text()), make_model("llama"), cycle(WRONG), []
@@ -370,26 +376,6 @@ def test_one_wrong_value_is_loaded_or_refused_in_one_line(folder, file):
             assert not stack(model)
     assert len(messages) > 10
     assert not [message for message in messages if "\n" in message]
-
-
-@pytest.mark.parametrize(
-    ("file", "change", "line"),
-    [
-        ("patch.json", {"base": "x"}, 'patch.json: not a patch manifest: base is "x"; must be a mapping'),
-        ("patch.json", {"active": [[]]}, r"patch.json: not a patch manifest: active.0 is \[\]; must be a string"),
-        (
-            f"lora/{CONFIG}",
-            {"alpha_pattern": None},
-            "lora: PEFT cannot use this configuration .*'keys'.*; check the types",
-        ),
-        (f"lora/{CONFIG}", {"exclude_modules": True}, r"lora: PEFT cannot use this configuration \(TypeError"),
-        (f"lora/{CONFIG}", {"monteclora_config": {"x": 1}}, "not an adapter configuration"),
-        (f"pre_projection/{CONFIG}", {"dropout": 10**400}, "dropout=.* must be a finite number"),
-    ],
-)
-def test_a_wrong_value_is_named(folder, file, change, line):
-    edit(folder / file, **change)
-    refused(folder, line)
 
 
 def test_peft_does_not_try_a_wrong_part_of_a_configuration_again_and_again(folder, monkeypatch):
@@ -415,37 +401,6 @@ def test_an_unknown_option_in_a_config_is_not_ignored_silently(folder):
     edit(folder / "pre_projection" / CONFIG, gatedd=True)
     with pytest.warns(UserWarning, match="gatedd"):
         hfpatch.load_patch(make_model("llama"), folder)
-
-
-@pytest.mark.parametrize("kept", [0, 7, 100, 2000])
-def test_truncated_tensors(folder, kept):
-    path = folder / "pre_projection" / TENSORS
-    path.write_bytes(path.read_bytes()[:kept])
-    refused(folder, rf"pre_projection/{TENSORS}: truncated or not safetensors")
-
-
-def test_missing_tensor(folder):
-    edit_tensors(folder / "pre_projection", lambda t: t.pop(min(t)))
-    refused(folder, r"tensor 'base_model\.model\.model\.layers\.0.*' is missing; the adapter is not for this model")
-
-
-def test_several_missing_tensors_are_counted(folder):
-    edit_tensors(folder / "lora", lambda t: [t.pop(key) for key in sorted(t)[:3]])
-    refused(folder, r"is missing \(and 2 more\)")
-
-
-def test_unexpected_tensor(folder):
-    edit_tensors(folder / "nonlinear_query", lambda t: t.update({"base_model.model.extra": torch.zeros(2)}))
-    refused(folder, r"tensor 'base_model\.model\.extra' is unexpected")
-
-
-def test_tensor_of_another_shape(folder):
-    def grow(tensors):
-        key = min(tensors)
-        tensors[key] = torch.zeros(3, *tensors[key].shape)
-
-    edit_tensors(folder / "pre_projection", grow)
-    refused(folder, "has another shape")
 
 
 class Trap:

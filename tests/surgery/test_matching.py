@@ -143,17 +143,11 @@ def test_what_has_no_size_is_said(config, parameters, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_number_that_no_size_comes_near_is_a_warning():
+def test_a_size_that_is_far_away_changes_nothing_or_is_too_large():
     with pytest.warns(UserWarning, match=r"pre_projection: 2,176 parameters, .* are nearest to 100"):
         sized(PreProjectionConfig(content_skip=True), make_model("llama"), parameters=100)
-
-
-def test_a_size_larger_than_any_is_the_largest():
     value, count = match_size(small_model(), SIZES["psoft"], {}, lambda v: build("psoft", v), budget=10**6)
     assert (value, count) == (4, count_added(small_model(), [build("psoft", 4)]))
-
-
-def test_a_size_that_changes_nothing_is_refused():
     parts = {"type": "glora", "config_A_B": "vector", "config_C": "vector", "target_modules": TARGETS, "match": "other"}
     stacks = {"other": [{"type": "pre_projection"}], "x": [parts]}
     with pytest.raises(HfpatchError, match=r"methods\.x\[0\]\.match: no size changes the number of parameters"):

@@ -95,15 +95,9 @@ def test_a_matched_lora_is_matched_on_the_modules_that_it_trains(model, options,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"layers_to_transform": [99]},
-            r"layers_to_transform: layers \[99\] do not exist; this model has layers 0 to 1",
-        ),
+        ({"layers_to_transform": [99]}, r"layers_to_transform: layers \[99\] do not exist; this model has layers 0 to"),
         ({"layers_to_transform": [0, 2]}, r"layers \[2\] do not exist"),
-        (
-            {"layers_to_transform": [0], "layers_pattern": "h"},
-            "layers_pattern='h': no layer of this model is in a list",
-        ),
+        ({"layers_to_transform": [0], "layers_pattern": "h"}, "layers_pattern='h': no layer of this model is in a"),
         ({"target_modules": ["q_proj"], "layers_to_transform": [0, 7]}, "layers_to_transform: layer 7 has none of the"),
         (
             {"target_modules": ["model.layers.0.self_attn.q_proj"], "layers_to_transform": [1]},
@@ -158,11 +152,8 @@ def test_every_method_can_be_injected():
         assert torch.isfinite(model(torch.tensor([[1, 5, 7]])).logits).all()
 
 
-def test_method_types_holds_ours_and_peft_s():
+def test_method_types_hold_ours_and_peft_s_and_need_no_model():
     assert {"pre_projection", "nonlinear_query", "lora", "ia3", "loha"} <= set(method_types())
-
-
-def test_valid_methods_pass_without_a_model():
     validate_methods(METHODS)
 
 
@@ -191,28 +182,13 @@ BAD = {
         r"methods\.m\[0\]\.match is 'othr', .*did you mean 'other'",
     ),
     "match to itself": ([{"type": "lora", "match": "m"}], "match is 'm'; a method can match neither itself nor"),
-    "match to the baseline": (
-        [{"type": "lora", "match": "baseline"}],
-        "match is 'baseline'; a method can match neither",
-    ),
-    "match to a matched one": (
-        [{"type": "lora", "match": "matched"}],
-        "match is 'matched', which matches another method itself",
-    ),
+    "match to the baseline": ([{"type": "lora", "match": "baseline"}], "match is 'baseline'; a method can match"),
+    "match to a matched one": ([{"type": "lora", "match": "matched"}], "match is 'matched', which matches another"),
     "size and match": ([{"type": "c3a", "block_size": 4, "match": "other"}], "has both block_size and match; match"),
-    "match without a size": (
-        [{"type": "ia3", "match": "other"}],
-        r"methods\.m\[0\]\.match: ia3 has no size to solve for: it trains one vector per module; leave match out",
-    ),
+    "match without a size": ([{"type": "ia3", "match": "other"}], r"methods\.m\[0\]\.match: ia3 has no size to solve"),
     "match of what is not injected": ([{"type": "vera", "match": "other"}], "vera keeps tensors that its layers share"),
-    "not injected": (
-        [{"type": "prompt_tuning", "num_virtual_tokens": 2}],
-        r"methods\.m\[0\]: prompt_tuning puts virtual tokens before the input",
-    ),
-    "contradiction": (
-        [{"type": "nonlinear_query", "anchor": "identity"}],
-        "cannot preserve the model; set form='literal'",
-    ),
+    "not injected": ([{"type": "prompt_tuning", "num_virtual_tokens": 2}], r"methods\.m\[0\]: prompt_tuning puts"),
+    "contradiction": ([{"type": "nonlinear_query", "anchor": "identity"}], "cannot preserve the model; set"),
 }
 
 

@@ -7,14 +7,7 @@ import re
 import pytest
 import torch
 from families import FAMILIES, FEW, PLACES, logits_of, make_model, make_tokens, model_type, perturb
-from peft import (
-    PEFT_TYPE_TO_CONFIG_MAPPING,
-    IA3Config,
-    LNTuningConfig,
-    LoraConfig,
-    PrefixTuningConfig,
-    get_peft_model,
-)
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING, IA3Config, LNTuningConfig, LoraConfig, PrefixTuningConfig, get_peft_model
 from torch import nn
 
 import hfpatch
@@ -234,11 +227,15 @@ def test_patching_keeps_the_mode(training):
     assert {m.training for m in model.modules()} == {training}
 
 
-def test_flags_are_restored_even_where_some_were_frozen():
+def test_flags_are_restored_even_where_some_were_frozen_and_a_plain_model_stays():
     model = make_model("llama")
     model.model.embed_tokens.weight.requires_grad = False
     before = state_of(model)
     hfpatch.patch(model, PreProjectionConfig())
+    hfpatch.unpatch(model)
+    assert_as_it_was(model, before)
+    model = make_model("llama")
+    before = state_of(model)
     hfpatch.unpatch(model)
     assert_as_it_was(model, before)
 
@@ -253,13 +250,6 @@ def test_a_copy_of_a_patched_model_can_be_unpatched_too():
     tokens = make_tokens()
     perturb(model, std=0.3)
     assert not torch.equal(logits_of(model, tokens), logits_of(twin, tokens))
-    hfpatch.unpatch(model)
-    assert_as_it_was(model, before)
-
-
-def test_unpatching_a_plain_model_changes_nothing():
-    model = make_model("llama")
-    before = state_of(model)
     hfpatch.unpatch(model)
     assert_as_it_was(model, before)
 
@@ -451,14 +441,11 @@ def test_unfit_names_are_refused(names, message):
     assert not stack(model)
 
 
-def test_a_patched_model_is_not_patched_again():
+def test_models_that_cannot_be_patched_are_refused():
     model = hfpatch.patch(make_model("llama"), PreProjectionConfig())
     with pytest.raises(HfpatchError, match=r"has adapters already; call .*unpatch"):
         hfpatch.patch(model, NonlinearQueryConfig())
     assert list(stack(model)) == ["pre_projection"]
-
-
-def test_what_is_no_model_of_transformers_is_refused():
     with pytest.raises(HfpatchError, match="Linear is not a transformers model"):
         hfpatch.patch(nn.Linear(2, 2), PreProjectionConfig())
     with pytest.raises(HfpatchError, match=r"wrapped in a PeftModel; pass model.get_base_model"):

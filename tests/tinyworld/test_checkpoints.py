@@ -137,10 +137,7 @@ def test_documents_survive_the_tokenizer_and_fit_the_context(tokenizer, split):
         assert len(tokens) < 200
 
 
-def test_special_tokens(tokenizer):
+def test_special_tokens_and_unknown_names(tokenizer):
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 0, 0)
-
-
-def test_unknown_checkpoint_names_the_nearest():
     with pytest.raises(HfpatchError, match="did you mean 'gpt-neox'"):
         checkpoint("gptneox")

@@ -63,9 +63,6 @@ def test_the_splits_differ_in_words_and_order():
     for usual, rare in (("likes", "dear"), ("left", "dropped"), ("looked", "asked"), ("Anna", "Paul")):
         assert base.count(usual) > 1.5 * base.count(rare) > 0
         assert shifted.count(rare) > 1.5 * shifted.count(usual) > 0
-
-
-def test_unknown_split_names_the_nearest():
     with pytest.raises(HfpatchError, match="did you mean 'shifted'"):
         documents("shift")
 

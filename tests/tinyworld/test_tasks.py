@@ -225,8 +225,5 @@ def test_last_words_are_spread():
     words = Counter(item["text"].split()[-1] for item in items("cloze"))
     assert len(words) > 30
     assert words.most_common(1)[0][1] < 0.1 * ITEMS
-
-
-def test_unknown_task_names_the_nearest():
     with pytest.raises(HfpatchError, match="did you mean 'endings'"):
         items("ending")

@@ -62,12 +62,10 @@ def test_everything_comes_back_and_goes_on_bit_equal(saved):
         assert torch.equal(value, parameters[name])
 
 
-def test_only_the_newest_are_kept(saved):
+def test_only_the_newest_are_kept(saved, tmp_path):
     assert sorted(path.name for path in saved[0].iterdir()) == ["step-00000002", "step-00000003"]
-
-
-def test_none_yet(tmp_path):
-    assert newest_checkpoint(tmp_path, {}) is None
+    (tmp_path / "none").mkdir()
+    assert newest_checkpoint(tmp_path / "none", {}) is None
 
 
 def test_leftovers_of_a_killed_process_are_no_checkpoints(saved):

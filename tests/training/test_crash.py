@@ -11,7 +11,7 @@ import forked
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_blocks import make_blocks
+from training_blocks import make_blocks, metrics_of, same, trainables
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
@@ -31,18 +31,6 @@ def run(model, folder, **values):
     settings = TrainingSettings(**{"steps": STEPS, "batch_size": BATCH, "lr": 1e-2, "warmup_steps": 2, **values})
     plan = draw_plan(blocks=len(blocks), steps=STEPS, batch_size=BATCH, seed=3)
     return train_probe(model, settings=settings, blocks=blocks, plan=plan, seed=0, run_dir=folder, **other)
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def trainables(model):
-    return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +70,11 @@ def test_sigterm_finishes_the_step_saves_and_leaves(patched, tmp_path):
     assert caught.value.code == 143
     folders = [path.name for path in (tmp_path / "broken" / "checkpoints").iterdir()]
     assert folders == [f"step-{caught.value.step:08d}"]
-    assert len(lines(tmp_path / "broken")) == caught.value.step in (3, 4)
+    assert len(metrics_of(tmp_path / "broken")) == caught.value.step in (3, 4)
     run(resumed, tmp_path / "broken", resume=True)
     assert same(trainables(straight), trainables(resumed))
-    assert [line["loss"] for line in lines(tmp_path / "broken")] == [
-        line["loss"] for line in lines(tmp_path / "straight")
+    assert [line["loss"] for line in metrics_of(tmp_path / "broken")] == [
+        line["loss"] for line in metrics_of(tmp_path / "straight")
     ]
 
 
@@ -163,7 +151,7 @@ def poison(model, call, value):
 def test_a_bad_loss_is_left_out_and_counted_where_asked(patched, tmp_path, value):
     model = poison(patched(), 4, value)
     result = run(model, tmp_path, on_bad_loss="skip", save_every=1, keep_checkpoints=9)
-    found = lines(tmp_path)
+    found = metrics_of(tmp_path)
     assert result.skipped_steps == 1
     assert [line["step"] for line in found if "loss" not in line] == [4]
     assert [line["step"] for line in found if line.get("skipped")] == [4]
@@ -200,7 +188,7 @@ def test_the_stop_names_the_last_good_checkpoint(patched, tmp_path):
         HfpatchError, match=r"the last good checkpoint is .*checkpoints/step-00000004; .*on_bad_loss=skip"
     ):
         run(poison(patched(), 6, float("nan")), tmp_path, save_every=2, on_bad_loss="stop")
-    assert len(lines(tmp_path)) == 5
+    assert len(metrics_of(tmp_path)) == 5
 
 
 def test_early_stopping_ends_with_the_best_weights_and_resumes_to_its_end(patched, tmp_path):
@@ -215,7 +203,7 @@ def test_early_stopping_ends_with_the_best_weights_and_resumes_to_its_end(patche
     }
     model, again = patched(), patched()
     result = run(model, tmp_path, **options)
-    measured = [line["eval_loss"] for line in lines(tmp_path)]
+    measured = [line["eval_loss"] for line in metrics_of(tmp_path)]
     best = measured.index(min(measured)) + 1
     assert result.stopped_early
     assert result.steps == len(measured) == best + 2 < STEPS

@@ -1,13 +1,12 @@
 """Diagnostics of pretraining: against plain torch on the model's own activations, and without a trace in training."""
 
-import json
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from families import make_config
-from training_blocks import make_blocks
+from training_blocks import Killed, make_blocks, metrics_of
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
@@ -142,10 +141,6 @@ def test_the_batch_size_is_a_matter_of_memory(size):
         assert (one.size, one.cosine) == pytest.approx((other.size, other.cosine), rel=1e-5)
 
 
-class Killed(BaseException):
-    pass
-
-
 def run(model, folder, *, resume=False, on_step=None, held_out=True, **values):
     blocks = make_blocks()
     settings = {"steps": STEPS, "batch_size": BATCH, "warmup_steps": 2, "lr": 1e-2, "evaluate_every": 4, **values}
@@ -162,12 +157,8 @@ def nonlinear(dropout=0.0, form="identity"):
     return build_scratch(config, ScratchSettings(query=FORMS[form]), seed=3)
 
 
-def lines(folder, name="diagnostics"):
-    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-
-
 def without_seconds(folder):
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines(folder, "metrics")]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in metrics_of(folder)]
 
 
 def same(one, other):
@@ -179,15 +170,18 @@ def test_a_run_writes_them_at_the_start_on_time_and_at_the_end_and_trains_as_wit
     with_them, without = nonlinear(dropout=0.2), nonlinear(dropout=0.2)
     run(with_them, tmp_path / "with", diagnose_every=4)
     run(without, tmp_path / "without")
-    assert [(line["step"], line["layer"]) for line in lines(tmp_path / "with")] == [
+    assert [(line["step"], line["layer"]) for line in metrics_of(tmp_path / "with", "diagnostics")] == [
         (step, layer) for step in (0, 4, 6) for layer in (0, 1)
     ]
-    assert all(math.isfinite(line["size"]) and -1 <= line["cosine"] <= 1 for line in lines(tmp_path / "with"))
+    assert all(
+        math.isfinite(line["size"]) and -1 <= line["cosine"] <= 1
+        for line in metrics_of(tmp_path / "with", "diagnostics")
+    )
     assert not (tmp_path / "without" / "diagnostics.jsonl").exists()
     assert without_seconds(tmp_path / "with") == without_seconds(tmp_path / "without")
     assert same(with_them, without)
     last = diagnose(with_them, make_blocks(documents=30, seed=1), step=6, batch_size=4)
-    for each, line in zip(last, lines(tmp_path / "with")[-2:], strict=True):
+    for each, line in zip(last, metrics_of(tmp_path / "with", "diagnostics")[-2:], strict=True):
         found = each.to_json()
         assert found.pop("target") == line.pop("target")
         assert found == pytest.approx(line, rel=1e-5)  # in training, attention takes documents one at a time
@@ -214,7 +208,7 @@ def test_neither_they_nor_the_evaluation_count_in_a_steps_seconds(tmp_path, monk
     model.register_forward_pre_hook(tick)
     result = run(model, tmp_path, diagnose_every=1, evaluate_every=1)
     assert clock[0] == 2 * 7 * 1000.0 + 6
-    assert [line["seconds"] for line in lines(tmp_path, "metrics")] == [0.0] + 6 * [1.0]
+    assert [line["seconds"] for line in metrics_of(tmp_path)] == [0.0] + 6 * [1.0]
     assert result.wall_s == 6.0
 
 
@@ -252,7 +246,7 @@ def test_a_diverged_run_is_measured_where_it_ended(tmp_path):
     values = {"diagnose_every": 4, "lr": 1e4, "warmup_steps": 0, "max_grad_norm": None, "diverged_above": 50.0}
     result = run(nonlinear(), tmp_path, **values)
     assert 0 < result.diverged_step < STEPS
-    assert {line["step"] for line in lines(tmp_path)} >= {0, result.diverged_step}
+    assert {line["step"] for line in metrics_of(tmp_path, "diagnostics")} >= {0, result.diverged_step}
     again = run(nonlinear(), tmp_path, resume=True, **values)
     assert again.diverged_step == result.diverged_step
 
@@ -269,7 +263,7 @@ def test_a_model_without_f_writes_nothing(tmp_path):
 def test_what_is_no_number_is_null(tmp_path):
     file = DiagnosticsFile(tmp_path / "diagnostics.jsonl")
     file.append([QueryDiagnostic(3, 0, "query", math.inf, math.nan, 0.5)])
-    (line,) = lines(tmp_path)
+    (line,) = metrics_of(tmp_path, "diagnostics")
     assert line == {"step": 3, "layer": 0, "target": "query", "size": None, "cosine": None, "size_beside_x": 0.5}
 
 

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-import torch
+from training_blocks import metrics_of, same, trainables
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
@@ -21,18 +21,6 @@ def run(model, blocks, folder, *, resume=False, on_step=None, evaluation_blocks=
         model, settings=PretrainSettings(**settings), blocks=blocks, plan=plan, seed=0, run_dir=folder,
         resume=resume, on_step=on_step, evaluation_blocks=evaluation_blocks,
     )  # fmt: skip
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(model):
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
-def same(one, other):
-    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 def spoilt(model, call, factor):
@@ -58,7 +46,7 @@ def test_it_ends_the_run_with_its_step_and_no_model(base, blocks, tmp_path, fact
         evaluation_blocks=blocks.head(3), evaluate_every=1,
     )  # fmt: skip
     assert (result.diverged_step, result.steps, result.stopped_early) == (4, 4, False)
-    found = lines(tmp_path)
+    found = metrics_of(tmp_path)
     assert [line["step"] for line in found] == [0, 1, 2, 3, 4] == [0, *(record.step for record in told)]
     assert "eval_loss" in found[3]
     assert "eval_loss" not in found[4]
@@ -69,13 +57,13 @@ def test_it_ends_the_run_with_its_step_and_no_model(base, blocks, tmp_path, fact
         diverged_above=bound, evaluation_blocks=blocks.head(3), evaluate_every=1,
     )  # fmt: skip
     assert again.to_json() | {"peak_memory_bytes": 0} == result.to_json() | {"peak_memory_bytes": 0}
-    assert lines(tmp_path) == found
+    assert metrics_of(tmp_path) == found
 
 
 def test_the_update_that_it_names_is_left_out(base, blocks, tmp_path):
     states = []
     model = spoilt(base(), 4, 1e3)
-    run(model, blocks, tmp_path, on_step=lambda record: states.append(weights(model)), diverged_above=6.0)
+    run(model, blocks, tmp_path, on_step=lambda record: states.append(trainables(model)), diverged_above=6.0)
     assert same(states[2], states[3])
     assert not same(states[1], states[2])
 
@@ -99,7 +87,7 @@ def test_the_bound_holds_after_warm_up_only(base, blocks, tmp_path):
 def test_a_loss_on_the_evaluation_blocks_counts_as_well(base, blocks, tmp_path):
     values = {"evaluation_blocks": blocks.head(3), "evaluate_every": 2, "warmup_steps": 1}
     huge = run(base(), blocks, tmp_path, diverged_above=5.0, lr=30.0, max_grad_norm=None, **values)
-    found = lines(tmp_path)
+    found = metrics_of(tmp_path)
     assert huge.diverged_step == found[-1]["step"] < STEPS
     assert max(found[-1]["loss"], found[-1].get("eval_loss", 0)) > 5.0
     assert all(line.get("eval_loss", 0) <= 5.0 for line in found[:-1])

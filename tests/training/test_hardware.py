@@ -23,15 +23,9 @@ def test_operations_are_those_of_the_matrices_on_the_way():
     model = patch(make_model("gpt_neox"), PreProjectionConfig())
     forward = 2 * (2 * BLOCK + HEAD + 2 * ADDED)
     assert flops_per_token(model) == forward + 2 * (2 * BLOCK + HEAD + 2 * ADDED) + 2 * 2 * ADDED
-
-
-def test_blocks_below_the_first_patched_one_cost_a_forward_pass_only():
     model = patch(make_model("gpt_neox"), PreProjectionConfig(layers_to_transform=[1]))
     forward = 2 * (2 * BLOCK + HEAD + ADDED)
     assert flops_per_token(model) == forward + 2 * (BLOCK + HEAD + ADDED) + 2 * ADDED
-
-
-def test_a_tied_head_counts_once_and_a_look_up_is_free():
     model = make_model("gpt2").requires_grad_(True)
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and ".h." in name)
     assert flops_per_token(model) == 6 * (matrices + HEAD)

@@ -98,12 +98,9 @@ def test_each_tensor_group_has_its_own_learning_rate():
     assert max(shares) == pytest.approx(min(shares)) == pytest.approx(0.5)
 
 
-def test_a_group_that_does_not_exist_is_refused():
+def test_groups_that_do_not_exist_and_weight_decay_on_matrices_only():
     with pytest.raises(ValueError, match="learning_rates"):
         TrainingSettings(learning_rates={"pre_projektion": 1e-3})
-
-
-def test_weight_decay_on_matrices_only():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Embedding(3, 4))
     model[2].weight.requires_grad_(False)
     optimizer = build_optimizer(model, PretrainSettings(weight_decay=0.3, betas=(0.8, 0.9)))

@@ -1,7 +1,6 @@
-import json
-
 import pytest
 import torch
+from training_blocks import Killed, metrics_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hfpatch.data.plan import draw_plan
@@ -28,7 +27,7 @@ def test_trains_everything_evaluates_and_saves_a_folder(base, blocks, tmp_path, 
     untrained = mean_loss(model, held_out, batch_size=4)
     result = run(model, blocks, tmp_path, evaluation_blocks=held_out, tokenizer=tokenizer)
     assert not any(torch.equal(value, before[name]) for name, value in model.named_parameters())
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(tmp_path)
     assert [line["step"] for line in lines if "eval_loss" in line] == [0, 4, 6]
     assert lines[-1]["lr"] > 0.1 * 1e-2
     assert result.final_eval_loss == lines[-1]["eval_loss"] == pytest.approx(mean_loss(model, held_out, batch_size=3))
@@ -47,10 +46,6 @@ def test_a_frozen_or_low_precision_model_is_trained_in_float32(base, blocks, tmp
     model = base(dtype=torch.bfloat16).requires_grad_(False)
     run(model, blocks, tmp_path)
     assert {(value.dtype, value.requires_grad) for value in model.parameters()} == {(torch.float32, True)}
-
-
-class Killed(BaseException):
-    pass
 
 
 def test_a_killed_run_resumes_bit_equal(base, blocks, tmp_path):

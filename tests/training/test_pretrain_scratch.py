@@ -1,11 +1,9 @@
 """Pretraining of models whose query path is another: compiled, with recomputed activations, accumulated."""
 
-import json
-
 import pytest
 import torch
 from families import make_config
-from training_blocks import make_blocks
+from training_blocks import make_blocks, numbers_of
 
 from hfpatch.data.plan import draw_plan
 from hfpatch.errors import HfpatchError
@@ -42,19 +40,9 @@ def run(model, folder, **values):
     return model
 
 
-def numbers(folder):
-    """Return every loss, evaluation loss and diagnostic of a run."""
-    lines = [
-        json.loads(line)
-        for name in ("metrics", "diagnostics")
-        for line in (folder / f"{name}.jsonl").read_text().splitlines()
-    ]
-    return [line[key] for line in lines for key in ("loss", "eval_loss", "size", "cosine") if key in line]
-
-
 def check_equal(folder, models):
-    assert numbers(folder / "other") == pytest.approx(numbers(folder / "plain"), rel=2e-5, abs=1e-6)
-    assert len(numbers(folder / "plain")) == STEPS + 2 + 3 * 2 * 2
+    assert numbers_of(folder / "other") == pytest.approx(numbers_of(folder / "plain"), rel=2e-5, abs=1e-6)
+    assert len(numbers_of(folder / "plain")) == STEPS + 2 + 3 * 2 * 2
     for (name, one), (_, other) in zip(*(model.named_parameters() for model in models), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5, msg=name)
 
@@ -83,8 +71,8 @@ def test_under_autocast_it_trains_nearly_the_same(tmp_path):
     name = "llama, fused"
     run(build(name), tmp_path / "plain")
     run(build(name), tmp_path / "other", autocast="bfloat16")
-    assert numbers(tmp_path / "other") == pytest.approx(numbers(tmp_path / "plain"), rel=0.03, abs=0.01)
-    assert numbers(tmp_path / "other") != numbers(tmp_path / "plain")
+    assert numbers_of(tmp_path / "other") == pytest.approx(numbers_of(tmp_path / "plain"), rel=0.03, abs=0.01)
+    assert numbers_of(tmp_path / "other") != numbers_of(tmp_path / "plain")
 
 
 def test_a_query_that_reads_another_block_cannot_recompute_its_own(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import IA3Config, LNTuningConfig, LoraConfig, VeraConfig, get_peft_model
 from torch.nn.functional import log_softmax
+from training_blocks import Killed, metrics_of, same, trainables
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
@@ -36,20 +37,8 @@ def run(model, blocks, folder, **values):
     return train_probe(model, settings=settings(**values), blocks=blocks, run_dir=folder, **arguments)
 
 
-def read_metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def losses(folder):
-    return [line["loss"] for line in read_metrics(folder)]
-
-
-def trainables(model):
-    return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return [line["loss"] for line in metrics_of(folder)]
 
 
 def plain_loop(model, blocks, plan, *, lr, warmup, clip):
@@ -152,7 +141,7 @@ def test_only_what_is_trained_changes(patched, blocks, tmp_path):
 def test_metrics_and_result(patched, blocks, tmp_path):
     seen = []
     result = run(patched(), blocks, tmp_path, on_step=seen.append)
-    lines = read_metrics(tmp_path)
+    lines = metrics_of(tmp_path)
     assert [list(line) for line in lines] == [["step", "loss", "lr", "tokens", "seconds"]] * STEPS
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1)) == [record.step for record in seen]
     assert [line["tokens"] for line in lines] == [blocks.count_tokens(rows) for rows in plan_for(blocks).indices]
@@ -169,10 +158,6 @@ def test_metrics_and_result(patched, blocks, tmp_path):
 def test_nothing_is_printed(patched, blocks, tmp_path, capfd):
     run(patched(), blocks, tmp_path, save_every=2)
     assert capfd.readouterr() == ("", "")
-
-
-class Killed(BaseException):
-    pass
 
 
 def killed_after(step):
@@ -193,8 +178,8 @@ def test_a_killed_run_resumes_bit_equal(patched, blocks, tmp_path, killed, saved
     seen = []
     result = run(resumed, blocks, tmp_path / "broken", save_every=2, resume=True, on_step=seen.append)
     assert [record.step for record in seen] == list(range(saved + 1, STEPS + 1))
-    strip = [{**line, "seconds": 0} for line in read_metrics(tmp_path / "broken")]
-    assert strip == [{**line, "seconds": 0} for line in read_metrics(tmp_path / "straight")]
+    strip = [{**line, "seconds": 0} for line in metrics_of(tmp_path / "broken")]
+    assert strip == [{**line, "seconds": 0} for line in metrics_of(tmp_path / "straight")]
     assert same(trainables(resumed), trainables(straight))
     assert result.update_survival == whole.update_survival
 
@@ -382,7 +367,7 @@ def test_learning_rates_of_groups_act(tmp_path, blocks, base):
     for name, change in changes[1e-2].items():
         assert changes[1e-3][name] == pytest.approx(1e-3, rel=1e-2)  # AdamW's first step
         assert change == pytest.approx((10 if "skip" in name else 1) * changes[1e-3][name], rel=1e-3), name
-    assert read_metrics(tmp_path / "0.01")[0]["lr"] == 1e-3
+    assert metrics_of(tmp_path / "0.01")[0]["lr"] == 1e-3
 
 
 def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):
@@ -398,7 +383,7 @@ def test_trackers_hear_of_every_step(patched, blocks, tmp_path, monkeypatch):
     train_probe(patched(), settings=chosen, blocks=blocks, plan=plan, seed=0, run_dir=tmp_path, held_out=held_out)
     steps = [(step, logs) for step, logs in heard if "mfu" in logs]
     assert [step for step, _ in steps] == list(range(1, STEPS + 1))
-    lines = read_metrics(tmp_path)
+    lines = metrics_of(tmp_path)
     assert [logs["loss"] for _, logs in steps] == [line["loss"] for line in lines]
     assert [logs["learning_rate"] for _, logs in steps] == [line["lr"] for line in lines]
     assert [step for step, logs in steps if "eval_loss" in logs] == [4, 8]
@@ -471,6 +456,6 @@ def test_any_peft_method_is_trained(base, blocks, tmp_path, method, wrapped):
     after = trainables(model)
     assert any(not torch.equal(before[name], value) for name, value in after.items())
     assert all(torch.equal(dict(model.named_parameters())[name], value) for name, value in frozen.items())
-    evaluated = [line["eval_loss"] for line in read_metrics(tmp_path) if "eval_loss" in line]
+    evaluated = [line["eval_loss"] for line in metrics_of(tmp_path) if "eval_loss" in line]
     assert len(evaluated) == 2
     assert evaluated[1] < evaluated[0]

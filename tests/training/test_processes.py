@@ -16,6 +16,7 @@ from families import make_model, make_tokens
 from launched import PROGRAM, TESTS, free_port, losses, saved
 from safetensors.torch import load_file
 from train_on_processes import STEPS, train
+from training_blocks import metrics_of, numbers_of
 
 from hfpatch import load_patch
 from hfpatch.errors import HfpatchError
@@ -163,7 +164,7 @@ def test_a_stack_of_further_methods_is_the_same_cut_in_pieces(runs):
 @pytest.mark.slow
 def test_early_stopping_and_the_best_weights_are_agreed_on(runs):
     fact = json.loads((runs / "ddp-best" / "result.json").read_text())
-    lines = [json.loads(line) for line in (runs / "ddp-best" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(runs / "ddp-best")
     measured = [line["eval_loss"] for line in lines]
     assert fact["best_eval_loss"] == min(measured)
     assert fact["best_step"] == measured.index(min(measured)) + 1
@@ -172,23 +173,13 @@ def test_early_stopping_and_the_best_weights_are_agreed_on(runs):
     assert sorted(v.sum().item() for v in best.values()) == sorted(v.sum().item() for v in on_disk.values())
 
 
-def found_in(folder: Path) -> list[float]:
-    """Return every loss and diagnostic of a pretraining run, in order."""
-    lines = [
-        json.loads(line)
-        for name in ("metrics", "diagnostics")
-        for line in (folder / f"{name}.jsonl").read_text().splitlines()
-    ]
-    return [line[key] for line in lines for key in ("loss", "eval_loss", "size", "cosine") if key in line]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SCRATCH)
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_pretraining_is_the_same_on_several_processes(runs, name, kind):
     several, alone = runs / f"{name}-{kind}", runs / f"one-{kind}"
-    assert found_in(several) == pytest.approx(found_in(alone), rel=1e-4, abs=1e-6)
-    assert len(found_in(alone)) == STEPS + 3 + 3 * 2 * 2
+    assert numbers_of(several) == pytest.approx(numbers_of(alone), rel=1e-4, abs=1e-6)
+    assert len(numbers_of(alone)) == STEPS + 3 + 3 * 2 * 2
     models = [load_file(folder / "model" / "model.safetensors") for folder in (several, alone)]
     for key, value in models[0].items():
         torch.testing.assert_close(value, models[1][key], rtol=1e-3, atol=3e-5, msg=key)
@@ -203,9 +194,9 @@ def test_a_loss_that_is_nan_on_one_process_ends_the_run_on_all(runs, name):
     folder = runs / f"{name}-diverged"
     facts = json.loads((folder / "result.json").read_text())
     assert (facts["diverged_step"], facts["steps"], facts["processes"]) == (4, 4, 2)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(folder)
     assert [("loss" in line) for line in lines] == [False, True, True, True, False]
-    steps = [json.loads(line)["step"] for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in metrics_of(folder, "diagnostics")]
     assert steps == [0, 0, 3, 3, 4, 4]
     assert not (folder / "model").exists()
 

@@ -24,7 +24,7 @@ def metrics(tmp_path):
     return metrics
 
 
-def test_lines_come_back_and_a_torn_one_is_left_out(metrics):
+def test_lines_come_back_without_a_torn_one_and_missing_ones_are_refused(metrics):
     with metrics.path.open("a") as stream:
         stream.write('{"step": 5, "lo')
     assert metrics.read() == records(4)
@@ -32,9 +32,6 @@ def test_lines_come_back_and_a_torn_one_is_left_out(metrics):
     assert metrics.read() == records(3)
     metrics.truncate(0)
     assert metrics.path.read_text() == ""
-
-
-def test_missing_lines_are_refused(metrics):
     with pytest.raises(HfpatchError, match="lines up to step 5 are missing or damaged"):
         metrics.truncate(5)
 
@@ -133,9 +130,6 @@ def test_the_lowest_finite_loss_is_the_best_and_waiting_ends_the_run():
     assert (state.best_loss, state.best_step, state.waited, state.stopped) == (2.0, 3, 1, False)
     assert not state.evaluated(5, math.inf, 2)
     assert state.stopped
-
-
-def test_without_patience_it_never_stops():
     state = LoopState()
     for step in range(1, 50):
         state.evaluated(step, float(step), None)

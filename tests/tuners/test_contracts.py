@@ -29,15 +29,9 @@ def _forgotten():
 
 AT_DEFINITION = {
     "a name with capitals": ({"method": "Mine"}, "small letters, digits"),
-    "a name of PEFT": (
-        {"method": "lora"},
-        "method 'lora' is peft.tuners.lora.config.LoraConfig already; choose another",
-    ),
+    "a name of PEFT": ({"method": "lora"}, "method 'lora' is peft.tuners.lora.config.LoraConfig already; choose"),
     "a name of hfpatch": ({"method": "output_gate"}, "hfpatch.methods.output_gate.OutputGateConfig already"),
-    "a name of another's layer": (
-        {"method": "scale"},
-        "method 'scale': its layer would be called 'hfpatch_scale', as that of query_temperature is; choose another",
-    ),
+    "a name of another's layer": ({"method": "scale"}, "method 'scale': its layer would be called 'hfpatch_scale', as"),
     "no place": ({"query": None}, "acts nowhere: define one of entered, query"),
     "an option that is a place": ({"annotations": {"mixed": bool}, "mixed": False}, "called 'mixed', which is a place"),
     "an option that is a function": (
@@ -57,33 +51,15 @@ AT_DEFINITION = {
         r"valeu is no place, so nothing calls it \(did you mean 'value'\?\); a helper needs another name",
     ),
     "an option of PEFT": ({"annotations": {"revision": str}, "revision": "a"}, "'revision', which means something"),
-    "an option that is a key": (
-        {"annotations": {"match": str}, "match": "a"},
-        "'match', which is a key of a recipe's part",
-    ),
-    "a dict": (
-        {"annotations": {"a": dict}, "a": None},
-        "option 'a' is of type dict; use int, float, bool, str, None, Lit",
-    ),
-    "a nested list": (
-        {"annotations": {"a": list[list[int]]}, "a": 1},
-        r"option 'a' is of type list\[list\[int\]\]; use int",
-    ),
-    "a pair": (
-        {"annotations": {"a": tuple[int, int]}, "a": (1, 2)},
-        r"type tuple\[int, int\]; use .* tuple\[..., ...\]",
-    ),
+    "an option that is a key": ({"annotations": {"match": str}, "match": "a"}, "'match', which is a key of a recipe's"),
+    "a dict": ({"annotations": {"a": dict}, "a": None}, "option 'a' is of type dict; use int, float, bool, str, None"),
+    "a nested list": ({"annotations": {"a": list[list[int]]}, "a": 1}, r"option 'a' is of type list\[list\[int\]\]"),
+    "a pair": ({"annotations": {"a": tuple[int, int]}, "a": (1, 2)}, r"type tuple\[int, int\]; use .* tuple\[..."),
     "a module": ({"annotations": {"a": nn.Module | None}, "a": None}, "option 'a' is of type Module; use int"),
     "an unknown type": ({"annotations": {"a": "Missing"}, "a": 1}, "must be known in its module: name 'Missing'"),
-    "too few arguments": (
-        {"query": lambda self, parts, q: q},
-        r"query\(self, parts, q\) must take \(self, parts, q, x, site\)",
-    ),
+    "too few arguments": ({"query": lambda self, parts, q: q}, r"query\(self, parts, q\) must take \(self, parts, q"),
     "a place that is no function": ({"key": 3}, r"key must be a function, key\(self, parts, k, x, site\)"),
-    "an own start": (
-        {"__post_init__": lambda self: None},
-        r"__post_init__ must call super\(\).__post_init__\(\) first",
-    ),
+    "an own start": ({"__post_init__": lambda self: None}, r"__post_init__ must call super\(\).__post_init__\(\)"),
     "no dataclass": ({"base": object, "annotations": {}}, "is no dataclass below hfpatch.MethodConfig"),
 }
 
@@ -148,10 +124,7 @@ def test_a_mistake_that_shows_at_injection_leaves_the_model_as_it_was(what, wrap
 
 
 RETURNED = {
-    "nothing": (
-        lambda self, parts, q, x, site: None,
-        r"Mine.query must return a tensor, not NoneType; does it lack a return",
-    ),
+    "nothing": (lambda self, parts, q, x, site: None, r"Mine.query must return a tensor, not NoneType; does it lack a"),
     "a pair": (lambda self, parts, q, x, site: (q, x), r"Mine.query must return a tensor, not tuple$"),
     "another shape": (
         lambda self, parts, q, x, site: q[..., :1],

@@ -1,12 +1,12 @@
 """What layers share within one forward pass: what a later layer reads is what earlier ones of the same call left."""
 
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
 import torch
 from families import logits_of, make_config, make_model, make_tokens, perturb
+from in_step import in_step
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -141,25 +141,8 @@ def test_calls_inside_and_between_other_calls():
 
 def test_threads_in_step():
     model, tokens = carrying().requires_grad_(False), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
-    expected, found, meet = [logits_of(model, each) for each in tokens], {}, threading.Barrier(2, timeout=60)
-
-    def wait(*_):
-        meet.wait()
-
-    handles = [module.register_forward_hook(wait) for module in model.modules()]
-
-    def call(index):
-        found[index] = model(tokens[index], use_cache=False).logits
-
-    threads = [threading.Thread(target=call, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for handle in handles:
-        handle.remove()
-    assert torch.equal(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
+    expected = [logits_of(model, each) for each in tokens]
+    assert all(map(torch.equal, in_step(model, tokens), expected))
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])

@@ -21,22 +21,16 @@ def test_hidden_argument(args, kwargs):
     assert hidden_argument(args, kwargs) is X
 
 
-def test_replace_by_position_and_by_keyword():
+def test_replace_by_position_by_keyword_and_everywhere():
     assert replace_hidden(Attention(), (X, OTHER), {"mask": None}, NEW) == ((NEW, OTHER), {"mask": None})
     assert replace_hidden(Attention(), (), {"hidden_states": X, "mask": OTHER}, NEW) == (
         (),
         {"hidden_states": NEW, "mask": OTHER},
     )
-
-
-def test_the_same_tensor_given_several_times_is_replaced_everywhere():
     args, kwargs = replace_hidden(Attention(), (X, OTHER, None), {"value": X}, NEW)
     assert args[0] is NEW
     assert args[1] is OTHER
     assert kwargs["value"] is NEW
-
-
-def test_an_equal_but_other_tensor_stays():
     twin = X.clone()
     args, _ = replace_hidden(Attention(), (X, None, twin), {}, NEW)
     assert args[2] is twin

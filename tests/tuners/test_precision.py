@@ -7,10 +7,7 @@ from peft import PeftModel, get_peft_model
 
 from hfpatch import NonlinearQueryConfig, PreProjectionConfig
 
-CONFIGS = {
-    "pre": lambda: PreProjectionConfig(gated=True, content_skip=True),
-    "query": NonlinearQueryConfig,
-}
+CONFIGS = {"pre": lambda: PreProjectionConfig(gated=True, content_skip=True), "query": NonlinearQueryConfig}
 LOW = [torch.bfloat16, torch.float16]
 
 

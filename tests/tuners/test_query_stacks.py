@@ -95,11 +95,8 @@ def test_the_query_acts_or_is_refused(kind, query_first):
     torch.testing.assert_close(with_formula(model, tokens), acting, rtol=1e-4, atol=1e-4)
 
 
-def test_every_bypass_is_among_the_methods():
+def test_every_bypass_is_among_the_methods_and_another_projection_may_be_bypassed():
     assert set(KINDS) >= BYPASS
-
-
-def test_another_projection_may_be_bypassed():
     model = patch(make_model("llama"), [NonlinearQueryConfig(), HRAConfig(target_modules=["v_proj"])])
     assert not logits_of(model, make_tokens()).isnan().any()
     patch(make_model("gpt_neox"), [NonlinearQueryConfig(), LoraConfig(target_modules=["query_key_value"])])

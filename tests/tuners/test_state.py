@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import torch
 from families import logits_of, make_model, make_tokens, perturb
+from in_step import in_step
 from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, DeepseekV3Config, Olmo2Config
 
@@ -61,30 +62,9 @@ def watching(model):
 @pytest.mark.parametrize("case", MODELS)
 def test_two_threads_in_step(case):
     """Both are between the same two modules at the same time, whatever those are."""
-    model, tokens = patched(case), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
-    model.requires_grad_(False)  # the threads must not meet in `logits_of`, which does that for a while
-    expected, found = [logits_of(model, each) for each in tokens], {}
-    meet = threading.Barrier(2, timeout=120)
-
-    def wait(*_):
-        meet.wait()
-
-    handles = [module.register_forward_hook(wait) for module in model.modules()]
-
-    def call(index):
-        try:
-            found[index] = logits_of(model, tokens[index])
-        except threading.BrokenBarrierError:
-            meet.abort()
-
-    threads = [threading.Thread(target=call, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for handle in handles:
-        handle.remove()
-    assert all(torch.equal(found[index], expected[index]) for index in (0, 1))
+    model, tokens = patched(case).requires_grad_(False), [make_tokens(2, 7, seed=seed) for seed in (0, 1)]
+    expected = [logits_of(model, each) for each in tokens]
+    assert all(map(torch.equal, in_step(model, tokens), expected))
 
 
 def test_patching_while_another_thread_runs_the_model_changes_its_result():

@@ -76,13 +76,10 @@ def test_hybrids_keep_every_kind_of_layer(config):
     assert find_sites(random_model(made))
 
 
-def test_a_latent_query_stays_latent_or_not():
+def test_a_latent_query_and_shared_keys_and_values_stay():
     for rank in (1536, None):
         query = find_sites(twin(DeepseekV3Config(q_lora_rank=rank)))[0].projections["query"]
         assert (query.source is None) == (rank is None)
-
-
-def test_layers_that_share_keys_and_values_stay():
     targets = [set(site.projections) for site in find_sites(twin(Gemma3nTextConfig()))]
     assert {"query"} in targets
     assert {"query", "key", "value"} in targets
@@ -97,15 +94,12 @@ def test_falcons_switches_stay(switches):
     assert model(torch.ones(1, 4, dtype=torch.long)).logits.isfinite().all()
 
 
-def test_the_same_seed_gives_the_same_weights_and_leaves_the_random_state_alone():
+def test_the_same_seed_gives_the_same_weights_none_of_them_zero_or_one_throughout():
     state = torch.get_rng_state()
     first, second, other = (twin(GPTNeoXConfig(), seed=seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(first[n], second[n]) for n in first)
     assert any(not torch.equal(first[n], other[n]) for n in first)
-
-
-def test_no_parameter_is_zero_or_one_throughout():
     for name, parameter in twin(GPTNeoXConfig()).named_parameters():
         assert parameter.std() > 1e-2, name
 

@@ -22,21 +22,15 @@ def path(tree, node):
     return tokens[::-1]
 
 
-def test_a_long_request_is_cut_from_the_left():
+def test_requests_are_cut_from_the_left_and_share_what_they_begin_with():
     request = TokenRequest.cut([1, 2, 3, 4], [5, 6], max_length=3)
     assert request == TokenRequest((3, 4, 5), (5, 6))
     assert request.context == (3, 4)
     assert TokenRequest.cut([1], [2], max_length=3) == TokenRequest((1,), (2,))
-
-
-def test_endings_of_one_context_share_it_and_what_they_begin_with():
     (tree,) = group(cut([([1, 2], [3, 4, 5]), ([1, 2], [3, 6, 5]), ([1, 2], [7]), ([1, 2], [3, 4])]), longest=8)
     assert sorted(tree.tokens) == [1, 2, 3, 4, 6]
     assert [index for index, _ in sorted(tree.scored)] == [0, 1, 2, 3]
     assert not tree.is_chain
-
-
-def test_contexts_that_were_cut_differently_are_apart():
     trees = group(cut([([1, 2, 3], [4]), ([1, 2, 3], [4, 5, 6])], max_length=4), longest=8)
     assert sorted(tree.tokens for tree in trees) == [[1, 2, 3], [2, 3, 4, 5]]
 

@@ -112,13 +112,10 @@ class Pair(nn.Module):
         return self.mlp(hidden), hidden
 
 
-def test_an_mlp_that_mixes_positions_is_left_whole():
+def test_what_mixes_positions_runs_twice_or_cannot_be_put_back_is_left_whole():
     model = families.make_model("llama")
     model.model.layers[-1].mlp = Mixing(model.model.layers[-1].mlp)
     assert trimmable(model) == ()
-
-
-def test_what_cannot_be_put_back_is_left_whole():
     model = families.make_model("llama")
     block = model.model.layers[-1]
     block.mlp = Pair(block.mlp)
@@ -126,9 +123,6 @@ def test_what_cannot_be_put_back_is_left_whole():
     assert [type(module) for module in trimmable(model)] == [nn.Linear]  # someone watches the other
     block.mlp._forward_hooks.clear()
     assert trimmable(model) == ()
-
-
-def test_a_block_that_runs_twice_is_left_whole():
     model = families.make_model("llama")
     model.model.layers[-1] = model.model.layers[0]
     assert trimmable(model) == ()

@@ -9,19 +9,15 @@ from scipy import stats
 
 from hfpatch.reporting.comparison.figures import differences, draw, layer_panels, quality, training
 from hfpatch.reporting.plots import to_svgs
-from hfpatch.reporting.theme import report_style, to_svg
+from hfpatch.reporting.theme import to_svg
 from hfpatch.results.schema import Curve, LayerSeries
+
+pytestmark = pytest.mark.usefixtures("style")
 
 
 def texts(svg):
     root = ElementTree.fromstring(svg)
     return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
-
-
-@pytest.fixture(autouse=True)
-def style():
-    with report_style():
-        yield
 
 
 def titles(figure):

@@ -143,19 +143,16 @@ def test_side_by_side_each_run_has_its_own_part(two, tmp_path):
     assert {path.name for path in report.figures} >= {"run1-quality.svg", "run2-quality.svg"}
 
 
-def test_labels_are_the_shortest_ends_that_differ(tmp_path):
+def test_labels_are_the_shortest_ends_that_differ_as_are_folders(tmp_path):
     folders = [write_run(tmp_path / name / "run", example()) for name in ("a", "b")]
     assert "lora (a/run)" in write_joint_report(folders, tmp_path / "joint").markdown.read_text()
+    assert default_out([tmp_path / "first-1", tmp_path / "a b<c>"]) == Path("runs/report-first-1+a_b_c_")
 
 
 def test_one_run_is_reported_elsewhere_as_it_would_be_at_home(two, tmp_path):
     first, _ = two()
     elsewhere = write_joint_report([first], tmp_path / "elsewhere")
     assert elsewhere.html.read_bytes() == write_report(first).html.read_bytes()
-
-
-def test_where_a_joint_report_goes_unless_told(tmp_path):
-    assert default_out([tmp_path / "first-1", tmp_path / "a b<c>"]) == Path("runs/report-first-1+a_b_c_")
 
 
 def test_refusals(two, tmp_path):

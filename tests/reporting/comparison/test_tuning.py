@@ -108,16 +108,14 @@ def test_the_report_shows_every_trial_the_choice_and_what_is_at_the_edge(tuned, 
     drawn = to_svgs(draw(tuned, material.layers))
     document = comparison_document([replace(material, drawn=drawn)])
     text = markdown(document)
-    opening = text[: text.index("## Protocol")]
-    assert "Each method at its best of 3 rates." in opening
-    assert "0.1 was added for all methods" in text
-    assert "The loss on 200 documents (12,345 tokens)" in text
+    assert rates_sentence(tuned) in text[: text.index("## Protocol")]
+    assert "200 documents (12,345 tokens)" in text
     assert "| pre_projection_skip | 0.01 | – | 1.2000 | 3 | no |" in text
     assert "| lora | 0.1 | – | 1.2500 | 3 | highest rate tried |" in text
     assert "| pre_projection_skip | 0.1 | – | diverged at step 7 |  |" in text
     assert "figures/tuning.svg" in text
     assert "tuning" in document.parts[0].figures
-    assert "Each method at its best of 3 rates." in html(document)
+    assert rates_sentence(tuned) in html(document)
     assert [each.name for each in document.parts[0].sections].count("tuning") == 1
 
 

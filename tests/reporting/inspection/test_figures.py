@@ -113,15 +113,12 @@ def test_sizes_are_marks_at_their_layers_on_an_axis_from_zero(axes):
     assert {ax.get_ylim()[0] for ax in (norms, sizes)} == {0.0}
 
 
-def test_queries_are_those_of_the_query_path(axes):
+def test_queries_are_those_of_the_query_path_and_shares_below_zero_at_the_bottom(axes):
     size, cosine, heads, positions, *_ = axes("queries")
     assert values(size) == [[0.5] * 3]
     assert values(cosine) == [[-0.5] * 3, [0, 0]]
     assert heads.collections[0].get_array().tolist() == [[0.1, 0.2]] * 3
     assert values(positions) == [[1.0, 2.0, 3.0]] * 3
-
-
-def test_shares_below_zero_are_at_the_bottom(axes):
     logits, change = axes("explained")
     assert values(logits) == [[0.5, -0.05] * 3]
     assert values(change) == [[0.25] * 3]

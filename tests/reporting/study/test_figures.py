@@ -1,33 +1,18 @@
 """The figures of a study: what they draw is what the results hold."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
-from reporting.study_example import LINEAR, STEPS, row, runs_of, study, variant, with_one_seed
+from reporting.study_example import LINEAR, STEPS, read, row, runs_of, study, variant, with_one_seed
 
 from hfpatch.reporting.study.data import figure_csv
 from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.figures import diagnostics, differences, draw, improvements, losses, spreads
-from hfpatch.reporting.theme import BLUE, GREY, report_style
+from hfpatch.reporting.theme import BLUE, GREY
 from hfpatch.reporting.words import MOST_METHODS
-from hfpatch.results import StudyResults
 
-
-def read(raw):
-    return StudyResults.model_validate_json(json.dumps(raw))
-
-
-@pytest.fixture
-def found():
-    return read(study())
-
-
-@pytest.fixture(autouse=True)
-def style():
-    with report_style():
-        yield
+pytestmark = pytest.mark.usefixtures("style")
 
 
 def lines(ax):
@@ -94,14 +79,11 @@ def test_f_is_drawn_a_line_a_layer(found):
     assert [line.get_ydata()[-1] for line in lines(cosine)] == [-0.25, -0.25]
 
 
-def test_one_seed_has_no_intervals_and_no_spread():
+def test_one_seed_has_no_intervals_and_nothing_measured_no_figure():
     found = read(with_one_seed())
     assert spreads(found) is None
     assert not differences(found).axes[0].collections
     assert all(not ax.collections for ax in improvements(found).axes)
-
-
-def test_nothing_measured_is_no_figure():
     assert draw(read(study() | {"rows": [], "runs": []})) == {}
 
 

@@ -1,6 +1,6 @@
 """The numbers of a study's answer, tables and cautions, against the study that they were made from."""
 
-import json
+import re
 from statistics import fmean, stdev
 
 import pytest
@@ -12,6 +12,7 @@ from reporting.study_example import (
     LOW,
     NONLINEAR,
     improvement,
+    read,
     row,
     runs_of,
     study,
@@ -27,19 +28,9 @@ from hfpatch.reporting.study.diagnostics import series_of, spread_of
 from hfpatch.reporting.study.document import study_document
 from hfpatch.reporting.study.tables import diagnostics_table, main_table, sweep_table, terminal_table, variant_table
 from hfpatch.reporting.study.words import share_words
-from hfpatch.results import StudyResults
 
 HALF = 0.1 / 3**0.5 * stats.t.ppf(1 - 0.025 / 3, 2)  # per cent, of three intervals together
 TOGETHER = f"2.00 % [{2 - HALF:.2f}, {2 + HALF:.2f}]"
-
-
-def read(raw):
-    return StudyResults.model_validate_json(json.dumps(raw))
-
-
-@pytest.fixture
-def found():
-    return read(study())
 
 
 def cells(table, heading):
@@ -62,38 +53,28 @@ def protocol(found):
 
 def test_the_headline_counts_verdicts_and_gives_parameters(found):
     told = headline(found)
-    assert told.startswith(
-        f"Of 3 variants against linear, by the validation loss: 1 is better (nonlinear: {TOGETHER} lower loss with "
-        f"0.02 % more parameters), 1 is worse (wide: {TOGETHER} higher loss with 12.50 % more parameters) and 1 is "
-        "without a difference shown (identity)."
-    )
+    better, worse, without = re.match(r"Of 3 variants .*?: (.*), (1 is worse.*) and (1 is .*?)\.", told).groups()
+    assert all(part in better for part in ("1 is better", "nonlinear", TOGETHER, "0.02 % more parameters"))
+    assert all(part in worse for part in ("wide", TOGETHER, "12.50 % more parameters"))
+    assert "identity" in without
     assert "3 seeds are few" in told
-    assert "chosen on the evaluation text itself" in told
     assert "not complete" not in told
+    assert "few" not in headline(read(without_sweep() | {"seeds": [0, 1, 2, 3, 4]}))
 
 
 def test_the_findings_give_both_losses_and_both_p(found):
     first, second, third = findings(found)
     assert (first.tone, second.tone, third.tone) == ("better", "no difference shown", "worse")
     p = improvement(LINEAR, NONLINEAR)["p"]
-    assert str(first) == (
-        f"nonlinear lowers the validation loss by {TOGETHER} (4.0179 against 4.1000 nats per token) with 0.02 % more "
-        f"parameters (p = {p:.4f}, after Holm's correction over 3 {3 * p:.4f})."
-    )
-    assert "no difference shown: −0.1 [−5.2, 5.0] % improvement" in str(second)
-    assert "10.00 % fewer parameters" in str(second)
-
-
-def test_five_seeds_are_not_called_few():
-    raw = without_sweep() | {"seeds": [0, 1, 2, 3, 4]}
-    assert "few" not in headline(read(raw))
+    numbers = (TOGETHER, "4.0179", "4.1000", "0.02 % more", f"p = {p:.4f}", f"{3 * p:.4f}")
+    assert all(number in str(first) for number in numbers)
+    assert all(number in str(second) for number in ("−0.1 [−5.2, 5.0] %", "10.00 % fewer"))
 
 
 def test_one_seed_is_neither_better_nor_worse():
     found = read(with_one_seed())
     assert {finding.tone for finding in findings(found)} == {"not tested"}
     assert "2 are lower in loss, untested" in headline(found)
-    assert "One seed does not show how much seeds differ" in headline(found)
     table = main_table(found)
     assert cells(table, "improvement, %")["nonlinear"] == "+1.90"
     assert cells(table, "verdict") == {
@@ -215,8 +196,8 @@ def test_a_variant_that_diverged_is_a_result():
     last = findings(found)[-1]
     told = "diverged at step 40 (seed 2), 120 (seed 0) and 120 (seed 1)"
     assert last.tone == "not tested"
-    assert str(last) == f"wide was not compared: it {told}; it has 12.50 % more parameters."
-    assert f"wide {told}; it has no loss to compare." in cautions(found)
+    assert told in str(last)
+    assert any(caution.startswith(f"wide {told}") for caution in cautions(found))
     assert cells(main_table(found), "verdict")["wide"] == told
 
 
@@ -227,51 +208,36 @@ def test_a_baseline_without_a_loss_leaves_nothing_to_compare():
         each.update(improvement=None, improvement_by_step=[])
     raw["runs"] = runs_of(raw["rows"])
     found = read(raw)
-    assert headline(found).startswith(
-        "Of 3 variants against linear, by the validation loss: 3 are not compared (nonlinear, identity and wide)."
-    )
-    told = [str(finding) for finding in findings(found)]
-    assert told[0] == (
-        "nonlinear was not compared: linear has no best point to compare it with yet; it has 0.02 % more parameters."
-    )
+    assert "3 are not compared (nonlinear, identity and wide)" in headline(found)
+    assert "linear has no best point" in str(findings(found)[0])
     assert found.seed_values(found.chosen["nonlinear"]) == {}
+    raw = study() | {"complete": False, "evaluation_data": None}  # as in a sweep whose seeds are not all through
+    for each in raw["rows"]:
+        values = {0: 4.0}
+        each.update(best=False, loss={"mean": 4.0, "sd": None, "values": values}, improvement=None, diverged={})
+        each.update(missing=[1, 2], improvement_by_step=[])
+    found = read(raw)
+    assert "3 are not compared (nonlinear, identity and wide)" in headline(found)
+    assert cells(main_table(found), "best point")["nonlinear"] == "lr 0.001 (so far)"
+    assert "Evaluation data" not in protocol(found)
 
 
 def test_a_variant_that_diverged_everywhere_has_no_best_point():
     raw = study()
     raw["rows"][6] = row("wide", LOW, {}, diverged={0: 50, 1: 50, 2: 50})
     found = read(raw)
-    assert "wide: a seed diverged at every point, so none is the best." in cautions(found)
+    assert any(caution.startswith("wide: a seed diverged at every point") for caution in cautions(found))
     assert cells(main_table(found), "best point")["wide"] == "lr 0.001 (seeds diverged)"
     assert missing(found) == []
 
 
-def test_while_the_baseline_has_no_best_point_nothing_is_compared():
-    """As in a sweep whose seeds are not all through."""
-    raw = study() | {"complete": False}
-    for each in raw["rows"]:
-        values = {0: 4.0}
-        each.update(best=False, loss={"mean": 4.0, "sd": None, "values": values}, improvement=None, diverged={})
-        each.update(missing=[1, 2], improvement_by_step=[])
-    found = read(raw)
-    assert headline(found).startswith(
-        "Of 3 variants against linear, by the validation loss: 3 are not compared (nonlinear, identity and wide)."
-    )
-    assert "linear has no best point to compare it with yet" in str(findings(found)[0])
-    assert cells(main_table(found), "best point")["nonlinear"] == "lr 0.001 (so far)"
-
-
-def test_a_study_without_evaluation_data_of_its_own_is_read():
-    assert "Evaluation data" not in protocol(read(study() | {"evaluation_data": None}))
-
-
 def test_cautions_name_what_weakens_the_study(found):
     told = " ".join(cautions(found))
-    assert "3 seeds: Student's t with 2 degrees of freedom" in told
-    assert "wide has 12.50 % more parameters than linear (non-embedding 1,125,000): not matched." in told
+    assert "2 degrees of freedom" in told
+    assert "wide has 12.50 % more parameters than linear (non-embedding 1,125,000)" in told
     assert "nonlinear has" not in told  # 0.02 % is matched
-    assert "identity: the best point is at the edge of the sweep, lr 0.002 (the largest of those tried)" in told
-    assert "wide is trained with settings of its own: weight_decay 0.03125." in told
+    assert re.search(r"identity: the best point .*, lr 0.002 \(the largest", told)
+    assert "weight_decay 0.03125" in told
 
 
 def test_edges_are_those_of_what_a_variant_was_tried_at():
@@ -291,10 +257,9 @@ def test_what_was_tried_counts_whatever_section_of_the_recipe_asked_for_it(sweep
     del raw["rows"][1]
     raw["rows"][1]["improvement"]["choices"] = 2
     found = read(raw)
-    points = "Not all variants have as many points (linear 1, nonlinear 2, identity 2, wide 2)"
+    points = "(linear 1, nonlinear 2, identity 2, wide 2)"
     told = cautions(found)
-    assert any(sentence.startswith(points) for sentence in told)
-    assert any("chosen on the evaluation text" in sentence for sentence in told)
+    assert any(points in sentence for sentence in told)
     assert any(sentence.startswith("wide: the best point is at the edge of the sweep") for sentence in told)
     assert points in headline(found)
     assert "corrected 2-fold" in str(findings(found)[0])
@@ -352,31 +317,14 @@ def test_facts_name_data_tokens_tokenizer_and_plans(found):
     assert facts["Batch plan, seed 2"] == f"SHA-256 {'2' * 16}…"
     assert facts["Evaluation data"].startswith("local/held, 2 documents, 40 blocks, 5,120 tokens")
     assert facts["Sweep"] == "lr 0.001, 0.002"
-    assert dict(study_document(found).glance) == {
-        **{"Baseline": "linear", "Variants": "4", "Points a variant": "2", "Seeds": "3"},
-        **{"Tokens a run": "819,200", "Wall time": "1 h 20 min"},
+    assert dict(study_document(found).glance).items() >= {"Points a variant": "2", "Wall time": "1 h 20 min"}.items()
+    assert [share_words(share).split(" more")[0] for share in (0.0, 0.125)] == ["as many parameters", "12.50 %"]
+    assert {name: row.point for name, row in found.chosen.items()} == {
+        **{"linear": LOW, "nonlinear": LOW, "identity": HIGH, "wide": LOW}
     }
-
-
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [
-        (0.0, "as many parameters"),
-        (0.125, "12.50 % more parameters"),
-        (-0.1, "10.00 % fewer parameters"),
-    ],
-)
-def test_parameters_are_more_or_fewer(share, words):
-    assert share_words(share) == words
 
 
 def test_divergence_is_reported_in_the_order_of_steps():
     assert diverged_text({}) == ""
     assert diverged_text({0: 360, 2: 340}) == "diverged at step 340 (seed 2) and 360 (seed 0)"
     assert diverged_text({1: 1340}) == "diverged at step 1,340 (seed 1)"
-
-
-def test_the_best_point_is_shown_wherever_it_is(found):
-    assert {name: row.point for name, row in found.chosen.items()} == {
-        **{"linear": LOW, "nonlinear": LOW, "identity": HIGH, "wide": LOW}
-    }

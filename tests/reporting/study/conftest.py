@@ -1,0 +1,7 @@
+import pytest
+from reporting.study_example import read, study
+
+
+@pytest.fixture
+def found():
+    return read(study())
