@@ -200,8 +200,7 @@ def measured_gain(shapes: tuple[tuple[int, int], ...], threads: int, library: Ma
                     seconds[name].append(clock() - begin)
                 if repeat and time.perf_counter() - start > _SECONDS:
                     break
-            for name in best:
-                best[name] += min(seconds[name])
+            best = {each: best[each] + min(taken) for each, taken in seconds.items()}
     return best["mkl"] / best[library]
 
 
