@@ -9,6 +9,10 @@ from pathlib import Path
 import forked
 import pytest
 import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from hfpatch.evaluation.tasks import load_tasks
+from hfpatch.tinyworld import checkpoint
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SPEND = "import time\nbegin = time.process_time()\nwhile time.process_time() < begin + 0.2: pass\n"
@@ -74,6 +78,32 @@ def test_evaluation_compares_time_memory_and_answers(start, tmp_path, monkeypatc
     assert set(row["peak_bytes"]) == {"hfpatch", "hflm-8"}
 
 
+def test_evaluation_measures_a_models_own_weights_against_its_own_bound(start, tmp_path):
+    """Grouped heads: 4 of 8 wide for queries, 2 for keys and values; a gated MLP of 48."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint("gpt-neox"))
+    config = LlamaConfig(**sizes, intermediate_size=48, vocab_size=len(tokenizer))
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "small")
+    tokenizer.save_pretrained(tmp_path / "small")
+    out = tmp_path / "speed.json"
+    options = ["--model", tmp_path / "small", "--tasks", "tinyworld_cloze", "--requests", "3", "--peers", "1"]
+    start("evaluation", *options, "--rounds", "1", "--dtype", "bfloat16", "--no-start", "--no-memory", "--out", out)
+    (row,) = json.loads(out.read_text(encoding="utf-8"))["scoring"]
+    assert (row["shape"], row["dtype"]) == ("small", "bfloat16")
+    linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
+    task = load_tasks(["tinyworld_cloze"])["tinyworld_cloze"]
+    task.build_all_requests(limit=row["requests"], rank=0, world_size=1)
+    operations = 0
+    for request in task.instances:
+        context, whole = request.args[0].rstrip(), "".join(request.args)
+        given, seen = (len(tokenizer(text)["input_ids"]) for text in (context, whole))
+        tokens = seen - 1
+        operations += 2 * linear * tokens + 4 * 32 * 2 * tokens * (tokens + 1) // 2
+        operations += 2 * 32 * len(tokenizer) * (seen - given)
+    assert row["operations"] == operations
+
+
 def test_agreement_counts_differences_of_every_family(start, tmp_path):
     out = tmp_path / "agreement.json"
     options = [
@@ -115,6 +145,22 @@ def test_training_gives_every_ratio_with_its_facts(start, tmp_path):
     assert abs(told["parameters"]["lora"] / added - 1) < 0.05
     assert told["data"]["fill_packed"] > 0.9
     assert told["provenance"]["versions"]["torch"]
+
+
+def test_a_profile_of_a_models_own_step_in_bf16_has_the_shapes_of_its_products(start, tmp_path):
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=512,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "small")
+    AutoTokenizer.from_pretrained(checkpoint("gpt-neox")).save_pretrained(tmp_path / "small")
+    out = tmp_path / "profile.json"
+    start(
+        "training", "--model", tmp_path / "small", "--rows", "2", "--autocast", "bfloat16", "--profile", "--json", out
+    )
+    told = json.loads(out.read_text(encoding="utf-8"))
+    shapes = {(each["rows"], each["in"], each["out"]) for each in told["products"]}
+    assert {(512, 32, 16), (512, 32, 48), (512, 48, 32), (512, 32, 40), (512, 40, 32)} <= shapes
 
 
 def test_a_profile_of_a_training_step_has_the_rate_of_each_product(start, tmp_path):
