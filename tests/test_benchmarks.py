@@ -175,6 +175,37 @@ def test_a_profile_of_a_training_step_has_the_rate_of_each_product(start, tmp_pa
     assert "under the profiler" in printed
 
 
+def test_the_table_has_the_ratios_of_the_committed_files(start):
+    lines = start("table").splitlines()
+    folder = BENCHMARKS.parent / "results"
+    row = json.loads((folder / "evaluation" / "evaluation-amd.json").read_text())["scoring"][0]["cpu"]
+    shown = f"{row['times_faster']:.2f} [{row['lowest']:.2f}, {row['highest']:.2f}]"
+    (line,) = (each for each in lines if each.startswith("evaluation-amd") and "70m lambada_openai: times" in each)
+    assert line.split()[1] == "float32"
+    assert line.endswith(f"hflm-8                 {shown}")
+    told = json.loads((folder / "training" / "training-70m.json").read_text())
+    assert any(line.endswith(f"{told['memory']['ours'] / told['memory']['lora']:.2f}") for line in lines)
+    assert {line.split()[0] for line in lines[1:]} >= {"training-160m-amd", "inference-amd", "start-amd", "evaluation"}
+
+
+def test_a_committed_benchmark_is_run_again_with_other_data(start, tmp_path, monkeypatch):
+    asked = []
+    source = BENCHMARKS.parent / "results" / "training" / "training-70m-amd.json"
+
+    def run(command, *, check):
+        asked.extend(command)
+        Path(command[command.index("--json") + 1]).write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    printed = start("table", "--run", "training-70m-amd", "--data-dir", "there", "--out", tmp_path)
+    assert asked[1:3] == [str(BENCHMARKS / "training.py"), "--shape"]
+    assert asked[asked.index("--text") + 1] == "there/wikitext/wikitext-2-raw-v1/validation.jsonl"
+    assert asked[-1] == str(tmp_path / "training-70m-amd.json")
+    assert "LoRA under HF Trainer" in printed
+    with pytest.raises(SystemExit):
+        start("table", "--run", "unknown")
+
+
 def test_inference_gives_the_multiply_adds_beside_the_times(start, tmp_path):
     out = tmp_path / "inference.json"
     start("inference", "--shapes", "tiny", "--seconds", "0.1", "--json", out)
