@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
 from hfpatch.errors import HfpatchError
+from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.results.held_out import HELD_OUT
 from hfpatch.results.identity import task_identity
@@ -31,7 +32,6 @@ from hfpatch.support.provenance import checkout_state
 from hfpatch.support.ranks import Ranks
 from hfpatch.surgery.folder import load_patch, save_patch
 from hfpatch.surgery.patch import patch
-from hfpatch.training.attention import attention_by_document
 from hfpatch.training.probe import train_probe
 from hfpatch.training.processes import start_ranks
 from hfpatch.training.validation import document_losses
@@ -189,7 +189,7 @@ def _losses_by_document(
 ) -> npt.NDArray[np.float64]:
     """Return nats and tokens (documents, 2) of each document, which the ranks measure together."""
     training = setup.recipe.training
-    with attention_by_document(), fast_matmul(model, library=setup.matmul):
+    with fast_attention(), fast_matmul(model, library=setup.matmul):
         own = document_losses(
             model,
             blocks,
