@@ -18,8 +18,7 @@ _KEYS = 1024  # a multiple of a block's queries
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
     """Return softmax(scale · Q Kᵀ) V, each query with the keys up to its own; what lies beyond is not computed.
 
-    Logits, weights and their sums are in fp32 whatever the dtype; of bf16 the weights are rounded before they multiply
-    the values.
+    All of it is computed in fp32; of bf16 the result is rounded.
 
     Args:
         query: (batch, heads, seq, width), fp32 or bf16.
@@ -38,7 +37,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
     for row, group in itertools.product(range(batch), range(key.shape[1])):
         own = slice(group * shared, (group + 1) * shared)
         queries = query[row, own].float() * (width**-0.5 if scale is None else scale)
-        keys, values = key[row, group].float(), value[row, group].t()
+        keys, values = key[row, group].float(), value[row, group].float().t()
         for start in range(0, length, size):
             end = min(length, start + size)
             found[row, own, start:end] = _block(queries[:, start:end], keys[:end], values[:, :end], beyond)
@@ -64,7 +63,7 @@ def _block(queries: Tensor, keys: Tensor, values: Tensor, beyond: Tensor) -> Ten
         top = weights.amax(1, keepdim=True)
         torch.softmax(weights, -1, out=weights)
         own = top - weights.amax(1, keepdim=True).log_()  # as the largest weight is exp(top - log of the sum)
-        mean = linear(weights.to(values.dtype), values[:, tile]).float()
+        mean = linear(weights, values[:, tile])
         if out is None or sums is None:
             out, sums = mean, own
         else:

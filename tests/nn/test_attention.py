@@ -33,13 +33,13 @@ def test_it_is_the_formula(heads, groups, length, library):
 
 
 @pytest.mark.parametrize("library", ["bf16", "fp32"])
-def test_in_bf16_only_weights_and_the_result_are_rounded(library):
+def test_in_bf16_only_the_result_is_rounded(library):
     torch.manual_seed(0)
     query, key, value = (each.bfloat16() for each in (12 * torch.randn(1, 2, 200, 8), *torch.randn(2, 1, 1, 200, 8)))
     with fast_matmul(nn.Linear(1, 1).bfloat16(), library=library):
         found = causal_attention(query, key, value)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), expected(query, key, value, 8**-0.5), rtol=2**-8, atol=2**-6)
+    torch.testing.assert_close(found.double(), expected(query, key, value, 8**-0.5), rtol=2**-8, atol=1e-5)
 
 
 def test_far_logits_stay_finite():
