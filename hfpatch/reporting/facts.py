@@ -16,7 +16,7 @@ PROTOCOLS = {
 }
 PRODUCTS = {
     "bf16": "of bfloat16 weights in bfloat16, by instructions of the processor",
-    "fp32": "of bfloat16 weights in float32, as the processor has no bfloat16 instructions or gains nothing by them",
+    "fp32": "of bfloat16 weights in float32: no bfloat16 instructions, no gain by them, or HFPATCH_MATMUL=fp32",
 }
 """How the products of a bfloat16 model were computed on a CPU, by the name of :mod:`hfpatch.nn.matmul`."""
 
