@@ -67,8 +67,10 @@ format: install  ## format, and fix what can be fixed
 types: install  ## check types
 	$(BIN)/mypy
 
-bench: install  ## measure the step time of every method against LoRA in the same run
-	$(BIN)/python benchmarks/step_time.py
+RUN ?=
+
+bench: install  ## print the measured ratios with their peers; RUN=training-70m-amd DATA_DIR=... measures one of them again
+	$(BIN)/python benchmarks/table.py $(if $(RUN),--run $(RUN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 peft-methods: install  ## try PEFT's methods and hfpatch's, write docs/peft-methods.md and docs/reference/peft-features.md (seconds)
 	TRANSFORMERS_VERBOSITY=error PYTHONPATH=tests $(BIN)/python -m peft_methods

@@ -3,16 +3,17 @@
     python benchmarks/evaluation.py --data-dir DATA --out results/evaluation-speed.json
     python benchmarks/evaluation.py --data-dir DATA --shapes 70m --requests 32 --rounds 1
     python benchmarks/evaluation.py --data-dir DATA --device cuda --dtype bfloat16 --shapes 160m,1.4b --requests 4000
+    python benchmarks/evaluation.py --data-dir DATA --model SmolLM2-135M-Instruct.Q4_1.gguf --requests 200
 
-Random-weight Pythia shapes on real texts, in fp32 if nothing else is asked. On a GPU lm-eval's model class also looks
-for its batch size itself (``auto``), at each call as it does in use, and only the wall time counts. Machines are
-noisy, so that what counts is the ratio within a round; the median, smallest and largest ratio over the rounds are
-given, by wall time and by processor time. Also measured:
+Random-weight Pythia shapes, or a model's own weights, on real texts, in fp32 if nothing else is asked. On a GPU
+lm-eval's model class also looks for its batch size itself (``auto``), at each call as it does in use, and only the wall
+time counts. Machines are noisy, so that what counts is the ratio within a round; the median, smallest and largest ratio
+over the rounds are given, by wall time and by processor time. Also measured:
 
 - the ratio to the arithmetic bound: the operations of each distinct token of a context and its endings through the
-  body once, attention to what precedes it, and the head at scored positions, over the rate of a (tokens of a batch, d)
-  x (d, 4d) product measured between the rounds. Of the last block's MLP only scored positions are needed, so that less
-  than the bound is possible;
+  body once, attention to what precedes it, and the head at scored positions, over the rate of a product of a batch's
+  tokens with the MLP's first matrix measured between the rounds. Of the last block's MLP only scored positions are
+  needed, so that less than the bound is possible;
 - peak memory above the loaded model, each method in a process of its own, which gives back at once what it frees:
   otherwise what the allocator happens to keep makes half of it;
 - with ``--profile``, where the time goes: each kind of operator as a share of the bound;
@@ -79,7 +80,8 @@ def parse_arguments() -> argparse.Namespace:
     names = {"type": lambda text: text.split(","), "metavar": "A,B"}
     parser.add_argument("--data-dir", type=Path, help="a folder with local copies of hub data; the hub if not given")
     parser.add_argument("--tokenizer", help="an id or folder; DATA_DIR/gpt-neox-tokenizer if not given")
-    parser.add_argument("--shapes", **names, default=["70m", "160m"], help=f"out of {', '.join(SHAPES)}")
+    parser.add_argument("--shapes", **names, help=f"out of {', '.join(SHAPES)}; 70m and 160m if no model is given")
+    parser.add_argument("--model", help="a model to measure too: an id, a folder or a GGUF file")
     parser.add_argument("--tasks", **names, default=["lambada_openai", "hellaswag", "arc_easy"])
     parser.add_argument("--requests", type=int, default=256, help="the first so many requests of each task")
     parser.add_argument("--rounds", type=int, default=3)
@@ -94,6 +96,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peak", help=argparse.SUPPRESS)  # one method's peak memory, in a process of its own
     arguments = parser.parse_args()
     arguments.peers = arguments.peers or PEERS[arguments.device]
+    named = [Path(arguments.model).name] if arguments.model else []
+    arguments.shapes = [*(arguments.shapes or ([] if named else ["70m", "160m"])), *named]
     return arguments
 
 
@@ -136,12 +140,20 @@ def measure(arguments: argparse.Namespace, shape: str, task: str) -> dict[str, A
 
 
 def make_model(arguments: argparse.Namespace, shape: str) -> tuple[Any, Any]:
-    """Return a random-weight GPT-NeoX of a Pythia shape, with weights as large as trained ones, and a tokenizer."""
+    """Return a random-weight GPT-NeoX of a Pythia shape, with weights as large as trained ones, and a tokenizer.
+
+    For another shape that is the model of ``--model`` with its own tokenizer.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    if shape not in SHAPES:
+        from hfpatch.surgery.bases import load_base
+
+        base = load_base(arguments.model, dtype=arguments.dtype)
+        return base.model.to(arguments.device), base.tokenizer
     sizes = SHAPES[shape]
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(arguments))
     vocabulary = 50304 if shape != "tiny" else len(tokenizer)
@@ -222,15 +234,16 @@ def profile(scorer: Callable[[list[Any]], object], requests: list[Any]) -> dict[
 
 
 def matrix_rate(model: Any, repeats: int = 40) -> dict[str, float]:
-    """Return the operations a second of a (tokens of a batch, d) x (d, 4d) product by the library that is faster."""
+    """Return the operations a second of a (tokens of a batch, d) x (d, MLP) product by the library that is faster."""
     import torch
 
     from hfpatch.evaluation.scorer.batching import BatchLimits
     from hfpatch.nn.matmul import available, fast_matmul, linear
 
     hidden, tokens = model.config.hidden_size, BatchLimits.for_device(model.device).tokens
+    inner = getattr(model.config, "intermediate_size", None) or 4 * hidden
     kind = {"device": model.device, "dtype": model.dtype}
-    left, right = torch.randn(tokens, hidden, **kind), torch.randn(4 * hidden, hidden, **kind)
+    left, right = torch.randn(tokens, hidden, **kind), torch.randn(inner, hidden, **kind)
     seconds: Times = {clock: [] for clock in CLOCKS}
 
     def multiply() -> None:
@@ -241,12 +254,13 @@ def matrix_rate(model: Any, repeats: int = 40) -> dict[str, float]:
         with torch.no_grad(), fast_matmul(torch.nn.Identity(), library=library):
             linear(left, right)
             take(seconds, multiply)
-    return {clock: repeats * 2 * tokens * 4 * hidden**2 / min(taken) for clock, taken in seconds.items()}
+    return {clock: repeats * 2 * tokens * inner * hidden / min(taken) for clock, taken in seconds.items()}
 
 
 def bound_operations(model: Any, tokenizer: Any, requests: list[Any]) -> float:
     """Return the floating-point operations that no exact scorer of these requests can avoid."""
     from torch import nn
+    from transformers.pytorch_utils import Conv1D
 
     from hfpatch.evaluation.model import HfpatchLM
     from hfpatch.evaluation.scorer import TokenRequest
@@ -255,12 +269,14 @@ def bound_operations(model: Any, tokenizer: Any, requests: list[Any]) -> float:
     lm = HfpatchLM(model, tokenizer=tokenizer)
     asked = [TokenRequest.cut(*lm._encode_pair(*request.args), lm.max_length) for request in requests]
     trees = group(asked, longest=10**9, endings=10**9)
-    body = sum(module.weight.numel() for module in model.base_model.modules() if isinstance(module, nn.Linear))
+    linear = (module for module in model.base_model.modules() if isinstance(module, nn.Linear | Conv1D))
+    body = sum(module.weight.numel() for module in linear)
     tokens = sum(len(tree) for tree in trees)
     seen = sum(depth + 1 for tree in trees for depth in tree.depths)
     scored = sum(len({node for _, nodes in tree.scored for node in nodes}) for tree in trees)
     config = model.config
-    attention = 4 * config.hidden_size * config.num_hidden_layers * seen
+    width = config.num_attention_heads * (getattr(config, "head_dim", None) or 0) or config.hidden_size
+    attention = 4 * width * config.num_hidden_layers * seen
     return float(2 * body * tokens + attention + 2 * config.hidden_size * config.vocab_size * scored)
 
 
@@ -292,7 +308,8 @@ def agreement(ours: Sequence[tuple[float, bool]], theirs: Sequence[tuple[float, 
 
 
 def peak_in_own_process(arguments: argparse.Namespace, shape: str, task: str, name: str) -> int:
-    own = ["--shapes", shape, "--tasks", task, "--requests", str(arguments.requests), "--peak", name]
+    own = ["--shapes" if shape in SHAPES else "--model", shape if shape in SHAPES else arguments.model, "--tasks", task]
+    own += ["--requests", str(arguments.requests), "--peak", name]
     own += ["--device", arguments.device, "--dtype", arguments.dtype]
     options = {"--data-dir": arguments.data_dir, "--tokenizer": arguments.tokenizer, "--threads": arguments.threads}
     given = [text for key, value in options.items() if value for text in (key, str(value))]
@@ -345,13 +362,13 @@ def start_times(rounds: int) -> list[dict[str, Any]]:
 
 
 def report(found: dict[str, Any]) -> None:
-    head = f"{'shape':<6}{'task':<18}{'clock':<6}{'best peer':<10}{'times faster':>24}{'/ bound':>9}{'memory':>22}"
+    head = f"{'shape':<15}{'task':<18}{'clock':<6}{'best peer':<10}{'times faster':>24}{'/ bound':>9}{'memory':>22}"
     print(head)
     for row in found["scoring"]:
         for clock in CLOCKS:
             figures = row[clock]
             ratio = f"{figures['times_faster']:.2f} [{figures['lowest']:.2f}, {figures['highest']:.2f}]"
-            print(f"{row['shape']:<6}{row['task']:<18}{clock:<6}{figures['best_peer']:<10}{ratio:>24}"
+            print(f"{row['shape'][:14]:<15}{row['task']:<18}{clock:<6}{figures['best_peer']:<10}{ratio:>24}"
                   f"{figures['ratio_to_bound']:>9.2f}{memory(row):>22}")  # fmt: skip
         if "profile" in row:
             print("      over the bound:", ", ".join(f"{kind} {part:.3f}" for kind, part in row["profile"].items()))

@@ -85,7 +85,8 @@ def make_requests(options: argparse.Namespace, task: str) -> list[Any]:
 def make_data(options: argparse.Namespace, shape: str, rows: int) -> training.Data:
     """Return packed rows of WikiText's paragraphs, or of random tokens in paragraphs of like lengths."""
     text = options.data_dir and next(options.data_dir.glob("wikitext/wikitext-2-raw-v1/validation.*"), None)
-    given = {"text": text and str(text), "tokenizer": options.data_dir and str(options.data_dir / "gpt-neox-tokenizer")}
+    tokenizer = options.data_dir and str(options.data_dir / "gpt-neox-tokenizer")
+    given = {"model": None, "text": text and str(text), "tokenizer": tokenizer}
     return training.make_data(SimpleNamespace(shape="tiny" if shape == "tiny" else "160m", rows=rows, **given))
 
 

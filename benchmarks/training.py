@@ -3,9 +3,10 @@
     python benchmarks/training.py --shape 70m --text wikitext.jsonl --tokenizer pythia-70m --json training-70m.json
     python benchmarks/training.py --shape tiny --rounds 2
     python benchmarks/training.py --shape 160m --profile --json profile-160m.json
+    python benchmarks/training.py --model SmolLM2-135M-Instruct.Q4_1.gguf --text wikitext.jsonl --autocast bfloat16
 
-Random weights of a Pythia shape; pre-projection with content skip, and the LoRA nearest to it in parameters. A step
-sees the same paragraphs in every variant: packed rows of 512, or each paragraph padded to 512.
+Random weights of a Pythia shape, or a model's own; pre-projection with content skip, and the LoRA nearest to it in
+parameters. A step sees the same paragraphs in every variant: packed rows of 512, or each paragraph padded to 512.
 
     published   padded, full logits, gradient checkpointing, 4 rows at a time, under HF Trainer, as the paper's scripts
     ours        packed, hfpatch's loop and loss
@@ -70,12 +71,14 @@ from hfpatch.recipes.training import TrainingSettings
 from hfpatch.support.files import write_json
 from hfpatch.support.malloc import keep_freed_memory
 from hfpatch.support.provenance import Clock, provenance
+from hfpatch.surgery.bases import load_base, load_config, load_tokenizer
 from hfpatch.surgery.methods import build_method
 from hfpatch.surgery.patch import patch, patch_summary
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, resident_memory_bytes
 from hfpatch.training.loop import run_training
 from hfpatch.training.records import StepRecord
 from hfpatch.training.run import Run
+from hfpatch.training.validation import autocast_context
 
 SHAPES = {  # hidden, layers, heads, vocabulary
     "tiny": (32, 2, 4, 512),
@@ -121,6 +124,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="70m")
+    parser.add_argument("--model", help="measure this model: an id, a folder or a GGUF file")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one more warms up")
     parser.add_argument("--rows", type=int, default=4, help="packed rows in a step")
     parser.add_argument("--micro", type=int, default=1, help="packed rows in one forward pass")
@@ -128,6 +132,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--text", help="a .jsonl, .txt or .parquet file of paragraphs")
     parser.add_argument("--tokenizer", help="the tokenizer for --text: a folder or a hub id")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="the base's dtype")
+    parser.add_argument("--autocast", choices=("bfloat16",), help="mixed precision, of HF Trainer's too (bf16=True)")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="wall" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     parser.add_argument("--profile", action="store_true", help="only profile two of ours' steps, on the CPU")
@@ -158,9 +163,11 @@ def make_data(arguments: argparse.Namespace) -> Data:
         source=arguments.text or "made-up", block_size=BLOCK, min_characters=51, max_documents=PARAGRAPHS
     )
     if arguments.text:
-        corpus = load_blocks(settings, AutoTokenizer.from_pretrained(arguments.tokenizer))
+        load = load_tokenizer if arguments.tokenizer is None else AutoTokenizer.from_pretrained
+        corpus = load_blocks(settings, load(arguments.tokenizer or arguments.model))
     else:
-        corpus = blocks_from_stream(made_up(SHAPES[arguments.shape][3]), settings, pad_token_id=0)
+        words = load_config(arguments.model).vocab_size if arguments.model else SHAPES[arguments.shape][3]
+        corpus = blocks_from_stream(made_up(words), settings, pad_token_id=0)
     rows = np.random.default_rng(0).choice(len(corpus), size=arguments.rows, replace=False).tolist()
     pieces = [piece for row in rows for piece in split_row(corpus, row)]
     stream = TokenStream(np.concatenate(pieces), np.array([len(piece) for piece in pieces]))
@@ -183,13 +190,16 @@ def made_up(vocabulary: int) -> TokenStream:
 
 
 def make_model(arguments: argparse.Namespace, method: str | None) -> PreTrainedModel:
-    hidden, layers, heads, vocabulary = SHAPES[arguments.shape]
-    config = GPTNeoXConfig(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * hidden,
-        vocab_size=vocabulary, max_position_embeddings=2 * BLOCK, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, arguments.dtype))
+    if arguments.model:
+        model = load_base(arguments.model, dtype=arguments.dtype).model
+    else:
+        hidden, layers, heads, vocabulary = SHAPES[arguments.shape]
+        config = GPTNeoXConfig(
+            hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * hidden,
+            vocab_size=vocabulary, max_position_embeddings=2 * BLOCK, bos_token_id=0, eos_token_id=0,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, arguments.dtype))
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     return patch(model, build_method(model, METHODS, method).configs) if method else model.requires_grad_(False)
 
@@ -389,14 +399,15 @@ def method_of(name: str) -> str | None:
 def run_variant(
     name: str, model: PreTrainedModel, arguments: argparse.Namespace, data: Data, steps: int, callback: TrainerCallback
 ) -> None:
+    bf16 = arguments.autocast is not None
     if name == "forward":
         run_forward(model, arguments, data, steps, callback)
     elif name == "published":
-        run_hf_trainer(model, data.padded, PUBLISHED_ROWS, steps, callback, gradient_checkpointing=True)
+        run_hf_trainer(model, data.padded, PUBLISHED_ROWS, steps, callback, gradient_checkpointing=True, bf16=bf16)
     elif name == "lora":
-        run_hf_trainer(model, data.packed, arguments.micro, steps, callback, gradient_checkpointing=False)
+        run_hf_trainer(model, data.packed, arguments.micro, steps, callback, gradient_checkpointing=False, bf16=bf16)
     else:
-        run_hfpatch(model, data.packed, arguments.micro, steps, callback)
+        run_hfpatch(model, data.packed, arguments.micro, steps, callback, autocast=arguments.autocast)
 
 
 def run_forward(
@@ -409,7 +420,7 @@ def run_forward(
     keep_freed_memory()
     for _ in range(steps):
         callback.on_step_begin(None, None, None)
-        with torch.no_grad(), fast_matmul(model):
+        with torch.no_grad(), fast_matmul(model), autocast_context(arguments.autocast, model.device):
             for batch in batches:
                 model(**batch, use_cache=False)
         callback.on_step_end(None, None, None)
@@ -423,6 +434,7 @@ def run_hf_trainer(
     callback: TrainerCallback,
     *,
     gradient_checkpointing: bool,
+    bf16: bool = False,
 ) -> None:
     """Train under transformers' Trainer: its loss, its optimiser, its clipping; only logging and saving are off."""
     rows = [blocks[row] for row in range(len(blocks))]
@@ -432,6 +444,7 @@ def run_hf_trainer(
         gradient_accumulation_steps=accumulation,
         report_to="none", disable_tqdm=True, logging_strategy="no", save_strategy="no", remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(), use_cpu=not torch.cuda.is_available(),
+        bf16=bf16,
     )  # fmt: skip
     trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[callback])
     trainer.remove_callback(PrinterCallback)

@@ -9,6 +9,10 @@ from pathlib import Path
 import forked
 import pytest
 import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from hfpatch.evaluation.tasks import load_tasks
+from hfpatch.tinyworld import checkpoint
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SPEND = "import time\nbegin = time.process_time()\nwhile time.process_time() < begin + 0.2: pass\n"
@@ -74,6 +78,32 @@ def test_evaluation_compares_time_memory_and_answers(start, tmp_path, monkeypatc
     assert set(row["peak_bytes"]) == {"hfpatch", "hflm-8"}
 
 
+def test_evaluation_measures_a_models_own_weights_against_its_own_bound(start, tmp_path):
+    """Grouped heads: 4 of 8 wide for queries, 2 for keys and values; a gated MLP of 48."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint("gpt-neox"))
+    config = LlamaConfig(**sizes, intermediate_size=48, vocab_size=len(tokenizer))
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "small")
+    tokenizer.save_pretrained(tmp_path / "small")
+    out = tmp_path / "speed.json"
+    options = ["--model", tmp_path / "small", "--tasks", "tinyworld_cloze", "--requests", "3", "--peers", "1"]
+    start("evaluation", *options, "--rounds", "1", "--dtype", "bfloat16", "--no-start", "--no-memory", "--out", out)
+    (row,) = json.loads(out.read_text(encoding="utf-8"))["scoring"]
+    assert (row["shape"], row["dtype"]) == ("small", "bfloat16")
+    linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
+    task = load_tasks(["tinyworld_cloze"])["tinyworld_cloze"]
+    task.build_all_requests(limit=row["requests"], rank=0, world_size=1)
+    operations = 0
+    for request in task.instances:
+        context, whole = request.args[0].rstrip(), "".join(request.args)
+        given, seen = (len(tokenizer(text)["input_ids"]) for text in (context, whole))
+        tokens = seen - 1
+        operations += 2 * linear * tokens + 4 * 32 * 2 * tokens * (tokens + 1) // 2
+        operations += 2 * 32 * len(tokenizer) * (seen - given)
+    assert row["operations"] == operations
+
+
 def test_agreement_counts_differences_of_every_family(start, tmp_path):
     out = tmp_path / "agreement.json"
     options = [
@@ -117,6 +147,22 @@ def test_training_gives_every_ratio_with_its_facts(start, tmp_path):
     assert told["provenance"]["versions"]["torch"]
 
 
+def test_a_profile_of_a_models_own_step_in_bf16_has_the_shapes_of_its_products(start, tmp_path):
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=512,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "small")
+    AutoTokenizer.from_pretrained(checkpoint("gpt-neox")).save_pretrained(tmp_path / "small")
+    out = tmp_path / "profile.json"
+    start(
+        "training", "--model", tmp_path / "small", "--rows", "2", "--autocast", "bfloat16", "--profile", "--json", out
+    )
+    told = json.loads(out.read_text(encoding="utf-8"))
+    shapes = {(each["rows"], each["in"], each["out"]) for each in told["products"]}
+    assert {(512, 32, 16), (512, 32, 48), (512, 48, 32), (512, 32, 40), (512, 40, 32)} <= shapes
+
+
 def test_a_profile_of_a_training_step_has_the_rate_of_each_product(start, tmp_path):
     out = tmp_path / "profile.json"
     printed = start("training", "--shape", "tiny", "--rows", "2", "--profile", "--json", out)
@@ -127,6 +173,37 @@ def test_a_profile_of_a_training_step_has_the_rate_of_each_product(start, tmp_pa
     assert {(512, 32, 3 * 32), (512, 32, 40), (512, 40, 32), (512, 4 * 32, 32)} <= shapes
     assert all(each["gflops"] > 0 for each in told["products"])
     assert "under the profiler" in printed
+
+
+def test_the_table_has_the_ratios_of_the_committed_files(start):
+    lines = start("table").splitlines()
+    folder = BENCHMARKS.parent / "results"
+    row = json.loads((folder / "evaluation" / "evaluation-amd.json").read_text())["scoring"][0]["cpu"]
+    shown = f"{row['times_faster']:.2f} [{row['lowest']:.2f}, {row['highest']:.2f}]"
+    (line,) = (each for each in lines if each.startswith("evaluation-amd") and "70m lambada_openai: times" in each)
+    assert line.split()[1] == "float32"
+    assert line.endswith(f"hflm-8                 {shown}")
+    told = json.loads((folder / "training" / "training-70m.json").read_text())
+    assert any(line.endswith(f"{told['memory']['ours'] / told['memory']['lora']:.2f}") for line in lines)
+    assert {line.split()[0] for line in lines[1:]} >= {"training-160m-amd", "inference-amd", "start-amd", "evaluation"}
+
+
+def test_a_committed_benchmark_is_run_again_with_other_data(start, tmp_path, monkeypatch):
+    asked = []
+    source = BENCHMARKS.parent / "results" / "training" / "training-70m-amd.json"
+
+    def run(command, *, check):
+        asked.extend(command)
+        Path(command[command.index("--json") + 1]).write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    printed = start("table", "--run", "training-70m-amd", "--data-dir", "there", "--out", tmp_path)
+    assert asked[1:3] == [str(BENCHMARKS / "training.py"), "--shape"]
+    assert asked[asked.index("--text") + 1] == "there/wikitext/wikitext-2-raw-v1/validation.jsonl"
+    assert asked[-1] == str(tmp_path / "training-70m-amd.json")
+    assert "LoRA under HF Trainer" in printed
+    with pytest.raises(SystemExit):
+        start("table", "--run", "unknown")
 
 
 def test_inference_gives_the_multiply_adds_beside_the_times(start, tmp_path):

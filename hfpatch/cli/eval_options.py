@@ -125,7 +125,11 @@ class EvalOptions:
     revision: options.Revision = None
     dtype: Annotated[
         str | None,
-        typer.Option(help="The dtype to load the model in: float32 (the default), bfloat16 or float16."),
+        typer.Option(
+            help="The dtype to load the model in and to compute in: float32 (the default, whatever the "
+            "checkpoint's), bfloat16 or float16. A CPU without bfloat16 instructions computes products of bfloat16 "
+            "weights in float32; the output says so."
+        ),
     ] = None
     device: Annotated[
         str | None, typer.Option(help="Where to load the model: cpu, cuda, cuda:1, mps; a GPU if there is one.")

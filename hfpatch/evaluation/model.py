@@ -23,6 +23,7 @@ from hfpatch.evaluation.generation import SharedGeneration
 from hfpatch.evaluation.scorer import Findings, Score, Scorer, TokenRequest
 from hfpatch.evaluation.scorer.batching import BatchLimits, Unit
 from hfpatch.evaluation.windows import check_positions, long_windows, say_once
+from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul
 from hfpatch.sites import input_device
 from hfpatch.support.malloc import keep_freed_memory
@@ -319,7 +320,7 @@ class HfpatchLM(HFLM):
         library = self.ranks.same(choose_library(self.model))  # each rank measures, and may find another one faster
         if library is not None:
             keep_freed_memory()
-        with autocast, fast_matmul(self.model, library=library):
+        with autocast, fast_matmul(self.model, library=library), fast_attention():
             self._scorer().score(cut, take, known=list(known), share=share if self.ranks.shares else None)
         return scores
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.document import Cell, Column, Document, Fact, Facts, Part, Row, Section, Sentences, Table
-from hfpatch.reporting.facts import digest, evaluation_text, gguf_text, provenance_facts, settings_text
+from hfpatch.reporting.facts import PRODUCTS, digest, evaluation_text, gguf_text, provenance_facts, settings_text
 from hfpatch.reporting.numbers import (
     NOTHING,
     count,
@@ -29,6 +29,8 @@ def evaluation_document(results: EvaluationResults) -> Document:
     scores, compared = _score_tables(results), _compared(results)
     reused = sum(score.reused for variant in results.variants.values() for score in variant.scores.values())
     notes = [f"{count(reused)} answers were kept from an earlier call and not scored again"] if reused else []
+    kinds = [(variant.model or results.provenance).get("matmul") for variant in results.variants.values()]
+    notes += [f"Matrix products: {PRODUCTS[kind]}" for kind in dict.fromkeys(kinds) if kind in PRODUCTS]
     patches = sum(variant.patch is not None for variant in results.variants.values())
     return Document(
         title=listed(list(results.variants)) if results.of_models else results.model["name"],

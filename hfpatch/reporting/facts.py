@@ -14,6 +14,11 @@ PROTOCOLS = {
     "as_it_should_be": "as it should be: matched parameters, fp32 trainables, whole test sets, paired statistics",
     "custom": "custom: neither of the two named protocols",
 }
+PRODUCTS = {
+    "bf16": "of bfloat16 weights in bfloat16, by instructions of the processor",
+    "fp32": "of bfloat16 weights in float32: no bfloat16 instructions, no gain by them, or HFPATCH_MATMUL=fp32",
+}
+"""How the products of a bfloat16 model were computed on a CPU, by the name of :mod:`hfpatch.nn.matmul`."""
 
 
 def protocol_facts(results: ComparisonResults) -> list[Fact]:
@@ -73,6 +78,7 @@ def provenance_facts(provenance: Mapping[str, Any]) -> list[Fact]:
         ("Platform", _text(provenance.get("platform"))),
         ("Python", _text(provenance.get("python"))),
         ("Versions", settings_text(provenance.get("versions") or {})),
+        ("Matrix products", PRODUCTS.get(_text(provenance.get("matmul")), "")),
     ]
     return [(label, value) for label, value in facts if value]
 

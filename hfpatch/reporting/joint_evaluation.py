@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hfpatch.reporting.citations import citation_section
 from hfpatch.reporting.document import Document, Part, Section, Sentences
@@ -19,12 +23,20 @@ from hfpatch.results.identity import (
     computed_differently,
     task_identity,
 )
+from hfpatch.results.records import read_values
 from hfpatch.results.schema import EvaluationResults
 
 
-def joint_evaluation_document(sources: Mapping[str, EvaluationResults]) -> Document:
-    """Return the scores of several evaluations in one table, what differs in how they were made, and each by itself."""
-    table, differing = score_table_of(sources), tuple(_differing(sources))
+def joint_evaluation_document(
+    sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path] | None = None
+) -> Document:
+    """Return the scores of several evaluations in one table, what differs in how they were made, and each by itself.
+
+    Args:
+        sources: the evaluations, by what they are called.
+        folders: where their records are, by which decisions on the same documents are compared.
+    """
+    table, differing = score_table_of(sources), (*_differing(sources), *_decisions(sources, folders or {}))
     opening = [Section("scores", "Scores", (table,))]
     if differing:
         opening.append(Section("differing", "What differs between the evaluations", (Sentences(differing),)))
@@ -74,6 +86,37 @@ def settings_differing(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[st
         if len(set(map(repr, values.values()))) > 1:
             shown = (f"{title} {settings_text({key: value}) or f'{key} not set'}" for title, value in values.items())
             yield f"Settings differ: {', '.join(shown)}."
+
+
+def _decisions(sources: Mapping[str, EvaluationResults], folders: Mapping[str, Path]) -> Iterator[str]:
+    """Yield how many documents are decided otherwise, of models of one name that were computed in other numbers."""
+    for first, second in combinations([title for title in sources if title in folders], 2):
+        one, other = sources[first], sources[second]
+        if one.model.get("name") != other.model.get("name") or _numbers_of(one) == _numbers_of(other):
+            continue
+        for label in (label for label in one.variants if label in other.variants):
+            scores, values = (
+                one.variants[label].scores,
+                [read_values(folders[each] / label) for each in (first, second)],
+            )
+            for task, score in scores.items():
+                pair = [each[task] for each in values if task in each and score.primary in each[task].metrics]
+                if len(pair) < 2 or pair[0].documents != pair[1].documents:
+                    continue
+                changed = pair[0].metrics[score.primary] != pair[1].metrics[score.primary]
+                decided = len(set(np.concatenate([each.metrics[score.primary].ravel() for each in pair]))) <= 2
+                if decided:  # right or wrong
+                    yield (
+                        f"{task}, {label}: {count(int(changed.sum()))} of {count(len(changed))} documents are decided "
+                        f"otherwise ({score.primary}) in {second} ({_numbers_of(other)}) than in {first} "
+                        f"({_numbers_of(one)})."
+                    )
+
+
+def _numbers_of(results: EvaluationResults) -> str:
+    """Return in what numbers a model was computed: its dtype, and that of the products where it is another one."""
+    products = results.provenance.get("matmul") == "fp32"
+    return f"{results.model.get('dtype')}{' with products in float32' if products else ''}"
 
 
 def _bases_differing(sources: Mapping[str, EvaluationResults]) -> Iterator[str]:

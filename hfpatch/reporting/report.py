@@ -131,8 +131,9 @@ def write_joint_report(
             f"--methods chooses methods of one run, and there are {len(run_dirs)}; report each by itself"
         )
     if isinstance(load_results(run_dirs[0], None), EvaluationResults):
-        sources = {label: load_evaluation(path) for label, path in labels(run_dirs).items()}
-        return _write_evaluations(sources, joint_evaluation_document(sources), out)
+        folders = labels(run_dirs)
+        sources = {label: load_evaluation(path) for label, path in folders.items()}
+        return _write_evaluations(sources, joint_evaluation_document(sources, folders), out)
     each = [read_material(label, path, load_comparison(path)) for label, path in labels(run_dirs).items()]
     merged = merge({one.title: one.results for one in each})
     joined = None if merged.results is None else _joined(each, merged.results, merged.names)

@@ -8,6 +8,7 @@ from typing import Any
 from hfpatch.evaluation import TaskResult, check_known_scores, unknown_base
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.controls import controls_of
+from hfpatch.reporting.facts import PRODUCTS
 from hfpatch.reporting.floor import floor_cautions
 from hfpatch.results.comparison import MATCHED
 from hfpatch.results.identity import computed_differently
@@ -146,6 +147,8 @@ def _settings(recipe: Recipe, results: ComparisonResults) -> Iterator[str]:
         others = ", ".join(f"{group} in {dtype}" for group, dtype in training.trainable_dtypes.items())
         kept = f"{training.trainable_dtype} ({others})" if others else training.trainable_dtype
         yield f"What is trained is kept in {kept}, which loses small updates."
+    if results.provenance.get("matmul") == "fp32":
+        yield f"Matrix products: {PRODUCTS['fp32']}."
     commits = {run.commit or "unknown" for method in methods.values() for run in method.runs.values()}
     commits |= {trial.commit or "unknown" for trial in results.tuning.trials} if results.tuning else set()
     if len(commits) > 1:

@@ -17,6 +17,7 @@ from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from hfpatch.data.blocks import TokenBlocks
+from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import fast_matmul
 from hfpatch.recipes.retention import task_of
 from hfpatch.results.held_out import HELD_OUT
@@ -32,7 +33,6 @@ from hfpatch.support.files import read_json, write_json
 from hfpatch.support.provenance import checkout_state
 from hfpatch.support.ranks import Ranks
 from hfpatch.surgery.folder import load_patch
-from hfpatch.training.attention import attention_by_document
 from hfpatch.training.processes import start_ranks
 from hfpatch.training.retention import document_changes
 from hfpatch.training.validation import document_losses, mean_loss
@@ -93,7 +93,7 @@ def by_document(
     measure: Callable[..., Array], model: PreTrainedModel, setup: ComparisonSetup, blocks: TokenBlocks, ranks: Ranks
 ) -> Array:
     """Return what ``measure`` finds of each document (documents, ...), which the ranks measure together."""
-    with attention_by_document(), fast_matmul(model, library=setup.matmul):
+    with fast_attention(), fast_matmul(model, library=setup.matmul):
         own = measure(model, blocks, **_passes(setup, ranks))
     found: Array = np.sum(ranks.everyone(own), axis=0) if ranks.shares else own
     return found
@@ -106,7 +106,7 @@ def _tuning_loss(model: PreTrainedModel, setup: ComparisonSetup, ranks: Ranks) -
         return torch.stack(ranks.everyone(value.cpu())).sum(0) if ranks.shares else value
 
     assert setup.tuning_text is not None
-    with attention_by_document(), fast_matmul(model, library=setup.matmul):
+    with fast_attention(), fast_matmul(model, library=setup.matmul):
         return mean_loss(model, setup.tuning_text, **_passes(setup, ranks), add_up=add_up)
 
 

@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 
 from hfpatch.data.collate import collate
 from hfpatch.errors import HfpatchError
+from hfpatch.models.attention import fast_attention
 from hfpatch.nn.matmul import choose_library, fast_matmul, pinned_library
 from hfpatch.results.parts import TrainResult
 from hfpatch.support.malloc import keep_freed_memory
-from hfpatch.training.attention import attention_by_document
 from hfpatch.training.checkpoint import checkpoint_at, load_optimizer, load_trainables, save_checkpoint
 from hfpatch.training.diagnostics import diagnose
 from hfpatch.training.hardware import peak_memory_bytes, reset_peak_memory, tokens_per_s_at_most
@@ -96,7 +96,7 @@ def prepared(model: PreTrainedModel, run: Run) -> Iterator[None]:
             if library is not None:
                 keep_freed_memory()
             stack.enter_context(loss_in_forward(model))
-            stack.enter_context(attention_by_document())
+            stack.enter_context(fast_attention())
             yield
     finally:
         if run.settings.gradient_checkpointing:

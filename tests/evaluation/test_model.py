@@ -121,6 +121,25 @@ def test_bf16_models_are_scored_in_fp32(taught, tokenizer, pairs, support):
         HfpatchLM(half, tokenizer=tokenizer, softmax_dtype="bfloat16")
 
 
+@pytest.mark.parametrize("library", ["bf16", "fp32"])
+def test_bf16_scores_are_those_of_lm_eval_in_bf16_up_to_rounding(
+    taught, tokenizer, pairs, support, monkeypatch, library
+):
+    """Both are as far from the same weights in fp64 as bf16 rounds: hfpatch no further than lm-eval, and half again."""
+    made = requests("loglikelihood", [pair for pair in pairs if pair[0]])
+    models = {dtype: support.gpt_neox().to(dtype) for dtype in (torch.bfloat16, torch.float64)}
+    for model in models.values():
+        model.load_state_dict({name: value.bfloat16() for name, value in taught.state_dict().items()})
+    monkeypatch.setenv("HFPATCH_MATMUL", library)
+    assert model_key(models[torch.bfloat16])["matmul"] == library
+    values = HfpatchLM(models[torch.bfloat16], tokenizer=tokenizer).loglikelihood(made)
+    peer = HFLM(models[torch.bfloat16], tokenizer=tokenizer, softmax_dtype="float32").loglikelihood(made)
+    exact = [float(support.continuation(models[torch.float64], tokenizer, *each.args)[0].sum()) for each in made]
+    own, others = (max(abs(v - e) for (v, _), e in zip(each, exact, strict=True)) for each in (values, peer))
+    assert 1e-4 < own < 1.5 * others + 1e-3
+    assert sum(a != b for (_, a), (_, b) in zip(values, peer, strict=True)) <= 1
+
+
 def test_a_folder_is_loaded_on_this_machine(model, tokenizer, tmp_path, pairs):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -59,7 +59,6 @@ def test_products_and_gradients_are_those_of_the_formula(x, weight, bias):
 
 
 @onednn
-@onednn
 def test_strided_tensors_take_about_as_long_as_dense_ones():
     x, g, weight = torch.randn(128, 768), torch.randn(128, 256), torch.randn(256, 512)
 
@@ -152,7 +151,7 @@ def test_a_copy_made_inside_is_of_its_own():
 @pytest.mark.parametrize(("gain", "chosen"), [(1.5, "onednn"), (1.05, "mkl")])
 def test_a_gain_of_a_tenth_decides(monkeypatch, gain, chosen):
     monkeypatch.delenv("HFPATCH_MATMUL", raising=False)
-    monkeypatch.setattr(matmul, "measured_gain", lambda shapes, threads: gain)
+    monkeypatch.setattr(matmul, "measured_gain", lambda *_: gain)
     assert choose_library(nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 128))) == chosen
     assert choose_library(nn.Linear(8, 8)) == "mkl"  # too small for a gain
     assert choose_library(nn.Linear(8, 8, device="meta")) is None
@@ -179,11 +178,74 @@ def test_time_that_other_processes_take_does_not_count(monkeypatch):
     matmul.measured_gain.cache_clear()
 
 
+@pytest.mark.parametrize("conv", [False, True], ids=["linear", "conv"])
+@pytest.mark.parametrize("library", ["bf16", "fp32"])
+def test_products_of_bf16_values_are_those_of_the_formula_rounded_once(library, conv):
+    """Both sum in fp32 and round to bf16, by at most 2^-9 of the value."""
+    torch.manual_seed(0)
+    net = (Conv1D(48, 32) if conv else nn.Linear(32, 48)).bfloat16()
+    x = torch.randn(5, 32).bfloat16().requires_grad_()
+    with fast_matmul(net, library=library):
+        found = net(x)
+        outer = torch.randn(found.shape).bfloat16()
+        found.backward(outer)
+    exact, weight, bias = (value.detach().double().requires_grad_() for value in (x, net.weight, net.bias))
+    expected = exact @ (weight if conv else weight.T) + bias
+    expected.backward(outer.double())
+    pairs = ((found, expected), (x.grad, exact.grad), (net.weight.grad, weight.grad), (net.bias.grad, bias.grad))
+    for value, reference in pairs:
+        assert value.dtype == torch.bfloat16
+        torch.testing.assert_close(value.double(), reference, rtol=2**-8, atol=2e-2)  # sums of terms near 1 cancel
+
+
+@onednn
+def test_in_a_bf16_model_bf16_products_stay_native_and_fp32_ones_take_onednn(monkeypatch):
+    asked = []
+    stock = matmul._onednn
+    monkeypatch.setattr(matmul, "_onednn", lambda *values: asked.append(values[0].shape) or stock(*values))
+    net = nn.ModuleList([nn.Linear(32, 48).bfloat16(), nn.Linear(32, 16)]).requires_grad_(False)
+    x, y = torch.randn(3, 32), torch.randn(4, 32)
+    for library, expected in (("bf16", [(4, 32)]), ("fp32", [(3, 32), (4, 32)])):
+        with fast_matmul(net, library=library), torch.no_grad():
+            net[0](x.bfloat16())
+            net[1](y)
+        assert asked == expected
+        asked.clear()
+    with fast_matmul(net, library="fp32"):
+        linear(x.bfloat16(), net[0].weight, net[0].bias)
+        linear(x, net[1].weight.bfloat16().float())
+        assert asked == [(3, 32), (3, 32)]
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # which asks for bf16
+            net[0](x)
+        assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("instructions", "gains", "chosen"),
+    [(True, (2.0, 4.0), "bf16"), (True, (2.0, 2.1), "fp32"), (True, (0.9, 1.2), "bf16"), (False, (1.0, 9.0), "fp32")],
+)
+def test_of_a_bf16_model_instructions_and_a_gain_over_the_best_of_fp32_decide(monkeypatch, instructions, gains, chosen):
+    monkeypatch.delenv("HFPATCH_MATMUL", raising=False)
+    monkeypatch.setattr(matmul, "available", lambda: True)
+    monkeypatch.setattr(matmul, "multiplies_bf16", lambda: instructions)
+    monkeypatch.setattr(matmul, "measured_gain", lambda shapes, threads, library="onednn": gains[library == "bf16"])
+    assert choose_library(nn.Linear(512, 512).bfloat16()) == chosen
+    assert choose_library(nn.Linear(8, 8).bfloat16()) == ("bf16" if instructions else "fp32")  # too small to measure
+    assert choose_library(nn.Linear(512, 512)) in ("mkl", "onednn")
+    monkeypatch.setenv("HFPATCH_MATMUL", "fp32" if chosen == "bf16" else "bf16")
+    assert choose_library(nn.Linear(512, 512).bfloat16()) != chosen
+    assert choose_library(nn.Linear(8, 8)) == "mkl"  # the variable is of bf16 models
+    with matmul.pinned_library("mkl"):  # a run that was begun before there was a choice
+        assert choose_library(nn.Linear(8, 8).bfloat16()) == "mkl"
+    with pytest.raises(HfpatchError, match="but the run was begun with"), matmul.pinned_library(chosen):
+        pass
+
+
 def test_the_variable_decides_by_hand(monkeypatch):
     monkeypatch.setenv("HFPATCH_MATMUL", "mkl")
     assert choose_library(nn.Linear(4, 4)) == "mkl"
     monkeypatch.setenv("HFPATCH_MATMUL", "fastest")
-    with pytest.raises(HfpatchError, match=r"^HFPATCH_MATMUL is 'fastest'; give mkl, onednn or auto$"):
+    with pytest.raises(HfpatchError, match=r"^HFPATCH_MATMUL is 'fastest'; give mkl or onednn, for a model in"):
         choose_library(nn.Linear(4, 4))
     monkeypatch.setenv("HFPATCH_MATMUL", "onednn")
     monkeypatch.setattr(matmul, "available", lambda: False)

@@ -8,7 +8,7 @@ import pytest
 from reporting.evaluation_example import HOSTILE, comparison, evaluation, score
 
 from hfpatch.reporting import write_report
-from hfpatch.reporting.document import Table
+from hfpatch.reporting.document import Sentences, Table
 from hfpatch.reporting.evaluation import evaluation_document
 from hfpatch.reporting.terminal import print_document
 from hfpatch.results import load_results
@@ -65,6 +65,16 @@ def test_a_terminal_shows_what_was_reused_and_the_warnings_last(results, capsys,
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "small/llama"
     assert lines[-2:] == ["· 8 answers were kept from an earlier call and not scored again", "· The base is odd."]
+
+
+@pytest.mark.parametrize(("matmul", "shown"), [("bf16", "weights in bfloat16"), ("fp32", "in float32"), ("mkl", None)])
+def test_how_a_bf16_model_was_computed_is_said(results, matmul, shown):
+    document = evaluation_document(results.model_copy(update={"provenance": {**results.provenance, "matmul": matmul}}))
+    (notes,) = (block.items for block in document.summary if isinstance(block, Sentences))
+    (environment,) = (section for section in document.parts[0].sections if section.name == "environment")
+    facts = dict(environment.blocks[0].items)
+    assert [shown in note for note in notes if "Matrix products" in note] == ([True] if shown else [])
+    assert (shown is not None and shown in facts["Matrix products"]) or "Matrix products" not in facts
 
 
 def test_the_files_of_a_report_name_what_was_measured_and_are_the_same_again(results, tmp_path):

@@ -15,6 +15,7 @@ from hfpatch.reporting.facts import evaluation_text
 from hfpatch.reporting.joint_evaluation import joint_evaluation_document
 from hfpatch.reporting.score_tables import score_table_of
 from hfpatch.results.parts import GroupResult
+from hfpatch.results.records import write_values
 from hfpatch.results.schema import EvaluatedVariant
 
 GROUP = GroupResult(group="both", tasks=["cloze", "page"], n=1244, metrics={"acc": 0.45}, stderr={"acc": 0.01})
@@ -70,6 +71,35 @@ def test_limits_of_tasks_and_what_differs(evaluated, alone):  # noqa: F811
         "The models differ: x and y small/llama in float32; z other in bfloat16.",
     ]
     assert differing(alone, alone) == []
+
+
+def test_documents_that_another_precision_decides_otherwise_are_counted(alone, tmp_path):
+    low = alone.model_copy(
+        update={"model": {**alone.model, "dtype": "bfloat16"}, "provenance": {**alone.provenance, "matmul": "fp32"}}
+    )
+    folders = {"x": tmp_path / "x", "y": tmp_path / "y"}
+    right = {"x": [0.0, 1.0, 1.0, 0.0], "y": [1.0, 1.0, 0.0, 0.0]}
+    for name, folder in folders.items():
+        (folder / "base").mkdir(parents=True)
+        rows = [
+            {"doc_id": i, "doc_hash": str(i), "acc": value, "perplexity": 0.5 * i}
+            for i, value in enumerate(right[name])
+        ]
+        (folder / "base" / "cloze.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_values(folder / "base", ["cloze"])
+
+    def sentences(*results):
+        document = joint_evaluation_document(dict(zip("xy", results, strict=True)), folders)
+        texts = [text for section in document.opening[1:] for block in section.blocks for text in block.items]
+        return [text for text in texts if "decided otherwise" in text]
+
+    assert sentences(alone, low) == [
+        "cloze, base: 2 of 4 documents are decided otherwise (acc) in y (bfloat16 with products in float32) than in x "
+        "(float32)."
+    ]
+    assert sentences(alone, alone) == []
+    (folders["y"] / "base" / "cloze.jsonl").unlink()  # no records, no count
+    assert sentences(alone, low) == []
 
 
 def test_the_files_of_a_joint_report(evaluated, alone, tmp_path, capsys):  # noqa: F811

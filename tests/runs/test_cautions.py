@@ -181,3 +181,10 @@ def test_rates_that_were_not_tuned_are_named_and_best_ones_at_an_edge():
     trial = {"method": "lora", "seed": 1000, "values": {"lr": 0.01}, "commit": "other"}
     (_, caution) = told(recipe, {**untuned, "tuning": {**tuning, "trials": [trial]}})
     assert "abc, other" in caution
+
+
+def test_a_bf16_base_that_was_computed_in_fp32_is_named():
+    recipe, results = make_recipe({"pre": PRE}), make_results({"baseline": 0, "pre": 9})
+    (caution,) = told(recipe, {**results, "provenance": {"matmul": "fp32"}})
+    assert caution.startswith("Matrix products: of bfloat16 weights in float32")
+    assert told(recipe, {**results, "provenance": {"matmul": "bf16"}}) == []

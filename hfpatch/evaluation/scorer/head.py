@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpatch.evaluation.scorer.findings import Findings
-from hfpatch.nn.matmul import active_library, has_own_forward, linear
+from hfpatch.nn.matmul import has_own_forward, is_stock, linear
 from hfpatch.sites import base_model
 from hfpatch.sites.lm_head import PLAIN, LMHead, find_lm_head
 
@@ -66,11 +66,11 @@ class BodyAndHead(LMHead):
         memory = features.new_empty(len(features) * min(step, len(weight)))
         for start in range(0, len(weight), step):
             part = weight[start : start + step]
-            if active_library() == "onednn":
-                logits = linear(features, part)
-            else:
+            if is_stock(features, part):
                 logits = memory[: len(features) * len(part)].view(len(features), len(part))
                 torch.mm(features, part.t(), out=logits)
+            else:
+                logits = linear(features, part)
             yield start, self.tail(logits if bias is None else logits.add_(bias[start : start + step])).float()
 
 

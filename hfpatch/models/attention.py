@@ -1,4 +1,4 @@
-"""Attention within the documents of packed rows, one document at a time."""
+"""Faster attention on CPUs for models of transformers: by document in packed rows, by blocks without a mask."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hfpatch.nn.attention import causal_attention
+from hfpatch.nn.matmul import active_library
+
 _SDPA = "sdpa"
+_SHORTEST = 128  # tokens, from which on blocks are faster than torch's kernel
+_DTYPES = (torch.float32, torch.bfloat16)
 _Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 _lock = threading.Lock()
@@ -20,18 +26,22 @@ _stock: _Attention | None = None  # what acts outside, the user's own if there i
 
 
 @contextmanager
-def attention_by_document() -> Iterator[None]:
-    """Let transformers' SDPA attention on CPUs compute packed documents one at a time, as long as this lasts.
+def fast_attention() -> Iterator[None]:
+    """Let transformers' SDPA attention on CPUs compute what is asked and not more, as long as this lasts.
 
     Attention under a mask computes a whole row of T tokens: T² products of queries and keys. Documents of n_1, n_2, ...
     tokens need half of n_1² + n_2² + ... and no mask. It acts where the mask says nothing but that (see
-    `document_lengths`); elsewhere transformers' own function is called. Values agree to rounding.
+    `document_lengths`); elsewhere transformers' own function is called.
+
+    Causal rows without a mask, and without gradients, are computed in blocks by the faster library, where
+    `hfpatch.nn.fast_matmul` found one: torch's kernel computes whole squares of up to 512 keys and its products with
+    MKL. Values agree to rounding.
     """
     global _users, _stock
     with _lock:
         if _users == 0:
             _stock = ALL_ATTENTION_FUNCTIONS[_SDPA]
-            ALL_ATTENTION_FUNCTIONS[_SDPA] = _by_document(_stock)
+            ALL_ATTENTION_FUNCTIONS[_SDPA] = _fast(_stock)
         _users += 1
     try:
         yield
@@ -64,9 +74,16 @@ def document_lengths(mask: Tensor) -> list[list[int]] | None:
     return counts
 
 
-def _by_document(stock: _Attention) -> _Attention:
-    """Return an attention function of transformers' interface that divides its work by document."""
+def _fast(stock: _Attention) -> _Attention:
+    """Return an attention function of transformers' interface that divides its work by document and by block."""
     last: tuple[Tensor | None, list[list[int]] | None] = (None, None)  # all layers are given the same mask
+
+    def causal(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        if mask is None and stock is sdpa_attention_forward and _in_blocks(module, query, key, value, options):
+            return causal_attention(query, key, value, options.get("scaling")).transpose(1, 2), None
+        return stock(module, query, key, value, mask, **options)
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
@@ -79,13 +96,13 @@ def _by_document(stock: _Attention) -> _Attention:
                 lengths = document_lengths(attention_mask)
                 last = (attention_mask, lengths)
         if lengths is None:
-            return stock(module, query, key, value, attention_mask, **options)
+            return causal(module, query, key, value, attention_mask, **options)
         options["is_causal"] = True  # as the mask is, whatever the module says
         rows = []
         for row, sizes in enumerate(lengths):
             own = (states[row : row + 1] for states in (query, key, value))
             documents = zip(*(torch.split(states, sizes, 2) for states in own), strict=True)
-            rows.append(torch.cat([stock(module, *one, None, **options)[0] for one in documents], 1))
+            rows.append(torch.cat([causal(module, q, k, v, None, **options)[0] for q, k, v in documents], 1))
         return torch.cat(rows), None  # (batch, seq, heads, head size)
 
     return attention
@@ -97,4 +114,24 @@ def _divisible(query: Tensor, key: Tensor, mask: Tensor, options: dict[str, Any]
         return False
     return query.shape[2] == key.shape[2] and all(
         options.get(name) is None for name in ("is_causal", "position_bias", "cache")
+    )
+
+
+def _in_blocks(module: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> bool:
+    """Return whether rows without a mask are causal, long enough, and computed faster in blocks."""
+    if torch.compiler.is_compiling() or query.device.type != "cpu" or active_library() == "mkl":
+        return False
+    given = (query, key, value)
+    if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(each.requires_grad for each in given)):
+        return False
+    causal = options.get("is_causal")
+    plain = not options.get("dropout") and all(
+        options.get(name) is None for name in ("position_bias", "cache", "softcap")
+    )
+    return (
+        plain
+        and bool(getattr(module, "is_causal", True) if causal is None else causal)
+        and query.shape[2] == key.shape[2] >= _SHORTEST
+        and query.dtype in _DTYPES
+        and query.dtype == key.dtype == value.dtype
     )

@@ -6,7 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hfpatch.training.attention import attention_by_document, document_lengths
+from hfpatch.models.attention import document_lengths, fast_attention
+from hfpatch.nn.matmul import available, fast_matmul
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
 GROUPED = {**SIZES, "num_key_value_heads": 2}
@@ -90,7 +91,7 @@ def test_outputs_and_gradients_are_those_of_the_masked_attention(config, calls):
         return logits, found, list(calls)
 
     expected, expected_gradients, stock = run()
-    with attention_by_document():
+    with fast_attention():
         logits, gradients, found = run()
     assert stock == [(20, True)] * 2
     assert found == [(length, False) for length in (7, 12, 1, 20)] * 2
@@ -104,7 +105,7 @@ def test_windows_shorter_than_documents_and_padding_take_the_stock_function(call
     model = model_of(MistralConfig(**GROUPED, sliding_window=4))
     tokens, kept = torch.randint(50, (1, 20)), torch.ones(1, 20, dtype=torch.long)
     kept[:, 15:] = 0
-    with attention_by_document():
+    with fast_attention():
         model(tokens, position_ids=positions_of([8, 12]), use_cache=False)
         model_of(CONFIGS["gpt_neox"])(tokens, attention_mask=kept, use_cache=False)
     assert calls == [(20, True)] * 4
@@ -112,7 +113,7 @@ def test_windows_shorter_than_documents_and_padding_take_the_stock_function(call
 
 def test_it_lasts_until_the_last_of_several_runs_has_ended():
     stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    first, second = attention_by_document(), attention_by_document()
+    first, second = fast_attention(), fast_attention()
     first.__enter__()
     thread = Thread(target=second.__enter__)
     thread.start()
@@ -129,7 +130,7 @@ def test_a_users_own_function_is_there_again(monkeypatch):
         raise AssertionError
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", own)
-    with attention_by_document():
+    with fast_attention():
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not own
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
 
@@ -142,6 +143,35 @@ def test_the_mask_decides_and_not_what_the_module_says():
     expected = (scores.softmax(-1) @ value).transpose(1, 2)
     module = torch.nn.Module()
     module.is_causal = False  # it relies on its mask
-    with attention_by_document():
+    with fast_attention():
         found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.skipif(not available(), reason="this build of torch has no oneDNN")
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_long_rows_without_gradients_are_computed_in_blocks(config, calls):
+    model = model_of(config)
+    tokens, short = torch.randint(50, (2, 140)), torch.randint(50, (2, 20))
+    windowed = getattr(config, "sliding_window", None)
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits
+        calls.clear()
+        with fast_matmul(model, library="onednn"), fast_attention():
+            found = model(tokens, use_cache=False).logits
+            assert calls == ([(140, True)] * 2 if windowed else [])  # a window shorter than the row has a mask
+            model(short, use_cache=False)
+            assert calls[-2:] == [(20, False)] * 2
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_with_gradients_or_where_no_other_library_is_faster_torchs_kernel_computes(calls):
+    model, tokens = model_of(CONFIGS["gpt_neox"]), torch.randint(50, (1, 140))
+    with fast_matmul(model, library="mkl"), fast_attention(), torch.no_grad():
+        model(tokens, use_cache=False)
+    if available():
+        with fast_matmul(model, library="onednn"), fast_attention():
+            model(tokens, use_cache=False)
+            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                model(tokens, use_cache=False)
+    assert calls == [(140, False)] * (6 if available() else 2)

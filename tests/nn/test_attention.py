@@ -1,0 +1,54 @@
+"""Causal attention in blocks, against the formula in fp64."""
+
+import pytest
+import torch
+from torch import nn
+
+from hfpatch.nn.attention import causal_attention
+from hfpatch.nn.matmul import fast_matmul
+
+
+def expected(query, key, value, scale):
+    """softmax(scale Q K^T) V with a triangular mask, written out."""
+    query, key, value = (each.double() for each in (query, key, value))
+    shared = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(shared, 1) for each in (key, value))
+    beyond = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).triu(1)
+    return (scale * query @ key.transpose(2, 3)).masked_fill(beyond, -torch.inf).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("library", ["mkl", "onednn"])
+@pytest.mark.parametrize(
+    ("heads", "groups", "length"), [(2, 2, 1), (2, 1, 127), (3, 1, 128), (6, 2, 300), (10, 2, 70), (1, 1, 1100)]
+)
+def test_it_is_the_formula(heads, groups, length, library):
+    torch.manual_seed(0)
+    query, key = 4 * torch.randn(2, heads, length, 8), torch.randn(2, groups, length, 8)
+    value = torch.randn(2, groups, length, 12)  # wider than the keys
+    with fast_matmul(nn.Linear(1, 1), library=library):
+        found = causal_attention(query, key, value, 0.3)
+        own = causal_attention(query, key, value)
+    torch.testing.assert_close(found.double(), expected(query, key, value, 0.3), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own.double(), expected(query, key, value, 8**-0.5), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("library", ["bf16", "fp32"])
+def test_in_bf16_only_the_result_is_rounded(library):
+    torch.manual_seed(0)
+    query, key, value = (each.bfloat16() for each in (12 * torch.randn(1, 2, 200, 8), *torch.randn(2, 1, 1, 200, 8)))
+    with fast_matmul(nn.Linear(1, 1).bfloat16(), library=library):
+        found = causal_attention(query, key, value)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected(query, key, value, 8**-0.5), rtol=2**-8, atol=1e-5)
+
+
+def test_far_logits_stay_finite():
+    """Tiles of 1,024 keys whose logits are 200 apart: e^200 is beyond fp32."""
+    length = 1100
+    key = torch.zeros(1, 1, length, 4)
+    key[..., 0] = torch.where(torch.arange(length) < 1024, -100.0, 100.0)
+    query, value = torch.zeros(1, 1, length, 4), torch.randn(1, 1, length, 4)
+    query[..., 0] = 1.0
+    for sign in (1.0, -1.0):
+        found = causal_attention(sign * query, key, value, 1.0)
+        torch.testing.assert_close(found.double(), expected(sign * query, key, value, 1.0), rtol=1e-5, atol=1e-5)
