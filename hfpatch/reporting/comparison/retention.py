@@ -46,7 +46,7 @@ def _said(results: ComparisonResults, name: str) -> str:
         said.append(f"Of {each.task} it keeps {kept} of the right answers and wins {won} of the others.")
     chosen = retention.chosen(name)
     if chosen == 1:
-        said.append("The text of tuning chooses no smaller scale of its patch.")
+        said.append("The text of tuning chooses the patch as it was trained.")
     elif chosen is not None and points[chosen].comparisons:
         said.append(
             f"At {chosen:g}, which the text of tuning chooses, it {'; '.join(_changes(results, points[chosen]))}."
