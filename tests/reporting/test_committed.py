@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hfpatch.evaluation import compare_again
+from hfpatch.evaluation import compare_again, kept_again
 from hfpatch.reporting import write_report
 from hfpatch.results import load_results
 
@@ -53,3 +53,6 @@ def test_every_committed_difference_follows_from_the_documents(folder):
         for name in ("difference", "low", "high", "p"):
             assert getattr(again[key], name) == pytest.approx(getattr(one, name), rel=1e-6, abs=1e-9), (key, name)
         assert (again[key].n, again[key].seeds, again[key].test) == (one.n, one.seeds, one.test)
+    for one, kept in zip(kept_again(folder), load_results(folder).kept, strict=True):
+        assert (one.method, one.task, one.right, one.wrong) == (kept.method, kept.task, kept.right, kept.wrong)
+        assert (one.kept, one.won) == pytest.approx((kept.kept, kept.won))

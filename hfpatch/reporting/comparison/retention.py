@@ -97,30 +97,34 @@ def answers(results: ComparisonResults, method: str | None = None) -> list[KeptA
 
 
 def shares_text(one: KeptAnswers) -> tuple[str, str]:
-    """Format the shares that were kept and won, as ``97.1 % [95.0, 99.2]``."""
+    """Format the shares that were kept and won, as ``97 % [95, 99]``."""
     return _share(one.kept, one.kept_low, one.kept_high), _share(one.won, one.won_low, one.won_high)
 
 
 def _share(value: float, low: float, high: float) -> str:
     if math.isnan(value):  # of nothing
         return NOTHING
-    ends = f" [{decimal(100 * low, 1)}, {decimal(100 * high, 1)}]" if math.isfinite(high - low) else ""
-    return f"{decimal(100 * value, 1)} %{ends}"
+    ends = f" [{decimal(100 * low, 0)}, {decimal(100 * high, 0)}]" if math.isfinite(high - low) else ""
+    return f"{decimal(100 * value, 0)} %{ends}"
 
 
 def answers_table(results: ComparisonResults) -> Table:
     """Build the table of how many right answers each method keeps, and how many of the others it wins."""
-    columns = (
-        *(Column("method"), Column("task"), Column("right", ("in the base",), number=True)),
-        *(Column("kept", ("of these",), number=True), Column("wrong", ("in the base",), number=True)),
-        *(Column("won", ("of these",), number=True), Column("seeds", number=True)),
-    )
+    found = answers(results)
+    tasks = {each.task: f"right {count(each.right)}, wrong {count(each.wrong)}" for each in found}
+    known = {(each.method, each.task): each for each in found}
     rows = []
-    for each in answers(results):
-        kept, won = shares_text(each)
-        rows.append(Row((each.method, each.task, count(each.right), kept, count(each.wrong), won, str(each.seeds))))
+    for method in dict.fromkeys(each.method for each in found):
+        of_method = (known.get((method, task)) for task in tasks)
+        cells = [NOTHING if each is None else Cell(shares_text(each)) for each in of_method]
+        rows.append(Row((method, *cells)))
+    columns = (
+        Column("method"),
+        *(Column(task, (counts,), number=True) for task, counts in tasks.items()),
+    )
     caption = (
-        "Shares of answers with plain 95 % intervals over seeds and documents; none where documents come in groups."
+        "The share of the base's right answers that a method keeps; below, of its wrong ones that it wins. Plain 95 % "
+        "intervals, none where documents come in groups."
     )
     return Table("answers", "Right answers kept and won", columns, tuple(rows), caption)
 
