@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hfpatch.reporting.numbers import duration
-
 Jobs = Annotated[
     int | None, typer.Option(metavar="N", help="Work on N runs at a time: processes of this machine, or with --ray.")
 ]
@@ -109,4 +107,6 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _time(seconds: float | None) -> str:
+    from hfpatch.reporting.numbers import duration
+
     return "unknown" if seconds is None else duration(seconds)
