@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hfpatch.nn.attention import causal_attention
 from hfpatch.nn.matmul import active_library
@@ -37,6 +35,8 @@ def fast_attention() -> Iterator[None]:
     `hfpatch.nn.fast_matmul` found one: torch's kernel computes whole squares of up to 512 keys and its products with
     MKL. Values agree to rounding.
     """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # imports scipy
+
     global _users, _stock
     with _lock:
         if _users == 0:
@@ -76,6 +76,8 @@ def document_lengths(mask: Tensor) -> list[list[int]] | None:
 
 def _fast(stock: _Attention) -> _Attention:
     """Return an attention function of transformers' interface that divides its work by document and by block."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     last: tuple[Tensor | None, list[list[int]] | None] = (None, None)  # all layers are given the same mask
 
     def causal(

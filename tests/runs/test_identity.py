@@ -473,6 +473,7 @@ KEYS = {
     },
     "tuning": {
         "learning_rates": [1e-3, 2e-2], "steps": 50, "held_out": 9, "extend": 1, "grid": {"weight_decay": [0.0, 0.1]},
+        "at": "middle",
     },
 }  # fmt: skip
 SECTIONS = {"model": ModelSettings, "data": DataSettings, "training": TrainingSettings, "tuning": TuningSettings}
