@@ -14,10 +14,10 @@ The 95 % interval is that of log ρ: with the standard errors over documents and
     log ρ ± sqrt( (t(0.975, D - 1) · error_documents)² + (t(0.975, S - 1) · error_seeds)² ),
 
 as those of all differences (:class:`hfpatch.evaluation.stats.Estimate`). Documents, or whole groups of them, are drawn
-with replacement, the same for all methods and seeds; seeds likewise, the same for all methods and documents, and their
-error is multiplied by sqrt(S / (S - 1)), which the bootstrap of few lacks. There is a reason instead of a rate where
-the frontiers reach no common gain, in the data or in more than 5 % of the draws, or where the interval says no more
-than that the rate is anything: its ends are further apart than the smallest and the largest size of either.
+with replacement, the same ones for all methods and seeds. Seeds are drawn in the same way, the same ones for all
+methods and documents; their error is multiplied by sqrt(S / (S - 1)), which corrects the bootstrap of a small sample.
+There is a reason instead of a rate where the frontiers reach no common gain, in the data or in more than 5 % of the
+draws, or where the ends of the interval are further apart than the smallest and the largest size of either.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def exchange_rates(
 ) -> dict[str, Rate | str]:
     """Return the exchange rate of each method over a reference, or why it cannot be told, from the runs' records.
 
-    Seeds are those that all sizes of the method and of the reference have.
+    It uses the seeds with which every size of the method and of the reference was trained.
 
     Args:
         records: for each run's method and seed the folder of its records.

@@ -1,4 +1,4 @@
-"""What a patch changes on a text, as the scores and records of a task, and the differences from the base."""
+"""The change that a patch makes on a text: scores and records as of a task, and differences from the base."""
 
 from __future__ import annotations
 

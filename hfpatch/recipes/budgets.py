@@ -46,6 +46,11 @@ def family_of(name: str) -> str:
     return name.partition(_MARK)[0]
 
 
+def budget_in(name: str) -> str:
+    """Return the budget in a method's name: ``10k`` of ``lora@10k``, nothing of ``lora``."""
+    return name.partition(_MARK)[2]
+
+
 def points_of(family: str, methods: Mapping[str, Parts]) -> list[str]:
     """Return the names of a method's budgets, ascending."""
     own = {name: parts for name, parts in methods.items() if _MARK in name and family_of(name) == family}
@@ -70,7 +75,7 @@ def with_points(values: Mapping[str, Any]) -> dict[str, Any]:
 
     A method has one if a part of it leaves its size open: neither the size nor ``match`` is given. ``budgets`` in that
     part are its own; an empty list leaves the method at its default size. Labels, and keys of the grid of tuning, are
-    repeated likewise.
+    repeated for each budget.
 
     Raises:
         ValueError: if budgets are none, or it cannot be known which part they size.

@@ -1,4 +1,4 @@
-"""What a recipe says about retention: the text and the tasks that training should not change."""
+"""Retention in a recipe: the text and the tasks that training should not change."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ class RetentionSettings(Section):
 def task_of(text: str) -> str:
     """Return the name under which results have the scores on a text."""
     return f"{_PREFIX}{text}"
+
+
+def text_of(task: str) -> str:
+    """Return what the recipe calls a text, from the name under which results have its scores."""
+    return task.removeprefix(_PREFIX)
 
 
 def retention_mistake(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from hfpatch.recipes.budgets import family_of
+from hfpatch.recipes.budgets import budget_in, family_of
 from hfpatch.results.parts import Measured, Part
 from hfpatch.results.verdicts import Verdict
 
@@ -122,7 +122,7 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
     """Say at which budgets a method is ahead of the reference, and at which behind."""
     places: dict[str, list[str]] = {"better": [], "worse": [], "no difference shown": []}
     for point, verdict in verdicts.items():
-        places[verdict.verdict].append(point.partition("@")[2])
+        places[verdict.verdict].append(budget_in(point))
     better, worse, neither = places.values()
     if not better and not worse:
         return f"shows no difference from {name} at any budget"

@@ -1,4 +1,4 @@
-"""What training changed on text that it should not change, and how many right answers of tasks it kept."""
+"""Results on text that training should not change, and the share of right answers that each method kept."""
 
 from __future__ import annotations
 

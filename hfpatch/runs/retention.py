@@ -1,4 +1,4 @@
-"""What a saved patch changes on text that training should not change, and what remains of it at smaller scales.
+"""Measure a saved patch on text that training should not change, and the patch at smaller scales on everything.
 
 ``retention.json`` in a run's folder has the scores on the texts of ``retention``, whose records are beside those of the
 tasks; ``rewind/<scale>/result.json`` has those of the patch at a scale, with its loss on the text of tuning.

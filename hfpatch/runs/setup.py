@@ -17,7 +17,7 @@ from hfpatch.data.plan import BatchPlan, draw_plans
 from hfpatch.data.vocabulary import check_tokenizer
 from hfpatch.errors import HfpatchError
 from hfpatch.nn.matmul import MatmulLibrary, choose_library
-from hfpatch.recipes.budgets import TOLERANCE, family_of
+from hfpatch.recipes.budgets import TOLERANCE, budget_in, family_of
 from hfpatch.recipes.comparison import Recipe
 from hfpatch.recipes.training import with_steps
 from hfpatch.recipes.tuning import trial_training
@@ -234,8 +234,8 @@ def set_up(recipe: Recipe, tuning: Tuning | None = None) -> ComparisonSetup:
 
 def _out_of_reach(method: Method) -> str:
     """Say how far the nearest size is from a method's budget, where that is too far; else nothing."""
-    match, budget = method.match, "@" in method.name
-    if match is None or not budget or abs(match.difference) <= TOLERANCE:
+    match = method.match
+    if match is None or not budget_in(method.name) or abs(match.difference) <= TOLERANCE:
         return ""
     size = f"{match.size}={match.value:g}" if isinstance(match.value, int | float) else f"{match.size}={match.value}"
     return (

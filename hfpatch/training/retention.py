@@ -1,4 +1,4 @@
-"""What a patch changes on a text: the predictions of the base and of the patched model, compared token by token."""
+"""Compare the predictions of the base and of the patched model on a text, token by token."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def test_every_committed_difference_follows_from_the_documents(folder):
     for key, one in committed.items():
         for name in ("difference", "low", "high", "p"):
             value = getattr(one, name)  # None where too few documents are tested
-            assert getattr(again[key], name) == (value and pytest.approx(value, rel=1e-6, abs=1e-9)), (key, name)
+            expected = value if value is None else pytest.approx(value, rel=1e-6, abs=1e-9)
+            assert getattr(again[key], name) == expected, (key, name)
         assert (again[key].n, again[key].seeds, again[key].test) == (one.n, one.seeds, one.test)
     for one, kept in zip(kept_again(folder), load_results(folder).kept, strict=True):
         assert (one.method, one.task, one.right, one.wrong) == (kept.method, kept.task, kept.right, kept.wrong)

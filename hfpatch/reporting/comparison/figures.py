@@ -10,11 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hfpatch.recipes.retention import text_of
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import is_lora
 from hfpatch.reporting.comparison.changes import change_of, scale_in
 from hfpatch.reporting.comparison.frontier import frontier_figure
-from hfpatch.reporting.comparison.retention import gain_at, text_name
+from hfpatch.reporting.comparison.retention import gain_at
 from hfpatch.reporting.comparison.tuning import tuning_figure
 from hfpatch.reporting.numbers import Change, Scale, short_count
 from hfpatch.reporting.theme import GREY, INK, MUTED, PAPER, report_style, short, styles
@@ -137,7 +138,7 @@ def retention(results: ComparisonResults) -> Figure | None:
                 ax.plot(x[0], y[0], look.marker, color=look.colour, markersize=size, markeredgecolor=PAPER, zorder=4)
                 if len(own) > 1 and found.chosen(name) == point.scale:
                     ax.plot(x[0], y[0], "o", color=INK, markerfacecolor="none", markersize=13, zorder=5)
-        ax.set(title=short(text_name(task), 40), xlabel="KL(base ‖ method), nats per token   ← keeps more")
+        ax.set(title=short(text_of(task), 40), xlabel="KL(base ‖ method), nats per token   ← keeps more")
         ax.set_ylabel("gain on held-out text, nats per token   ↑ better")
     plots.method_key(figure, looks, points=True)
     return figure

@@ -9,6 +9,7 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from hfpatch.recipes.budgets import budget_in
 from hfpatch.reporting import document as doc
 from hfpatch.reporting import plots
 from hfpatch.reporting.comparison.answer import tone_of
@@ -68,13 +69,13 @@ def frontier_table(results: ComparisonResults) -> doc.Table:
     if frontier is None:
         return doc.Table("budgets", "Gain by budget", (), ())
     budgets = list(_budgets(results))
-    alone = any("@" not in line.points[0] for line in frontier.lines)
+    alone = any(not budget_in(line.points[0]) for line in frontier.lines)
     columns = [doc.Column("method"), *(doc.Column(budget, number=True) for budget in budgets)]
     columns += [doc.Column("its one size", number=True)] if alone else []
     columns += [doc.Column("for equal gain", (f"× {frontier.reference}",), number=True)]
     rows = []
     for line in frontier.lines:
-        own, tested = {point.partition("@")[2]: point for point in line.points}, against_reference(results, line)
+        own, tested = {budget_in(point): point for point in line.points}, against_reference(results, line)
         cells: list[str | doc.Cell] = [line.method]
         for budget in (*budgets, *([""] * alone)):
             point = own.get(budget, "")
@@ -94,8 +95,8 @@ def _budgets(results: ComparisonResults) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for point in [point for line in (results.frontier.lines if results.frontier else ()) for point in line.points]:
         match = results.methods[point].match
-        if "@" in point and match is not None:
-            sizes[point.partition("@")[2]] = match.target_parameters
+        if budget_in(point) and match is not None:
+            sizes[budget_in(point)] = match.target_parameters
     return dict(sorted(sizes.items(), key=lambda item: item[1]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from hfpatch.recipes.retention import text_of
 from hfpatch.reporting.document import Cell, Column, Row, Sentences, Table
 from hfpatch.reporting.numbers import NOTHING, Change, Scale, change_text, count, decimal, significant, size_text
 from hfpatch.reporting.tabular import csv_text
@@ -66,7 +67,7 @@ def _changes(results: ComparisonResults, point: RetentionPoint) -> Iterator[str]
         if bits is not None and kl is not None:
             verb, tested = "loses" if bits.difference > 0 else "gains", _tested(_verdict(results, point, task))
             where = f"where its KL from the base is {_size(_change(kl))} nats per token"
-            yield f"{verb} {_size(_change(bits))} bits per byte on {text_name(task)}{tested}, {where}"
+            yield f"{verb} {_size(_change(bits))} bits per byte on {text_of(task)}{tested}, {where}"
 
 
 def _tested(verdict: Verdict | None) -> str:
@@ -83,11 +84,6 @@ def gain_at(results: ComparisonResults, point: RetentionPoint) -> Comparison | N
     if point.scale != 1:
         return point.comparison(HELD_OUT, NATS_PER_TOKEN)
     return results.comparison(point.method, HELD_OUT, results.baseline, NATS_PER_TOKEN)
-
-
-def text_name(task: str) -> str:
-    """Return what the recipe calls a text, from the name of its scores."""
-    return task.removeprefix("retention_")
 
 
 def answers(results: ComparisonResults, method: str | None = None) -> list[KeptAnswers]:
@@ -143,7 +139,7 @@ def retention_table(results: ComparisonResults) -> Table:
             cells = (
                 point.method,
                 f"{point.scale:g}{' (chosen)' if chosen else ''}",
-                text_name(task),
+                text_of(task),
                 _cell(gain, -1.0),
                 *(_cell(known[metric], 100.0 if metric == AGREEMENT else 1.0) for metric in RETENTION),
                 NOTHING if verdict is None else Cell((verdict.verdict,), verdict.verdict),
