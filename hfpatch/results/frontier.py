@@ -6,7 +6,7 @@ is a verdict like all others. :func:`sentence` says both, and every report reads
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -132,7 +132,7 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
         side, other = ("ahead of", "behind") if _first_is_better(verdicts) else ("behind", "ahead")
         return f"is {side} {name} below {crossing:,} parameters, {other} above"
     parts = [
-        f"{words} at {' and '.join(budgets)}"
+        f"{words} at {_listed(budgets)}"
         for words, budgets in (
             (f"ahead of {name}", better),
             (f"behind {name}", worse),
@@ -140,7 +140,12 @@ def _where(results: ComparisonResults, name: str, verdicts: Mapping[str, Verdict
         )
         if budgets
     ]
-    return "is " + ", ".join(parts)
+    return f"is {_listed(parts)}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Return ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _first_is_better(verdicts: Mapping[str, Verdict]) -> bool:
