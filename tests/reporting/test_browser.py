@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import tarfile
@@ -280,6 +281,19 @@ def test_the_explorers_front_is_what_nothing_else_beats(visit):
     assert drawn == sum(row[1] == text and row[3] is not None for row in data["rows"])
     page.locator(".explorer [name=cost]").select_option("seconds")
     assert "on cpu" in page.locator(".panel .sub").inner_text()
+
+
+def test_a_line_joins_the_budgets_of_a_method(visit):
+    page = visit("explorer")
+    page.locator(".explorer [name=run]").select_option("frontier")
+    page.locator(".explorer [name=task]").select_option("held_out_text")
+    lines = [path.get_attribute("d") for path in page.locator(".panel .family").all()]
+    assert sorted(line.count("L") + 1 for line in lines) == [2, 4, 4, 4, 4, 4, 5]  # with skip two, LoRA five
+    for line in lines:
+        across = [float(x) for x in re.findall(r"[ML]([\d.]+) ", line)]
+        assert across == sorted(across)
+    page.locator(".explorer [name=words]").fill("@80k")
+    assert page.locator(".panel .point").count() == len(lines)
 
 
 def test_a_row_and_a_mark_of_the_explorer_open_the_report(visit):

@@ -92,6 +92,16 @@
     }
     return found;
   };
+  // The budgets of one method in one run, lora@9k and lora@80k, by cost: a line in the figure.
+  const byFamily = (points, cost) => {
+    const families = new Map();
+    for (const entry of [...points].sort((a, b) => a[cost] - b[cost])) {
+      const [family, budget] = entry.method.split("@");
+      const key = `${family} ${entry.run.label}`;
+      if (budget) families.set(key, [...(families.get(key) || []), entry]);
+    }
+    return [...families.values()];
+  };
   const steps = (low, high, most) => {
     const raw = (high - low) / most;
     const size = 10 ** Math.floor(Math.log10(raw));
@@ -197,6 +207,10 @@
     if (panel.front.length) {
       const path = panel.front.map((entry) => `H${scale.x(entry[cost])}V${scale.y(entry.gain)}`).join("");
       svg.append(draw("path", { class: `front${panel.untested ? " untested" : ""}`, d: `M${MARGIN.left} ${scale.y(0)}${path}H${right}` }));
+    }
+    for (const [first, ...more] of byFamily(points, cost)) {
+      const path = more.map((entry) => `L${scale.x(entry[cost])} ${scale.y(entry.gain)}`).join("");
+      svg.append(draw("path", { class: "family", d: `M${scale.x(first[cost])} ${scale.y(first.gain)}${path}` }));
     }
     const detail = make("p", "", "detail");
     detail.append(make("span", "Point at a mark or tap it, or reach it with Tab and the arrow keys.", "muted"));
