@@ -153,9 +153,14 @@ def frontier_figure(results: ComparisonResults) -> Figure | None:
             ax.fill_between(sizes, low, high, color=look.colour, alpha=0.14 if of_reference else 0.1, linewidth=0)
         width = 2.2 if of_reference else 1.5
         ax.plot(sizes, middle, look.marker, color=look.colour, linestyle=look.dash, linewidth=width, markersize=5)
-    ends = [0.0, *(gain.difference for points in drawn.values() for _, gain in points)]
-    beyond = 0.35 * (max(ends) - min(ends)) or 1.0  # bands of few seeds may reach much further
-    ax.set_ylim(min(ends) - beyond, max(ends) + beyond)
+    gains = [gain for points in drawn.values() for _, gain in points]
+    middles = [0.0, *(gain.difference for gain in gains)]
+    ends = [end for gain in gains for end in (gain.low, gain.high) if math.isfinite(end)]
+    reach = 0.35 * (max(middles) - min(middles)) or 1.0  # bands of few seeds may reach much further
+    ax.set_ylim(
+        max(min(*middles, *ends), min(middles) - reach) - reach / 8,
+        min(max(*middles, *ends), max(middles) + reach) + reach / 8,
+    )
     ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.set(xscale="log", xlabel="trainable parameters")
     ax.set_xticks(list(_budgets(results).values()), list(_budgets(results)))
